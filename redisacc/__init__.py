@@ -1,3 +1,51 @@
 """Conditional gradient accumulators, dense and sparse, shared by name over Redis."""
 
+from redisacc import errors, raw_ops
+from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
+from redisacc._dense import ConditionalAccumulator
+from redisacc._info import AccumulatorInfo, Unacknowledged, Waiting
+from redisacc._rounds import Round
+from redisacc._slices import IndexedSlices
+from redisacc._sparse import SparseConditionalAccumulator
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    CancelledError,
+    CorruptDataError,
+    InvalidArgumentError,
+    PeekTimeoutError,
+    RedisAccError,
+    SchemaMismatchError,
+    ServerError,
+    ServerUnavailableError,
+    StaleSequenceError,
+    StepOverflowError,
+    TakeTimeoutError,
+)
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "AccumulatorInfo",
+    "AccumulatorNotFoundError",
+    "ApplyResult",
+    "CancelledError",
+    "ConditionalAccumulator",
+    "ConditionalAccumulatorBase",
+    "CorruptDataError",
+    "IndexedSlices",
+    "InvalidArgumentError",
+    "PeekTimeoutError",
+    "RedisAccError",
+    "Round",
+    "SchemaMismatchError",
+    "ServerError",
+    "ServerUnavailableError",
+    "SparseConditionalAccumulator",
+    "StaleSequenceError",
+    "StepOverflowError",
+    "TakeTimeoutError",
+    "Unacknowledged",
+    "Waiting",
+    "errors",
+    "raw_ops",
+]

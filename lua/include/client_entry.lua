@@ -1,0 +1,32 @@
+-- #include "count_text"
+-- #include "now_ms"
+
+-- What is known of a client: the field CLIENT of the clients hash is the text
+-- "sequence outcome global_step num_accumulated seen_ms applied stale worker".
+-- Reads it to decide whether a request is new. Returns the entry for a new one; for one that was executed before,
+-- nil and its first reply once more; else nil and {'superseded', last sequence} or {'corrupt', 'clients', text}.
+local function read_client(clients_key, client, sequence)
+  local text = redis.call('HGET', clients_key, client)
+  if not text then
+    return {applied = 0, stale = 0}
+  end
+  local last, outcome, step, count, applied, stale =
+    string.match(text, '^(%d+) (%a+) (%-?%d+) (%d+) %d+ (%d+) (%d+) ')
+  last, applied, stale = parse_count(last), parse_count(applied), parse_count(stale)
+  if not (last and applied and stale) then
+    return nil, {'corrupt', 'clients', string.sub(text, 1, 64)}
+  end
+  if sequence > last then
+    return {applied = applied, stale = stale}
+  elseif sequence == last then
+    -- The reply was lost and the client, or redis-py beneath it, sent the request again.
+    return nil, {outcome, step, count}, true
+  end
+  -- An old copy that a dead connection kept back: its sender has long gone on. Executing it would count it twice.
+  return nil, {'superseded', count_text(last)}
+end
+
+local function write_client(clients_key, client, sequence, entry, reply, worker)
+  redis.call('HSET', clients_key, client, string.format('%.0f %s %s %s %.0f %.0f %.0f %s',
+    sequence, reply[1], reply[2], reply[3], now_ms(), entry.applied, entry.stale, worker))
+end

@@ -1,0 +1,17 @@
+-- #include "integer_text"
+-- #include "count_text"
+
+-- A round that was taken and not yet acknowledged: the field TOKEN of the taken hash is the text
+-- "state global_step num_accumulated granted_ms round_shape taker"; state is "granted", or "acknowledged" while its
+-- parts are being removed. Returns the reply that hands the round out, or nil where the token has none.
+local function granted_round(taken_key, token)
+  local text = redis.call('HGET', taken_key, token)
+  if not text then
+    return nil
+  end
+  local state, step, count, shape = string.match(text, '^(%a+) (%-?%d+) (%d+) %d+ (%S+) ')
+  if state ~= 'granted' or not is_integer_text(step) or not parse_count(count) then
+    return {'corrupt', 'taken', string.sub(text, 1, 64)}
+  end
+  return {'granted', step, count, shape}
+end

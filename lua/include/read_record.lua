@@ -1,0 +1,31 @@
+-- #include "integer_text"
+-- #include "count_text"
+
+-- Reads the record of the incarnation that the caller opened. Returns a table, or nil and the reply that says why
+-- the operation can't go on: {'missing'}, {'replaced'} or {'corrupt', field, text}.
+local function read_record(record_key, incarnation)
+  local names = {'num_accumulated', 'applied', 'stale', 'duplicates', 'takes', 'tickets', 'lease_ms'}
+  local fields = redis.call('HMGET', record_key, 'incarnation', 'global_step', 'round_shape', unpack(names))
+  if fields[1] ~= incarnation then
+    if fields[1] then
+      return nil, {'replaced'}
+    elseif redis.call('EXISTS', record_key) == 0 then
+      return nil, {'missing'}
+    end
+    return nil, {'corrupt', 'incarnation', ''}
+  end
+  local record = {global_step = fields[2], round_shape = fields[3]}
+  if not record.global_step or not is_integer_text(record.global_step) then
+    return nil, {'corrupt', 'global_step', string.sub(record.global_step or '', 1, 64)}
+  end
+  if not record.round_shape then
+    return nil, {'corrupt', 'round_shape', ''}
+  end
+  for i, name in ipairs(names) do
+    record[name] = parse_count(fields[i + 3])
+    if not record[name] then
+      return nil, {'corrupt', name, string.sub(fields[i + 3] or '', 1, 64)}
+    end
+  end
+  return record
+end

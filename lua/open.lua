@@ -1,0 +1,49 @@
+-- Opens the accumulator of a name, or creates it.
+--
+-- KEYS[1] redisacc:{NAME}    the record
+-- ARGV[1] incarnation        random id, which the accumulator gets if it is created now
+-- ARGV[2] format             version of the data model
+-- ARGV[3] kind               "dense" or "sparse"
+-- ARGV[4] dtype              "float32"
+-- ARGV[5] shape              "[100,-1]", or "unknown"
+-- ARGV[6] reduction_type     "MEAN" or "SUM"
+-- ARGV[7] chunk              elements of a row of a dense gradient
+-- ARGV[8] lease_ms           for how long a private accumulator outlives its owner; 0: shared, it has no end
+--
+-- Replies:
+-- {'opened', struct, incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms}
+--                            as it was created; struct is "yes" where the server's Lua has that library
+-- {'deleting', incarnation}  it is being deleted; whoever did may have died: finish it, then open again
+-- {'corrupt', where, text}   the record isn't ours; nothing changed
+
+-- #include "now_ms"
+-- #include "keep"
+
+local record = KEYS[1]
+local incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms =
+  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+
+local names = {'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'chunk', 'lease_ms'}
+
+if redis.call('EXISTS', record) == 0 then
+  redis.call('HSET', record, 'format', format, 'kind', kind, 'dtype', dtype, 'shape', shape,
+    'reduction_type', reduction_type, 'incarnation', incarnation, 'global_step', '0', 'num_accumulated', '0',
+    'round_shape', '', 'applied', '0', 'stale', '0', 'duplicates', '0', 'takes', '0', 'tickets', '0',
+    'chunk', chunk, 'lease_ms', lease_ms, 'created_ms', string.format('%.0f', now_ms()))
+  keep(tonumber(lease_ms), record)
+end
+
+local fields = redis.call('HMGET', record, unpack(names))
+-- rawget: naming a global that isn't there is an error in Redis.
+local reply = {'opened', rawget(_G, 'struct') and 'yes' or 'no'}
+for i, name in ipairs(names) do
+  if not fields[i] then
+    return {'corrupt', name, ''}
+  end
+  reply[i + 2] = fields[i]
+end
+local deleted = string.match(fields[1], '^deleted:(.*)$')
+if deleted then
+  return {'deleting', deleted}
+end
+return reply

@@ -1,0 +1,72 @@
+-- Takes one gradient, whose parts the client has just staged, into the current round: it is held whole.
+--
+-- KEYS[1] redisacc:{NAME}             the record
+-- KEYS[2] redisacc:{NAME}:parked      gradient id -> "order header"
+-- KEYS[3] redisacc:{NAME}:workers     worker -> gradients in this round
+-- KEYS[4] redisacc:{NAME}:clients     client -> last request and totals
+-- KEYS[5..4+N] redisacc:{NAME}:staged:ID:K    the N parts as the client SET them, with an expiry
+-- KEYS[5+N..4+2N] redisacc:{NAME}:part:ID:K   where they go
+-- ARGV[1] incarnation                 the one that the handle opened
+-- ARGV[2] client                      id of the sender
+-- ARGV[3] sequence                    number of the request, growing for each client; the same again changes nothing
+-- ARGV[4] worker                      name under which the gradient is counted
+-- ARGV[5] local_step                  int64 as text
+-- ARGV[6] round_shape                 shape that must be the same for all gradients of a round, "[16]"
+-- ARGV[7] channel                     redisacc:{NAME}:events
+-- ARGV[8] id                          id of the gradient
+-- ARGV[9] header                      msgpack; opaque here
+-- ARGV[10..9+N] length                bytes of each part
+--
+-- Replies:
+-- {'applied', global_step, num_accumulated}    held and counted
+-- {'stale', global_step, num_accumulated}      local_step < global_step: dropped
+-- {'misshapen', round_shape}                   the round holds gradients of another shape; nothing changed
+-- {'unstaged', K}                              part K isn't there with its length; nothing changed: stage again
+-- {'superseded', sequence}                     a later request of this client has been executed; nothing changed
+-- {'missing'}                                  no such accumulator
+-- {'replaced'}                                 it was deleted and created anew
+-- {'corrupt', where, text}                     something under our keys isn't ours; nothing changed
+
+-- #include "admit"
+
+local keys = {record = KEYS[1], parked = KEYS[2], workers = KEYS[3], clients = KEYS[4]}
+local request = {
+  incarnation = ARGV[1], client = ARGV[2], sequence = tonumber(ARGV[3]), worker = ARGV[4],
+  local_step = ARGV[5], round_shape = ARGV[6], channel = ARGV[7],
+}
+local id, header = ARGV[8], ARGV[9]
+local parts = (#KEYS - 4) / 2
+local staged, final, lengths = {}, {}, {}
+for k = 1, parts do
+  staged[k], final[k], lengths[k] = KEYS[4 + k], KEYS[4 + parts + k], tonumber(ARGV[9 + k])
+end
+
+-- Whatever the refusal, the staged parts are of no more use: a request that comes again stages them again.
+local function refuse(reply)
+  if parts > 0 then
+    redis.call('UNLINK', unpack(staged))
+  end
+  return reply
+end
+
+local admission, refusal = admit(keys, request)
+if not admission then
+  return refuse(refusal)
+end
+for k = 1, parts do
+  if redis.call('STRLEN', staged[k]) ~= lengths[k] then
+    return refuse({'unstaged', tostring(k)})
+  end
+end
+-- Raises where the key is of another type, before anything changes.
+redis.call('HLEN', keys.parked)
+
+-- The place in the order of arrival: the taker adds in this order, so that sums come out bit for bit.
+redis.call('HSET', keys.parked, id, count_text(admission.record.num_accumulated) .. ' ' .. header)
+for k = 1, parts do
+  redis.call('RENAME', staged[k], final[k])
+  redis.call('PERSIST', final[k])
+  keep(admission.record.lease_ms, final[k])
+end
+keep(admission.record.lease_ms, keys.parked)
+return count_gradient(keys, request, admission)

@@ -1,0 +1,113 @@
+-- Takes the current round if enough gradients have come and nobody stands before this taker; else queues the taker,
+-- or renews its lease in the queue. Moves no gradient: the round's keys are renamed.
+--
+-- KEYS[1] redisacc:{NAME}                       the record
+-- KEYS[2] redisacc:{NAME}:sums                  index -> packed count and sum
+-- KEYS[3] redisacc:{NAME}:parked                gradient id -> "order header"
+-- KEYS[4] redisacc:{NAME}:workers               worker -> gradients in this round
+-- KEYS[5] redisacc:{NAME}:queue                 sorted set of tokens by ticket number
+-- KEYS[6] redisacc:{NAME}:takers                token -> "num_required lease_end_ms taker"
+-- KEYS[7] redisacc:{NAME}:taken                 token -> the round that was granted to it
+-- KEYS[8] redisacc:{NAME}:taken:TOKEN:sums      the three hashes of the granted round
+-- KEYS[9] redisacc:{NAME}:taken:TOKEN:parked
+-- KEYS[10] redisacc:{NAME}:taken:TOKEN:workers
+-- ARGV[1] incarnation                           the one that the handle opened
+-- ARGV[2] token                                 random id of this take; the same again gets the same round
+-- ARGV[3] num_required                          granted when num_accumulated >= num_required; at least 1
+-- ARGV[4] lease_ms                              the taker leaves the queue unless it asks again within this time
+-- ARGV[5] taker                                 name of who asks
+-- ARGV[6] channel                               redisacc:{NAME}:events
+--
+-- Replies:
+-- {'granted', global_step, num_accumulated, round_shape}   the step that was closed, and what the round holds
+-- {'waiting', global_step, num_accumulated, ahead}         in the queue behind `ahead` others
+-- {'overflow', global_step}                                the step can't grow; nothing changed
+-- {'missing'}                                              no such accumulator
+-- {'replaced'}                                             it was deleted and created anew
+-- {'corrupt', where, text}                                 something under our keys isn't ours; nothing changed
+
+-- #include "read_record"
+-- #include "granted_round"
+-- #include "now_ms"
+-- #include "keep"
+
+local record_key, sums, parked, workers, queue, takers, taken = unpack(KEYS, 1, 7)
+local taken_sums, taken_parked, taken_workers = KEYS[8], KEYS[9], KEYS[10]
+local incarnation, token, num_required, lease_ms, taker, channel =
+  ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
+
+-- So many dead takers are passed over in one call; more wait for the next.
+local SWEEP = 100
+
+local record, refusal = read_record(record_key, incarnation)
+if not record then
+  return refusal
+end
+local reply = granted_round(taken, token)
+if reply then
+  return reply
+end
+
+local now = now_ms()
+local ticket = redis.call('ZSCORE', queue, token)
+local head
+for _ = 1, SWEEP do
+  head = redis.call('ZRANGE', queue, 0, 0)[1]
+  if not head or head == token then
+    break
+  end
+  local lease_end = parse_count(string.match(redis.call('HGET', takers, head) or '', '^%d+ (%d+) '))
+  if lease_end and lease_end >= now then
+    break
+  end
+  redis.call('ZREM', queue, head)
+  redis.call('HDEL', takers, head)
+end
+
+if record.num_accumulated >= num_required and (not head or head == token) then
+  if record.global_step == LAST_STEP then
+    redis.call('ZREM', queue, token)
+    redis.call('HDEL', takers, token)
+    return {'overflow', record.global_step}
+  end
+  -- Reads before writes: a key of another type raises here, while nothing has changed yet.
+  local held = {
+    {sums, taken_sums, redis.call('HLEN', sums)},
+    {parked, taken_parked, redis.call('HLEN', parked)},
+    {workers, taken_workers, redis.call('HLEN', workers)},
+  }
+  redis.call('HLEN', takers)
+  for _, move in ipairs(held) do
+    if move[3] > 0 then
+      redis.call('RENAME', move[1], move[2])
+    end
+  end
+  redis.call('ZREM', queue, token)
+  redis.call('HDEL', takers, token)
+  local count = count_text(record.num_accumulated)
+  redis.call('HSET', taken, token, string.format('granted %s %s %.0f %s %s',
+    record.global_step, count, now, record.round_shape, taker))
+  keep(record.lease_ms, taken)
+  redis.call('HINCRBY', record_key, 'global_step', 1)
+  -- Read back as text: HINCRBY's own reply has gone through a double.
+  local step = redis.call('HGET', record_key, 'global_step')
+  redis.call('HSET', record_key, 'num_accumulated', '0', 'round_shape', '', 'takes', count_text(record.takes + 1))
+  redis.call('PUBLISH', channel, string.format('taken step=%s count=0 taken=%s taker=%s', step, count, taker))
+  return {'granted', record.global_step, count, record.round_shape}
+end
+
+if not ticket then
+  ticket = record.tickets + 1
+  redis.call('HSET', record_key, 'tickets', count_text(ticket))
+  redis.call('ZADD', queue, ticket, token)
+  redis.call('PUBLISH', channel, string.format('waiting step=%s count=%s num_required=%.0f taker=%s',
+    record.global_step, count_text(record.num_accumulated), num_required, taker))
+end
+redis.call('HSET', takers, token, string.format('%.0f %.0f %s', num_required, now + lease_ms, taker))
+-- With the last live taker the whole queue goes: whoever dies in it leaves nothing behind.
+for _, key in ipairs({queue, takers}) do
+  if redis.call('PTTL', key) < lease_ms then
+    redis.call('PEXPIRE', key, lease_ms)
+  end
+end
+return {'waiting', record.global_step, count_text(record.num_accumulated), redis.call('ZRANK', queue, token)}

@@ -1,0 +1,562 @@
+"""What dense and sparse accumulators have in common: a handle on one that lives in Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from redisacc import _arguments, _deletion, _dtypes, _parked, _private, _sums
+from redisacc._arguments import Array, Shape
+from redisacc._clients import Client, Clients
+from redisacc._info import AccumulatorInfo, Record, parse_taken, read_info, round_shape_of
+from redisacc._keys import NAMES, Keys
+from redisacc._link import link_to
+from redisacc._parked import Gradient, Parked
+from redisacc._rounds import Contents, Round, add_up, batches, parse_contents, read_contents, scan, scan_command
+from redisacc._scripts import Counted, Deleting, Granted, Inexact, Opened, Schema, Scripts, Unstaged
+from redisacc._slices import IndexedSlices
+from redisacc._taking import wait_for_round
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    CancelledError,
+    CorruptDataError,
+    PeekTimeoutError,
+    SchemaMismatchError,
+    ServerError,
+)
+
+logger = logging.getLogger("redisacc")
+
+# The version of the data model, in every record.
+FORMAT = "1"
+
+# Elements of a row of a dense gradient. Long enough that the 2 to 3 microseconds which Redis spends on a field are
+# few beside the additions, short enough to be read with HGET.
+CHUNK = 256
+
+# How long peek() goes on looking for a moment of quiet, in seconds.
+PEEK_PATIENCE = 30.0
+
+
+@dataclass(frozen=True)
+class ApplyResult:
+    """What became of a gradient. True when it was accepted.
+
+    Attributes:
+        outcome: "applied", or "stale": its step had passed and it was dropped.
+        global_step: the accumulator's step right after it.
+        num_accumulated: the number of gradients right after it.
+    """
+
+    outcome: Literal["applied", "stale"]
+    global_step: int
+    num_accumulated: int
+
+    def __bool__(self) -> bool:
+        return self.outcome == "applied"
+
+
+class ConditionalAccumulatorBase(ABC):
+    """A handle on an accumulator in Redis. Threads may share it; after a fork the child may go on using it.
+
+    Closing a handle (``close()``, or leaving its ``with`` block) leaves a shared accumulator as it is, and removes a
+    private one.
+    """
+
+    _kind: str
+
+    def __init__(
+        self,
+        dtype: object,
+        shape: object,
+        shared_name: str | None,
+        name: str,
+        reduction_type: str | None,
+        *,
+        redis: object,
+        worker: str | None,
+        in_place_limit: int | None,
+    ) -> None:
+        self._dtype = _dtypes.find(dtype)
+        self._shape = _arguments.shape(shape)
+        self._reduction_type = _arguments.reduction_type(reduction_type)
+        self._name = _arguments.text(name, "name", max_bytes=512)
+        self._given_worker = None if worker is None else _arguments.text(worker, "worker", max_bytes=200)
+        self._in_place_limit = (
+            None if in_place_limit is None else _arguments.integer(in_place_limit, "in_place_limit", low=0)
+        )
+        self._shared_name = (
+            None if shared_name in (None, "") else _arguments.text(shared_name, "shared_name", max_bytes=512)
+        )
+        self._link = link_to(redis)
+        self._keys = Keys(self._shared_name or _private.new_name())
+        self._scripts = Scripts(self._link, self._keys)
+        self._clients = Clients()
+        self._closed = threading.Event()
+        self._waiting: set[threading.Event] = set()
+        self._finalizer: Callable[[], object] | None = None
+        opened = self._open()
+        self._scripts.incarnation = opened.incarnation
+        self._chunk = opened.chunk
+        self._can_add_in_place = opened.can_add_in_place and self._dtype.in_place is not None
+        if self._shared_name is None:
+            _private.owner.add(self._link, self._keys, opened.lease_ms)
+            self._finalizer = weakref.finalize(
+                self, _private.release, self._link, self._keys, opened.incarnation, os.getpid()
+            )
+
+    def _open(self) -> Opened:
+        schema = Schema(
+            FORMAT, self._kind, self._dtype.name, _arguments.shape_text(self._shape), self._reduction_type
+        )
+        while True:
+            opened = self._scripts.open(
+                incarnation=secrets.token_hex(16),
+                schema=schema,
+                chunk=CHUNK,
+                lease_ms=_private.LEASE_MS if self._shared_name is None else 0,
+            )
+            if isinstance(opened, Opened):
+                break
+            # Somebody is deleting it, or died while deleting it; finishing their work twice does no harm.
+            assert isinstance(opened, Deleting)
+            _deletion.delete(self._link, self._keys, opened.incarnation)
+        differences = [
+            f"{what} is {there}, not {here}"
+            for what, there, here in (
+                ("kind", opened.schema.kind, schema.kind),
+                ("dtype", opened.schema.dtype, schema.dtype),
+                ("shape", opened.schema.shape, schema.shape),
+                ("reduction_type", opened.schema.reduction_type, schema.reduction_type),
+                ("format", opened.schema.format, schema.format),
+            )
+            if there != here
+        ]
+        if differences:
+            raise SchemaMismatchError(
+                f"accumulator {self._keys.name!r} was created as something else: its {'; its '.join(differences)}"
+            )
+        if self._shared_name is not None:
+            # A key of its own slot, so it can't be part of the script; adding twice does no harm.
+            self._link.call("SADD", NAMES, self._keys.name)
+        return opened
+
+    # What it is
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the elements. For TensorFlow's quantised types, the structured dtype TensorFlow gives them."""
+        return self._dtype.public
+
+    @property
+    def shape(self) -> Shape:
+        """The declared shape: None for an unknown rank, with None for every unknown dimension."""
+        return self._shape
+
+    @property
+    def name(self) -> str:
+        """The name of this handle, which labels log records."""
+        return self._name
+
+    @property
+    def shared_name(self) -> str | None:
+        """The name under which other processes find the accumulator; None for a private one."""
+        return self._shared_name
+
+    @property
+    def reduction_type(self) -> str:
+        """"MEAN" or "SUM"."""
+        return self._reduction_type
+
+    @property
+    def accumulator_ref(self) -> str:
+        """The handle: the key of the accumulator's record in Redis, good for ``raw_ops`` and for ``redis-cli``."""
+        return self._keys.record
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed.is_set() else ""
+        return (
+            f"{type(self).__name__}({self._dtype.name}, shape={_arguments.shape_text(self._shape)}, "
+            f"shared_name={self._shared_name!r}, reduction_type={self._reduction_type!r}, "
+            f"at {self._link.address}{state})"
+        )
+
+    # How it stands
+
+    def num_accumulated(self, name: str | None = None) -> int:
+        """The number of gradients in the current round."""
+        self._label(name)
+        return self._record().num_accumulated
+
+    def global_step(self) -> int:
+        """The current step. Gradients of an earlier one are dropped."""
+        return self._record().global_step
+
+    def info(self) -> AccumulatorInfo:
+        """Everything that Redis holds about the accumulator but its gradients.
+
+        Raises:
+            AccumulatorNotFoundError: it was deleted.
+        """
+        self._check_open()
+        info = read_info(self._link, self._keys)
+        self._check_incarnation(info.incarnation)
+        return info
+
+    def set_global_step(self, new_global_step: int, name: str | None = None) -> None:
+        """Sets the step. What has been accumulated stays, also what came for an earlier step.
+
+        A step lower than the current one is set all the same, and a warning goes to the log (as in TensorFlow).
+
+        Args:
+            new_global_step: integer scalar in [-2**63, 2**63 - 1].
+            name: labels log records.
+        """
+        label = self._label(name)
+        step = _arguments.integer(new_global_step, "new_global_step")
+        self._check_open()
+        with self._clients.lend() as client:
+            counted = self._scripts.set_global_step(
+                client=client, sequence=client.next(), worker=self._worker, new_global_step=step
+            )
+        if counted.outcome == "lowered":
+            logger.warning("%s: the global step was lowered to %d", label, step)
+
+    def peek(self) -> Round:
+        """The aggregate as it is now, without taking it: step, count and step stay as they are.
+
+        It is read in pieces, and anew from the beginning if a gradient came meanwhile; a busy accumulator may take
+        several attempts.
+
+        Returns:
+            A round whose ``gradient`` is reduced as a take would reduce it now, or None if there is none.
+
+        Raises:
+            PeekTimeoutError: gradients kept coming for 30 seconds and every attempt was disturbed.
+        """
+        self._check_open()
+        give_up = time.monotonic() + PEEK_PATIENCE
+        while True:
+            found = self._peek_once()
+            if found is not None:
+                return found
+            if time.monotonic() >= give_up:
+                raise PeekTimeoutError(
+                    f"accumulator {self._keys.name!r} changed under every look at it for {PEEK_PATIENCE:.0f} s"
+                )
+
+    def _peek_once(self) -> Round | None:
+        current = self._keys.current
+        before, *pieces, after = self._link.pipeline(
+            [
+                Record.command(self._keys),
+                *(scan_command(key) for key in (current.sums, current.parked, current.workers)),
+                Record.command(self._keys),
+            ]
+        )
+        record = Record(self._keys, before)
+        self._check_incarnation(record.incarnation)
+        if record.state != Record(self._keys, after).state:
+            return None
+        if record.num_accumulated == 0:
+            return Round(None, record.global_step, 0)
+        if record.round_shape is None:
+            raise CorruptDataError(f"{self._keys.record}: a round of {record.num_accumulated} gradients has no shape")
+        try:
+            contents = parse_contents(
+                self._link, self._keys, current, pieces, dtype=self._dtype, sparse=self._sparse,
+                round_shape=record.round_shape,
+            )
+            gradient = self._reduce(contents, record.round_shape, record.num_accumulated)
+        except (CorruptDataError, _parked.PartMissing) as error:
+            # Pieces of two rounds don't fit together either; only in one that stood still is it corruption.
+            if self._record().state != record.state:
+                return None
+            raise CorruptDataError(str(error)) from error
+        if (contents.parked or len(contents.sums)) and self._record().state != record.state:
+            return None
+        return Round(gradient, record.global_step, record.num_accumulated, contents.workers)
+
+    # Applying
+
+    def _apply(self, gradient: Gradient, *, local_step: int, round_shape: tuple[int, ...], label: str) -> ApplyResult:
+        self._check_open()
+        shape = _arguments.shape_text(round_shape)
+        with self._clients.lend() as client:
+            sequence = client.next()
+            counted: Counted | Inexact | Unstaged = Inexact()
+            if self._fits_in_place(gradient):
+                counted = self._add_in_place(gradient, client, sequence, local_step, shape)
+            if isinstance(counted, Inexact):
+                counted = self._park(gradient, client, sequence, local_step, shape)
+        if counted.outcome == "stale":
+            logger.debug(
+                "%s: dropped a gradient of step %d, the step is %d", label, local_step, counted.global_step
+            )
+            return ApplyResult("stale", counted.global_step, counted.num_accumulated)
+        return ApplyResult("applied", counted.global_step, counted.num_accumulated)
+
+    def _fits_in_place(self, gradient: Gradient) -> bool:
+        if not self._can_add_in_place:
+            return False
+        if self._in_place_limit is not None and gradient.values.size > self._in_place_limit:
+            return False
+        return _sums.exact(gradient, self._dtype)
+
+    def _add_in_place(
+        self, gradient: Gradient, client: Client, sequence: int, local_step: int, shape: str
+    ) -> Counted | Inexact:
+        packed = _sums.pack(gradient, self._dtype, self._chunk)
+        return self._scripts.apply(
+            client=client,
+            sequence=sequence,
+            worker=self._worker,
+            local_step=local_step,
+            round_shape=shape,
+            element=self._dtype.in_place or "",
+            row_bytes=packed.row_bytes,
+            limit=self._dtype.limit,
+            indices=packed.indices,
+            rows=packed.rows,
+        )
+
+    def _park(self, gradient: Gradient, client: Client, sequence: int, local_step: int, shape: str) -> Counted:
+        # The same id when the request is sent again, so that the same keys are written.
+        gradient_id = f"{client.id}-{sequence}"
+        header, lengths, commands = _parked.stage(self._keys, gradient_id, gradient)
+        # Staged parts may be gone when the script runs: after a failover, or after a pause longer than their expiry.
+        for _ in range(3):
+            counted = self._scripts.park(
+                client=client,
+                sequence=sequence,
+                worker=self._worker,
+                local_step=local_step,
+                round_shape=shape,
+                gradient=gradient_id,
+                header=header,
+                lengths=lengths,
+                stage=commands,
+            )
+            if isinstance(counted, Counted):
+                return counted
+        raise ServerError(f"{self._link.address} loses what is written to it: staged parts of a gradient were not found")
+
+    # Taking
+
+    @contextlib.contextmanager
+    def take(self, num_required: int, *, timeout: float | None = None) -> Iterator[Round]:
+        """Takes a round for the length of a ``with`` block, and acknowledges it when the block ends well.
+
+        Blocks like ``take_grad``. If the block raises, or the process dies in it, the round stays in Redis and
+        ``recover()`` hands it out again; the step has moved on and new gradients form the next round.
+
+        Args:
+            num_required: integer scalar, at least 1; granted when at least that many gradients have come.
+            timeout: seconds to wait at most; None: without end.
+
+        Yields:
+            The round: the gradient, the step that it closed, how many gradients it holds, and from which workers.
+
+        Raises:
+            InvalidArgumentError, TakeTimeoutError, CancelledError, AccumulatorNotFoundError, StepOverflowError: as
+                ``take_grad``.
+        """
+        granted = self._wait(num_required, timeout, self._label(None))
+        with self._handed_out(granted) as taken:
+            yield taken
+
+    @contextlib.contextmanager
+    def recover(self, token: str | None = None) -> Iterator[Round | None]:
+        """Hands out, for the length of a ``with`` block, a round that was taken but never acknowledged.
+
+        Its former taker can't read or acknowledge it any more, so make sure that it is dead: ``info().unacknowledged``
+        names it. Acknowledges at the end like ``take``.
+
+        Args:
+            token: which round, from ``info().unacknowledged``; None: the oldest.
+
+        Yields:
+            The round, or None when there is none to recover.
+        """
+        if token is not None:
+            token = _arguments.text(token, "token", max_bytes=200)
+        self._check_open()
+        granted = self._claim(token)
+        if granted is None:
+            yield None
+            return
+        with self._handed_out(granted) as taken:
+            yield taken
+
+    def _claim(self, token: str | None) -> Granted | None:
+        found = [parse_taken(self._keys, field, text) for field, text in scan(self._link, self._keys.taken).items()]
+        for state, taken in found:
+            if state == "acknowledged":
+                # Its taker died while it removed the parts.
+                self._finish_acknowledged(taken.token)
+        rounds = sorted((taken for state, taken in found if state == "granted"), key=lambda taken: taken.granted_at)
+        for taken in rounds:
+            if token in (None, taken.token):
+                granted = self._scripts.recover(
+                    old=taken.token, token=secrets.token_hex(16), taker=self._worker
+                )
+                if granted is not None:
+                    return granted
+        return None
+
+    def _finish_acknowledged(self, token: str) -> None:
+        parts: list[str] = []
+        for field, entry in scan(self._link, self._keys.taken_round(token).parked).items():
+            gradient = field.decode(errors="replace")
+            parts += [self._keys.part(gradient, k) for k in range(_parked.number_of_parts(entry) or 0)]
+        self._acknowledge(token, parts)
+
+    @contextlib.contextmanager
+    def _handed_out(self, granted: Granted) -> Iterator[Round]:
+        gradient, contents = self._read_taken(granted)
+        yield Round(gradient, granted.global_step, granted.num_accumulated, contents.workers)
+        self._acknowledge(granted.token, self._parts(contents.parked))
+
+    def _take_gradient(self, num_required: int, timeout: float | None, name: str | None) -> Array | IndexedSlices:
+        granted = self._wait(num_required, timeout, self._label(name))
+        gradient, contents = self._read_taken(granted)
+        self._acknowledge(granted.token, self._parts(contents.parked))
+        return gradient
+
+    def _wait(self, num_required: object, timeout: object, label: str) -> Granted:
+        required = _arguments.integer(num_required, "num_required", low=1)
+        seconds = _arguments.timeout(timeout)
+        self._check_open()
+        return wait_for_round(
+            link=self._link,
+            keys=self._keys,
+            scripts=self._scripts,
+            num_required=required,
+            timeout=seconds,
+            taker=self._worker,
+            label=label,
+            closed=self._closed,
+            register=self._register,
+        )
+
+    def _register(self, wake: threading.Event) -> Callable[[], None]:
+        self._waiting.add(wake)
+        return lambda: self._waiting.discard(wake)
+
+    def _read_taken(self, granted: Granted) -> tuple[Array | IndexedSlices, Contents]:
+        shape = round_shape_of(self._keys, granted.round_shape)
+        if shape is None:
+            raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
+        of = self._keys.taken_round(granted.token)
+        contents = read_contents(
+            self._link, self._keys, of, dtype=self._dtype, sparse=self._sparse, round_shape=shape
+        )
+        try:
+            return self._reduce(contents, shape, granted.num_accumulated), contents
+        except _parked.PartMissing as error:
+            raise CorruptDataError(
+                f"{error} is gone: evicted (set maxmemory-policy noeviction), removed by hand, or taken over by "
+                "recover(). The round stays listed in info().unacknowledged"
+            ) from error
+
+    def _parts(self, parked: list[Parked]) -> list[str]:
+        return [key for gradient in parked for key in _parked.part_keys(self._keys, gradient)]
+
+    def _acknowledge(self, token: str, parts: list[str]) -> None:
+        pieces = list(batches(parts))
+        for piece in pieces:
+            if not self._scripts.acknowledge(token=token, parts=piece, more=piece is not pieces[-1]):
+                logger.warning(
+                    "%s: round %s was no longer there to be acknowledged: recovered by somebody else, or deleted",
+                    self._keys.name,
+                    token,
+                )
+                return
+
+    @property
+    def _sparse(self) -> bool:
+        return self._kind == "sparse"
+
+    def _reduce(self, contents: Contents, shape: tuple[int, ...], num_accumulated: int) -> Array | IndexedSlices:
+        total = self._total(shape)
+        add_up(self._link, self._keys, contents, total)
+        return self._result(total, contents, num_accumulated)
+
+    @abstractmethod
+    def _total(self, shape: tuple[int, ...]) -> Any:
+        """Where a round of that shape is added up."""
+
+    @abstractmethod
+    def _result(self, total: Any, contents: Contents, num_accumulated: int) -> Array | IndexedSlices:
+        """The reduced round."""
+
+    # Ending
+
+    def delete(self) -> None:
+        """Removes the accumulator and everything in it, for everybody.
+
+        Other handles on it raise ``AccumulatorNotFoundError`` from now on, and so does this one; waiting takes end
+        with it. If it is gone already, or was created anew by somebody else, nothing happens.
+        """
+        self._check_open()
+        if self._shared_name is None:
+            _private.owner.remove(self._keys)
+        _deletion.delete(self._link, self._keys, self._scripts.incarnation)
+
+    def close(self) -> None:
+        """Closes this handle: takes that wait on it raise ``CancelledError``, and so does every later call.
+
+        A shared accumulator stays for everybody else, a private one is removed. Closing twice does nothing.
+        """
+        self._closed.set()
+        for wake in list(self._waiting):
+            wake.set()
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Helpers
+
+    @property
+    def _worker(self) -> str:
+        # Not kept: a child after a fork is a worker of its own.
+        return self._given_worker or f"{socket.gethostname()}:{os.getpid()}"
+
+    def _label(self, name: object) -> str:
+        return f"{_arguments.label(name) or self._name} ({self._keys.name})"
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise CancelledError(f"this handle on {self._keys.name!r} is closed")
+
+    def _record(self) -> Record:
+        self._check_open()
+        record = Record(self._keys, self._link.call(*Record.command(self._keys)))
+        self._check_incarnation(record.incarnation)
+        return record
+
+    def _check_incarnation(self, incarnation: str) -> None:
+        if incarnation != self._scripts.incarnation:
+            raise AccumulatorNotFoundError(
+                f"accumulator {self._keys.name!r} was deleted after this handle was opened; open it anew"
+            )

@@ -1,0 +1,195 @@
+"""Checks what callers give us, and turns it into what we work with, before anything leaves the process."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from redisacc._dtypes import DType
+from redisacc.errors import InvalidArgumentError
+
+Array = npt.NDArray[Any]
+
+# A shape as given at creation: None where the rank is unknown, None for a dimension that is.
+Shape = tuple[int | None, ...] | None
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+
+def shown(value: object) -> str:
+    """A value for an error message: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - someone else's broken __repr__ must not hide our message
+        text = f"<{type(value).__name__}>"
+    text = " ".join(text.split())
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def integer(value: object, what: str, *, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
+    """An integer scalar: Python's or numpy's, or an array of rank 0 that holds one."""
+    number: int | None = None
+    if isinstance(value, np.ndarray):
+        if value.ndim == 0 and value.dtype.kind in "iu":
+            number = int(value)
+    elif not isinstance(value, (bool, np.bool_)):
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            number = None
+    if number is None:
+        raise InvalidArgumentError(f"{what} must be an integer scalar, not {shown(value)}")
+    if not low <= number <= high:
+        raise InvalidArgumentError(f"{what} must be in [{low}, {high}], not {shown(number)}")
+    return number
+
+
+def timeout(value: object) -> float | None:
+    """Seconds to wait, at least 0; None and infinity: without end."""
+    if value is None:
+        return None
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise InvalidArgumentError(f"timeout must be None or a number of seconds, not {shown(value)}")
+    try:
+        seconds = float(value)
+    except OverflowError:
+        return None if value > 0 else timeout(-1.0)
+    if not seconds >= 0:
+        raise InvalidArgumentError(f"timeout must be at least 0 seconds, not {shown(value)}")
+    return None if math.isinf(seconds) else seconds
+
+
+def text(value: object, what: str, *, max_bytes: int) -> str:
+    """A name that can stand in a key and on a line of its own: no braces, no control characters."""
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f"{what} must be text, not {shown(value)}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"{what} must be valid Unicode, not {shown(value)}") from None
+    if not 0 < size <= max_bytes:
+        raise InvalidArgumentError(f"{what} must have 1 to {max_bytes} bytes in UTF-8, not {size}: {shown(value)}")
+    for character in value:
+        if character in "{}" or unicodedata.category(character) in ("Cc", "Zl", "Zp"):
+            raise InvalidArgumentError(
+                f"{what} must have no braces and no control characters, not {character!r} as in {shown(value)}"
+            )
+    return value
+
+
+def label(value: object) -> str | None:
+    """The ``name=`` of an operation, which labels its log records."""
+    if value is None or isinstance(value, str):
+        return value
+    raise InvalidArgumentError(f"name must be text or None, not {shown(value)}")
+
+
+def shape(value: object, what: str = "shape") -> Shape:
+    """None (unknown rank), or a tuple with None for every unknown dimension (given as None or -1)."""
+    if value is None:
+        return None
+    as_list = getattr(value, "as_list", None)
+    if callable(as_list):
+        # TensorFlow's TensorShape, which refuses to list its dimensions where even their number is unknown.
+        if getattr(value, "rank", 0) is None:
+            return None
+        value = as_list()
+    elif isinstance(value, np.ndarray) and value.ndim == 1:
+        value = value.tolist()
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise InvalidArgumentError(f"{what} must be None or a sequence of dimensions, not {shown(value)}")
+    dims = tuple(
+        None if dim is None else integer(dim, f"dimension {axis} of {what}", low=-1) for axis, dim in enumerate(value)
+    )
+    dims = tuple(None if dim == -1 else dim for dim in dims)
+    if math.prod(dim for dim in dims if dim is not None) > INT64_MAX:
+        raise InvalidArgumentError(f"{what} {shown(value)} has more elements than an int64 can count")
+    return dims
+
+
+def shape_text(dims: Sequence[int | None] | None) -> str:
+    """A shape as records and messages show it: "[100,-1]", or "unknown"."""
+    return "unknown" if dims is None else "[" + ",".join("-1" if d is None else str(d) for d in dims) + "]"
+
+
+def reduction_type(value: object) -> str:
+    """"MEAN" or "SUM"; None means MEAN."""
+    if value is None:
+        return "MEAN"
+    if isinstance(value, str) and value in ("MEAN", "SUM"):
+        return value
+    raise InvalidArgumentError(f"reduction_type must be 'MEAN' or 'SUM', not {shown(value)}")
+
+
+def array(value: object, what: str) -> Array:
+    """Anything that numpy makes an array of; ragged lists, masked arrays and objects are refused."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidArgumentError(f"{what} is a masked array, whose mask would be lost; fill it first")
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise InvalidArgumentError(f"{what} can't be made an array: {shown(value)}: {shown(str(error))}") from error
+
+
+def _rank(dtype: np.dtype[Any]) -> int:
+    """Where a dtype stands in the order of numpy's kinds: a "same_kind" cast never goes down."""
+    if dtype.kind in "biufc":
+        return "buifc".index(dtype.kind)
+    try:
+        if ml_dtypes.finfo(dtype).bits:
+            return "buifc".index("f")
+    except ValueError:
+        pass
+    return -1
+
+
+def values(value: object, dtype: DType, what: str) -> Array:
+    """Elements of an accumulator of ``dtype``, converted where numpy's "same_kind" cast allows and nothing wraps.
+
+    Python numbers and lists carry no dtype of their own; a list of ints is fine for every integer type that can
+    hold them. The result has the storage dtype and may be the caller's own memory.
+    """
+    given = array(value, what)
+    if given.dtype == dtype.public:
+        given = given.view(dtype.storage)
+    if given.dtype == dtype.storage:
+        return given
+    untyped = not isinstance(value, (np.ndarray, np.generic)) and not hasattr(value, "dtype")
+    have, need = _rank(given.dtype), _rank(dtype.storage)
+    if untyped and given.size == 0:
+        return given.astype(dtype.storage)
+    if have < 0 or (have > need and not (untyped and given.dtype.kind == "i" and dtype.is_integer)):
+        raise InvalidArgumentError(
+            f"{what} must be {dtype.name} or what casts to it within its kind, not {given.dtype}: {shown(value)}"
+        )
+    if dtype.is_integer and given.dtype.kind in "iu" and given.size:
+        bounds = np.iinfo(dtype.storage)
+        for extreme in (int(given.min()), int(given.max())):
+            if not bounds.min <= extreme <= bounds.max:
+                raise InvalidArgumentError(f"{what} holds {extreme}, which {dtype.name} can't")
+    return given.astype(dtype.storage)
+
+
+def indices(value: object, what: str = "grad_indices") -> Array:
+    """A vector of int64, none of them negative."""
+    given = array(value, what)
+    if given.ndim != 1:
+        raise InvalidArgumentError(f"{what} must be a vector, not of shape {shape_text(given.shape)}")
+    if given.size == 0 and not isinstance(value, np.ndarray) and not hasattr(value, "dtype"):
+        return np.empty(0, np.int64)
+    if given.dtype.kind not in "iu":
+        raise InvalidArgumentError(f"{what} must be integers, not {given.dtype}: {shown(value)}")
+    if given.size:
+        if given.dtype == np.uint64 and int(given.max()) > INT64_MAX:
+            raise InvalidArgumentError(f"{what} holds {int(given.max())}, which int64 can't")
+        if (least := int(given.min())) < 0:
+            raise InvalidArgumentError(f"{what} must not be negative, and holds {least}")
+    return given.astype(np.int64, copy=False)

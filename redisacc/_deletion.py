@@ -1,0 +1,39 @@
+"""Removes an accumulator, key by key where it may be large, so that a client may die in between."""
+
+from __future__ import annotations
+
+from redisacc._keys import NAMES, Keys
+from redisacc._link import Link
+from redisacc._parked import number_of_parts
+from redisacc._rounds import batches, scan
+from redisacc._scripts import Scripts
+
+
+def delete(link: Link, keys: Keys, incarnation: str) -> None:
+    """Deletes that incarnation for everybody. One that is gone, or was replaced by another, is left alone.
+
+    Handles of other processes raise ``AccumulatorNotFoundError`` from the first command on.
+    """
+    scripts = Scripts(link, keys, incarnation=incarnation)
+    if scripts.delete(finish=False) != "closed":
+        return
+    # From here on nobody adds anything, and until the record goes nobody can create the name anew.
+    rounds = [keys.current, *(keys.taken_round(token.decode(errors="replace")) for token in scan(link, keys.taken))]
+    for round_keys in rounds:
+        for gradient, entry in scan(link, round_keys.parked).items():
+            _unlink_parts(link, keys, gradient.decode(errors="replace"), entry)
+        link.call("UNLINK", round_keys.sums, round_keys.parked, round_keys.workers)
+    link.call("SREM", NAMES, keys.name)
+    scripts.delete(finish=True)
+
+
+def _unlink_parts(link: Link, keys: Keys, gradient: str, entry: bytes) -> None:
+    number = number_of_parts(entry)
+    if number is None:
+        # Nobody knows how many there were: try until none is found.
+        number = 0
+        while link.call("EXISTS", keys.part(gradient, number)):
+            number += 1
+    for some in batches([keys.part(gradient, k) for k in range(number)]):
+        if some:
+            link.call("UNLINK", *some)

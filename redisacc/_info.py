@@ -1,0 +1,228 @@
+"""What stands in Redis about an accumulator, as typed objects."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import dataclass
+
+from redisacc._arguments import Shape, shape_text
+from redisacc._keys import Keys
+from redisacc._link import Link
+from redisacc._rounds import parse_workers, scan, scan_command, scan_rest
+from redisacc.errors import AccumulatorNotFoundError, CorruptDataError
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A taker in the queue.
+
+    Attributes:
+        token: id of the take.
+        num_required: for how many gradients it waits.
+        taker: name of who waits.
+    """
+
+    token: str
+    num_required: int
+    taker: str
+
+
+@dataclass(frozen=True)
+class Unacknowledged:
+    """A round that was granted and that its taker has not (yet) acknowledged.
+
+    Attributes:
+        token: id of the take, for ``recover()``.
+        global_step: the step that it closed.
+        num_accumulated: how many gradients it holds.
+        taker: name of who took it.
+        granted_at: when, by the server's clock.
+    """
+
+    token: str
+    global_step: int
+    num_accumulated: int
+    taker: str
+    granted_at: datetime.datetime
+
+
+@dataclass(frozen=True)
+class AccumulatorInfo:
+    """An accumulator at one moment.
+
+    Attributes:
+        name: its name in Redis: the shared name, or the generated one of a private accumulator.
+        kind: "dense" or "sparse".
+        dtype: name of the element type.
+        shape: as declared; None: unknown rank, None in it: unknown dimension.
+        reduction_type: "MEAN" or "SUM".
+        incarnation: random id given at creation.
+        global_step: the current step.
+        num_accumulated: gradients in the current round.
+        round_shape: dense: the shape, sparse: the row shape that binds the current round; None while it is empty.
+        applied: gradients accepted since creation.
+        stale: gradients dropped because their step had passed.
+        duplicates: requests that came again and were recognised.
+        takes: rounds granted.
+        parked: gradients of the current round that are held whole.
+        workers: who contributed to the current round: worker's name → number of gradients.
+        waiting: takers in the queue, in order of arrival.
+        unacknowledged: rounds that were granted and not yet acknowledged, oldest first.
+        created_at: when it was created, by the server's clock.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: Shape
+    reduction_type: str
+    incarnation: str
+    global_step: int
+    num_accumulated: int
+    round_shape: tuple[int, ...] | None
+    applied: int
+    stale: int
+    duplicates: int
+    takes: int
+    parked: int
+    workers: dict[str, int]
+    waiting: list[Waiting]
+    unacknowledged: list[Unacknowledged]
+    created_at: datetime.datetime
+
+
+_TEXTS = ("kind", "dtype", "shape", "reduction_type", "incarnation", "round_shape")
+_NUMBERS = ("num_accumulated", "applied", "stale", "duplicates", "takes", "created_ms")
+
+
+class Record:
+    """The plain-text hash of an accumulator, checked."""
+
+    FIELDS = ("global_step", *_TEXTS, *_NUMBERS)
+
+    def __init__(self, keys: Keys, reply: object) -> None:
+        if not isinstance(reply, list) or len(reply) != len(self.FIELDS):
+            raise CorruptDataError(f"{keys.record}: HMGET replied {reply!r:.100}")
+        if reply == [None] * len(reply):
+            raise AccumulatorNotFoundError(f"there is no accumulator {keys.name!r} (any more)")
+        fields = dict(zip(self.FIELDS, reply, strict=True))
+        for name, value in fields.items():
+            if not isinstance(value, bytes) or not _right(name, value):
+                raise CorruptDataError(f"{keys.record}: {name} holds {value!r:.100}, which redisacc doesn't write there")
+        texts = {name: value.decode() for name, value in fields.items()}
+        self.global_step = int(texts["global_step"])
+        self.kind, self.dtype, shape, self.reduction_type, self.incarnation, round_shape = (texts[f] for f in _TEXTS)
+        self.num_accumulated, self.applied, self.stale, self.duplicates, self.takes, self.created_ms = (
+            int(texts[f]) for f in _NUMBERS
+        )
+        self.shape = _shape(keys, shape)
+        self.round_shape = round_shape_of(keys, round_shape)
+
+    @classmethod
+    def command(cls, keys: Keys) -> tuple[str, ...]:
+        """The command that reads it."""
+        return ("HMGET", keys.record, *cls.FIELDS)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What changes when the aggregate does."""
+        return (self.incarnation, self.global_step, self.num_accumulated, self.applied, self.takes)
+
+
+def _right(name: str, value: bytes) -> bool:
+    if name == "global_step":
+        digits = value.removeprefix(b"-")
+        return digits.isdigit() and len(digits) <= 19 and -(2**63) <= int(value) < 2**63
+    if name in _NUMBERS:
+        return value.isdigit() and len(value) <= 15
+    return len(value) <= 4096 and value.isascii()
+
+
+def _shape(keys: Keys, text: str) -> Shape:
+    if text == "unknown":
+        return None
+    try:
+        dims = json.loads(text)
+    except ValueError:
+        dims = None
+    if not isinstance(dims, list) or not all(type(dim) is int and -1 <= dim < 2**63 for dim in dims):
+        raise CorruptDataError(f"{keys.record}: {text!r:.100} is no shape")
+    shape = tuple(None if dim == -1 else dim for dim in dims)
+    if shape_text(shape) != text:
+        raise CorruptDataError(f"{keys.record}: {text!r:.100} is no shape as redisacc writes it")
+    return shape
+
+
+def round_shape_of(keys: Keys, text: str) -> tuple[int, ...] | None:
+    """The shape that binds a round, or None for an empty one."""
+    if text == "":
+        return None
+    shape = _shape(keys, text)
+    if shape is None or None in shape:
+        raise CorruptDataError(f"{keys.record}: {text!r:.100} is not the shape of a round")
+    return tuple(dim for dim in shape if dim is not None)
+
+
+def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, Unacknowledged]:
+    """The state of a taken round, "granted" or "acknowledged", and what else is known of it."""
+    try:
+        state, step, count, granted_ms, _, taker = text.decode().split(" ", 5)
+        if state not in ("granted", "acknowledged"):
+            raise ValueError(state)
+        return state, Unacknowledged(token.decode(), int(step), int(count), taker, _time(int(granted_ms)))
+    except (ValueError, OverflowError, OSError) as error:
+        raise CorruptDataError(f"{keys.taken}: {text[:64]!r} is no taken round") from error
+
+
+def _time(ms: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
+
+
+def read_info(link: Link, keys: Keys) -> AccumulatorInfo:
+    """Reads everything but the gradients."""
+    hashes = (keys.current.workers, keys.takers, keys.taken)
+    record, parked, queue, *firsts = link.pipeline(
+        [
+            Record.command(keys),
+            ("HLEN", keys.current.parked),
+            ("ZRANGE", keys.queue, 0, -1),
+            *(scan_command(key) for key in hashes),
+        ]
+    )
+    fields = Record(keys, record)
+    workers, takers, taken = (scan_rest(link, key, first) for key, first in zip(hashes, firsts, strict=True))
+    waiting = []
+    for token in queue:
+        # One that joined or left between two reads is in only one of them.
+        if token in takers:
+            waiting.append(_waiting(keys, token, takers[token]))
+    rounds = [parse_taken(keys, token, text) for token, text in taken.items()]
+    return AccumulatorInfo(
+        name=keys.name,
+        kind=fields.kind,
+        dtype=fields.dtype,
+        shape=fields.shape,
+        reduction_type=fields.reduction_type,
+        incarnation=fields.incarnation,
+        global_step=fields.global_step,
+        num_accumulated=fields.num_accumulated,
+        round_shape=fields.round_shape,
+        applied=fields.applied,
+        stale=fields.stale,
+        duplicates=fields.duplicates,
+        takes=fields.takes,
+        parked=int(parked),
+        workers=parse_workers(workers, keys.current.workers),
+        waiting=waiting,
+        unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),
+        created_at=_time(fields.created_ms),
+    )
+
+
+def _waiting(keys: Keys, token: bytes, text: bytes) -> Waiting:
+    number, _, rest = text.decode(errors="backslashreplace").partition(" ")
+    _, _, taker = rest.partition(" ")
+    if not (number.isdigit() and len(number) <= 20):
+        raise CorruptDataError(f"{keys.takers}: {text[:64]!r} is no taker")
+    return Waiting(token.decode(errors="backslashreplace"), int(number), taker)

@@ -1,0 +1,259 @@
+"""The way to the server: sends commands over connections of redis-py's pool, and sends them again if one breaks.
+
+Everything that redisacc sends may be sent twice: reads, plain SETs of bytes that don't change, and scripts that
+recognise a request they have seen. So a broken connection is no error here until the server has been silent for the
+whole ``patience`` of a call.
+
+redis-py keeps what it is good at (addresses, authentication, TLS, Sentinel, pools, parsing). What is ours is the
+retry: a time limit instead of a number of tries, and the same for every version and for every way a client was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    NoScriptError,
+    ResponseError,
+)
+from redis.retry import Retry
+
+from redisacc._lua import Script
+from redisacc.errors import CorruptDataError, InvalidArgumentError, ServerError, ServerUnavailableError
+
+logger = logging.getLogger("redisacc")
+
+DEFAULT_URL = "redis://localhost:6379/0"
+
+# How long a call goes on trying to reach the server, in seconds.
+PATIENCE = 30.0
+# Opening is where a wrong address shows, so there it is said soon.
+OPENING_PATIENCE = 3.0
+
+Argument = bytes | str | int | memoryview
+Command = Sequence[Argument]
+
+_BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
+
+# Replies that pass by themselves: a server that loads its data, runs a long script, or has just been demoted.
+_PASSING = ("BUSY ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN")
+
+
+class Link:
+    """A server as one client of redis-py reaches it. Threads and, after a fork, processes may share it."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        # A cluster client has a pool for each node and picks the node by a command's keys.
+        self._pool = getattr(client, "connection_pool", None)
+        self._get_connection = None if self._pool is None else _getter(self._pool)
+        self.address = _address(client, self._pool)
+
+    def __repr__(self) -> str:
+        return f"Link({self.address})"
+
+    def call(self, *command: Argument, patience: float = PATIENCE) -> Any:
+        """The reply to one command; bytes are never decoded."""
+        return self.pipeline([command], patience=patience)[0]
+
+    def pipeline(self, commands: Sequence[Command], *, patience: float = PATIENCE) -> list[Any]:
+        """The replies to several commands that travel together. The first that is an error is raised."""
+        replies = self._exchange(commands, patience)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise _refusal(reply) from reply
+        return replies
+
+    def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        *,
+        before: Sequence[Command] = (),
+        patience: float = PATIENCE,
+    ) -> list[bytes]:
+        """Runs a script, with the commands ``before`` it in the same round trip, and returns its reply."""
+        tail = (len(keys), *keys, *args)
+        replies = self._exchange([*before, ("EVALSHA", script.sha, *tail)], patience)
+        if isinstance(replies[-1], NoScriptError):
+            # A server that is new, was restarted, or had its scripts flushed.
+            replies[-1:] = self._exchange([("EVAL", script.text, *tail)], patience)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise _refusal(reply) from reply
+        reply = replies[-1]
+        if not isinstance(reply, list) or not reply:
+            raise CorruptDataError(f"script {script.name} replied {reply!r:.100}")
+        return [item if isinstance(item, bytes) else str(item).encode() for item in reply]
+
+    def _exchange(self, commands: Sequence[Command], patience: float) -> list[Any]:
+        give_up = time.monotonic() + patience
+        backoff = ExponentialBackoff(cap=1.0, base=0.01)
+        failures = 0
+        while True:
+            try:
+                return self._exchange_once(commands, give_up)
+            except (AuthenticationError, AuthorizationError) as error:
+                raise ServerError(f"{self.address} refuses to let us in: {error}") from error
+            except _BROKEN as error:
+                failures += 1
+                pause = backoff.compute(failures)
+                if time.monotonic() + pause >= give_up:
+                    raise ServerUnavailableError(
+                        f"no Redis server answers at {self.address} ({_reason(error)}). Start one with `redisacc server` "
+                        "(pip install 'redisacc[cli,server]'), or name another by redis= or REDISACC_URL"
+                    ) from error
+                logger.debug("%s: %s; trying again in %.2f s", self.address, _reason(error), pause)
+                time.sleep(pause)
+
+    def _exchange_once(self, commands: Sequence[Command], give_up: float) -> list[Any]:
+        if self._get_connection is None:
+            return self._exchange_by_client(commands)
+        connection = self._get_connection()
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+            replies: list[Any] = []
+            for _ in commands:
+                # A user's client may have no timeout of its own; ours must not hang on a server that stalls.
+                if not connection.can_read(timeout=max(0.0, give_up - time.monotonic())):
+                    raise redis.TimeoutError("the server did not reply in time")
+                try:
+                    replies.append(connection.read_response(disable_decoding=True))
+                except BusyLoadingError:
+                    raise
+                except ResponseError as error:
+                    if str(error).startswith(_PASSING):
+                        raise redis.ConnectionError(str(error)) from error
+                    replies.append(error)
+        except BaseException:
+            # Ctrl-C included: replies that nobody read must not be taken for those of the next command.
+            connection.disconnect()
+            raise
+        finally:
+            self._pool.release(connection)
+        return replies
+
+    def _exchange_by_client(self, commands: Sequence[Command]) -> list[Any]:
+        replies: list[Any] = []
+        for command in commands:
+            try:
+                replies.append(self.client.execute_command(*command, NEVER_DECODE=True))
+            except ResponseError as error:
+                replies.append(error)
+        return replies
+
+    @contextlib.contextmanager
+    def subscriber(self) -> Iterator[Any]:
+        """A connection to listen on, disconnected at the end. In a cluster any node has every message."""
+        pool = self._pool
+        if pool is None:
+            pool = self.client.get_redis_connection(self.client.get_default_node()).connection_pool
+        connection = _getter(pool)()
+        try:
+            yield connection
+        finally:
+            with contextlib.suppress(redis.RedisError, OSError):
+                connection.disconnect()
+            pool.release(connection)
+
+
+def _getter(pool: Any) -> Callable[[], Any]:
+    """What takes a connection out of a pool."""
+    required = any(
+        p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        for p in inspect.signature(pool.get_connection).parameters.values()
+    )
+    # redis-py before 5.3 wants to be told the command, and later ones warn when they are.
+    return functools.partial(pool.get_connection, "EVALSHA") if required else pool.get_connection
+
+
+def _refusal(error: Exception) -> ServerError | CorruptDataError:
+    message = str(error)
+    if "WRONGTYPE" in message:
+        return CorruptDataError(f"a key of the accumulator is of another type than redisacc gives it: {message}")
+    return ServerError(f"the server refused: {message}")
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).strip()
+    return text or type(error).__name__
+
+
+def _address(client: Any, pool: Any) -> str:
+    """Where a client points to, without its password."""
+    settings = getattr(pool, "connection_kwargs", None) or {}
+    if "path" in settings:
+        return f"unix://{settings['path']}"
+    if "host" in settings:
+        return f"{settings['host']}:{settings.get('port', 6379)}/{settings.get('db', 0)}"
+    return type(client).__name__
+
+
+_links: weakref.WeakValueDictionary[Any, Link] = weakref.WeakValueDictionary()
+_links_lock = threading.Lock()
+
+
+def link_to(where: object) -> Link:
+    """The link for a client of redis-py, a URL, or None (``REDISACC_URL``, else ``redis://localhost:6379/0``).
+
+    The same client or URL gives the same link as long as somebody holds it.
+    """
+    if where is None:
+        where = os.environ.get("REDISACC_URL") or DEFAULT_URL
+    if isinstance(where, str):
+        key: Any = where
+    elif callable(getattr(where, "execute_command", None)):
+        if inspect.iscoroutinefunction(where.execute_command):  # type: ignore[attr-defined]
+            raise InvalidArgumentError("redis must be a blocking client of redis-py, not an asyncio one")
+        # Clients made of one pool are one way to the server.
+        key = id(getattr(where, "connection_pool", where))
+    else:
+        raise InvalidArgumentError(f"redis must be a client of redis-py, a URL or None, not {type(where).__name__}")
+    with _links_lock:
+        link = _links.get(key)
+        if link is None:
+            link = Link(_client_of(where) if isinstance(where, str) else where)
+            _links[key] = link
+        return link
+
+
+def _client_of(url: str) -> redis.Redis:
+    scheme = urlsplit(url).scheme
+    if scheme not in ("redis", "rediss", "unix"):
+        # Not the URL itself: it may carry a password.
+        raise InvalidArgumentError(f"a URL must begin with redis://, rediss:// or unix://, not {scheme!r}")
+    settings: dict[str, Any] = {
+        # The retries are ours.
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+    }
+    if scheme != "unix":
+        settings |= {"socket_connect_timeout": 5.0, "socket_keepalive": True}
+    try:
+        return redis.Redis.from_url(url, **settings)
+    except ValueError as error:
+        raise InvalidArgumentError(f"a {scheme}:// URL that can't be read: {error}") from None
+
+
+def _forget_links() -> None:
+    global _links_lock
+    _links_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_links)

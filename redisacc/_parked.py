@@ -1,0 +1,225 @@
+"""Parked gradients: held whole, as raw arrays in string keys, with a header that says what they are.
+
+The client stages a gradient's parts by plain SET and a small script then takes them in (``lua/park.lua``), so no
+gradient byte passes through Lua. What is read back is checked before it is believed: anybody who can write to the
+database may have written it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from redisacc._arguments import INT64_MAX, Array
+from redisacc._dtypes import DType
+from redisacc._keys import Keys
+from redisacc._link import Command, Link
+from redisacc.errors import CorruptDataError
+
+# Larger strings cost redis-py more copies, smaller ones more commands: see docs/measurements.md.
+PART_BYTES = 2 * 2**20
+
+# A staged part that nobody took in goes after this time.
+STAGING_MS = 60_000
+
+# What is fetched in one round trip, about.
+FETCH_BYTES = 16 * 2**20
+
+_HEADER_VERSION = 1
+_INDEX = np.dtype("<i8")
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A gradient as it goes to the server and comes back.
+
+    Attributes:
+        values: dense: the array. Sparse: the rows, ``[n, *row]``.
+        indices: sparse: strictly increasing int64 ``[n]``. Dense: None.
+    """
+
+    values: Array
+    indices: Array | None = None
+
+
+@dataclass(frozen=True)
+class Parked:
+    """A parked gradient as the ``parked`` hash describes it, checked."""
+
+    id: str
+    order: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    index_lengths: list[int]
+    value_lengths: list[int]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Bytes of each part: those of the indices, then those of the values."""
+        return self.index_lengths + self.value_lengths
+
+
+class PartMissing(Exception):
+    """A part isn't there (any more)."""
+
+
+def _cut(total: int, unit: int) -> list[int]:
+    """Lengths of the parts of ``total`` bytes: about PART_BYTES each, cut between units (rows) where they fit."""
+    size = max(PART_BYTES // unit, 1) * unit if 0 < unit <= PART_BYTES else PART_BYTES
+    return [min(size, total - start) for start in range(0, total, size)]
+
+
+def _bytes_of(values: Array, dtype: np.dtype[Any]) -> memoryview:
+    flat = np.ascontiguousarray(values, dtype).reshape(-1)
+    return memoryview(flat.view(np.uint8))
+
+
+def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> tuple[bytes, list[int], list[Command]]:
+    """The header, the parts' lengths, and the commands that put the parts where the script expects them."""
+    values = gradient.values
+    dtype = values.dtype.newbyteorder("<")
+    sections: list[tuple[memoryview, list[int]]] = []
+    if gradient.indices is not None:
+        data = _bytes_of(gradient.indices, _INDEX)
+        sections.append((data, _cut(len(data), _INDEX.itemsize)))
+    data = _bytes_of(values, dtype)
+    row_bytes = dtype.itemsize * (math.prod(values.shape[1:]) if gradient.indices is not None else 1)
+    sections.append((data, _cut(len(data), row_bytes)))
+
+    header = {
+        "version": _HEADER_VERSION,
+        "dtype": values.dtype.name,
+        "shape": list(values.shape),
+        "indices": sections[0][1] if len(sections) == 2 else [],
+        "values": sections[-1][1],
+    }
+    commands: list[Command] = []
+    for data, lengths in sections:
+        start = 0
+        for length in lengths:
+            part = data[start : start + length]
+            commands.append(("SET", keys.staged(gradient_id, len(commands)), part, "PX", STAGING_MS))
+            start += length
+    return msgpack.packb(header), [len(command[2]) for command in commands], commands  # type: ignore[arg-type]
+
+
+def parse(
+    keys: Keys, fields: Mapping[bytes, bytes], *, dtype: DType, sparse: bool, round_shape: tuple[int, ...]
+) -> list[Parked]:
+    """The parked gradients of a round, in order of arrival.
+
+    Raises:
+        CorruptDataError: an entry that redisacc didn't write.
+    """
+    parked = []
+    for field, entry in fields.items():
+        try:
+            parked.append(_parse_one(field, entry, dtype, sparse, round_shape))
+        except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
+            raise CorruptDataError(
+                f"{keys.current.parked}: gradient {field[:64].decode(errors='backslashreplace')} has a header that "
+                f"redisacc didn't write: {error}"
+            ) from error
+    parked.sort(key=lambda gradient: gradient.order)
+    return parked
+
+
+def _parse_one(
+    field: bytes, entry: bytes, dtype: DType, sparse: bool, round_shape: tuple[int, ...]
+) -> Parked:
+    if len(field) > 64 or not field.replace(b"-", b"").isalnum():
+        raise ValueError("not an id")
+    order, _, packed = entry.partition(b" ")
+    if not (order.isdigit() and len(order) <= 15):
+        raise ValueError("no order")
+    header = msgpack.unpackb(packed)
+    if not isinstance(header, dict) or header["version"] != _HEADER_VERSION:
+        raise ValueError("an unknown version")
+    wire = dtype.parked_dtype(header["dtype"])
+    shape, index_lengths, value_lengths = (
+        _lengths(header[name], name) for name in ("shape", "indices", "values")
+    )
+    rows = shape[:1] if sparse else []
+    if tuple(shape[len(rows) :]) != round_shape or (sparse and not rows):
+        raise ValueError(f"shape {shape} in a round of {list(round_shape)}")
+    if sum(index_lengths) != (rows[0] * _INDEX.itemsize if sparse else 0):
+        raise ValueError(f"indices of {sum(index_lengths)} bytes")
+    if sum(value_lengths) != math.prod(shape) * wire.itemsize:
+        raise ValueError(f"values of {sum(value_lengths)} bytes")
+    if not all(index_lengths) or not all(value_lengths):
+        raise ValueError("an empty part")
+    return Parked(field.decode(), int(order), wire, tuple(shape), index_lengths, value_lengths)
+
+
+def _lengths(value: object, name: str) -> list[int]:
+    if not isinstance(value, list) or not all(type(v) is int and 0 <= v <= INT64_MAX for v in value):
+        raise ValueError(f"{name} is no list of sizes")
+    return value
+
+
+def number_of_parts(entry: bytes) -> int | None:
+    """How many parts an entry of the ``parked`` hash has, for cleaning up; None where the entry can't be read."""
+    try:
+        header = msgpack.unpackb(entry.partition(b" ")[2])
+        return len(header["indices"]) + len(header["values"])
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+        return None
+
+
+def part_keys(keys: Keys, parked: Parked) -> list[str]:
+    """The keys of all its parts."""
+    return [keys.part(parked.id, number) for number in range(len(parked.lengths))]
+
+
+def fetch(link: Link, keys: Keys, parked: Sequence[Parked]) -> Iterator[Gradient]:
+    """Reads parked gradients, several to a round trip, in the order given.
+
+    Raises:
+        PartMissing: a part isn't there.
+        CorruptDataError: a part has another length than its header says, or indices that aren't ascending.
+    """
+    batch: list[Parked] = []
+    size = 0
+    for gradient in parked:
+        batch.append(gradient)
+        size += sum(gradient.lengths)
+        if size >= FETCH_BYTES or len(batch) >= 1000:
+            yield from _fetch_batch(link, keys, batch)
+            batch, size = [], 0
+    if batch:
+        yield from _fetch_batch(link, keys, batch)
+
+
+def _fetch_batch(link: Link, keys: Keys, batch: list[Parked]) -> Iterator[Gradient]:
+    wanted = [(gradient, key) for gradient in batch for key in part_keys(keys, gradient)]
+    # A forged header costs no memory: arrays are made of what came, not of what was announced.
+    replies = iter(link.pipeline([("GET", key) for _, key in wanted]) if wanted else ())
+    for gradient in batch:
+        parts = []
+        for number, length in enumerate(gradient.lengths):
+            part = next(replies)
+            if part is None:
+                raise PartMissing(keys.part(gradient.id, number))
+            if len(part) != length:
+                raise CorruptDataError(
+                    f"{keys.part(gradient.id, number)} has {len(part)} bytes, and its header says {length}"
+                )
+            parts.append(part)
+        split = len(gradient.index_lengths)
+        values = _joined(parts[split:], gradient.dtype).reshape(gradient.shape)
+        if len(gradient.shape) and gradient.index_lengths:
+            indices = _joined(parts[:split], _INDEX)
+            if indices[0] < 0 or not (indices[1:] > indices[:-1]).all():
+                raise CorruptDataError(f"{keys.part(gradient.id, 0)}: indices that aren't ascending")
+            yield Gradient(values, indices)
+        else:
+            yield Gradient(values, np.empty(0, _INDEX))
+
+
+def _joined(parts: list[bytes], dtype: np.dtype[Any]) -> Array:
+    return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype)

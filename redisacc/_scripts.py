@@ -1,0 +1,376 @@
+"""The one module that crosses into Lua: a typed function for each script, with the script's name.
+
+Nobody else counts positions in KEYS and ARGV or knows the words of a reply. Replies that refuse become exceptions
+here. What each script does, and all that it may reply, stands in the head of its file in ``lua/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from redisacc._clients import Client
+from redisacc._keys import Keys
+from redisacc._link import OPENING_PATIENCE, PATIENCE, Command, Link
+from redisacc._lua import load
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    CorruptDataError,
+    InvalidArgumentError,
+    StaleSequenceError,
+    StepOverflowError,
+)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What an accumulator was created as, as text."""
+
+    format: str
+    kind: str
+    dtype: str
+    shape: str
+    reduction_type: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An accumulator as ``open`` found or made it."""
+
+    incarnation: str
+    schema: Schema
+    chunk: int
+    lease_ms: int
+    can_add_in_place: bool
+
+
+@dataclass(frozen=True)
+class Deleting:
+    """The name is being deleted; whoever began may have died."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How a request ended: its outcome, and step and count right after it."""
+
+    outcome: Literal["applied", "stale", "set", "lowered"]
+    global_step: int
+    num_accumulated: int
+
+
+@dataclass(frozen=True)
+class Granted:
+    """A round that is the taker's."""
+
+    token: str
+    global_step: int
+    num_accumulated: int
+    round_shape: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A place in the queue."""
+
+    global_step: int
+    num_accumulated: int
+    ahead: int
+
+
+@dataclass(frozen=True)
+class Inexact:
+    """The gradient can't be added in place without losing digits. Nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Unstaged:
+    """A part of the gradient isn't there. Nothing was changed."""
+
+
+class Scripts:
+    """The scripts, run on one accumulator."""
+
+    def __init__(self, link: Link, keys: Keys, *, incarnation: str = "") -> None:
+        self._link = link
+        self._keys = keys
+        self.incarnation = incarnation
+
+    def open(self, *, incarnation: str, schema: Schema, chunk: int, lease_ms: int) -> Opened | Deleting:
+        """Opens or creates the accumulator."""
+        reply = self._link.run(
+            load("open"),
+            [self._keys.record],
+            [
+                incarnation,
+                schema.format,
+                schema.kind,
+                schema.dtype,
+                schema.shape,
+                schema.reduction_type,
+                chunk,
+                lease_ms,
+            ],
+            patience=OPENING_PATIENCE,
+        )
+        match reply:
+            case [b"opened", struct, incarnation_, format_, kind, dtype, shape, reduction, chunk_, lease]:
+                return Opened(
+                    incarnation=_text(incarnation_),
+                    schema=Schema(_text(format_), _text(kind), _text(dtype), _text(shape), _text(reduction)),
+                    chunk=self._number(chunk_, "chunk", least=1),
+                    lease_ms=self._number(lease, "lease_ms"),
+                    can_add_in_place=struct == b"yes",
+                )
+            case [b"deleting", incarnation_]:
+                return Deleting(_text(incarnation_))
+        self._refuse(reply)
+
+    def apply(
+        self,
+        *,
+        client: Client,
+        sequence: int,
+        worker: str,
+        local_step: int,
+        round_shape: str,
+        element: str,
+        row_bytes: int,
+        limit: int | None,
+        indices: bytes,
+        rows: memoryview | bytes,
+    ) -> Counted | Inexact:
+        """Adds a gradient in place."""
+        reply = self._link.run(
+            load("apply"),
+            [self._keys.record, self._keys.current.sums, self._keys.current.workers, self._keys.clients],
+            [
+                self.incarnation,
+                client.id,
+                sequence,
+                worker,
+                local_step,
+                round_shape,
+                self._keys.events,
+                element,
+                row_bytes,
+                "" if limit is None else limit,
+                indices,
+                rows,
+            ],
+        )
+        if reply[0] == b"inexact":
+            return Inexact()
+        return self._counted(reply, round_shape)
+
+    def park(
+        self,
+        *,
+        client: Client,
+        sequence: int,
+        worker: str,
+        local_step: int,
+        round_shape: str,
+        gradient: str,
+        header: bytes,
+        lengths: Sequence[int],
+        stage: Sequence[Command],
+    ) -> Counted | Unstaged:
+        """Holds a gradient whole. The commands ``stage`` put its parts in place and travel along."""
+        keys, current = self._keys, self._keys.current
+        parts = range(len(lengths))
+        reply = self._link.run(
+            load("park"),
+            [
+                keys.record,
+                current.parked,
+                current.workers,
+                keys.clients,
+                *(keys.staged(gradient, part) for part in parts),
+                *(keys.part(gradient, part) for part in parts),
+            ],
+            [
+                self.incarnation,
+                client.id,
+                sequence,
+                worker,
+                local_step,
+                round_shape,
+                keys.events,
+                gradient,
+                header,
+                *lengths,
+            ],
+            before=stage,
+        )
+        if reply[0] == b"unstaged":
+            return Unstaged()
+        return self._counted(reply, round_shape)
+
+    def take(
+        self, *, token: str, num_required: int, lease_ms: int, taker: str, patience: float = PATIENCE
+    ) -> Granted | Waiting:
+        """Takes the round, or a place in the queue."""
+        keys, taken = self._keys, self._keys.taken_round(token)
+        reply = self._link.run(
+            load("take"),
+            [
+                keys.record,
+                keys.current.sums,
+                keys.current.parked,
+                keys.current.workers,
+                keys.queue,
+                keys.takers,
+                keys.taken,
+                taken.sums,
+                taken.parked,
+                taken.workers,
+            ],
+            [self.incarnation, token, num_required, lease_ms, taker, keys.events],
+            patience=patience,
+        )
+        match reply:
+            case [b"waiting", step, count, ahead]:
+                return Waiting(
+                    self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue")
+                )
+        return self._granted(token, reply)
+
+    def leave(self, *, token: str, patience: float = PATIENCE) -> Granted | None:
+        """Leaves the queue. Returns the round if it was granted meanwhile."""
+        keys = self._keys
+        reply = self._link.run(
+            load("leave"), [keys.queue, keys.takers, keys.taken], [token, keys.events], patience=patience
+        )
+        return None if reply[0] == b"left" else self._granted(token, reply)
+
+    def acknowledge(self, *, token: str, parts: Sequence[str], more: bool) -> bool:
+        """Removes (a piece of) a round. False if there is no such round."""
+        taken = self._keys.taken_round(token)
+        reply = self._link.run(
+            load("acknowledge"),
+            [self._keys.taken, taken.sums, taken.parked, taken.workers, *parts],
+            [token, int(more)],
+        )
+        return reply[0] == b"acknowledged"
+
+    def recover(self, *, old: str, token: str, taker: str) -> Granted | None:
+        """Moves a granted round to a new token. None if there is no such round."""
+        keys, before, after = self._keys, self._keys.taken_round(old), self._keys.taken_round(token)
+        reply = self._link.run(
+            load("recover"),
+            [
+                keys.record,
+                keys.taken,
+                before.sums,
+                before.parked,
+                before.workers,
+                after.sums,
+                after.parked,
+                after.workers,
+            ],
+            [self.incarnation, old, token, taker, keys.events],
+        )
+        return None if reply[0] == b"unknown" else self._granted(token, reply)
+
+    def set_global_step(self, *, client: Client, sequence: int, worker: str, new_global_step: int) -> Counted:
+        """Sets the step."""
+        reply = self._link.run(
+            load("set_global_step"),
+            [self._keys.record, self._keys.clients],
+            [self.incarnation, client.id, sequence, worker, new_global_step, self._keys.events],
+        )
+        return self._counted(reply, "")
+
+    def delete(self, *, finish: bool) -> Literal["closed", "deleted", "missing", "replaced"]:
+        """Closes the accumulator for everybody, or removes it once it is closed."""
+        keys = self._keys
+        reply = self._link.run(
+            load("delete"),
+            [
+                keys.record,
+                keys.current.sums,
+                keys.current.parked,
+                keys.current.workers,
+                keys.clients,
+                keys.queue,
+                keys.takers,
+                keys.taken,
+            ],
+            [self.incarnation, int(finish), keys.events],
+        )
+        match reply[0]:
+            case b"closed":
+                return "closed"
+            case b"deleted":
+                return "deleted"
+            case b"missing":
+                return "missing"
+            case b"replaced":
+                return "replaced"
+        self._refuse(reply)
+
+    def _counted(self, reply: list[bytes], round_shape: str) -> Counted:
+        match reply:
+            case [(b"applied" | b"stale" | b"set" | b"lowered") as outcome, step, count]:
+                return Counted(
+                    outcome.decode(),  # type: ignore[arg-type]
+                    self._step(step),
+                    self._number(count, "num_accumulated"),
+                )
+            case [b"misshapen", bound]:
+                raise InvalidArgumentError(
+                    f"the gradient must have the shape of those in the current round of {self._keys.name!r}, "
+                    f"{_text(bound)}, not {round_shape}"
+                )
+        self._refuse(reply)
+
+    def _granted(self, token: str, reply: list[bytes]) -> Granted:
+        match reply:
+            case [b"granted", step, count, shape]:
+                return Granted(token, self._step(step), self._number(count, "num_accumulated"), _text(shape))
+        self._refuse(reply)
+
+    def _step(self, text: bytes) -> int:
+        try:
+            step = int(text)
+        except ValueError:
+            step = 2**63
+        if not -(2**63) <= step < 2**63:
+            raise CorruptDataError(f"{self._keys.record}: global_step is {_text(text)!r}")
+        return step
+
+    def _number(self, text: bytes, what: str, *, least: int = 0) -> int:
+        if not (text.isdigit() and len(text) <= 15 and int(text) >= least):
+            raise CorruptDataError(f"{self._keys.record}: {what} is {_text(text)!r}")
+        return int(text)
+
+    def _refuse(self, reply: list[bytes]) -> NoReturn:
+        name = self._keys.name
+        match reply:
+            case [b"missing"]:
+                raise AccumulatorNotFoundError(
+                    f"there is no accumulator {name!r} (any more): it was deleted, its owner is gone, or the server "
+                    "has lost its data"
+                )
+            case [b"replaced"]:
+                raise AccumulatorNotFoundError(
+                    f"accumulator {name!r} was deleted after this handle was opened; open it anew"
+                )
+            case [b"superseded", sequence]:
+                raise StaleSequenceError(
+                    f"{name!r}: the server has executed request {_text(sequence)} of this client, which is later than this one"
+                )
+            case [b"overflow", step]:
+                raise StepOverflowError(f"{name!r}: the global step is {_text(step)} and can't grow")
+            case [b"corrupt", where, text]:
+                raise CorruptDataError(
+                    f"{self._keys.record}: {_text(where)} holds {_text(text)!r}, which redisacc doesn't write there"
+                )
+        raise CorruptDataError(f"{self._keys.record}: a script replied {reply!r:.200}")
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")

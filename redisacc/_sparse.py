@@ -1,0 +1,222 @@
+"""The sparse accumulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from redisacc import _arguments
+from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
+from redisacc._arguments import Array, shape_text, shown
+from redisacc._dtypes import DType
+from redisacc._parked import Gradient
+from redisacc._rounds import Contents
+from redisacc._slices import IndexedSlices
+from redisacc._totals import SparseTotal
+from redisacc.errors import InvalidArgumentError
+
+
+class SparseConditionalAccumulator(ConditionalAccumulatorBase):
+    """Adds up sparse gradients (rows and their indices), and hands out their mean or sum once there are enough.
+
+    "MEAN" divides the sum of each row by the number of gradients *that held its index*.
+
+    Args:
+        dtype: element type: float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, complex64,
+            complex128, qint8, quint8, qint16, quint16, qint32; a name, a numpy dtype, or TensorFlow's.
+        shape: shape of the whole array, of which gradients hold rows. None: any; None or -1 for a dimension: any.
+            Dimension 0 bounds the indices, the others are those of a row; rows may have more dimensions. () means
+            one value for each index.
+        shared_name: name under which other processes find it, up to 512 bytes without braces or control characters.
+            An existing accumulator of that name is opened, a new one is created. None or "": a private one, which
+            goes with this handle.
+        name: labels log records.
+        reduction_type: "MEAN" (also None) or "SUM".
+        redis: a client of redis-py, a URL (``redis://``, ``rediss://``, ``unix://``), or None: ``REDISACC_URL`` of the
+            environment, else ``redis://localhost:6379/0``.
+        worker: the name under which gradients of this handle are counted; None: "host:pid".
+        in_place_limit: gradients of more elements than this are held whole ("parked") instead of being added up by
+            the server; 0 parks all. None: no limit.
+
+    Raises:
+        InvalidArgumentError: an argument can't be right.
+        SchemaMismatchError: the shared name exists with another kind, dtype, shape or reduction.
+        ServerUnavailableError: no server answers; it says how to start one.
+    """
+
+    _kind = "sparse"
+
+    def __init__(
+        self,
+        dtype: npt.DTypeLike,
+        shape: object = None,
+        shared_name: str | None = None,
+        name: str = "sparse_conditional_accumulator",
+        reduction_type: str | None = "MEAN",
+        *,
+        redis: object = None,
+        worker: str | None = None,
+        in_place_limit: int | None = None,
+    ) -> None:
+        super().__init__(
+            dtype,
+            shape,
+            shared_name,
+            name,
+            reduction_type,
+            redis=redis,
+            worker=worker,
+            in_place_limit=in_place_limit,
+        )
+
+    def apply_grad(
+        self,
+        grad_indices: npt.ArrayLike,
+        grad_values: npt.ArrayLike,
+        grad_shape: npt.ArrayLike | None = None,
+        local_step: int = 0,
+        name: str | None = None,
+    ) -> ApplyResult:
+        """Adds a gradient to the current round if ``local_step >= global_step``; drops it otherwise.
+
+        Does not block, except for the round trip; a server that doesn't answer is tried for 30 seconds. The gradient
+        is counted once, however often the connection breaks and the request is sent again.
+
+        Args:
+            grad_indices: integer vector ``[n]``, in any order and with repetitions (whose rows are added up first:
+                an index counts once a gradient). None negative, and all below a declared dimension 0. n = 0 counts
+                as a gradient and dilutes nothing.
+            grad_values: the rows, ``[n, *row]``; ``row`` fits the declared shape and, if the round is not empty,
+                equals the round's. Other dtypes are converted where numpy's "same_kind" cast allows.
+            grad_shape: integer vector: shape of the whole array, checked against the declared one (with at least as
+                many dimensions; -1 is no wildcard). None: not checked.
+            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
+            name: labels log records.
+
+        Returns:
+            True-like when it was accepted; ``outcome`` says "applied" or "stale".
+
+        Raises:
+            InvalidArgumentError: wrong dtype, index, shape or step. Nothing was changed.
+            AccumulatorNotFoundError: the accumulator was deleted.
+            ServerUnavailableError: no server answered. Whether the gradient was counted isn't known.
+        """
+        label = self._label(name)
+        step = _arguments.integer(local_step, "local_step")
+        indices = _arguments.indices(grad_indices)
+        values = _arguments.values(grad_values, self._dtype, "grad_values")
+        self._check_rows(indices, values)
+        self._check_whole(grad_shape)
+        return self._apply(
+            ascending(indices, values, self._dtype), local_step=step, round_shape=values.shape[1:], label=label
+        )
+
+    def apply_indexed_slices_grad(self, grad: Any, local_step: int = 0, name: str | None = None) -> ApplyResult:
+        """Adds a gradient given as ``IndexedSlices``: ours, TensorFlow's, or anything with its three attributes.
+
+        Args:
+            grad: an object with ``indices``, ``values`` and ``dense_shape`` (which may be None).
+            local_step, name: as for ``apply_grad``, which also says what is returned and raised.
+        """
+        missing = [attribute for attribute in ("indices", "values", "dense_shape") if not hasattr(grad, attribute)]
+        if missing:
+            raise InvalidArgumentError(f"grad must have .indices, .values and .dense_shape, unlike {shown(grad)}")
+        return self.apply_grad(grad.indices, grad.values, grad.dense_shape, local_step, name)
+
+    def take_grad(
+        self, num_required: int, name: str | None = None, *, timeout: float | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Takes the reduced gradient of the round once at least ``num_required`` gradients are in it.
+
+        Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
+        behind it even if they ask for less. On success the step grows by 1 and the next round begins empty.
+
+        Args:
+            num_required: integer scalar, at least 1. The result holds everything that had come, maybe more.
+            name: labels log records.
+            timeout: seconds to wait at most, 0 or more; None: without end.
+
+        Returns:
+            ``(indices, values, shape)``: int64 ``[n]``, sorted and unique; ``[n, *row]`` in the accumulator's dtype:
+            the sum of each row, for "MEAN" divided by the number of gradients that held it (integers truncate toward
+            zero); int64 vector: the declared dimension 0, or -1, and the dimensions of a row.
+
+        Raises:
+            InvalidArgumentError: ``num_required`` or ``timeout`` can't be right.
+            TakeTimeoutError: not enough came in time. It says how many did, and from whom. Nothing was taken.
+            CancelledError: the handle was closed.
+            AccumulatorNotFoundError: the accumulator was deleted.
+            StepOverflowError: the step is 2**63 - 1. Nothing was taken.
+        """
+        slices = self.take_indexed_slices_grad(num_required, name, timeout=timeout)
+        assert slices.dense_shape is not None
+        return slices.indices, slices.values, slices.dense_shape
+
+    def take_indexed_slices_grad(
+        self, num_required: int, name: str | None = None, *, timeout: float | None = None
+    ) -> IndexedSlices:
+        """As ``take_grad``, with the result as ``IndexedSlices``."""
+        gradient = self._take_gradient(num_required, timeout, name)
+        assert isinstance(gradient, IndexedSlices)
+        return gradient
+
+    def _check_rows(self, indices: Array, values: Array) -> None:
+        declared = self._shape or ()
+        if values.ndim == 0:
+            raise InvalidArgumentError("grad_values must have a row for each index, and is a scalar")
+        if len(values) != len(indices):
+            raise InvalidArgumentError(f"grad_indices has {len(indices)} entries and grad_values {len(values)} rows")
+        if values.ndim < len(declared) or any(
+            want is not None and want != have for want, have in zip(declared[1:], values.shape[1:], strict=False)
+        ):
+            raise InvalidArgumentError(
+                f"grad_values must be rows of the declared shape {shape_text(declared)}, not of shape "
+                f"{shape_text(values.shape)}"
+            )
+        if declared and declared[0] is not None and len(indices) and (last := int(indices.max())) >= declared[0]:
+            raise InvalidArgumentError(
+                f"grad_indices must be below dimension 0 of the declared shape, {declared[0]}, and holds {last}"
+            )
+
+    def _check_whole(self, grad_shape: object) -> None:
+        if grad_shape is None:
+            return
+        whole = _arguments.array(grad_shape, "grad_shape")
+        if whole.ndim != 1 or (whole.size and whole.dtype.kind not in "iu"):
+            raise InvalidArgumentError(f"grad_shape must be None or an integer vector, not {shown(grad_shape)}")
+        declared = self._shape
+        if declared is None:
+            return
+        dims = whole.tolist()
+        if len(dims) < len(declared) or any(
+            want is not None and want != have for want, have in zip(declared, dims, strict=False)
+        ):
+            raise InvalidArgumentError(
+                f"grad_shape must agree with the declared shape {shape_text(declared)}, unlike {shown(dims)}"
+            )
+
+    def _total(self, shape: tuple[int, ...]) -> SparseTotal:
+        return SparseTotal(self._dtype, shape, where=self._keys.current.sums)
+
+    def _result(self, total: Any, contents: Contents, num_accumulated: int) -> IndexedSlices:  # noqa: ARG002
+        assert isinstance(total, SparseTotal)
+        indices, values = total.result(self._reduction_type)
+        first = self._shape[0] if self._shape else None
+        whole = np.array([-1 if first is None else first, *values.shape[1:]], np.int64)
+        return IndexedSlices(values, indices, whole)
+
+
+def ascending(indices: Array, values: Array, dtype: DType) -> Gradient:
+    """The gradient with its indices strictly increasing: sorted, and rows of the same index added up."""
+    if (indices[1:] > indices[:-1]).all():
+        return Gradient(values, indices)
+    order = np.argsort(indices, kind="stable")
+    indices, values = indices[order], values[order]
+    starts = np.flatnonzero(np.concatenate(([True], indices[1:] != indices[:-1])))
+    if len(starts) == len(indices):
+        return Gradient(values, indices)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = np.add.reduceat(values.astype(dtype.sum, copy=False), starts, axis=0, dtype=dtype.sum)
+    return Gradient(rows, indices[starts])

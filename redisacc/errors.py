@@ -1,0 +1,101 @@
+"""Every error that redisacc raises.
+
+::
+
+    RedisAccError
+    ├── InvalidArgumentError (ValueError)        a bad argument; nothing was changed
+    │   └── SchemaMismatchError                  opened as something else than it was created as
+    ├── AccumulatorNotFoundError (LookupError)   never created, deleted, or deleted and created anew
+    ├── StepOverflowError (OverflowError)        a take at the last step an int64 can hold
+    ├── TakeTimeoutError (TimeoutError)          not enough gradients came in time
+    ├── PeekTimeoutError (TimeoutError)          the accumulator changed under every look at it
+    ├── CancelledError                           the handle was closed
+    ├── StaleSequenceError                       the server has seen a later request of this client
+    ├── CorruptDataError                         what stands under our keys is not what we wrote
+    └── ServerError                              the server refused a command
+        └── ServerUnavailableError (ConnectionError)   no server answers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = [
+    "AccumulatorNotFoundError",
+    "CancelledError",
+    "CorruptDataError",
+    "InvalidArgumentError",
+    "PeekTimeoutError",
+    "RedisAccError",
+    "SchemaMismatchError",
+    "ServerError",
+    "ServerUnavailableError",
+    "StaleSequenceError",
+    "StepOverflowError",
+    "TakeTimeoutError",
+]
+
+
+class RedisAccError(Exception):
+    """The root of everything that redisacc raises on purpose."""
+
+
+class InvalidArgumentError(RedisAccError, ValueError):
+    """An argument that can't be right. It was refused before anything changed, here or on the server."""
+
+
+class SchemaMismatchError(InvalidArgumentError):
+    """A shared name was opened with another kind, dtype, shape or reduction than it was created with."""
+
+
+class AccumulatorNotFoundError(RedisAccError, LookupError):
+    """The accumulator is gone: never created, deleted, or deleted and created anew since this handle was opened."""
+
+
+class StepOverflowError(RedisAccError, OverflowError):
+    """A take would move the global step past 2**63 - 1. Nothing was taken; ``set_global_step`` to go on."""
+
+
+class TakeTimeoutError(RedisAccError, TimeoutError):
+    """A take's ``timeout=`` ran out before enough gradients had come. Nothing was taken.
+
+    Attributes:
+        num_required: how many gradients the take asked for.
+        num_accumulated: how many had come.
+        workers: from whom: worker's name → number of gradients in this round.
+    """
+
+    def __init__(
+        self, message: str, *, num_required: int, num_accumulated: int, workers: Mapping[str, int]
+    ) -> None:
+        super().__init__(message)
+        self.num_required = num_required
+        self.num_accumulated = num_accumulated
+        self.workers = dict(workers)
+
+
+class PeekTimeoutError(RedisAccError, TimeoutError):
+    """The accumulator changed under every look at it, so no look showed it as it was at one moment."""
+
+
+class CancelledError(RedisAccError):
+    """The handle was closed: before the call, or while it waited. Nothing was taken."""
+
+
+class StaleSequenceError(RedisAccError):
+    """The server has already seen a later request of this client, so this one was refused and not counted.
+
+    It says that a request was delayed so long that its sender had given it up.
+    """
+
+
+class CorruptDataError(RedisAccError):
+    """What stands under an accumulator's keys is not what redisacc writes there. Nothing was changed."""
+
+
+class ServerError(RedisAccError):
+    """The server refused a command: out of memory, read-only replica, missing permission, …"""
+
+
+class ServerUnavailableError(ServerError, ConnectionError):
+    """No server answers at the address."""

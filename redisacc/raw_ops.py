@@ -1,0 +1,205 @@
+"""TensorFlow's raw operations on accumulators: keyword-only functions on a handle.
+
+A handle is an ``accumulator_ref``: the text ``redisacc:{NAME}``. Two things differ from TensorFlow: operations take
+``redis=`` (a client, a URL, or None, as everywhere), which a handle made in this process doesn't need, and they are
+executed at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy.typing as npt
+
+from redisacc import _arguments
+from redisacc import _dense, _sparse
+from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
+from redisacc._arguments import Array
+from redisacc._dtypes import find
+from redisacc._info import Record
+from redisacc._keys import Keys
+from redisacc._link import link_to
+from redisacc.errors import InvalidArgumentError
+
+__all__ = [
+    "AccumulatorApplyGradient",
+    "AccumulatorNumAccumulated",
+    "AccumulatorSetGlobalStep",
+    "AccumulatorTakeGradient",
+    "ConditionalAccumulator",
+    "SparseAccumulatorApplyGradient",
+    "SparseAccumulatorTakeGradient",
+    "SparseConditionalAccumulator",
+]
+
+# Accumulators by handle. Those that were created here stay open as long as the process, as TensorFlow's do as long
+# as their session; a private one would otherwise be gone before its handle is used.
+_opened: dict[tuple[str, object], ConditionalAccumulatorBase] = {}
+_lock = threading.Lock()
+
+
+def ConditionalAccumulator(  # noqa: N802
+    *,
+    dtype: npt.DTypeLike,
+    shape: object,
+    container: str = "",
+    shared_name: str = "",
+    reduction_type: str = "MEAN",
+    name: str | None = None,
+    redis: object = None,
+) -> str:
+    """Creates or opens a dense accumulator and returns its handle. ``container`` must be empty."""
+    _check_container(container)
+    accumulator = _dense.ConditionalAccumulator(
+        dtype, shape, shared_name, name or "conditional_accumulator", reduction_type, redis=redis
+    )
+    return _remember(accumulator, redis)
+
+
+def SparseConditionalAccumulator(  # noqa: N802
+    *,
+    dtype: npt.DTypeLike,
+    shape: object,
+    container: str = "",
+    shared_name: str = "",
+    reduction_type: str = "MEAN",
+    name: str | None = None,
+    redis: object = None,
+) -> str:
+    """Creates or opens a sparse accumulator and returns its handle. ``container`` must be empty."""
+    _check_container(container)
+    accumulator = _sparse.SparseConditionalAccumulator(
+        dtype, shape, shared_name, name or "sparse_conditional_accumulator", reduction_type, redis=redis
+    )
+    return _remember(accumulator, redis)
+
+
+def AccumulatorApplyGradient(  # noqa: N802
+    *, handle: str, local_step: int, gradient: npt.ArrayLike, name: str | None = None, redis: object = None
+) -> ApplyResult:
+    """``apply_grad`` of the dense accumulator behind ``handle``."""
+    return _dense_of(handle, redis).apply_grad(gradient, local_step, name)
+
+
+def AccumulatorTakeGradient(  # noqa: N802
+    *,
+    handle: str,
+    num_required: int,
+    dtype: npt.DTypeLike,
+    name: str | None = None,
+    redis: object = None,
+    timeout: float | None = None,
+) -> Array:
+    """``take_grad`` of the dense accumulator behind ``handle``, whose dtype must be ``dtype``."""
+    accumulator = _dense_of(handle, redis)
+    _check_dtype(accumulator, dtype)
+    return accumulator.take_grad(num_required, name, timeout=timeout)
+
+
+def SparseAccumulatorApplyGradient(  # noqa: N802
+    *,
+    handle: str,
+    local_step: int,
+    gradient_indices: npt.ArrayLike,
+    gradient_values: npt.ArrayLike,
+    gradient_shape: npt.ArrayLike,
+    has_known_shape: bool,
+    name: str | None = None,
+    redis: object = None,
+) -> ApplyResult:
+    """``apply_grad`` of the sparse accumulator behind ``handle``.
+
+    ``gradient_shape`` is checked only if ``has_known_shape``.
+    """
+    if not isinstance(has_known_shape, bool):
+        raise InvalidArgumentError(f"has_known_shape must be a bool, not {_arguments.shown(has_known_shape)}")
+    return _sparse_of(handle, redis).apply_grad(
+        gradient_indices, gradient_values, gradient_shape if has_known_shape else None, local_step, name
+    )
+
+
+def SparseAccumulatorTakeGradient(  # noqa: N802
+    *,
+    handle: str,
+    num_required: int,
+    dtype: npt.DTypeLike,
+    name: str | None = None,
+    redis: object = None,
+    timeout: float | None = None,
+) -> tuple[Array, Array, Array]:
+    """``take_grad`` of the sparse accumulator behind ``handle``, whose dtype must be ``dtype``."""
+    accumulator = _sparse_of(handle, redis)
+    _check_dtype(accumulator, dtype)
+    return accumulator.take_grad(num_required, name, timeout=timeout)
+
+
+def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: object = None) -> int:  # noqa: N802
+    """``num_accumulated`` of the accumulator behind ``handle``."""
+    return _accumulator_of(handle, redis).num_accumulated(name)
+
+
+def AccumulatorSetGlobalStep(  # noqa: N802
+    *, handle: str, new_global_step: int, name: str | None = None, redis: object = None
+) -> None:
+    """``set_global_step`` of the accumulator behind ``handle``."""
+    _accumulator_of(handle, redis).set_global_step(new_global_step, name)
+
+
+def _check_container(container: object) -> None:
+    if container != "":
+        raise InvalidArgumentError(f"container must be empty, not {_arguments.shown(container)}: Redis has none")
+
+
+def _check_dtype(accumulator: ConditionalAccumulatorBase, dtype: object) -> None:
+    if find(dtype).public != accumulator.dtype:
+        raise InvalidArgumentError(f"dtype must be the accumulator's, {accumulator.dtype}, not {_arguments.shown(dtype)}")
+
+
+def _key(ref: str, redis: object) -> tuple[str, object]:
+    return ref, redis if redis is None or isinstance(redis, str) else id(getattr(redis, "connection_pool", redis))
+
+
+def _remember(accumulator: ConditionalAccumulatorBase, redis: object) -> str:
+    ref = accumulator.accumulator_ref
+    with _lock:
+        for key in {_key(ref, redis), (ref, None)}:
+            _opened[key] = accumulator
+    return ref
+
+
+def _accumulator_of(handle: str, redis: object) -> ConditionalAccumulatorBase:
+    keys = Keys.of_ref(handle)
+    with _lock:
+        accumulator = _opened.get(_key(handle, redis))
+    if accumulator is None:
+        link = link_to(redis)
+        record = Record(keys, link.call(*Record.command(keys)))
+        kind = {"dense": _dense.ConditionalAccumulator, "sparse": _sparse.SparseConditionalAccumulator}.get(record.kind)
+        if kind is None:
+            raise InvalidArgumentError(f"handle {handle!r} is an accumulator of the unknown kind {record.kind!r}")
+        accumulator = kind(record.dtype, record.shape, keys.name, reduction_type=record.reduction_type, redis=redis)
+        _remember(accumulator, redis)
+    return accumulator
+
+
+def _dense_of(handle: str, redis: object) -> _dense.ConditionalAccumulator:
+    accumulator = _accumulator_of(handle, redis)
+    if not isinstance(accumulator, _dense.ConditionalAccumulator):
+        raise InvalidArgumentError(f"handle must be a dense accumulator, and {handle!r} is sparse")
+    return accumulator
+
+
+def _sparse_of(handle: str, redis: object) -> _sparse.SparseConditionalAccumulator:
+    accumulator = _accumulator_of(handle, redis)
+    if not isinstance(accumulator, _sparse.SparseConditionalAccumulator):
+        raise InvalidArgumentError(f"handle must be a sparse accumulator, and {handle!r} is dense")
+    return accumulator
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
