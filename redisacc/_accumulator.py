@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import socket
@@ -25,10 +26,19 @@ from redisacc._info import AccumulatorInfo, Record, parse_taken, read_info, roun
 from redisacc._keys import NAMES, Keys
 from redisacc._link import link_to
 from redisacc._parked import Gradient, Parked
-from redisacc._rounds import Contents, Round, add_up, batches, parse_contents, read_contents, scan, scan_command
-from redisacc._scripts import Counted, Deleting, Granted, Inexact, Opened, Schema, Scripts, Unstaged
+from redisacc._rounds import (
+    Contents,
+    Round,
+    add_up,
+    batches,
+    parse_contents,
+    read_contents,
+    scan,
+    scan_command,
+)
+from redisacc._scripts import Counted, Deleting, Granted, Opened, Schema, Scripts
 from redisacc._slices import IndexedSlices
-from redisacc._taking import wait_for_round
+from redisacc._taking import Wait, wait_for_round
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
@@ -119,9 +129,7 @@ class ConditionalAccumulatorBase(ABC):
             )
 
     def _open(self) -> Opened:
-        schema = Schema(
-            FORMAT, self._kind, self._dtype.name, _arguments.shape_text(self._shape), self._reduction_type
-        )
+        schema = Schema(FORMAT, self._kind, self._dtype.name, _arguments.shape_text(self._shape), self._reduction_type)
         while True:
             opened = self._scripts.open(
                 incarnation=secrets.token_hex(16),
@@ -178,7 +186,7 @@ class ConditionalAccumulatorBase(ABC):
 
     @property
     def reduction_type(self) -> str:
-        """"MEAN" or "SUM"."""
+        """ "MEAN" or "SUM"."""
         return self._reduction_type
 
     @property
@@ -277,7 +285,12 @@ class ConditionalAccumulatorBase(ABC):
             raise CorruptDataError(f"{self._keys.record}: a round of {record.num_accumulated} gradients has no shape")
         try:
             contents = parse_contents(
-                self._link, self._keys, current, pieces, dtype=self._dtype, sparse=self._sparse,
+                self._link,
+                self._keys,
+                current,
+                pieces,
+                dtype=self._dtype,
+                sparse=self._sparse,
                 round_shape=record.round_shape,
             )
             gradient = self._reduce(contents, record.round_shape, record.num_accumulated)
@@ -297,15 +310,13 @@ class ConditionalAccumulatorBase(ABC):
         shape = _arguments.shape_text(round_shape)
         with self._clients.lend() as client:
             sequence = client.next()
-            counted: Counted | Inexact | Unstaged = Inexact()
+            counted = None
             if self._fits_in_place(gradient):
                 counted = self._add_in_place(gradient, client, sequence, local_step, shape)
-            if isinstance(counted, Inexact):
+            if counted is None:
                 counted = self._park(gradient, client, sequence, local_step, shape)
         if counted.outcome == "stale":
-            logger.debug(
-                "%s: dropped a gradient of step %d, the step is %d", label, local_step, counted.global_step
-            )
+            logger.debug("%s: dropped a gradient of step %d, the step is %d", label, local_step, counted.global_step)
             return ApplyResult("stale", counted.global_step, counted.num_accumulated)
         return ApplyResult("applied", counted.global_step, counted.num_accumulated)
 
@@ -318,7 +329,7 @@ class ConditionalAccumulatorBase(ABC):
 
     def _add_in_place(
         self, gradient: Gradient, client: Client, sequence: int, local_step: int, shape: str
-    ) -> Counted | Inexact:
+    ) -> Counted | None:
         packed = _sums.pack(gradient, self._dtype, self._chunk)
         return self._scripts.apply(
             client=client,
@@ -350,9 +361,11 @@ class ConditionalAccumulatorBase(ABC):
                 lengths=lengths,
                 stage=commands,
             )
-            if isinstance(counted, Counted):
+            if counted is not None:
                 return counted
-        raise ServerError(f"{self._link.address} loses what is written to it: staged parts of a gradient were not found")
+        raise ServerError(
+            f"{self._link.address} loses what is written to it: staged parts of a gradient were not found"
+        )
 
     # Taking
 
@@ -410,9 +423,7 @@ class ConditionalAccumulatorBase(ABC):
         rounds = sorted((taken for state, taken in found if state == "granted"), key=lambda taken: taken.granted_at)
         for taken in rounds:
             if token in (None, taken.token):
-                granted = self._scripts.recover(
-                    old=taken.token, token=secrets.token_hex(16), taker=self._worker
-                )
+                granted = self._scripts.recover(old=taken.token, token=secrets.token_hex(16), taker=self._worker)
                 if granted is not None:
                     return granted
         return None
@@ -440,17 +451,16 @@ class ConditionalAccumulatorBase(ABC):
         required = _arguments.integer(num_required, "num_required", low=1)
         seconds = _arguments.timeout(timeout)
         self._check_open()
-        return wait_for_round(
+        wait = Wait(
             link=self._link,
             keys=self._keys,
             scripts=self._scripts,
             num_required=required,
-            timeout=seconds,
+            deadline=math.inf if seconds is None else time.monotonic() + seconds,
             taker=self._worker,
             label=label,
-            closed=self._closed,
-            register=self._register,
         )
+        return wait_for_round(wait, closed=self._closed, register=self._register)
 
     def _register(self, wake: threading.Event) -> Callable[[], None]:
         self._waiting.add(wake)
@@ -461,9 +471,7 @@ class ConditionalAccumulatorBase(ABC):
         if shape is None:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
         of = self._keys.taken_round(granted.token)
-        contents = read_contents(
-            self._link, self._keys, of, dtype=self._dtype, sparse=self._sparse, round_shape=shape
-        )
+        contents = read_contents(self._link, self._keys, of, dtype=self._dtype, sparse=self._sparse, round_shape=shape)
         try:
             return self._reduce(contents, shape, granted.num_accumulated), contents
         except _parked.PartMissing as error:

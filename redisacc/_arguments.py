@@ -61,7 +61,8 @@ def timeout(value: object) -> float | None:
     try:
         seconds = float(value)
     except OverflowError:
-        return None if value > 0 else timeout(-1.0)
+        # A whole number beyond all floats: forever, or refused below.
+        seconds = math.copysign(math.inf, 1 if value > 0 else -1)  # type: ignore[operator]
     if not seconds >= 0:
         raise InvalidArgumentError(f"timeout must be at least 0 seconds, not {shown(value)}")
     return None if math.isinf(seconds) else seconds
@@ -121,7 +122,7 @@ def shape_text(dims: Sequence[int | None] | None) -> str:
 
 
 def reduction_type(value: object) -> str:
-    """"MEAN" or "SUM"; None means MEAN."""
+    """ "MEAN" or "SUM"; None means MEAN."""
     if value is None:
         return "MEAN"
     if isinstance(value, str) and value in ("MEAN", "SUM"):
@@ -144,7 +145,7 @@ def _rank(dtype: np.dtype[Any]) -> int:
     if dtype.kind in "biufc":
         return "buifc".index(dtype.kind)
     try:
-        if ml_dtypes.finfo(dtype).bits:
+        if ml_dtypes.finfo(dtype).bits:  # type: ignore[no-untyped-call]
             return "buifc".index("f")
     except ValueError:
         pass

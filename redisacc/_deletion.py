@@ -18,7 +18,10 @@ def delete(link: Link, keys: Keys, incarnation: str) -> None:
     if scripts.delete(finish=False) != "closed":
         return
     # From here on nobody adds anything, and until the record goes nobody can create the name anew.
-    rounds = [keys.current, *(keys.taken_round(token.decode(errors="replace")) for token in scan(link, keys.taken))]
+    rounds = [
+        keys.current,
+        *(keys.taken_round(token.decode(errors="replace")) for token in scan(link, keys.taken)),
+    ]
     for round_keys in rounds:
         for gradient, entry in scan(link, round_keys.parked).items():
             _unlink_parts(link, keys, gradient.decode(errors="replace"), entry)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from redisacc._arguments import Shape, shape_text
 from redisacc._keys import Keys
 from redisacc._link import Link
-from redisacc._rounds import parse_workers, scan, scan_command, scan_rest
+from redisacc._rounds import parse_workers, scan_command, scan_rest
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError
 
 
@@ -109,7 +109,9 @@ class Record:
         fields = dict(zip(self.FIELDS, reply, strict=True))
         for name, value in fields.items():
             if not isinstance(value, bytes) or not _right(name, value):
-                raise CorruptDataError(f"{keys.record}: {name} holds {value!r:.100}, which redisacc doesn't write there")
+                raise CorruptDataError(
+                    f"{keys.record}: {name} holds {value!r:.100}, which redisacc doesn't write there"
+                )
         texts = {name: value.decode() for name, value in fields.items()}
         self.global_step = int(texts["global_step"])
         self.kind, self.dtype, shape, self.reduction_type, self.incarnation, round_shape = (texts[f] for f in _TEXTS)
@@ -192,11 +194,8 @@ def read_info(link: Link, keys: Keys) -> AccumulatorInfo:
     )
     fields = Record(keys, record)
     workers, takers, taken = (scan_rest(link, key, first) for key, first in zip(hashes, firsts, strict=True))
-    waiting = []
-    for token in queue:
-        # One that joined or left between two reads is in only one of them.
-        if token in takers:
-            waiting.append(_waiting(keys, token, takers[token]))
+    # A taker that joined or left between two reads is in only one of them.
+    waiting = [_waiting(keys, token, takers[token]) for token in queue if token in takers]
     rounds = [parse_taken(keys, token, text) for token, text in taken.items()]
     return AccumulatorInfo(
         name=keys.name,

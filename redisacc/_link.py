@@ -61,7 +61,7 @@ class Link:
         self.client = client
         # A cluster client has a pool for each node and picks the node by a command's keys.
         self._pool = getattr(client, "connection_pool", None)
-        self._get_connection = None if self._pool is None else _getter(self._pool)
+        self._get_connection = _getter(self._pool)
         self.address = _address(client, self._pool)
 
     def __repr__(self) -> str:
@@ -116,14 +116,14 @@ class Link:
                 pause = backoff.compute(failures)
                 if time.monotonic() + pause >= give_up:
                     raise ServerUnavailableError(
-                        f"no Redis server answers at {self.address} ({_reason(error)}). Start one with `redisacc server` "
-                        "(pip install 'redisacc[cli,server]'), or name another by redis= or REDISACC_URL"
+                        f"no Redis server answers at {self.address} ({_reason(error)}). Start one with "
+                        "`redisacc server` (pip install 'redisacc[cli,server]'), or name another by redis= or REDISACC_URL"
                     ) from error
                 logger.debug("%s: %s; trying again in %.2f s", self.address, _reason(error), pause)
                 time.sleep(pause)
 
     def _exchange_once(self, commands: Sequence[Command], give_up: float) -> list[Any]:
-        if self._get_connection is None:
+        if self._pool is None:
             return self._exchange_by_client(commands)
         connection = self._get_connection()
         try:
@@ -175,6 +175,8 @@ class Link:
 
 def _getter(pool: Any) -> Callable[[], Any]:
     """What takes a connection out of a pool."""
+    if pool is None:
+        return lambda: None
     required = any(
         p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
         for p in inspect.signature(pool.get_connection).parameters.values()
@@ -252,7 +254,7 @@ def _client_of(url: str) -> redis.Redis:
 
 
 def _forget_links() -> None:
-    global _links_lock
+    global _links_lock  # noqa: PLW0603
     _links_lock = threading.Lock()
 
 

@@ -76,7 +76,7 @@ def _cut(total: int, unit: int) -> list[int]:
 
 def _bytes_of(values: Array, dtype: np.dtype[Any]) -> memoryview:
     flat = np.ascontiguousarray(values, dtype).reshape(-1)
-    return memoryview(flat.view(np.uint8))
+    return flat.view(np.uint8).data
 
 
 def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> tuple[bytes, list[int], list[Command]]:
@@ -129,9 +129,7 @@ def parse(
     return parked
 
 
-def _parse_one(
-    field: bytes, entry: bytes, dtype: DType, sparse: bool, round_shape: tuple[int, ...]
-) -> Parked:
+def _parse_one(field: bytes, entry: bytes, dtype: DType, sparse: bool, round_shape: tuple[int, ...]) -> Parked:
     if len(field) > 64 or not field.replace(b"-", b"").isalnum():
         raise ValueError("not an id")
     order, _, packed = entry.partition(b" ")
@@ -141,9 +139,7 @@ def _parse_one(
     if not isinstance(header, dict) or header["version"] != _HEADER_VERSION:
         raise ValueError("an unknown version")
     wire = dtype.parked_dtype(header["dtype"])
-    shape, index_lengths, value_lengths = (
-        _lengths(header[name], name) for name in ("shape", "indices", "values")
-    )
+    shape, index_lengths, value_lengths = (_lengths(header[name], name) for name in ("shape", "indices", "values"))
     rows = shape[:1] if sparse else []
     if tuple(shape[len(rows) :]) != round_shape or (sparse and not rows):
         raise ValueError(f"shape {shape} in a round of {list(round_shape)}")

@@ -75,7 +75,10 @@ class Owner:
 def renew(link: Link, keys: Keys, lease_ms: int) -> None:
     """Lets every key of the accumulator live for another lease."""
     fixed = [keys.record, keys.clients, keys.taken]
-    rounds = [keys.current, *(keys.taken_round(token.decode(errors="replace")) for token in scan(link, keys.taken))]
+    rounds = [
+        keys.current,
+        *(keys.taken_round(token.decode(errors="replace")) for token in scan(link, keys.taken)),
+    ]
     for of in rounds:
         fixed += [of.sums, of.parked, of.workers]
     link.pipeline([("PEXPIRE", key, lease_ms) for key in fixed], patience=lease_ms / 2000)

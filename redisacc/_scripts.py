@@ -80,16 +80,6 @@ class Waiting:
     ahead: int
 
 
-@dataclass(frozen=True)
-class Inexact:
-    """The gradient can't be added in place without losing digits. Nothing was changed."""
-
-
-@dataclass(frozen=True)
-class Unstaged:
-    """A part of the gradient isn't there. Nothing was changed."""
-
-
 class Scripts:
     """The scripts, run on one accumulator."""
 
@@ -141,8 +131,8 @@ class Scripts:
         limit: int | None,
         indices: bytes,
         rows: memoryview | bytes,
-    ) -> Counted | Inexact:
-        """Adds a gradient in place."""
+    ) -> Counted | None:
+        """Adds a gradient in place. None if that would lose digits: then it has to be parked."""
         reply = self._link.run(
             load("apply"),
             [self._keys.record, self._keys.current.sums, self._keys.current.workers, self._keys.clients],
@@ -162,7 +152,7 @@ class Scripts:
             ],
         )
         if reply[0] == b"inexact":
-            return Inexact()
+            return None
         return self._counted(reply, round_shape)
 
     def park(
@@ -177,8 +167,11 @@ class Scripts:
         header: bytes,
         lengths: Sequence[int],
         stage: Sequence[Command],
-    ) -> Counted | Unstaged:
-        """Holds a gradient whole. The commands ``stage`` put its parts in place and travel along."""
+    ) -> Counted | None:
+        """Holds a gradient whole. The commands ``stage`` put its parts in place and travel along.
+
+        None if a part wasn't there when the script ran: the request has to be sent again.
+        """
         keys, current = self._keys, self._keys.current
         parts = range(len(lengths))
         reply = self._link.run(
@@ -206,7 +199,7 @@ class Scripts:
             before=stage,
         )
         if reply[0] == b"unstaged":
-            return Unstaged()
+            return None
         return self._counted(reply, round_shape)
 
     def take(
@@ -233,9 +226,7 @@ class Scripts:
         )
         match reply:
             case [b"waiting", step, count, ahead]:
-                return Waiting(
-                    self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue")
-                )
+                return Waiting(self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue"))
         return self._granted(token, reply)
 
     def leave(self, *, token: str, patience: float = PATIENCE) -> Granted | None:
@@ -361,7 +352,8 @@ class Scripts:
                 )
             case [b"superseded", sequence]:
                 raise StaleSequenceError(
-                    f"{name!r}: the server has executed request {_text(sequence)} of this client, which is later than this one"
+                    f"{name!r}: the server has executed request {_text(sequence)} of this client, "
+                    "which is later than this one"
                 )
             case [b"overflow", step]:
                 raise StepOverflowError(f"{name!r}: the global step is {_text(step)} and can't grow")

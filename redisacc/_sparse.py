@@ -110,7 +110,10 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         self._check_rows(indices, values)
         self._check_whole(grad_shape)
         return self._apply(
-            ascending(indices, values, self._dtype), local_step=step, round_shape=values.shape[1:], label=label
+            ascending(indices, values, self._dtype),
+            local_step=step,
+            round_shape=values.shape[1:],
+            label=label,
         )
 
     def apply_indexed_slices_grad(self, grad: Any, local_step: int = 0, name: str | None = None) -> ApplyResult:

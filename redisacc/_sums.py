@@ -45,7 +45,7 @@ def pack(gradient: Gradient, dtype: DType, chunk: int) -> Packed:
     values = np.ascontiguousarray(gradient.values).reshape(-1)
     if dtype.components == 2:
         values = values.view(values.real.dtype)
-    rows = memoryview(np.ascontiguousarray(values, dtype.in_place_dtype).view(np.uint8))
+    rows = np.ascontiguousarray(values, dtype.in_place_dtype).view(np.uint8).data
     element_bytes = dtype.components * dtype.in_place_dtype.itemsize
     if gradient.indices is None:
         return Packed(_numbers(math.ceil(gradient.values.size / chunk)), rows, chunk * element_bytes)

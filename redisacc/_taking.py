@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from redisacc._events import hub_of
 from redisacc._keys import Keys
@@ -29,32 +30,21 @@ LOOK_PATIENCE = 5.0
 
 
 def wait_for_round(
-    *,
-    link: Link,
-    keys: Keys,
-    scripts: Scripts,
-    num_required: int,
-    timeout: float | None,
-    taker: str,
-    label: str,
-    closed: threading.Event,
-    register: Callable[[threading.Event], Callable[[], None]],
+    wait: Wait, *, closed: threading.Event, register: Callable[[threading.Event], Callable[[], None]]
 ) -> Granted:
     """Blocks until the round is granted.
 
     Args:
+        wait: who waits for what.
         closed: set when the handle is closed; the wait ends with CancelledError.
         register: gets the event that wakes the wait, and returns what takes it back.
     """
-    token = secrets.token_hex(16)
     started = time.monotonic()
-    deadline = math.inf if timeout is None else started + timeout
-    wait = _Wait(link, keys, scripts, num_required, deadline, taker, label, token)
     take_back = register(wait.wake)
     try:
         granted = wait.look()
-        if granted is None and deadline > time.monotonic():
-            with hub_of(link).listen(keys.events, wait.on_event):
+        if granted is None and wait.deadline > time.monotonic():
+            with hub_of(wait.link).listen(wait.keys.events, wait.on_event):
                 granted = wait.until_granted(closed)
     except BaseException:
         # Ctrl-C included: the next in the queue must not wait for our lease to run out.
@@ -69,35 +59,34 @@ def wait_for_round(
     return granted
 
 
-class _Wait:
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        scripts: Scripts,
-        num_required: int,
-        deadline: float,
-        taker: str,
-        label: str,
-        token: str,
-    ) -> None:
-        self.wake = threading.Event()
-        self._link = link
-        self._keys = keys
-        self._scripts = scripts
-        self._num_required = num_required
-        self._deadline = deadline
-        self._taker = taker
-        self._label = label
-        self._token = token
-        self._seen: Waiting | None = None
-        self._unreachable: ServerUnavailableError | None = None
+@dataclass
+class Wait:
+    """A take that waits.
+
+    Attributes:
+        num_required: granted when that many gradients have come.
+        deadline: when to give up, on ``time.monotonic()``'s clock; infinity: never.
+        taker: name of who waits.
+        label: how log records and errors call the accumulator.
+    """
+
+    link: Link
+    keys: Keys
+    scripts: Scripts
+    num_required: int
+    deadline: float
+    taker: str
+    label: str
+    wake: threading.Event = field(default_factory=threading.Event)
+    _token: str = field(default_factory=lambda: secrets.token_hex(16))
+    _seen: Waiting | None = None
+    _unreachable: ServerUnavailableError | None = None
 
     def on_event(self, event: str | None) -> None:
         """Runs on the hub's thread. Most events say that the time hasn't come; those wake nobody."""
         if event is not None and event.startswith(("applied ", "stale ", "waiting ")):
             for word in event.split(" ", 4):
-                if word.startswith("count=") and word[6:].isdigit() and int(word[6:20]) < self._num_required:
+                if word.startswith("count=") and word[6:].isdigit() and int(word[6:20]) < self.num_required:
                     return
         self.wake.set()
 
@@ -107,35 +96,35 @@ class _Wait:
         while True:
             self.wake.clear()
             if closed.is_set():
-                raise CancelledError(f"{self._label}: the handle was closed while a take waited")
+                raise CancelledError(f"{self.label}: the handle was closed while a take waited")
             granted = self.look()
             now = time.monotonic()
-            if granted is not None or now >= self._deadline:
+            if granted is not None or now >= self.deadline:
                 return granted
             if now >= next_log:
                 next_log = now + LOG_EVERY
                 logger.warning("%s", self._state("still waits"))
-            self.wake.wait(min(LOOK_EVERY, self._deadline - now))
+            self.wake.wait(min(LOOK_EVERY, self.deadline - now))
 
     def look(self) -> Granted | None:
         """Asks for the round once. An unreachable server is said in the log, and waited for."""
         try:
-            reply = self._scripts.take(
+            reply = self.scripts.take(
                 token=self._token,
-                num_required=self._num_required,
+                num_required=self.num_required,
                 lease_ms=LEASE_MS,
-                taker=self._taker,
+                taker=self.taker,
                 patience=self._patience(),
             )
         except ServerUnavailableError as error:
             if self._unreachable is None:
-                if self._seen is None and self._deadline == math.inf:
+                if self._seen is None and self.deadline == math.inf:
                     raise
-                logger.warning("%s: lost the server while a take waits, and goes on trying: %s", self._label, error)
+                logger.warning("%s: lost the server while a take waits, and goes on trying: %s", self.label, error)
             self._unreachable = error
             return None
         if self._unreachable is not None:
-            logger.warning("%s: the server is back", self._label)
+            logger.warning("%s: the server is back", self.label)
             self._unreachable = None
         if isinstance(reply, Granted):
             return reply
@@ -144,27 +133,27 @@ class _Wait:
 
     def _patience(self) -> float:
         # The last look of a take whose time is up still gets a moment for its round trip.
-        return min(LOOK_PATIENCE, max(self._deadline - time.monotonic(), 0.5))
+        return min(LOOK_PATIENCE, max(self.deadline - time.monotonic(), 0.5))
 
     def leave(self) -> Granted | None:
         """Leaves the queue; a round that was granted meanwhile is delivered."""
         if self._unreachable is not None:
             # Nobody to tell; the lease runs out.
             return None
-        return self._scripts.leave(token=self._token, patience=LOOK_PATIENCE)
+        return self.scripts.leave(token=self._token, patience=LOOK_PATIENCE)
 
     def leave_quietly(self) -> None:
         """Leaves the queue because of an error, which is what the caller has to hear of."""
         try:
-            granted = self._scripts.leave(token=self._token, patience=1.0)
+            granted = self.scripts.leave(token=self._token, patience=1.0)
         except RedisAccError as error:
-            logger.debug("%s: could not leave the queue: %s", self._label, error)
+            logger.debug("%s: could not leave the queue: %s", self.label, error)
             return
         if granted is not None:
             logger.warning(
                 "%s: the round of step %d, with %d gradients, was granted when the take was interrupted; recover() "
                 "gets it",
-                self._label,
+                self.label,
                 granted.global_step,
                 granted.num_accumulated,
             )
@@ -174,12 +163,12 @@ class _Wait:
         workers: dict[str, int] = {}
         if self._unreachable is None:
             try:
-                workers = parse_workers(scan(self._link, self._keys.current.workers), self._keys.current.workers)
-            except RedisAccError as error:
-                logger.debug("%s: %s", self._label, error)
+                workers = parse_workers(scan(self.link, self.keys.current.workers), self.keys.current.workers)
+            except RedisAccError as failure:
+                logger.debug("%s: %s", self.label, failure)
         error = TakeTimeoutError(
             self._state(f"timed out after {seconds:.3g} s", workers),
-            num_required=self._num_required,
+            num_required=self.num_required,
             num_accumulated=self._seen.num_accumulated if self._seen else 0,
             workers=workers,
         )
@@ -188,10 +177,10 @@ class _Wait:
 
     def _state(self, what: str, workers: dict[str, int] | None = None) -> str:
         seen = self._seen
-        text = f"{self._label}: a take of {self._num_required} {what}"
+        text = f"{self.label}: a take of {self.num_required} {what}"
         if seen is None:
             return f"{text}: the server did not say how many gradients there are"
-        text += f": {seen.num_accumulated} of {self._num_required} gradients had come at step {seen.global_step}"
+        text += f": {seen.num_accumulated} of {self.num_required} gradients had come at step {seen.global_step}"
         if workers:
             text += ", from " + ", ".join(f"{name} ({number})" for name, number in workers.items())
         if seen.ahead:

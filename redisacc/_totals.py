@@ -15,8 +15,10 @@ from redisacc.errors import CorruptDataError
 
 _COUNT = np.dtype("<u8")
 
+
 # Gradients hold what they hold: infinities and overflow are results, not mistakes of ours.
-_IEEE = {"over": "ignore", "invalid": "ignore", "divide": "ignore", "under": "ignore"}
+def _ieee() -> np.errstate:
+    return np.errstate(all="ignore")
 
 
 def _parse_rows(fields: Mapping[bytes, bytes], where: str) -> tuple[Array, Array, list[bytes]]:
@@ -42,16 +44,18 @@ def _from_packed(data: bytes, dtype: DType, where: str) -> Array:
         if not (np.abs(numbers) <= EXACT_IN_DOUBLE).all() or (numbers != np.trunc(numbers)).any():
             raise CorruptDataError(f"{where}: a sum of {dtype.name} that is no exact integer")
         return numbers.astype(dtype.sum)
-    return numbers.view(dtype.sum.newbyteorder("<"))
+    elements: Array = numbers.view(dtype.sum.newbyteorder("<"))
+    return elements
 
 
 def _mean(total: Array, counts: Any, dtype: DType) -> Array:
     """Divides by counts, which broadcast against the total."""
     if dtype.is_integer:
         divisor = np.asarray(counts).astype(dtype.sum)
-        floor = total // divisor
+        floor: Array = total // divisor
         # numpy rounds down; an integer mean truncates toward zero.
-        return floor + ((total < 0) & (floor * divisor != total))
+        mean: Array = floor + ((total < 0) & (floor * divisor != total))
+        return mean
     if dtype.components == 2:
         # A complex division by a real count would be rounded more than once.
         real = dtype.sum.type(0).real.dtype
@@ -97,13 +101,13 @@ class DenseTotal:
             return
         if not self._sum.flags.writeable:
             self._sum = self._sum.copy()
-        with np.errstate(**_IEEE):
+        with _ieee():
             np.add(self._sum, gradient.values, out=self._sum, casting="unsafe")
 
     def result(self, reduction_type: str, num_accumulated: int) -> Array:
         """The sum, or the sum divided by the number of gradients, in the accumulator's dtype."""
         total = np.zeros(self.shape, self._dtype.sum) if self._sum is None else self._sum
-        with np.errstate(**_IEEE):
+        with _ieee():
             if reduction_type == "MEAN":
                 total = _mean(total, num_accumulated, self._dtype)
             return _returned(total, self._dtype)
@@ -127,8 +131,7 @@ class SparseTotal:
         if (counts < 1).any() or (counts > EXACT_IN_DOUBLE).any():
             raise CorruptDataError(f"{self._where}: an index that was held by no gradient")
         expected = (
-            _COUNT.itemsize
-            + math.prod(self._shape) * self._dtype.components * self._dtype.in_place_dtype.itemsize
+            _COUNT.itemsize + math.prod(self._shape) * self._dtype.components * self._dtype.in_place_dtype.itemsize
         )
         if any(len(row) != expected for row in rows):
             raise CorruptDataError(f"{self._where}: a row of another length than {expected} bytes")
@@ -151,7 +154,7 @@ class SparseTotal:
         total = np.empty((len(indices), *self._shape), self._dtype.sum)
         counts = np.zeros(len(indices), np.uint64)
         start = 0
-        with np.errstate(**_IEEE):
+        with _ieee():
             for gradient, count in zip(self._gradients, self._counts, strict=True):
                 at = places[start : start + len(count)]
                 start += len(count)

@@ -65,9 +65,7 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         workers: from whom: worker's name → number of gradients in this round.
     """
 
-    def __init__(
-        self, message: str, *, num_required: int, num_accumulated: int, workers: Mapping[str, int]
-    ) -> None:
+    def __init__(self, message: str, *, num_required: int, num_accumulated: int, workers: Mapping[str, int]) -> None:
         super().__init__(message)
         self.num_required = num_required
         self.num_accumulated = num_accumulated

@@ -12,8 +12,7 @@ import threading
 
 import numpy.typing as npt
 
-from redisacc import _arguments
-from redisacc import _dense, _sparse
+from redisacc import _arguments, _dense, _sparse
 from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
 from redisacc._arguments import Array
 from redisacc._dtypes import find
@@ -39,7 +38,7 @@ _opened: dict[tuple[str, object], ConditionalAccumulatorBase] = {}
 _lock = threading.Lock()
 
 
-def ConditionalAccumulator(  # noqa: N802
+def ConditionalAccumulator(
     *,
     dtype: npt.DTypeLike,
     shape: object,
@@ -57,7 +56,7 @@ def ConditionalAccumulator(  # noqa: N802
     return _remember(accumulator, redis)
 
 
-def SparseConditionalAccumulator(  # noqa: N802
+def SparseConditionalAccumulator(
     *,
     dtype: npt.DTypeLike,
     shape: object,
@@ -75,14 +74,14 @@ def SparseConditionalAccumulator(  # noqa: N802
     return _remember(accumulator, redis)
 
 
-def AccumulatorApplyGradient(  # noqa: N802
+def AccumulatorApplyGradient(
     *, handle: str, local_step: int, gradient: npt.ArrayLike, name: str | None = None, redis: object = None
 ) -> ApplyResult:
     """``apply_grad`` of the dense accumulator behind ``handle``."""
     return _dense_of(handle, redis).apply_grad(gradient, local_step, name)
 
 
-def AccumulatorTakeGradient(  # noqa: N802
+def AccumulatorTakeGradient(
     *,
     handle: str,
     num_required: int,
@@ -97,7 +96,7 @@ def AccumulatorTakeGradient(  # noqa: N802
     return accumulator.take_grad(num_required, name, timeout=timeout)
 
 
-def SparseAccumulatorApplyGradient(  # noqa: N802
+def SparseAccumulatorApplyGradient(
     *,
     handle: str,
     local_step: int,
@@ -119,7 +118,7 @@ def SparseAccumulatorApplyGradient(  # noqa: N802
     )
 
 
-def SparseAccumulatorTakeGradient(  # noqa: N802
+def SparseAccumulatorTakeGradient(
     *,
     handle: str,
     num_required: int,
@@ -134,12 +133,12 @@ def SparseAccumulatorTakeGradient(  # noqa: N802
     return accumulator.take_grad(num_required, name, timeout=timeout)
 
 
-def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: object = None) -> int:  # noqa: N802
+def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: object = None) -> int:
     """``num_accumulated`` of the accumulator behind ``handle``."""
     return _accumulator_of(handle, redis).num_accumulated(name)
 
 
-def AccumulatorSetGlobalStep(  # noqa: N802
+def AccumulatorSetGlobalStep(
     *, handle: str, new_global_step: int, name: str | None = None, redis: object = None
 ) -> None:
     """``set_global_step`` of the accumulator behind ``handle``."""
@@ -153,7 +152,9 @@ def _check_container(container: object) -> None:
 
 def _check_dtype(accumulator: ConditionalAccumulatorBase, dtype: object) -> None:
     if find(dtype).public != accumulator.dtype:
-        raise InvalidArgumentError(f"dtype must be the accumulator's, {accumulator.dtype}, not {_arguments.shown(dtype)}")
+        raise InvalidArgumentError(
+            f"dtype must be the accumulator's, {accumulator.dtype}, not {_arguments.shown(dtype)}"
+        )
 
 
 def _key(ref: str, redis: object) -> tuple[str, object]:
@@ -198,7 +199,7 @@ def _sparse_of(handle: str, redis: object) -> _sparse.SparseConditionalAccumulat
 
 
 def _after_fork_in_child() -> None:
-    global _lock
+    global _lock  # noqa: PLW0603
     _lock = threading.Lock()
 
 
