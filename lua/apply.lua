@@ -55,19 +55,21 @@ local function add_batch()
   local stored = redis.call('HMGET', keys.sums, unpack(fields))
   local write = {}
   for i, field in ipairs(fields) do
-    local row = string.sub(rows, position, position + row_bytes - 1)
-    position = position + row_bytes
-    local count = 1
+    local bytes = math.min(row_bytes, #rows - position + 1)
+    local count, row = 1, nil
     if stored[i] then
-      if #stored[i] ~= COUNT_BYTES + #row then
+      if #stored[i] ~= COUNT_BYTES + bytes then
         return {'corrupt', 'sums', field}
       end
       count = struct.unpack(COUNT, stored[i]) + 1
-      row = add_packed(stored[i], row, COUNT_BYTES + 1, element, ELEMENT_BYTES[element], limit)
+      row = add_packed(stored[i], COUNT_BYTES + 1, rows, position, bytes, element, ELEMENT_BYTES[element], limit)
       if not row then
         return {'inexact'}
       end
+    else
+      row = string.sub(rows, position, position + bytes - 1)
     end
+    position = position + bytes
     write[2 * i - 1] = field
     write[2 * i] = struct.pack(COUNT, count) .. row
   end

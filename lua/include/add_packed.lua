@@ -1,28 +1,30 @@
--- The element-wise sum of two packed rows of the same length, packed again. element is a letter of struct ('f' or
--- 'd'). Sums are formed in double; for 'f', packing rounds them to float32, which gives what float32 addition gives
--- (a double has more than twice its digits). Returns nil where a sum leaves [-limit, limit].
+-- The element-wise sum of `bytes` bytes of packed numbers in a (from i) and in b (from j), packed again. element is a
+-- letter of struct ('f' or 'd'). Sums are formed in double; for 'f', packing rounds them to float32, which gives what
+-- an addition in float32 gives (a double has more than twice its digits). Returns nil where a sum leaves
+-- [-limit, limit].
 --
--- Eight at a time, in locals: tables and varargs cost more than the additions.
-local function add_packed(a, b, from_a, element, element_bytes, limit)
-  local eight = '<' .. string.rep(element, 8)
-  local one = '<' .. element
-  local step = 8 * element_bytes
-  local pack, take = struct.pack, struct.unpack
+-- Sixteen at a time, in locals: that took 8 to 20 % less than eight, and 30 % less than tables and unpack().
+local function add_packed(a, i, b, j, bytes, element, element_bytes, limit)
+  local pack, take, max, min = struct.pack, struct.unpack, math.max, math.min
+  local sixteen, one = '<' .. string.rep(element, 16), '<' .. element
+  local step = 16 * element_bytes
+  local stop = j + bytes
   local parts, n = {}, 0
-  local i, j, last = from_a, 1, #b
-  while j + step - 1 <= last do
-    local a1, a2, a3, a4, a5, a6, a7, a8 = take(eight, a, i)
-    local b1, b2, b3, b4, b5, b6, b7, b8 = take(eight, b, j)
+  while j + step <= stop do
+    local a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16 = take(sixteen, a, i)
+    local b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12, b13, b14, b15, b16 = take(sixteen, b, j)
     a1, a2, a3, a4, a5, a6, a7, a8 = a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7, a8 + b8
-    if limit and (math.max(a1, a2, a3, a4, a5, a6, a7, a8) > limit
-        or math.min(a1, a2, a3, a4, a5, a6, a7, a8) < -limit) then
+    a9, a10, a11, a12 = a9 + b9, a10 + b10, a11 + b11, a12 + b12
+    a13, a14, a15, a16 = a13 + b13, a14 + b14, a15 + b15, a16 + b16
+    if limit and (max(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16) > limit
+        or min(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16) < -limit) then
       return nil
     end
     n = n + 1
-    parts[n] = pack(eight, a1, a2, a3, a4, a5, a6, a7, a8)
+    parts[n] = pack(sixteen, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15, a16)
     i, j = i + step, j + step
   end
-  while j <= last do
+  while j < stop do
     local sum = take(one, a, i) + take(one, b, j)
     if limit and (sum > limit or sum < -limit) then
       return nil
