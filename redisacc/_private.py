@@ -67,7 +67,7 @@ class Owner:
             for link, keys, lease_ms in owned:
                 try:
                     renew(link, keys, lease_ms)
-                except RedisAccError as error:
+                except Exception as error:  # noqa: BLE001 - whatever befalls one must not end the leases of the others
                     logger.warning("can't renew the lease of private accumulator %s: %s", keys.name, error)
             self._wake.wait(min(lease_ms for _, _, lease_ms in owned) / 4000)
 

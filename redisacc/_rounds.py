@@ -18,6 +18,9 @@ from redisacc.errors import CorruptDataError
 # Fields asked for in one HSCAN. The server holds everybody up while it collects them.
 SCAN_FIELDS = 1000
 
+# Keys given to one command.
+BATCH = 1000
+
 Fields = dict[bytes, bytes]
 
 
@@ -127,7 +130,7 @@ def add_up(link: Link, keys: Keys, contents: Contents, total: Total) -> None:
         total.add(gradient)
 
 
-def batches(items: list[str], size: int = 1000) -> Iterator[list[str]]:
+def batches(items: list[str]) -> Iterator[list[str]]:
     """Pieces of a list, at least one."""
-    for start in range(0, max(len(items), 1), size):
-        yield items[start : start + size]
+    for start in range(0, max(len(items), 1), BATCH):
+        yield items[start : start + BATCH]

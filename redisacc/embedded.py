@@ -29,7 +29,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 from urllib.parse import quote
 
 import redis
@@ -413,8 +413,9 @@ class _Child:
                 path.replace(path.with_suffix(".log.1"))
             log = ours_only.enter_context(path.open("ab"))
             self._log_start = log.tell()
-            # Opened now: of a temporary directory nothing is left to open once the server has ended.
-            self._log: BinaryIO = path.open("rb")
+            # Opened now: of a temporary directory nothing is left to open once the server has ended. Without a
+            # buffer, whose lock a forked child might find taken, with nobody there to release it.
+            self._log = path.open("rb", buffering=0)
             self._pair, theirs = socketlib.socketpair()
             ours_only.callback(theirs.close)
             scratch = str(self.directory) if self._scratch else ""
@@ -517,8 +518,10 @@ class _Child:
     def disown(self) -> None:
         """In a forked child: let go of everything that would keep the server alive or end it."""
         self.ours = False
-        self._pair.close()
-        self._log.close()
+        with contextlib.suppress(OSError):
+            self._pair.close()
+        with contextlib.suppress(OSError):
+            self._log.close()
         # Not our child: Popen would warn about it and try to reap it.
         self._process.returncode = 0
 
@@ -535,9 +538,7 @@ def _after_fork_in_child() -> None:
     _fork_lock.release()
 
 
-os.register_at_fork(
-    before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_after_fork_in_child
-)
+os.register_at_fork(before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_after_fork_in_child)
 
 
 def _executable(wanted: str | None) -> Path:

@@ -7,8 +7,10 @@ executed at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 
 import numpy.typing as npt
 
@@ -19,7 +21,7 @@ from redisacc._dtypes import find
 from redisacc._info import Record
 from redisacc._keys import Keys
 from redisacc._link import link_to
-from redisacc.errors import InvalidArgumentError
+from redisacc.errors import AccumulatorNotFoundError, InvalidArgumentError
 
 __all__ = [
     "AccumulatorApplyGradient",
@@ -78,7 +80,8 @@ def AccumulatorApplyGradient(
     *, handle: str, local_step: int, gradient: npt.ArrayLike, name: str | None = None, redis: object = None
 ) -> ApplyResult:
     """``apply_grad`` of the dense accumulator behind ``handle``."""
-    return _dense_of(handle, redis).apply_grad(gradient, local_step, name)
+    with _dense_of(handle, redis) as accumulator:
+        return accumulator.apply_grad(gradient, local_step, name)
 
 
 def AccumulatorTakeGradient(
@@ -91,9 +94,9 @@ def AccumulatorTakeGradient(
     timeout: float | None = None,
 ) -> Array:
     """``take_grad`` of the dense accumulator behind ``handle``, whose dtype must be ``dtype``."""
-    accumulator = _dense_of(handle, redis)
-    _check_dtype(accumulator, dtype)
-    return accumulator.take_grad(num_required, name, timeout=timeout)
+    with _dense_of(handle, redis) as accumulator:
+        _check_dtype(accumulator, dtype)
+        return accumulator.take_grad(num_required, name, timeout=timeout)
 
 
 def SparseAccumulatorApplyGradient(
@@ -113,9 +116,10 @@ def SparseAccumulatorApplyGradient(
     """
     if not isinstance(has_known_shape, bool):
         raise InvalidArgumentError(f"has_known_shape must be a bool, not {_arguments.shown(has_known_shape)}")
-    return _sparse_of(handle, redis).apply_grad(
-        gradient_indices, gradient_values, gradient_shape if has_known_shape else None, local_step, name
-    )
+    with _sparse_of(handle, redis) as accumulator:
+        return accumulator.apply_grad(
+            gradient_indices, gradient_values, gradient_shape if has_known_shape else None, local_step, name
+        )
 
 
 def SparseAccumulatorTakeGradient(
@@ -128,21 +132,23 @@ def SparseAccumulatorTakeGradient(
     timeout: float | None = None,
 ) -> tuple[Array, Array, Array]:
     """``take_grad`` of the sparse accumulator behind ``handle``, whose dtype must be ``dtype``."""
-    accumulator = _sparse_of(handle, redis)
-    _check_dtype(accumulator, dtype)
-    return accumulator.take_grad(num_required, name, timeout=timeout)
+    with _sparse_of(handle, redis) as accumulator:
+        _check_dtype(accumulator, dtype)
+        return accumulator.take_grad(num_required, name, timeout=timeout)
 
 
 def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: object = None) -> int:
     """``num_accumulated`` of the accumulator behind ``handle``."""
-    return _accumulator_of(handle, redis).num_accumulated(name)
+    with _accumulator_of(handle, redis) as accumulator:
+        return accumulator.num_accumulated(name)
 
 
 def AccumulatorSetGlobalStep(
     *, handle: str, new_global_step: int, name: str | None = None, redis: object = None
 ) -> None:
     """``set_global_step`` of the accumulator behind ``handle``."""
-    _accumulator_of(handle, redis).set_global_step(new_global_step, name)
+    with _accumulator_of(handle, redis) as accumulator:
+        accumulator.set_global_step(new_global_step, name)
 
 
 def _check_container(container: object) -> None:
@@ -169,7 +175,8 @@ def _remember(accumulator: ConditionalAccumulatorBase, redis: object) -> str:
     return ref
 
 
-def _accumulator_of(handle: str, redis: object) -> ConditionalAccumulatorBase:
+@contextlib.contextmanager
+def _accumulator_of(handle: str, redis: object) -> Iterator[ConditionalAccumulatorBase]:
     keys = Keys.of_ref(handle)
     with _lock:
         accumulator = _opened.get(_key(handle, redis))
@@ -181,21 +188,30 @@ def _accumulator_of(handle: str, redis: object) -> ConditionalAccumulatorBase:
             raise InvalidArgumentError(f"handle {handle!r} is an accumulator of the unknown kind {record.kind!r}")
         accumulator = kind(record.dtype, record.shape, keys.name, reduction_type=record.reduction_type, redis=redis)
         _remember(accumulator, redis)
-    return accumulator
+    try:
+        yield accumulator
+    except AccumulatorNotFoundError:
+        # A handle is only a name: if the name is created anew, the next operation has to find it.
+        with _lock:
+            for key in [key for key, known in _opened.items() if known is accumulator]:
+                del _opened[key]
+        raise
 
 
-def _dense_of(handle: str, redis: object) -> _dense.ConditionalAccumulator:
-    accumulator = _accumulator_of(handle, redis)
-    if not isinstance(accumulator, _dense.ConditionalAccumulator):
-        raise InvalidArgumentError(f"handle must be a dense accumulator, and {handle!r} is sparse")
-    return accumulator
+@contextlib.contextmanager
+def _dense_of(handle: str, redis: object) -> Iterator[_dense.ConditionalAccumulator]:
+    with _accumulator_of(handle, redis) as accumulator:
+        if not isinstance(accumulator, _dense.ConditionalAccumulator):
+            raise InvalidArgumentError(f"handle must be a dense accumulator, and {handle!r} is sparse")
+        yield accumulator
 
 
-def _sparse_of(handle: str, redis: object) -> _sparse.SparseConditionalAccumulator:
-    accumulator = _accumulator_of(handle, redis)
-    if not isinstance(accumulator, _sparse.SparseConditionalAccumulator):
-        raise InvalidArgumentError(f"handle must be a sparse accumulator, and {handle!r} is dense")
-    return accumulator
+@contextlib.contextmanager
+def _sparse_of(handle: str, redis: object) -> Iterator[_sparse.SparseConditionalAccumulator]:
+    with _accumulator_of(handle, redis) as accumulator:
+        if not isinstance(accumulator, _sparse.SparseConditionalAccumulator):
+            raise InvalidArgumentError(f"handle must be a sparse accumulator, and {handle!r} is dense")
+        yield accumulator
 
 
 def _after_fork_in_child() -> None:
