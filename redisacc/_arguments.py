@@ -152,24 +152,27 @@ def _rank(dtype: np.dtype[Any]) -> int:
     return -1
 
 
-def values(value: object, dtype: DType, what: str) -> Array:
-    """Elements of an accumulator of ``dtype``, converted where numpy's "same_kind" cast allows and nothing wraps.
+def is_untyped(value: object) -> bool:
+    """Whether a value carries no dtype of its own: Python numbers and lists of them."""
+    return not hasattr(value, "dtype")
 
-    Python numbers and lists carry no dtype of their own; a list of ints is fine for every integer type that can
-    hold them. The result has the storage dtype and may be the caller's own memory.
+
+def cast(given: Array, dtype: DType, what: str, *, untyped: bool) -> Array:
+    """Elements converted to the storage dtype, where numpy's "same_kind" cast allows and nothing wraps.
+
+    A list of ints (``untyped``) is fine for every integer type that can hold them. The result may be the caller's own
+    memory. Check shapes before: conversion may need as much memory as the caller claims to have.
     """
-    given = array(value, what)
     if given.dtype == dtype.public:
         given = given.view(dtype.storage)
     if given.dtype == dtype.storage:
         return given
-    untyped = not isinstance(value, (np.ndarray, np.generic)) and not hasattr(value, "dtype")
-    have, need = _rank(given.dtype), _rank(dtype.storage)
     if untyped and given.size == 0:
         return given.astype(dtype.storage)
+    have, need = _rank(given.dtype), _rank(dtype.storage)
     if have < 0 or (have > need and not (untyped and given.dtype.kind == "i" and dtype.is_integer)):
         raise InvalidArgumentError(
-            f"{what} must be {dtype.name} or what casts to it within its kind, not {given.dtype}: {shown(value)}"
+            f"{what} must be {dtype.name} or what casts to it within its kind, not {given.dtype}: {shown(given)}"
         )
     if dtype.is_integer and given.dtype.kind in "iu" and given.size:
         bounds = np.iinfo(dtype.storage)
@@ -184,7 +187,7 @@ def indices(value: object, what: str = "grad_indices") -> Array:
     given = array(value, what)
     if given.ndim != 1:
         raise InvalidArgumentError(f"{what} must be a vector, not of shape {shape_text(given.shape)}")
-    if given.size == 0 and not isinstance(value, np.ndarray) and not hasattr(value, "dtype"):
+    if given.size == 0 and is_untyped(value):
         return np.empty(0, np.int64)
     if given.dtype.kind not in "iu":
         raise InvalidArgumentError(f"{what} must be integers, not {given.dtype}: {shown(value)}")

@@ -89,8 +89,9 @@ class ConditionalAccumulator(ConditionalAccumulatorBase):
         """
         label = self._label(name)
         step = _arguments.integer(local_step, "local_step")
-        values = _arguments.values(grad, self._dtype, "grad")
-        self._check_shape(values)
+        given = _arguments.array(grad, "grad")
+        self._check_shape(given)
+        values = _arguments.cast(given, self._dtype, "grad", untyped=_arguments.is_untyped(grad))
         return self._apply(Gradient(values), local_step=step, round_shape=values.shape, label=label)
 
     def take_grad(self, num_required: int, name: str | None = None, *, timeout: float | None = None) -> Array:

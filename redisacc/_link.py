@@ -240,7 +240,10 @@ def link_to(where: object) -> Link:
 
 
 def _client_of(url: str) -> redis.Redis:
-    scheme = urlsplit(url).scheme
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        raise InvalidArgumentError(f"a URL that can't be read: {error}") from None
     if scheme not in ("redis", "rediss", "unix"):
         # Not the URL itself: it may carry a password.
         raise InvalidArgumentError(f"a URL must begin with redis://, rediss:// or unix://, not {scheme!r}")

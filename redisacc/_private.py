@@ -10,6 +10,8 @@ import logging
 import os
 import secrets
 import threading
+import time
+from dataclasses import dataclass
 
 from redisacc._deletion import delete
 from redisacc._keys import Keys
@@ -29,6 +31,22 @@ def new_name() -> str:
     return f"private-{secrets.token_hex(8)}"
 
 
+# A lease is renewed this many times before it would run out.
+RENEWALS = 4
+
+
+@dataclass
+class _Owned:
+    link: Link
+    keys: Keys
+    lease_ms: int
+    # When to renew the lease next, on time.monotonic()'s clock.
+    due: float = 0.0
+
+    def plan(self) -> None:
+        self.due = time.monotonic() + self.lease_ms / 1000 / RENEWALS
+
+
 class Owner:
     """Keeps private accumulators of this process alive, in one thread for all of them."""
 
@@ -37,14 +55,16 @@ class Owner:
 
     def _start_anew(self) -> None:
         self._lock = threading.Lock()
-        self._owned: dict[str, tuple[Link, Keys, int]] = {}
+        self._owned: dict[str, _Owned] = {}
         self._wake = threading.Event()
         self._running = False
 
     def add(self, link: Link, keys: Keys, lease_ms: int) -> None:
         """From now on renews the leases of that accumulator's keys."""
+        owned = _Owned(link, keys, lease_ms)
+        owned.plan()
         with self._lock:
-            self._owned[keys.name] = (link, keys, lease_ms)
+            self._owned[keys.name] = owned
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name="redisacc-leases", daemon=True).start()
@@ -59,34 +79,40 @@ class Owner:
     def _run(self) -> None:
         while True:
             with self._lock:
-                owned = list(self._owned.values())
-                if not owned:
+                self._wake.clear()
+                if not self._owned:
                     self._running = False
                     return
-                self._wake.clear()
-            for link, keys, lease_ms in owned:
-                try:
-                    renew(link, keys, lease_ms)
-                except Exception as error:  # noqa: BLE001 - whatever befalls one must not end the leases of the others
-                    logger.warning("can't renew the lease of private accumulator %s: %s", keys.name, error)
-            self._wake.wait(min(lease_ms for _, _, lease_ms in owned) / 4000)
+                owned = min(self._owned.values(), key=lambda owned: owned.due)
+                pause = owned.due - time.monotonic()
+            if pause > 0:
+                self._wake.wait(pause)
+                continue
+            owned.plan()
+            try:
+                renew(owned.link, owned.keys, owned.lease_ms)
+            except Exception as error:  # noqa: BLE001 - whatever befalls one must not end the leases of the others
+                with self._lock:
+                    if self._owned.get(owned.keys.name) is not owned:
+                        continue
+                logger.warning("can't renew the lease of private accumulator %s: %s", owned.keys.name, error)
 
 
 def renew(link: Link, keys: Keys, lease_ms: int) -> None:
     """Lets every key of the accumulator live for another lease."""
+    # One server that is silent must not cost the accumulators on another their leases.
+    patience = min(lease_ms / 1000 / RENEWALS, 2.0)
     fixed = [keys.record, keys.clients, keys.taken]
-    rounds = [
-        keys.current,
-        *(keys.taken_round(token.decode(errors="replace")) for token in scan(link, keys.taken)),
-    ]
+    taken = scan(link, keys.taken, patience=patience)
+    rounds = [keys.current, *(keys.taken_round(token.decode(errors="replace")) for token in taken)]
     for of in rounds:
         fixed += [of.sums, of.parked, of.workers]
-    link.pipeline([("PEXPIRE", key, lease_ms) for key in fixed], patience=lease_ms / 2000)
+    link.pipeline([("PEXPIRE", key, lease_ms) for key in fixed], patience=patience)
     for of in rounds:
-        for gradient, entry in scan(link, of.parked).items():
+        for gradient, entry in scan(link, of.parked, patience=patience).items():
             parts = [keys.part(gradient.decode(errors="replace"), k) for k in range(number_of_parts(entry) or 0)]
             if parts:
-                link.pipeline([("PEXPIRE", key, lease_ms) for key in parts], patience=lease_ms / 2000)
+                link.pipeline([("PEXPIRE", key, lease_ms) for key in parts], patience=patience)
 
 
 owner = Owner()

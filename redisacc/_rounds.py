@@ -10,7 +10,7 @@ from redisacc import _parked
 from redisacc._arguments import Array
 from redisacc._dtypes import DType
 from redisacc._keys import Keys, RoundKeys
-from redisacc._link import Command, Link
+from redisacc._link import PATIENCE, Command, Link
 from redisacc._parked import Gradient, Parked
 from redisacc._slices import IndexedSlices
 from redisacc.errors import CorruptDataError
@@ -57,7 +57,7 @@ def scan_command(key: str, cursor: int = 0) -> Command:
     return ("HSCAN", key, cursor, "COUNT", SCAN_FIELDS)
 
 
-def scan_rest(link: Link, key: str, reply: Any) -> Fields:
+def scan_rest(link: Link, key: str, reply: Any, *, patience: float = PATIENCE) -> Fields:
     """All fields of a hash, of which ``reply`` is the first piece. A field may come twice: the last one counts."""
     fields: Fields = {}
     while True:
@@ -68,12 +68,12 @@ def scan_rest(link: Link, key: str, reply: Any) -> Fields:
                 raise CorruptDataError(f"{key}: HSCAN replied {reply!r:.100}")
         if int(cursor) == 0:
             return fields
-        reply = link.call(*scan_command(key, int(cursor)))
+        reply = link.call(*scan_command(key, int(cursor)), patience=patience)
 
 
-def scan(link: Link, key: str) -> Fields:
+def scan(link: Link, key: str, *, patience: float = PATIENCE) -> Fields:
     """All fields of a hash, read in pieces."""
-    return scan_rest(link, key, link.call(*scan_command(key)))
+    return scan_rest(link, key, link.call(*scan_command(key), patience=patience), patience=patience)
 
 
 def parse_workers(fields: Fields, where: str) -> dict[str, int]:

@@ -106,9 +106,10 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         label = self._label(name)
         step = _arguments.integer(local_step, "local_step")
         indices = _arguments.indices(grad_indices)
-        values = _arguments.values(grad_values, self._dtype, "grad_values")
-        self._check_rows(indices, values)
+        given = _arguments.array(grad_values, "grad_values")
+        self._check_rows(indices, given)
         self._check_whole(grad_shape)
+        values = _arguments.cast(given, self._dtype, "grad_values", untyped=_arguments.is_untyped(grad_values))
         return self._apply(
             ascending(indices, values, self._dtype),
             local_step=step,

@@ -116,6 +116,8 @@ def SparseAccumulatorApplyGradient(
     """
     if not isinstance(has_known_shape, bool):
         raise InvalidArgumentError(f"has_known_shape must be a bool, not {_arguments.shown(has_known_shape)}")
+    if has_known_shape and gradient_shape is None:
+        raise InvalidArgumentError("gradient_shape must be an integer vector if has_known_shape, not None")
     with _sparse_of(handle, redis) as accumulator:
         return accumulator.apply_grad(
             gradient_indices, gradient_values, gradient_shape if has_known_shape else None, local_step, name

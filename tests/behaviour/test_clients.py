@@ -1,0 +1,255 @@
+"""Every kind of client that a user may bring, and connections that break between operations."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import redis
+from model import assert_same
+
+import redisacc
+from redisacc import embedded
+
+
+def exercise(where, name=None, limit=None):
+    """One accumulator of each kind, through everything that travels in bytes."""
+    options = {"redis": where, "in_place_limit": limit, "worker": "wörker"}
+    with redisacc.ConditionalAccumulator("float32", [3], name, **options) as acc:
+        acc.apply_grad(np.float32([1, 2, 3]))
+        acc.apply_grad(np.float32([3, 4, 5]), local_step=-1)
+        assert acc.peek().gradient.tolist() == [1, 2, 3]
+        assert acc.info().workers == {"wörker": 1}
+        assert_same(acc.take_grad(1), np.float32([1, 2, 3]))
+        with pytest.raises(redisacc.TakeTimeoutError):
+            acc.take_grad(1, timeout=0.01)
+        assert acc.global_step() == 1
+    with redisacc.SparseConditionalAccumulator("int64", [None, 2], **options) as acc:
+        acc.apply_grad([2**60], np.array([[2**60, 1]]))
+        indices, values, _ = acc.take_grad(1)
+        assert indices.tolist() == [2**60]
+        assert values.tolist() == [[2**60, 1]]
+
+
+OPTIONS = [
+    {"decode_responses": True},
+    {"protocol": 3},
+    {"protocol": 2},
+    {"protocol": 3, "decode_responses": True},
+    {"encoding": "latin-1", "decode_responses": True},
+    {"max_connections": 2},
+    {"socket_timeout": 1.0},
+    {"socket_timeout": None},
+    {"health_check_interval": 1},
+    {"client_name": "ours"},
+    {"single_connection_client": True},
+    {"db": 3},
+]
+
+
+@pytest.mark.servers("valkey", "redis62", "fakeredis")
+@pytest.mark.parametrize("options", OPTIONS, ids=repr)
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_clients_with_all_kinds_of_options(server, options, limit):
+    if not server.real and set(options) & {"protocol", "single_connection_client"}:
+        pytest.skip("the fake client has no such option")
+    client = server.client(**options)
+    exercise(client, limit=limit)
+    assert client.keys() == []
+
+
+def test_a_client_of_a_pool(real_server):
+    pool = redis.BlockingConnectionPool.from_url(real_server.url, max_connections=3, timeout=5)
+    with redis.Redis(connection_pool=pool) as client:
+        exercise(client)
+    pool.disconnect()
+
+
+@pytest.fixture
+def short_patience(monkeypatch):
+    monkeypatch.setattr("redisacc._scripts.OPENING_PATIENCE", 0.1)
+
+
+def test_a_client_whose_pool_is_exhausted(real_server, short_patience):
+    client = real_server.client(max_connections=1)
+    held = client.connection_pool.get_connection()
+    acc = None
+    try:
+        with pytest.raises(redisacc.RedisAccError):
+            acc = redisacc.ConditionalAccumulator("float32", [1], redis=client)
+    finally:
+        client.connection_pool.release(held)
+    assert acc is None
+    exercise(client)
+
+
+def test_a_url(real_server, real_client):
+    exercise(real_server.url)
+    exercise(real_server.url.replace("/0", "/5"))
+    assert real_client.keys() == []
+
+
+def test_the_url_of_the_environment(real_server, real_client, monkeypatch):
+    monkeypatch.setenv("REDISACC_URL", real_server.url)
+    exercise(None)
+    with redisacc.ConditionalAccumulator("float32", [1]):
+        assert real_client.keys()
+
+
+@pytest.mark.servers("valkey")
+def test_a_unix_socket(real_server, tmp_path):
+    path = tmp_path / "s"
+    with embedded.Server(socket=path) as server:
+        exercise(f"unix://{path}")
+        exercise(server.url)
+        with redis.Redis(unix_socket_path=str(path)) as client:
+            exercise(client)
+
+
+def test_a_password(real_server):
+    admin = real_server.client()
+    try:
+        admin.config_set("requirepass", "secret word")
+        exercise(real_server.url.replace("redis://", "redis://:secret%20word@"))
+        exercise(real_server.client(password="secret word"))
+        for client in (real_server.client(), real_server.client(password="wrong")):
+            with pytest.raises(redisacc.ServerError) as failure:
+                redisacc.ConditionalAccumulator("float32", [1], redis=client)
+            assert "secret" not in str(failure.value)
+            assert not isinstance(failure.value, redisacc.ServerUnavailableError)
+    finally:
+        real_server.client(password="secret word").config_set("requirepass", "")
+
+
+def test_no_server_is_an_error_that_says_how_to_start_one(short_patience):
+    for where in ("redis://:hidden@127.0.0.1:1/0", "unix:///nonexistent/socket"):
+        with pytest.raises(redisacc.ServerUnavailableError, match="redisacc server") as failure:
+            redisacc.ConditionalAccumulator("float32", [1], redis=where)
+        assert isinstance(failure.value, ConnectionError)
+        assert "hidden" not in str(failure.value)
+
+
+@pytest.mark.parametrize("where", ["", "http://localhost", "localhost:6379", "redis://h:port", 5, b"redis://", object()])
+def test_other_places_are_refused(where, monkeypatch):
+    if where == "":
+        monkeypatch.setenv("REDISACC_URL", "http://nowhere")
+    with pytest.raises(redisacc.InvalidArgumentError):
+        redisacc.ConditionalAccumulator("float32", [1], redis=where)
+
+
+def test_an_asynchronous_client_is_refused():
+    import redis.asyncio
+
+    with pytest.raises(redisacc.InvalidArgumentError, match="asyncio"):
+        redisacc.ConditionalAccumulator("float32", [1], redis=redis.asyncio.Redis())
+
+
+def each_operation(dense, sparse):
+    """All operations, with whatever has to happen between any two of them."""
+    step = dense.global_step()
+    yield
+    assert dense.apply_grad(np.float32([1, 2, 3]), local_step=step)
+    yield
+    assert dense.num_accumulated() == 1
+    yield
+    assert not dense.apply_grad(np.float32([1, 2, 3]), local_step=step - 1)
+    yield
+    assert dense.peek().gradient.tolist() == [1, 2, 3]
+    yield
+    assert dense.info().num_accumulated == 1
+    yield
+    with dense.take(1) as taken:
+        assert taken.gradient.tolist() == [1, 2, 3]
+    yield
+    with pytest.raises(redisacc.TakeTimeoutError):
+        dense.take_grad(1, timeout=0)
+    yield
+    sparse.set_global_step(step)
+    yield
+    assert sparse.apply_grad([1, 2], [[1.0], [2.0]], local_step=step)
+    yield
+    assert sparse.take_grad(1)[1].tolist() == [[1.0], [2.0]]
+    yield
+    assert dense.global_step() == step + 1
+
+
+def test_the_servers_script_cache_may_be_flushed_at_any_time(make_dense, make_sparse, client):
+    dense, sparse = make_dense("float32", [3]), make_sparse("float32", [5, 1])
+    for _ in each_operation(dense, sparse):
+        client.script_flush()
+
+
+def test_connections_may_be_killed_at_any_time(real_server, make_dense, make_sparse):
+    dense, sparse = make_dense("float32", [3]), make_sparse("float32", [5, 1])
+    admin = real_server.client()
+    for _ in each_operation(dense, sparse):
+        admin.client_kill_filter(_type="normal", skipme=True)
+        admin.client_kill_filter(_type="pubsub", skipme=True)
+    for acc in (dense, sparse):
+        info = acc.info()
+        assert (info.applied, info.takes, info.duplicates) == (1, 1, 0)
+
+
+def test_connections_may_be_killed_under_a_load(real_server, make_dense, background):
+    acc = make_dense("float64", [3], reduction_type="SUM")
+    admin = real_server.client()
+
+    def work():
+        total = 0.0
+        for step in range(40):
+            for value in range(3):
+                assert acc.apply_grad(np.full(3, value + 1.0), local_step=step)
+            total += float(acc.take_grad(3, timeout=30)[0])
+        return total
+
+    job = background(work)
+    kills = 0
+    while job.running:
+        # Not so often that nothing could ever come through.
+        time.sleep(0.01)
+        kills += admin.client_kill_filter(_type="normal", skipme=True)
+    assert job.result() == 40 * 6
+    assert kills
+    info = acc.info()
+    assert (info.applied, info.takes, info.unacknowledged) == (120, 40, [])
+
+
+@pytest.mark.servers("valkey")
+def test_a_server_that_restarts_goes_on(real_server, tmp_path, background, until):
+    server = embedded.Server(tmp_path / "data")
+    server.start()
+    try:
+        acc = redisacc.ConditionalAccumulator("float32", [1], "w", redis=server.url)
+        acc.set_global_step(4)
+        acc.apply_grad([2.0], local_step=4)
+        take = background(acc.take_grad, 2)
+        until(lambda: acc.info().waiting)
+        server.stop()
+        server.start()
+        acc.apply_grad([4.0], local_step=4)
+        assert take.result().tolist() == [3.0]
+        assert acc.global_step() == 5
+    finally:
+        server.stop()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("hiredis") is None, reason="hiredis isn't installed")
+@pytest.mark.servers("valkey")
+def test_without_hiredis(real_server, tmp_path):
+    blocker = tmp_path / "hiredis.py"
+    blocker.write_text("raise ImportError('not here')\n")
+    script = (
+        "import sys, numpy as np, redisacc\n"
+        "acc = redisacc.ConditionalAccumulator('float32', redis=sys.argv[1])\n"
+        "assert 'hiredis' not in sys.modules\n"
+        "acc.apply_grad(np.arange(10_000))\n"
+        "acc.apply_grad(np.arange(10_000))\n"
+        "assert acc.take_grad(2).tolist() == list(range(10_000))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script, real_server.url], env=environment, check=True, timeout=30)

@@ -1,0 +1,262 @@
+"""Every element type, dense and sparse, as mean and as sum, held both ways, against the model."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import model
+import numpy as np
+import pytest
+from model import assert_same, storage_dtype
+
+import redisacc
+
+KINDS = [("dense", "MEAN"), ("dense", "SUM"), ("sparse", "MEAN"), ("sparse", "SUM")]
+
+
+def random_values(rng, dtype, shape):
+    """Values over the whole range of a type, mostly not the small and friendly ones."""
+    storage = storage_dtype(dtype)
+    if storage.kind in "iu":
+        bounds = np.iinfo(storage)
+        values = rng.integers(bounds.min, bounds.max, shape, dtype=storage, endpoint=True)
+        extreme = rng.random(shape) < 0.3
+        return np.where(extreme, rng.choice(np.array([bounds.min, bounds.max], storage), shape), values)
+    span = 1 if dtype == "float16" else 6
+    values = rng.standard_normal(shape) * 10.0 ** rng.integers(-span, span, shape)
+    if storage.kind == "c":
+        values = values + 1j * rng.standard_normal(shape) * 10.0 ** rng.integers(-span, span, shape)
+    return values.astype(storage)
+
+
+@pytest.mark.parametrize("dtype", model.DTYPES)
+def test_every_type_against_the_model(make_dense, make_sparse, dtype):
+    rng = np.random.default_rng(7)
+    for kind, reduction in KINDS:
+        gradients = int(rng.integers(3, 6))
+        if kind == "dense":
+            acc = make_dense(dtype, [None, 3], reduction_type=reduction)
+            oracle = model.Dense(dtype, (None, 3), reduction)
+        else:
+            acc = make_sparse(dtype, [20, None], reduction_type=reduction)
+            oracle = model.Sparse(dtype, (20, None), reduction)
+        for _ in range(gradients):
+            if kind == "dense":
+                grad = random_values(rng, dtype, (2, 3))
+                oracle.apply(grad, 0, "w")
+                assert acc.apply_grad(grad)
+            else:
+                # One index twice: of three rows of one gradient nobody promises the order of addition.
+                indices = rng.permutation(20)[:6]
+                indices[5] = indices[0]
+                values = random_values(rng, dtype, (6, 2))
+                oracle.apply(indices, values, None, 0, "w")
+                assert acc.apply_grad(indices, values)
+        expected = oracle.take(gradients).gradient
+        actual = acc.take_grad(gradients)
+        if kind == "dense":
+            assert_same(actual, expected)
+        else:
+            for part, expected_part in zip(actual[:2], expected[:2], strict=True):
+                assert_same(part, expected_part)
+            assert list(actual[2]) == list(expected[2])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "qint8", "int16", "int32", "uint8", "quint16", "uint32", "int64", "uint64"])
+def test_a_sum_of_integers_wraps(make_dense, dtype):
+    storage = storage_dtype(dtype)
+    bounds = np.iinfo(storage)
+    acc = make_dense(dtype, [3], reduction_type="SUM")
+    acc.apply_grad(np.array([bounds.max, bounds.min, bounds.max], storage))
+    acc.apply_grad(np.array([1, bounds.max, bounds.max], storage))
+    expected = [bounds.min, bounds.min + bounds.max, -2 if storage.kind == "i" else bounds.max - 1]
+    assert_same(acc.take_grad(2), np.array(expected, storage))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32", "quint8", "qint32"])
+def test_a_mean_of_integers_does_not_wrap_on_its_way(make_dense, dtype):
+    storage = storage_dtype(dtype)
+    bounds = np.iinfo(storage)
+    acc = make_dense(dtype, [2])
+    for _ in range(5):
+        acc.apply_grad(np.array([bounds.max, bounds.min], storage))
+    assert_same(acc.take_grad(5), np.array([bounds.max, bounds.min], storage))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "qint16", "int32", "int64"])
+def test_a_mean_of_integers_truncates_toward_zero(make_dense, dtype):
+    storage = storage_dtype(dtype)
+    acc = make_dense(dtype, [6])
+    acc.apply_grad(np.array([1, -1, 3, -3, 0, -2], storage))
+    acc.apply_grad(np.array([0, 0, 4, -4, 0, -3], storage))
+    assert_same(acc.take_grad(2), np.array([0, 0, 3, -3, 0, -2], storage))
+
+
+def test_int64_and_uint64_keep_every_digit(make_dense, make_sparse):
+    for dtype, first, second in (
+        ("int64", 2**62 + 1, 2**53 + 2),
+        ("int64", -(2**62) - 1, -(2**53) - 2),
+        ("uint64", 2**63 + 1, 2**53 + 2),
+    ):
+        dense, sparse = make_dense(dtype, [1]), make_sparse(dtype, [4], reduction_type="SUM")
+        for value in (first, second):
+            array = np.array([value], dtype)
+            dense.apply_grad(array)
+            sparse.apply_grad([3], array)
+        mean = model.truncated_quotient(first + second, 2)
+        assert_same(dense.take_grad(2), np.array([mean], dtype))
+        assert_same(sparse.take_grad(2)[1], np.array([first + second], dtype))
+
+
+def test_sums_beyond_what_doubles_hold_stay_exact(make_sparse):
+    # 2**21 rows of one gradient at one index: 2**53 - 2**21 in a single element, which is added in place.
+    repeats, most = 2**21, 2**32 - 1
+    total = repeats * most
+    acc = make_sparse("uint32", [2], reduction_type="SUM")
+    mean = make_sparse("uint32", [2])
+    for one in (acc, mean):
+        one.apply_grad(np.zeros(repeats, np.int64), np.full(repeats, most, np.uint32))
+        one.apply_grad([0], np.array([2**21 + 1], np.uint32))
+        one.apply_grad([0], np.array([2], np.uint32))
+    # 2**53 + 3, which is no double.
+    exact = total + 2**21 + 3
+    assert exact == 2**53 + 3
+    assert_same(acc.take_grad(3)[1], np.array([exact % 2**32], np.uint32))
+    assert_same(mean.take_grad(3)[1], np.array([(exact // 3) % 2**32], np.uint32))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "half"])
+def test_half_is_added_in_float32_and_rounded_once(make_dense, dtype):
+    acc = make_dense(dtype, [2])
+    for value in (2048, 1, 1, 1, 1):
+        acc.apply_grad(np.array([value, 1], np.float16))
+    assert_same(acc.take_grad(5), np.array([2052 / 5, 1], np.float16))
+
+
+def test_bfloat16_is_added_in_float32_and_rounded_once(make_dense):
+    bfloat16 = ml_dtypes.bfloat16
+    acc = make_dense("bfloat16", [1], reduction_type="SUM")
+    for value in (256, 1, 1, 1, 1):
+        acc.apply_grad(np.array([value], bfloat16))
+    assert_same(acc.take_grad(5), np.array([260], bfloat16))
+
+
+def test_repeated_rows_of_halves_and_bytes_are_summed_before_they_are_rounded(make_sparse):
+    half = make_sparse("float16", [2], reduction_type="SUM")
+    half.apply_grad([1, 1, 1], np.array([2048, 1, 1], np.float16))
+    assert_same(half.take_grad(1)[1], np.array([2050], np.float16))
+    byte = make_sparse("int8", [2])
+    byte.apply_grad([1, 1], np.array([100, 100], np.int8))
+    byte.apply_grad([1], np.array([-100], np.int8))
+    assert_same(byte.take_grad(2)[1], np.array([50], np.int8))
+
+
+def test_a_half_that_overflows_is_infinite(make_dense):
+    acc = make_dense("float16", [2], reduction_type="SUM")
+    acc.apply_grad(np.array([65504, 65504], np.float16))
+    acc.apply_grad(np.array([65504, -65504], np.float16))
+    with np.errstate(over="ignore"):
+        assert_same(acc.take_grad(2), np.array([np.inf, 0], np.float16))
+
+
+class TensorFlowDType:
+    """What TensorFlow's dtypes look like from outside."""
+
+    def __init__(self, name, numpy):
+        self.name = name
+        self.as_numpy_dtype = numpy
+
+    def __repr__(self):
+        return f"tf.{self.name}"
+
+
+SPELLINGS = [
+    ("float32", "float32"),
+    (np.float32, "float32"),
+    (np.dtype("float32"), "float32"),
+    ("<f4", "float32"),
+    (np.dtype(">f4"), "float32"),
+    (float, "float64"),
+    (int, "int64"),
+    (complex, "complex128"),
+    ("half", "float16"),
+    (ml_dtypes.bfloat16, "bfloat16"),
+    (np.dtype(ml_dtypes.bfloat16), "bfloat16"),
+    ("bfloat16", "bfloat16"),
+    (TensorFlowDType("float32", np.float32), "float32"),
+    (TensorFlowDType("bfloat16", ml_dtypes.bfloat16), "bfloat16"),
+    (TensorFlowDType("quint8", np.dtype([("quint8", "u1")])), "quint8"),
+    (np.dtype([("qint32", "i4")]), "qint32"),
+    ("quint16", "quint16"),
+]
+
+
+@pytest.mark.servers("fakeredis")
+@pytest.mark.parametrize(("spelling", "name"), SPELLINGS, ids=repr)
+def test_a_type_may_be_spelled_in_many_ways(open_dense, spelling, name):
+    acc = open_dense(spelling, [1], "spelled")
+    storage = storage_dtype(name)
+    assert acc.dtype == (np.dtype([(name, storage)]) if name in model.QUANTIZED else storage)
+    assert acc.info().dtype == name
+    assert open_dense(name, [1], "spelled").dtype == acc.dtype
+    acc.apply_grad(np.array([3], storage))
+    assert_same(acc.take_grad(1), np.array([3], storage))
+    acc.delete()
+
+
+@pytest.mark.servers("fakeredis")
+@pytest.mark.parametrize("dtype", [None, "float33", "", "object", "S4", bool, "datetime64[s]", np.longdouble, 3, [], "i8,i8"])
+def test_other_types_are_refused(open_dense, open_sparse, client, dtype):
+    if dtype is np.longdouble and np.dtype(dtype) == np.float64:
+        pytest.skip("long double is double here")
+    for opener in (open_dense, open_sparse):
+        with pytest.raises(redisacc.InvalidArgumentError, match="dtype"):
+            opener(dtype, [1], "refused")
+    assert client.keys() == []
+
+
+# accumulator's dtype, gradient's dtype, whether it is converted
+CASTS = [
+    ("float32", "float64", True),
+    ("float32", "float16", True),
+    ("float32", "int64", True),
+    ("float32", "bool", True),
+    ("float32", "complex64", False),
+    ("float32", "bfloat16", True),
+    ("bfloat16", "float64", True),
+    ("bfloat16", "complex64", False),
+    ("float16", "float64", True),
+    ("int32", "int64", True),
+    ("int32", "float32", False),
+    ("int32", "uint8", True),
+    ("uint8", "int64", False),
+    ("uint8", "uint64", True),
+    ("int64", "float64", False),
+    ("qint8", "int8", True),
+    ("qint8", "float32", False),
+    ("complex64", "float64", True),
+    ("complex64", "int32", True),
+    ("complex64", "complex128", True),
+    ("float32", "str", False),
+    ("float32", "object", False),
+    ("float32", "datetime64[s]", False),
+    ("int64", "timedelta64[s]", False),
+]
+
+
+@pytest.mark.parametrize(("dtype", "given", "accepted"), CASTS)
+def test_gradients_are_converted_within_their_kind(open_dense, open_sparse, dtype, given, accepted):
+    given = np.dtype(ml_dtypes.bfloat16) if given == "bfloat16" else np.dtype(given)
+    grad = np.array([1, 0]).astype(given)
+    dense, sparse = open_dense(dtype, [2]), open_sparse(dtype, [5])
+    for apply in (lambda: dense.apply_grad(grad), lambda: sparse.apply_grad([1, 2], grad)):
+        if accepted:
+            assert apply()
+        else:
+            with pytest.raises(redisacc.InvalidArgumentError):
+                apply()
+    if accepted:
+        expected = np.array([1, 0], storage_dtype(dtype))
+        assert_same(dense.take_grad(1), expected)
+        assert_same(sparse.take_grad(1)[1], expected)
+    else:
+        assert dense.num_accumulated() == sparse.num_accumulated() == 0

@@ -1,0 +1,166 @@
+"""Forked children: clients of their own. Threads: one handle for all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+# A fork while other threads run is what we test, so Python's warning about it (3.12 and later) is no news.
+PREAMBLE = """
+import os, sys, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import redisacc
+url = sys.argv[1]
+
+def child(function):
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    return pid
+
+def join(*pids):
+    for pid in pids:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+
+
+def run(script, url):
+    process = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(script), url],
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.mark.servers("valkey", "redis62")
+def test_parent_and_children_share_a_handle_and_no_gradient_is_lost(real_server, real_client):
+    run(
+        """
+        for limit in (0, 10**9):
+            acc = redisacc.ConditionalAccumulator(
+                "float64", [1], "w", reduction_type="SUM", redis=url, in_place_limit=limit
+            )
+            acc.apply_grad([1.0])
+            def work():
+                for _ in range(50):
+                    assert acc.apply_grad([1.0])
+            pids = [child(work) for _ in range(3)]
+            work()
+            join(*pids)
+            # Had a child used its parent's id, requests would have been refused or taken for copies.
+            assert acc.info().duplicates == 0
+            assert acc.num_accumulated() == 201
+            assert acc.take_grad(201).tolist() == [201.0]
+            acc.delete()
+        """,
+        real_server.url,
+    )
+    assert real_client.keys() == []
+
+
+@pytest.mark.servers("valkey")
+def test_a_child_of_a_process_that_waits_may_wait_itself(real_server, real_client):
+    run(
+        """
+        acc = redisacc.ConditionalAccumulator("float32", [1], "w", redis=url)
+        other = redisacc.ConditionalAccumulator("float32", [1], "w", redis=url)
+        got = []
+        thread = threading.Thread(target=lambda: got.append(acc.take_grad(1)))
+        thread.start()
+        while len(other.info().waiting) < 1:
+            pass
+        def work():
+            assert acc.take_grad(1, timeout=20).tolist() == [2.0]
+        pid = child(work)
+        while len(other.info().waiting) < 2:
+            pass
+        other.apply_grad([1.0])
+        thread.join()
+        assert got[0].tolist() == [1.0]
+        other.apply_grad([2.0], local_step=1)
+        join(pid)
+        acc.delete()
+        """,
+        real_server.url,
+    )
+    assert real_client.keys() == []
+
+
+@pytest.mark.servers("valkey")
+def test_a_childs_end_does_not_take_the_parents_private_accumulator_away(real_server, real_client):
+    out = run(
+        """
+        acc = redisacc.ConditionalAccumulator("float32", [1], redis=url)
+        acc.apply_grad([1.0])
+        pid = os.fork()
+        if pid == 0:
+            acc.apply_grad([3.0])
+            del acc
+            sys.exit(0)
+        join(pid)
+        pid = os.fork()
+        if pid == 0:
+            with acc:
+                pass
+            sys.exit(0)
+        join(pid)
+        print(acc.take_grad(2).tolist())
+        """,
+        real_server.url,
+    )
+    assert out == "[2.0]\n"
+    assert real_client.keys() == []
+
+
+@pytest.mark.servers("valkey")
+def test_a_private_accumulator_of_a_child_is_its_own(real_server, real_client):
+    run(
+        """
+        acc = redisacc.ConditionalAccumulator("float32", [1], redis=url)
+        def work():
+            mine = redisacc.ConditionalAccumulator("float32", [1], redis=url)
+            assert mine.accumulator_ref != acc.accumulator_ref
+            mine.apply_grad([1.0])
+            assert mine.take_grad(1).tolist() == [1.0]
+            mine.close()
+        join(child(work), child(work))
+        assert acc.num_accumulated() == 0
+        """,
+        real_server.url,
+    )
+    assert real_client.keys() == []
+
+
+def test_threads_share_a_handle(make_sparse, background):
+    acc = make_sparse("float64", [8, 1], reduction_type="SUM")
+    threads, each = 8, 20
+
+    def work(number):
+        for _ in range(each):
+            assert acc.apply_grad([number], [[1.0]])
+            acc.num_accumulated()
+        acc.peek()
+
+    for job in [background(work, number) for number in range(threads)]:
+        job.result()
+    assert acc.num_accumulated() == threads * each
+    assert acc.info().duplicates == 0
+    indices, values, _ = acc.take_grad(threads * each)
+    assert indices.tolist() == list(range(threads))
+    assert set(values.ravel().tolist()) == {float(each)}

@@ -1,0 +1,135 @@
+"""Private accumulators: nobody else's, and gone with their owner however it ends."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import redisacc
+
+LEASE_MS = 400
+
+
+@pytest.fixture
+def short_lease(monkeypatch):
+    monkeypatch.setattr("redisacc._private.LEASE_MS", LEASE_MS)
+
+
+@pytest.mark.parametrize("shared_name", [None, ""])
+def test_private_accumulators_are_all_different(open_dense, client, shared_name):
+    first, second = open_dense("float32", [1], shared_name), open_dense("float32", [1], shared_name)
+    assert first.shared_name is None or first.shared_name == ""
+    assert first.accumulator_ref != second.accumulator_ref
+    first.apply_grad([1.0])
+    assert second.num_accumulated() == 0
+
+
+def test_close_removes_a_private_accumulator(make_dense, make_sparse, client):
+    with make_dense("float32", [500]) as acc:
+        acc.apply_grad(np.ones(500, np.float32))
+        held = acc.take(1)
+        held.__enter__()
+        acc.apply_grad(np.ones(500, np.float32), local_step=1)
+        assert client.keys()
+    assert client.keys() == []
+    acc = make_sparse("float32")
+    acc.apply_grad([1], [1.0])
+    acc.close()
+    assert client.keys() == []
+
+
+def test_garbage_collection_removes_a_private_accumulator(client, until):
+    acc = redisacc.ConditionalAccumulator("float32", [1], redis=client)
+    acc.apply_grad([1.0])
+    assert client.keys()
+    del acc
+    gc.collect()
+    until(lambda: client.keys() == [])
+
+
+def test_every_key_of_a_private_accumulator_has_an_end(make_dense, client, background, until):
+    acc = make_dense("float32", [500])
+    for step in range(2):
+        acc.apply_grad(np.ones(500, np.float32), local_step=step)
+        if step == 0:
+            held = acc.take(1)
+            held.__enter__()
+    acc.set_global_step(1)
+    take = background(acc.take_grad, 5, timeout=0.3)
+    until(lambda: acc.info().waiting)
+    keys = list(client.scan_iter())
+    assert len(keys) >= 5
+    without = [key for key in keys if client.ttl(key) < 0]
+    assert without == []
+    with pytest.raises(redisacc.TakeTimeoutError):
+        take.result()
+
+
+def test_an_owner_that_lives_keeps_its_lease(short_lease, make_dense, client):
+    acc = make_dense("float32", [500], reduction_type="SUM")
+    acc.apply_grad(np.ones(500, np.float32))
+    acc.apply_grad(np.ones(500, np.float32))
+    held = acc.take(1)
+    held.__enter__()
+    acc.apply_grad(np.ones(500, np.float32), local_step=1)
+    keys = sorted(client.scan_iter())
+    time.sleep(2.5 * LEASE_MS / 1000)
+    assert sorted(client.scan_iter()) == keys
+    assert acc.take_grad(1)[0] == 1.0
+    with acc.recover() as taken:
+        assert taken.gradient[0] == 2.0
+
+
+KILLED = f"""
+import os, signal, sys
+import numpy as np
+import redisacc, redisacc._private
+redisacc._private.LEASE_MS = {LEASE_MS}
+for limit in (0, 10**9):
+    acc = redisacc.ConditionalAccumulator("float32", [500], redis=sys.argv[1], in_place_limit=limit)
+    acc.apply_grad(np.ones(500, np.float32))
+    held = acc.take(1)
+    held.__enter__()
+    acc.apply_grad(np.ones(500, np.float32), local_step=1)
+    sparse = redisacc.SparseConditionalAccumulator("float32", redis=sys.argv[1], in_place_limit=limit)
+    sparse.apply_grad([5], [1.0])
+    globals()[f"kept{{limit}}"] = acc, held, sparse
+if sys.argv[2] == "kill":
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_owner_leaves_nothing_after_its_lease(real_server, real_client, until):
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, real_server.url, "kill"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        assert len(real_client.keys()) >= 8
+    finally:
+        process.kill()
+        process.communicate()
+    until(lambda: real_client.keys() == [], timeout=5)
+
+
+@pytest.mark.servers("valkey")
+def test_a_process_that_ends_takes_its_private_accumulators_along(real_server, real_client):
+    script = KILLED.replace(f"LEASE_MS = {LEASE_MS}", "LEASE_MS = 3600_000")
+    subprocess.run([sys.executable, "-c", script, real_server.url, "exit"], check=True, timeout=30)
+    assert real_client.keys() == []
+
+
+@pytest.mark.servers("valkey")
+def test_a_process_that_fails_takes_its_private_accumulators_along(real_server, real_client):
+    script = KILLED.replace(f"LEASE_MS = {LEASE_MS}", "LEASE_MS = 3600_000") + "\nraise SystemExit(3)\n"
+    ended = subprocess.run([sys.executable, "-c", script, real_server.url, "exit"], check=False, timeout=30)
+    assert ended.returncode == 3
+    assert real_client.keys() == []

@@ -1,0 +1,126 @@
+"""What stands in Redis, for people who look at it with redis-cli."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+
+def test_the_record_is_plain_text(make_dense, client):
+    acc = make_dense("float32", [100, None], "weights", worker="ann", reduction_type="SUM")
+    acc.set_global_step(2**53 + 1)
+    acc.apply_grad(np.ones((100, 2), np.float32), local_step=2**53 + 1)
+    acc.apply_grad(np.ones((100, 2), np.float32), local_step=2**53)
+    assert client.type("redisacc:{weights}") == b"hash"
+    record = client.hgetall("redisacc:{weights}")
+    text = {field.decode("ascii"): value.decode("ascii") for field, value in record.items()}
+    expected = {
+        "kind": "dense",
+        "dtype": "float32",
+        "reduction_type": "SUM",
+        "global_step": "9007199254740993",
+        "num_accumulated": "1",
+        "applied": "1",
+        "stale": "1",
+        "duplicates": "0",
+        "takes": "0",
+        "incarnation": acc.info().incarnation,
+    }
+    assert {field: text[field] for field in expected} == expected
+    assert "100" in text["shape"]
+    assert "2" in text["round_shape"]
+    acc.take_grad(1)
+    assert client.hget("redisacc:{weights}", "num_accumulated") == b"0"
+    assert client.hget("redisacc:{weights}", "global_step") == b"9007199254740994"
+    acc.delete()
+
+
+def test_every_key_is_in_one_slot_and_known(make_dense, make_sparse, client, background, until):
+    dense, sparse = make_dense("float32", [50], "w"), make_sparse("float32", [50, 1], "v")
+    for acc, args in ((dense, (np.ones(50),)), (sparse, (range(50), np.ones((50, 1))))):
+        acc.apply_grad(*args)
+        held = acc.take(1)
+        held.__enter__()
+        acc.apply_grad(*args, local_step=1)
+    take = background(dense.take_grad, 3, timeout=20)
+    until(lambda: dense.info().waiting)
+    known = r"redisacc:\{[wv]\}(:(sums|parked|workers|clients|queue|takers|taken|taken:.+|part:.+:\d+))?"
+    keys = {key.decode() for key in client.scan_iter()} - {"redisacc:names"}
+    assert len(keys) >= 8
+    assert [key for key in keys if not re.fullmatch(known, key)] == []
+    for _ in range(2):
+        dense.apply_grad(np.ones(50), local_step=1)
+    take.result()
+    dense.delete()
+    sparse.delete()
+
+
+def test_in_place_memory_is_bounded_by_the_rows_touched(real_client, make_sparse, holding):
+    acc = make_sparse("float32", [10, 4], "w")
+    for _ in range(30):
+        acc.apply_grad([1, 2], np.ones((2, 4), np.float32))
+    keys = {key.decode() for key in real_client.scan_iter()}
+    if holding == "in_place":
+        assert real_client.hlen("redisacc:{w}:sums") == 2
+        assert acc.info().parked == 0
+        assert not any(":part:" in key for key in keys)
+    else:
+        assert acc.info().parked == 30
+        assert "redisacc:{w}:sums" not in keys
+    acc.delete()
+
+
+def test_a_server_without_struct_gets_everything_parked(open_dense, open_sparse, client, server):
+    dense, sparse = open_dense("float32", [2], "d", in_place_limit=10**9), open_sparse("float32", [2], "s")
+    dense.apply_grad([1.0, 2.0])
+    sparse.apply_grad([1], [2.0])
+    parked = 0 if server.real else 1
+    assert dense.info().parked == sparse.info().parked == parked
+    dense.delete()
+    sparse.delete()
+
+
+def test_events_are_short_text(client, open_dense, until):
+    acc = open_dense("float32", [1], "w", worker="ann")
+    messages = []
+    with client.pubsub(ignore_subscribe_messages=True) as listener:
+        listener.subscribe("redisacc:{w}:events")
+
+        def heard(word):
+            message = listener.get_message(timeout=0.05)
+            if message:
+                messages.append(message["data"].decode())
+            return any(word in text for text in messages)
+
+        listener.get_message(timeout=0.2)
+        acc.apply_grad([1.0])
+        until(lambda: heard("applied"))
+        acc.apply_grad([1.0], local_step=-1)
+        until(lambda: heard("stale"))
+        acc.take_grad(1)
+        until(lambda: heard("taken"))
+        acc.delete()
+        until(lambda: heard("deleted"))
+    assert all(len(text) < 300 and text.isprintable() for text in messages)
+
+
+@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="there is no redis-cli here")
+@pytest.mark.servers("redis7")
+def test_redis_cli_shows_step_and_count(real_server, open_dense):
+    acc = open_dense("float32", [1], "weights")
+    acc.set_global_step(41)
+    acc.apply_grad([1.0], local_step=41)
+    shown = subprocess.run(
+        ["redis-cli", "-u", real_server.url, "HGETALL", acc.accumulator_ref],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    ).stdout.split("\n")
+    assert shown[shown.index("global_step") + 1] == "41"
+    assert shown[shown.index("num_accumulated") + 1] == "1"
+    acc.delete()

@@ -1,0 +1,104 @@
+"""The small objects that operations return, and IndexedSlices."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import redisacc
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+def test_what_apply_returns(make_dense):
+    acc = make_dense("float32", [1])
+    acc.set_global_step(2)
+    good, bad = acc.apply_grad([1.0], 2), acc.apply_grad([1.0], 1)
+    assert isinstance(good, redisacc.ApplyResult)
+    assert (bool(good), good.outcome, good.global_step, good.num_accumulated) == (True, "applied", 2, 1)
+    assert (bool(bad), bad.outcome, bad.global_step, bad.num_accumulated) == (False, "stale", 2, 1)
+    with pytest.raises(AttributeError):
+        good.outcome = "stale"
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+def test_attributes_of_an_accumulator(open_dense, open_sparse):
+    dense = open_dense("float32", [2, None], "both", name="d", reduction_type="SUM")
+    assert dense.dtype == np.dtype(np.float32)
+    assert isinstance(dense.dtype, np.dtype)
+    assert dense.shape == (2, None)
+    assert (dense.name, dense.shared_name, dense.reduction_type) == ("d", "both", "SUM")
+    assert dense.accumulator_ref == "redisacc:{both}"
+    sparse = open_sparse("int8")
+    assert (sparse.shape, sparse.shared_name) == (None, None)
+    assert (sparse.name, sparse.reduction_type) == ("sparse_conditional_accumulator", "MEAN")
+    assert sparse.accumulator_ref.startswith("redisacc:{")
+    assert open_dense("float32").name == "conditional_accumulator"
+    for acc in (dense, sparse):
+        assert isinstance(acc, redisacc.ConditionalAccumulatorBase)
+        assert repr(acc).startswith(type(acc).__name__)
+    dense.delete()
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+def test_name_is_accepted_everywhere(open_dense, open_sparse):
+    dense, sparse = open_dense("float32", [1]), open_sparse("float32", [3, 1])
+    dense.apply_grad([1.0], 0, "label")
+    assert dense.num_accumulated("label") == dense.num_accumulated(name="label") == 1
+    assert dense.take_grad(1, "label").tolist() == [1.0]
+    dense.set_global_step(4, "label")
+    sparse.apply_grad([1], [[1.0]], None, 0, "label")
+    sparse.apply_indexed_slices_grad(redisacc.IndexedSlices([[1.0]], [1]), 0, "label")
+    assert sparse.take_grad(2, "label")[0].tolist() == [1]
+    sparse.apply_grad([1], [[1.0]], local_step=1, name="label")
+    assert sparse.take_indexed_slices_grad(1, "label").indices.tolist() == [1]
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+def test_infos_and_rounds_are_frozen(open_dense):
+    acc = open_dense("float32", [1])
+    acc.apply_grad([1.0])
+    with acc.take(1) as taken:
+        for value, field in ((acc.info(), "global_step"), (taken, "gradient"), (acc.peek(), "workers")):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(value, field, None)
+
+
+def test_indexed_slices():
+    slices = redisacc.IndexedSlices(np.float32([[1, 2], [3, 4]]), np.array([4, 0]), [5, 2])
+    assert slices.dtype == np.float32
+    assert slices.indices.tolist() == [4, 0]
+    assert slices.values.tolist() == [[1, 2], [3, 4]]
+    assert list(slices.dense_shape) == [5, 2]
+    assert slices.to_dense().tolist() == [[3, 4], [0, 0], [0, 0], [0, 0], [1, 2]]
+    assert slices.to_dense().dtype == np.float32
+
+
+def test_to_dense_sums_repeated_rows():
+    slices = redisacc.IndexedSlices(np.array([1, 2, 4]), np.array([1, 0, 1]), [3])
+    assert slices.to_dense().tolist() == [2, 5, 0]
+
+
+def test_from_dense_keeps_the_rows_that_hold_something():
+    dense = np.float32([[0, 0], [1, 0], [0, 0], [np.nan, 2]])
+    slices = redisacc.IndexedSlices.from_dense(dense)
+    assert slices.indices.tolist() == [1, 3]
+    assert list(slices.dense_shape) == [4, 2]
+    assert np.array_equal(slices.to_dense(), dense, equal_nan=True)
+
+
+def test_an_unknown_dense_shape_can_not_be_filled():
+    for shape in (None, [-1, 2]):
+        slices = redisacc.IndexedSlices(np.float32([[1, 2]]), np.array([1]), shape)
+        with pytest.raises(redisacc.InvalidArgumentError):
+            slices.to_dense()
+
+
+@pytest.mark.parametrize(
+    ("values", "indices", "shape"),
+    [([[1.0]], [3], [3, 1]), ([[1.0]], [-1], [3, 1]), ([[1.0]], [0], [3, 2]), ([[1.0]], [0], [3]), ([1.0], [0, 1], [3])],
+)
+def test_slices_that_do_not_fit_are_refused(values, indices, shape):
+    with pytest.raises(redisacc.InvalidArgumentError):
+        redisacc.IndexedSlices(np.array(values), np.array(indices), shape).to_dense()

