@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 from dataclasses import dataclass
 
-from redisacc._arguments import Shape, shape_text
+from redisacc._arguments import INT64_MAX, Shape, shape_text
 from redisacc._keys import Keys
 from redisacc._link import Link
 from redisacc._rounds import parse_workers, scan_command, scan_rest
@@ -161,9 +162,11 @@ def round_shape_of(keys: Keys, text: str) -> tuple[int, ...] | None:
     if text == "":
         return None
     shape = _shape(keys, text)
-    if shape is None or None in shape:
+    dims = tuple(dim for dim in shape or () if dim is not None)
+    # numpy refuses shapes whose dimensions multiply beyond an int64, even where one of them is 0.
+    if shape is None or len(dims) < len(shape) or math.prod(dim or 1 for dim in dims) > INT64_MAX // 16:
         raise CorruptDataError(f"{keys.record}: {text!r:.100} is not the shape of a round")
-    return tuple(dim for dim in shape if dim is not None)
+    return dims
 
 
 def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, Unacknowledged]:
@@ -179,6 +182,13 @@ def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, Unacknowled
 
 def _time(ms: int) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
+
+
+def _created_at(keys: Keys, ms: int) -> datetime.datetime:
+    try:
+        return _time(ms)
+    except (ValueError, OverflowError, OSError) as error:
+        raise CorruptDataError(f"{keys.record}: created_ms holds {ms}, which is no time") from error
 
 
 def read_info(link: Link, keys: Keys) -> AccumulatorInfo:
@@ -215,7 +225,7 @@ def read_info(link: Link, keys: Keys) -> AccumulatorInfo:
         workers=parse_workers(workers, keys.current.workers),
         waiting=waiting,
         unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),
-        created_at=_time(fields.created_ms),
+        created_at=_created_at(keys, fields.created_ms),
     )
 
 

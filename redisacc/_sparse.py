@@ -166,6 +166,11 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         assert isinstance(gradient, IndexedSlices)
         return gradient
 
+    @property
+    def _rows(self) -> int | None:
+        """The declared dimension 0."""
+        return self._shape[0] if self._shape else None
+
     def _check_rows(self, indices: Array, values: Array) -> None:
         declared = self._shape or ()
         if values.ndim == 0:
@@ -179,9 +184,9 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
                 f"grad_values must be rows of the declared shape {shape_text(declared)}, not of shape "
                 f"{shape_text(values.shape)}"
             )
-        if declared and declared[0] is not None and len(indices) and (last := int(indices.max())) >= declared[0]:
+        if self._rows is not None and len(indices) and (last := int(indices.max())) >= self._rows:
             raise InvalidArgumentError(
-                f"grad_indices must be below dimension 0 of the declared shape, {declared[0]}, and holds {last}"
+                f"grad_indices must be below dimension 0 of the declared shape, {self._rows}, and holds {last}"
             )
 
     def _check_whole(self, grad_shape: object) -> None:
@@ -202,13 +207,12 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             )
 
     def _total(self, shape: tuple[int, ...]) -> SparseTotal:
-        return SparseTotal(self._dtype, shape, where=self._keys.current.sums)
+        return SparseTotal(self._dtype, shape, bound=self._rows, where=self._keys.current.sums)
 
     def _result(self, total: Any, contents: Contents, num_accumulated: int) -> IndexedSlices:  # noqa: ARG002
         assert isinstance(total, SparseTotal)
-        indices, values = total.result(self._reduction_type)
-        first = self._shape[0] if self._shape else None
-        whole = np.array([-1 if first is None else first, *values.shape[1:]], np.int64)
+        indices, values = total.result(self._reduction_type, num_accumulated)
+        whole = np.array([-1 if self._rows is None else self._rows, *values.shape[1:]], np.int64)
         return IndexedSlices(values, indices, whole)
 
 

@@ -116,9 +116,10 @@ class DenseTotal:
 class SparseTotal:
     """The sum of sparse gradients whose rows have one shape."""
 
-    def __init__(self, dtype: DType, shape: tuple[int, ...], *, where: str) -> None:
+    def __init__(self, dtype: DType, shape: tuple[int, ...], *, bound: int | None, where: str) -> None:
         self._dtype = dtype
         self._shape = shape
+        self._bound = bound
         self._where = where
         self._gradients: list[Gradient] = []
         self._counts: list[Array] = []
@@ -147,8 +148,12 @@ class SparseTotal:
         self._gradients.append(gradient)
         self._counts.append(np.ones(len(gradient.indices), np.uint64))
 
-    def result(self, reduction_type: str) -> tuple[Array, Array]:
-        """Sorted unique indices, and for each its sum, or that divided by the number of gradients that held it."""
+    def result(self, reduction_type: str, num_accumulated: int) -> tuple[Array, Array]:
+        """Sorted unique indices, and for each its sum, or that divided by the number of gradients that held it.
+
+        Raises:
+            CorruptDataError: an index that no gradient may have, or one that more gradients held than there were.
+        """
         every = [gradient.indices for gradient in self._gradients if gradient.indices is not None]
         indices, places = np.unique(np.concatenate(every or [np.empty(0, np.int64)]), return_inverse=True)
         total = np.empty((len(indices), *self._shape), self._dtype.sum)
@@ -165,6 +170,12 @@ class SparseTotal:
                     total[at[known]] += gradient.values[known].astype(self._dtype.sum, copy=False)
                 total[at[~known]] = gradient.values[~known]
                 counts[at] += count
+            if len(indices) and self._bound is not None and indices[-1] >= self._bound:
+                raise CorruptDataError(f"{self._where}: index {indices[-1]}, where dimension 0 is {self._bound}")
+            if len(counts) and counts.max() > num_accumulated:
+                raise CorruptDataError(
+                    f"{self._where}: an index that {counts.max()} gradients held, of {num_accumulated}"
+                )
             if reduction_type == "MEAN":
                 total = _mean(total, counts.reshape(-1, *[1] * len(self._shape)), self._dtype)
             return indices.astype(np.int64, copy=False), _returned(total, self._dtype)
