@@ -56,7 +56,7 @@ local function add_batch()
   local write = {}
   for i, field in ipairs(fields) do
     local bytes = math.min(row_bytes, #rows - position + 1)
-    local count, row = 1, nil
+    local count, row = 1
     if stored[i] then
       if #stored[i] ~= COUNT_BYTES + bytes then
         return {'corrupt', 'sums', field}

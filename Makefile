@@ -1,0 +1,79 @@
+# `make demo` and `make test` are all that a new machine needs: each sets up what it uses.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Test processes. Each starts servers of its own.
+JOBS ?= 2
+# Options for pytest, for example: make test T="tests/behaviour -k fifo"
+T ?=
+
+.PHONY: help demo server test conformance record lint types wheel compose check clean
+
+help:
+	@echo "make demo         train word vectors with several processes through a real server"
+	@echo "make test         run every test"
+	@echo "make check        what CI runs: lint, types, test, wheel, compose"
+	@echo "make conformance  compare with TensorFlow, live (installs it in .venv-tensorflow)"
+	@echo "make server       run a server in the foreground, for trying things out"
+
+# pip's own record of what it installed is the only truth about an environment; the stamps say when to ask again.
+$(VENV)/.demo: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cli,server]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]' build
+	@touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/redisacc demo
+
+server: $(VENV)/.demo
+	$(BIN)/redisacc server
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(T)
+
+# The scripts are linted as the server gets them, with what they include.
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/lua && $(BIN)/python -c 'import pathlib, redisacc._lua as lua; lua.write(pathlib.Path("build/lua"))'
+	luacheck --quiet build/lua
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+# The wheel in a fresh environment, away from the checkout: what users get is what is tested.
+wheel: $(VENV)/.test
+	rm -rf dist build/wheel
+	$(BIN)/python -m build --quiet --outdir dist
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[test]"
+	cp -r tests build/wheel/tests && cp pyproject.toml build/wheel/
+	cd build/wheel && REDISACC_TEST_INSTALLED=1 bin/python -m pytest -n $(JOBS) --servers valkey tests/internals tests/behaviour
+
+compose:
+	docker-compose config --quiet
+
+TENSORFLOW := .venv-tensorflow
+$(TENSORFLOW)/.done:
+	$(PYTHON) -m venv $(TENSORFLOW)
+	$(TENSORFLOW)/bin/pip install --quiet --disable-pip-version-check 'tensorflow-cpu==2.21.*'
+	@touch $@
+
+# That the recorded facts are still TensorFlow's, then random sequences of operations side by side.
+conformance: $(VENV)/.test $(TENSORFLOW)/.done
+	$(TENSORFLOW)/bin/python tests/conformance/record.py --check
+	$(BIN)/python tests/conformance/live.py --tensorflow-python $(TENSORFLOW)/bin/python
+
+record: $(TENSORFLOW)/.done
+	$(TENSORFLOW)/bin/python tests/conformance/record.py
+
+check: lint types test wheel compose
+
+clean:
+	rm -rf $(VENV) $(TENSORFLOW) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,196 @@
+"""Every script may be sent twice: redis-py, and we, send again what a broken connection may have swallowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from servers import ServerUnderTest
+
+import redisacc
+from redisacc import _parked
+from redisacc._clients import Client, Clients
+from redisacc._keys import Keys
+from redisacc._link import link_to
+from redisacc._parked import Gradient
+from redisacc._scripts import Counted, Granted, Opened, Schema, Scripts, Waiting
+
+SCHEMA = Schema("1", "dense", "float32", "[2]", "SUM")
+
+
+@pytest.fixture
+def scripts(client: redis.Redis) -> Scripts:
+    """The scripts on a new accumulator named "twice"."""
+    accumulator = redisacc.ConditionalAccumulator("float32", [2], "twice", reduction_type="SUM", redis=client)
+    return Scripts(link_to(client), Keys("twice"), incarnation=accumulator.info().incarnation)
+
+
+def handle(client: redis.Redis) -> redisacc.ConditionalAccumulator:
+    return redisacc.ConditionalAccumulator("float32", [2], "twice", reduction_type="SUM", redis=client)
+
+
+def park(scripts: Scripts, client: Client, sequence: int, values: list[float], local_step: int = 0) -> Counted | None:
+    gradient_id = f"{client.id}-{sequence}"
+    header, lengths, commands = _parked.stage(Keys("twice"), gradient_id, Gradient(np.array(values, np.float32)))
+    return scripts.park(
+        client=client,
+        sequence=sequence,
+        worker="w",
+        local_step=local_step,
+        round_shape="[2]",
+        gradient=gradient_id,
+        header=header,
+        lengths=lengths,
+        stage=commands,
+    )
+
+
+def apply(scripts: Scripts, client: Client, sequence: int, values: list[float], local_step: int = 0) -> Counted | None:
+    return scripts.apply(
+        client=client,
+        sequence=sequence,
+        worker="w",
+        local_step=local_step,
+        round_shape="[2]",
+        element="f",
+        row_bytes=1024,
+        limit=None,
+        indices=b"0",
+        rows=np.array(values, "<f4").tobytes(),
+    )
+
+
+@pytest.fixture(params=[apply, park], ids=["in_place", "parked"])
+def send(request: pytest.FixtureRequest, server: ServerUnderTest) -> Any:
+    """Sends a gradient, one way or the other."""
+    if request.param is apply and not server.real:
+        pytest.skip("the fake server's Lua can't add in place")
+    return request.param
+
+
+def test_an_applied_gradient_is_counted_once(client: redis.Redis, scripts: Scripts, send: Any) -> None:
+    sender = Client()
+    first = send(scripts, sender, 1, [1, 2])
+    assert first == Counted("applied", 0, 1)
+    send(scripts, Client(), 1, [10, 20])
+    assert send(scripts, sender, 1, [1, 2]) == first
+    peeked = handle(client).peek()
+    assert peeked.num_accumulated == 2
+    np.testing.assert_array_equal(peeked.gradient, [11, 22])
+    info = handle(client).info()
+    assert (info.applied, info.duplicates) == (2, 1)
+    assert not [key for key in client.scan_iter() if b":staged:" in key]
+
+
+def test_a_stale_gradient_stays_stale(client: redis.Redis, scripts: Scripts, send: Any) -> None:
+    handle(client).set_global_step(5)
+    sender = Client()
+    first = send(scripts, sender, 1, [1, 2], 4)
+    assert first == Counted("stale", 5, 0)
+    handle(client).set_global_step(3)
+    # Executed now it would be accepted; but it was executed, and its sender knows that it was dropped.
+    assert send(scripts, sender, 1, [1, 2], 4) == first
+    assert handle(client).num_accumulated() == 0
+    assert not [key for key in client.scan_iter() if b":staged:" in key]
+
+
+def test_an_old_copy_is_refused(client: redis.Redis, scripts: Scripts, send: Any) -> None:
+    sender = Client()
+    send(scripts, sender, 2, [1, 2])
+    with pytest.raises(redisacc.StaleSequenceError, match="request 2"):
+        send(scripts, sender, 1, [1, 2])
+    assert handle(client).num_accumulated() == 1
+    assert not [key for key in client.scan_iter() if b":staged:" in key]
+
+
+def test_a_missing_part_is_told_and_changes_nothing(client: redis.Redis, scripts: Scripts) -> None:
+    header, lengths, _ = _parked.stage(Keys("twice"), "x-1", Gradient(np.ones(2, np.float32)))
+    before = client.hgetall(Keys("twice").record)
+    counted = scripts.park(
+        client=Client(),
+        sequence=1,
+        worker="w",
+        local_step=0,
+        round_shape="[2]",
+        gradient="x-1",
+        header=header,
+        lengths=lengths,
+        stage=[("SET", Keys("twice").staged("x-1", 0), b"short")],
+    )
+    assert counted is None
+    assert client.hgetall(Keys("twice").record) == before
+    assert not [key for key in client.scan_iter() if b":staged:" in key]
+
+
+def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
+    handle(client).apply_grad([1, 2])
+    ask = {"token": "t1", "num_required": 1, "lease_ms": 3000, "taker": "me"}
+    first = scripts.take(**ask)
+    assert first == Granted("t1", 0, 1, "[2]")
+    handle(client).apply_grad([3, 4], 1)
+    assert scripts.take(**ask) == first
+    assert scripts.leave(token="t1") == first
+    assert handle(client).global_step() == 1
+    assert handle(client).num_accumulated() == 1
+    for expected in (True, False):
+        assert scripts.acknowledge(token="t1", parts=[], more=False) is expected
+
+
+def test_joining_the_queue_twice_keeps_one_place(client: redis.Redis, scripts: Scripts) -> None:
+    for token, ahead in (("a", 0), ("b", 1), ("a", 0), ("b", 1)):
+        reply = scripts.take(token=token, num_required=1, lease_ms=60_000, taker="me")
+        assert reply == Waiting(0, 0, ahead)
+    assert [waiting.token for waiting in handle(client).info().waiting] == ["a", "b"]
+    for _ in range(2):
+        assert scripts.leave(token="a") is None
+    assert scripts.leave(token="b") is None
+    assert handle(client).info().waiting == []
+
+
+def test_setting_the_step_twice_sets_it_once(client: redis.Redis, scripts: Scripts) -> None:
+    sender = Client()
+    ask = {"client": sender, "sequence": 1, "worker": "w", "new_global_step": 5}
+    assert scripts.set_global_step(**ask) == Counted("set", 5, 0)
+    handle(client).apply_grad([1, 2], 5)
+    handle(client).take_grad(1)
+    # A copy that arrives now must not take the step back.
+    assert scripts.set_global_step(**ask) == Counted("set", 5, 0)
+    assert handle(client).global_step() == 6
+
+
+def test_recovering_twice_gives_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
+    handle(client).apply_grad([1, 2])
+    scripts.take(token="dead", num_required=1, lease_ms=3000, taker="me")
+    ask = {"old": "dead", "token": "new", "taker": "heir"}
+    first = scripts.recover(**ask)
+    assert first == Granted("new", 0, 1, "[2]")
+    assert scripts.recover(**ask) == first
+    assert scripts.recover(old="dead", token="newer", taker="late") is None
+    assert scripts.acknowledge(token="dead", parts=[], more=False) is False
+    assert scripts.acknowledge(token="new", parts=[], more=False) is True
+
+
+def test_opening_and_deleting_twice(client: redis.Redis, scripts: Scripts) -> None:
+    for _ in range(2):
+        opened = scripts.open(incarnation="another", schema=SCHEMA, chunk=7, lease_ms=0)
+        assert isinstance(opened, Opened)
+        assert (opened.incarnation, opened.schema) == (scripts.incarnation, SCHEMA)
+    for _ in range(2):
+        assert scripts.delete(finish=False) == "closed"
+    assert scripts.delete(finish=True) == "deleted"
+    assert scripts.delete(finish=True) == "missing"
+    assert handle(client).num_accumulated() == 0
+    # A late copy must not touch what was created anew.
+    assert scripts.delete(finish=False) == "replaced"
+    assert scripts.delete(finish=True) == "replaced"
+
+
+def test_a_client_is_nobody_elses_while_it_is_lent() -> None:
+    clients = Clients()
+    with clients.lend() as one, clients.lend() as other:
+        assert one.id != other.id
+        assert (one.next(), one.next(), other.next()) == (1, 2, 1)
+    with clients.lend() as again:
+        assert again.id in (one.id, other.id)
