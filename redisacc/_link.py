@@ -33,7 +33,9 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
+from redisacc import _wire
 from redisacc._lua import Script
+from redisacc._wire import Argument, Command
 from redisacc.errors import CorruptDataError, InvalidArgumentError, ServerError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
@@ -44,9 +46,6 @@ DEFAULT_URL = "redis://localhost:6379/0"
 PATIENCE = 30.0
 # Opening is where a wrong address shows, so there it is said soon.
 OPENING_PATIENCE = 3.0
-
-Argument = bytes | str | int | memoryview
-Command = Sequence[Argument]
 
 _BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
 
@@ -60,8 +59,12 @@ class Link:
     def __init__(self, client: Any) -> None:
         self.client = client
         # A cluster client has a pool for each node and picks the node by a command's keys.
-        self._pool = getattr(client, "connection_pool", None)
+        self._pool: Any = getattr(client, "connection_pool", None)
         self._get_connection = _getter(self._pool)
+        # One connection that stays out of the pool between calls, with the process that it belongs to. Not of a pool
+        # so small that somebody may wait for it.
+        self._kept: list[tuple[int, Any]] = []
+        self._may_keep = getattr(self._pool, "max_connections", 0) >= 16
         self.address = _address(client, self._pool)
 
     def __repr__(self) -> str:
@@ -102,15 +105,28 @@ class Link:
             raise CorruptDataError(f"script {script.name} replied {reply!r:.100}")
         return [item if isinstance(item, bytes) else str(item).encode() for item in reply]
 
+    def fetch(self, keys: Sequence[str], into: Sequence[memoryview], *, patience: float = PATIENCE) -> list[int]:
+        """GETs strings straight into buffers. Returns how many bytes each string has, -1 where there is none.
+
+        The list ends with the first whose length is not its buffer's; its buffer is undefined.
+        """
+        return self._patiently(lambda give_up: self._fetch_once(keys, into, give_up), patience)
+
     def _exchange(self, commands: Sequence[Command], patience: float) -> list[Any]:
+        return self._patiently(lambda give_up: self._exchange_once(commands, give_up), patience)
+
+    def _patiently(self, attempt: Callable[[float], list[Any]], patience: float) -> list[Any]:
+        """Attempts something until it works or the time is up. It gets the time by which it has to give up."""
         give_up = time.monotonic() + patience
         backoff = ExponentialBackoff(cap=1.0, base=0.01)
         failures = 0
         while True:
             try:
-                return self._exchange_once(commands, give_up)
+                return attempt(give_up)
             except (AuthenticationError, AuthorizationError) as error:
                 raise ServerError(f"{self.address} refuses to let us in: {error}") from error
+            except ResponseError as error:
+                raise _refusal(error) from error
             except _BROKEN as error:
                 failures += 1
                 pause = backoff.compute(failures)
@@ -125,33 +141,65 @@ class Link:
     def _exchange_once(self, commands: Sequence[Command], give_up: float) -> list[Any]:
         if self._pool is None:
             return self._exchange_by_client(commands)
-        connection = self._get_connection()
+        with self._connection() as connection:
+            sock = _wire.socket_of(connection)
+            if sock is not None:
+                replies = _wire.exchange(connection, sock, commands, give_up)
+            else:
+                replies = _exchange_by_connection(connection, commands, give_up)
+            for reply in replies:
+                if isinstance(reply, ResponseError) and str(reply).startswith(_PASSING):
+                    raise redis.ConnectionError(str(reply)) from reply
+            return replies
+
+    def _fetch_once(self, keys: Sequence[str], into: Sequence[memoryview], give_up: float) -> list[int]:
+        if self._pool is not None:
+            with self._connection() as connection:
+                sock = _wire.socket_of(connection)
+                if sock is not None:
+                    return _wire.fetch(connection, sock, keys, into, give_up)
+        lengths = []
+        for reply, view in zip(self._exchange_once([("GET", key) for key in keys], give_up), into, strict=True):
+            if isinstance(reply, Exception):
+                raise reply
+            lengths.append(-1 if reply is None else len(reply))
+            if lengths[-1] == len(view):
+                view[:] = reply
+            elif reply is not None:
+                break
+        return lengths
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """A connection of the pool's. It is closed if the block raises."""
+        pid = os.getpid()
+        connection = None
+        with contextlib.suppress(IndexError):
+            owner, connection = self._kept.pop()
+            if owner != pid:
+                # Our parent's, from before a fork.
+                connection = None
+        if connection is None:
+            connection = self._get_connection()
         try:
-            connection.send_packed_command(connection.pack_commands(commands))
-            replies: list[Any] = []
-            for _ in commands:
-                # A user's client may have no timeout of its own; ours must not hang on a server that stalls.
-                if not connection.can_read(timeout=max(0.0, give_up - time.monotonic())):
-                    raise redis.TimeoutError("the server did not reply in time")
-                try:
-                    replies.append(connection.read_response(disable_decoding=True))
-                except BusyLoadingError:
-                    raise
-                except ResponseError as error:
-                    if str(error).startswith(_PASSING):
-                        raise redis.ConnectionError(str(error)) from error
-                    replies.append(error)
+            if getattr(connection, "_sock", connection) is None:
+                # Kept, and closed meanwhile: the client was closed, or the pool disconnected.
+                connection.connect()
+            yield connection
         except BaseException as error:
             # Ctrl-C included: replies that nobody read must not be taken for those of the next command.
             lost = getattr(connection, "_sock", connection) is None
             connection.disconnect()
+            self._pool.release(connection)
             if lost and isinstance(error, (TypeError, ValueError, AttributeError)):
                 # How redis-py stumbles when another thread closes the client under it.
                 raise redis.ConnectionError("the connection was closed by somebody else") from error
             raise
-        finally:
+        if self._may_keep and not self._kept:
+            # Taking one out of the pool and putting it back costs as much as a small command.
+            self._kept.append((pid, connection))
+        else:
             self._pool.release(connection)
-        return replies
 
     def _exchange_by_client(self, commands: Sequence[Command]) -> list[Any]:
         replies: list[Any] = []
@@ -175,6 +223,22 @@ class Link:
             with contextlib.suppress(redis.RedisError, OSError):
                 connection.disconnect()
             pool.release(connection)
+
+
+def _exchange_by_connection(connection: Any, commands: Sequence[Command], give_up: float) -> list[Any]:
+    connection.send_packed_command(connection.pack_commands(commands))
+    replies: list[Any] = []
+    for _ in commands:
+        # A user's client may have no timeout of its own; ours must not hang on a server that stalls.
+        if not connection.can_read(timeout=max(0.0, give_up - time.monotonic())):
+            raise redis.TimeoutError("the server did not reply in time")
+        try:
+            replies.append(connection.read_response(disable_decoding=True))
+        except BusyLoadingError:
+            raise
+        except ResponseError as error:
+            replies.append(error)
+    return replies
 
 
 def _getter(pool: Any) -> Callable[[], Any]:
@@ -251,6 +315,8 @@ def _client_of(url: str) -> redis.Redis:
         # The retries are ours.
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
+        # Nothing of RESP3 is of use here, and its handshakes cost round trips.
+        "protocol": 2,
     }
     if scheme != "unix":
         settings |= {"socket_connect_timeout": 5.0, "socket_keepalive": True}

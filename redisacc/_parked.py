@@ -18,7 +18,8 @@ import numpy as np
 from redisacc._arguments import INT64_MAX, Array
 from redisacc._dtypes import DType
 from redisacc._keys import Keys
-from redisacc._link import Command, Link
+from redisacc._link import Link
+from redisacc._wire import Command
 from redisacc.errors import CorruptDataError
 
 # Larger strings cost redis-py more copies, smaller ones more commands: see docs/measurements.md.
@@ -29,6 +30,9 @@ STAGING_MS = 60_000
 
 # What is fetched in one round trip, about.
 FETCH_BYTES = 16 * 2**20
+
+# Headers that announce more than this are compared with what the server has before memory is set aside.
+TRUSTED_BYTES = 64 * 2**20
 
 _HEADER_VERSION = 1
 _INDEX = np.dtype("<i8")
@@ -192,30 +196,41 @@ def fetch(link: Link, keys: Keys, parked: Sequence[Parked]) -> Iterator[Gradient
 
 
 def _fetch_batch(link: Link, keys: Keys, batch: list[Parked]) -> Iterator[Gradient]:
-    wanted = [(gradient, key) for gradient in batch for key in part_keys(keys, gradient)]
-    # A forged header costs no memory: arrays are made of what came, not of what was announced.
-    replies = iter(link.pipeline([("GET", key) for _, key in wanted]) if wanted else ())
-    for gradient in batch:
-        parts = []
-        for number, length in enumerate(gradient.lengths):
-            part = next(replies)
-            if part is None:
-                raise PartMissing(keys.part(gradient.id, number))
-            if len(part) != length:
-                raise CorruptDataError(
-                    f"{keys.part(gradient.id, number)} has {len(part)} bytes, and its header says {length}"
-                )
-            parts.append(part)
-        split = len(gradient.index_lengths)
-        values = _joined(parts[split:], gradient.dtype).reshape(gradient.shape)
-        if len(gradient.shape) and gradient.index_lengths:
-            indices = _joined(parts[:split], _INDEX)
-            if indices[0] < 0 or not (indices[1:] > indices[:-1]).all():
-                raise CorruptDataError(f"{keys.part(gradient.id, 0)}: indices that aren't ascending")
-            yield Gradient(values, indices)
-        else:
-            yield Gradient(values, np.empty(0, _INDEX))
+    if sum(sum(gradient.lengths) for gradient in batch) > TRUSTED_BYTES:
+        _check_lengths(link, keys, batch)
+    memory = [[np.empty(sum(part), np.uint8) for part in (g.index_lengths, g.value_lengths)] for g in batch]
+    wanted: list[tuple[str, memoryview]] = []
+    for gradient, (indices, values) in zip(batch, memory, strict=True):
+        views = _split(indices, gradient.index_lengths) + _split(values, gradient.value_lengths)
+        wanted += zip(part_keys(keys, gradient), views, strict=True)
+    lengths = link.fetch([key for key, _ in wanted], [view for _, view in wanted]) if wanted else []
+    for (key, view), length in zip(wanted, lengths, strict=False):
+        _check_length(key, length, len(view))
+    for gradient, (indices, values) in zip(batch, memory, strict=True):
+        rows = values.view(gradient.dtype).reshape(gradient.shape)
+        ascending = indices.view(_INDEX)
+        if len(ascending) and (ascending[0] < 0 or not (ascending[1:] > ascending[:-1]).all()):
+            raise CorruptDataError(f"{keys.part(gradient.id, 0)}: indices that aren't ascending")
+        yield Gradient(rows, ascending)
 
 
-def _joined(parts: list[bytes], dtype: np.dtype[Any]) -> Array:
-    return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype)
+def _split(memory: Array, lengths: list[int]) -> list[memoryview]:
+    whole, views, start = memory.data, [], 0
+    for length in lengths:
+        views.append(whole[start : start + length])
+        start += length
+    return views
+
+
+def _check_lengths(link: Link, keys: Keys, batch: list[Parked]) -> None:
+    """Asks the server for the lengths: a forged header must not make us allocate what isn't there."""
+    wanted = [(key, length) for g in batch for key, length in zip(part_keys(keys, g), g.lengths, strict=True)]
+    for (key, length), actual in zip(wanted, link.pipeline([("STRLEN", key) for key, _ in wanted]), strict=True):
+        _check_length(key, actual or -1, length)
+
+
+def _check_length(key: str, actual: int, expected: int) -> None:
+    if actual == -1:
+        raise PartMissing(key)
+    if actual != expected:
+        raise CorruptDataError(f"{key} has {actual} bytes, and its header says {expected}")

@@ -10,9 +10,10 @@ from redisacc import _parked
 from redisacc._arguments import Array
 from redisacc._dtypes import DType
 from redisacc._keys import Keys, RoundKeys
-from redisacc._link import PATIENCE, Command, Link
+from redisacc._link import PATIENCE, Link
 from redisacc._parked import Gradient, Parked
 from redisacc._slices import IndexedSlices
+from redisacc._wire import Command
 from redisacc.errors import CorruptDataError
 
 # Fields asked for in one HSCAN. The server holds everybody up while it collects them.

@@ -12,8 +12,9 @@ from typing import Literal, NoReturn
 
 from redisacc._clients import Client
 from redisacc._keys import Keys
-from redisacc._link import OPENING_PATIENCE, PATIENCE, Command, Link
+from redisacc._link import OPENING_PATIENCE, PATIENCE, Link
 from redisacc._lua import load
+from redisacc._wire import Command
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CorruptDataError,
