@@ -1,0 +1,220 @@
+"""RESP over a plain socket, with a peer that sends what, and as slowly as, it is told."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
+
+from redisacc import _wire
+
+
+class Connection(redis.Connection):
+    """One that may do more than redis-py's own."""
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Any, socket.socket, socket.socket]]:
+    """A connection, its socket, and the peer's."""
+    ours, theirs = socket.socketpair()
+    connection = redis.Connection(socket_timeout=7.0)
+    connection._sock = ours
+    yield connection, ours, theirs
+    connection.disconnect()
+    theirs.close()
+
+
+def answer(theirs: socket.socket, data: bytes, *, piece: int = 10**9) -> Callable[[], bytes]:
+    """Sends data in pieces from a thread, and returns what gets what came in."""
+    came = bytearray()
+
+    def run() -> None:
+        for start in range(0, len(data), piece):
+            theirs.sendall(data[start : start + piece])
+
+    def drain() -> bytes:
+        thread.join()
+        theirs.setblocking(False)
+        try:
+            while data := theirs.recv(1 << 20):
+                came.extend(data)
+        except BlockingIOError:
+            pass
+        return bytes(came)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return drain
+
+
+def soon() -> float:
+    return time.monotonic() + 5
+
+
+@pytest.mark.parametrize("piece", [1, 3, 10**9])
+def test_replies_of_every_kind_in_order(ends: Any, piece: int) -> None:
+    connection, ours, theirs = ends
+    data = b"+OK\r\n:7\r\n$-1\r\n$3\r\na\r\n\r\n*2\r\n$1\r\nx\r\n:1\r\n-WRONGTYPE no\r\n-NOSCRIPT no\r\n_\r\n"
+    sent = answer(theirs, data, piece=piece)
+    replies = _wire.exchange(connection, ours, [("PING",)] * 8, soon())
+    assert replies[:5] == [b"OK", 7, None, b"a\r\n", [b"x", 1]]
+    assert isinstance(replies[5], ResponseError)
+    assert str(replies[5]) == "WRONGTYPE no"
+    assert isinstance(replies[6], NoScriptError)
+    assert replies[7] is None
+    assert sent() == b"*1\r\n$4\r\nPING\r\n" * 8
+    # As its owner had it.
+    assert ours.gettimeout() == 7.0
+
+
+def test_what_the_server_pushes_is_no_reply(ends: Any) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b">2\r\n+invalidate\r\n*0\r\n+OK\r\n")
+    assert _wire.exchange(connection, ours, [("PING",)], soon()) == [b"OK"]
+
+
+def test_a_server_that_loads_is_an_error_of_the_connection(ends: Any) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b"-LOADING wait\r\n")
+    with pytest.raises(BusyLoadingError):
+        _wire.exchange(connection, ours, [("PING",)], soon())
+
+
+@pytest.mark.parametrize("data", [b"", b"$10\r\nabc", b"+O"])
+def test_a_connection_that_ends_is_noticed(ends: Any, data: bytes) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, data)()
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(redis.ConnectionError):
+        _wire.exchange(connection, ours, [("PING",)], soon())
+
+
+def test_silence_ends_in_time(ends: Any) -> None:
+    connection, ours, _ = ends
+    started = time.monotonic()
+    with pytest.raises((redis.TimeoutError, TimeoutError)):
+        _wire.exchange(connection, ours, [("PING",)], started + 0.2)
+    assert time.monotonic() - started < 3
+
+
+def parse_commands(data: bytes) -> list[list[bytes]]:
+    """What a server would read: an independent reading of RESP."""
+    commands, position = [], 0
+
+    def line() -> bytes:
+        nonlocal position
+        stop = data.index(b"\r\n", position)
+        found, position = data[position:stop], stop + 2
+        return found
+
+    while position < len(data):
+        count = line()
+        assert count[:1] == b"*"
+        command = []
+        for _ in range(int(count[1:])):
+            size = line()
+            assert size[:1] == b"$"
+            command.append(data[position : position + int(size[1:])])
+            position += int(size[1:])
+            assert data[position : position + 2] == b"\r\n"
+            position += 2
+        commands.append(command)
+    return commands
+
+
+def test_commands_are_packed_as_resp_and_large_arguments_not_copied() -> None:
+    large = np.arange(_wire.GATHER_BYTES, dtype=np.uint8)
+    small = np.arange(8, dtype=np.uint8)
+    commands = [("SET", "clé", large.data, "PX", 5), ("SET", b"k", small.data), ("SET", "e", b"")]
+    buffers = _wire.pack(commands)
+    assert parse_commands(b"".join(buffers)) == [
+        [b"SET", "clé".encode(), large.tobytes(), b"PX", b"5"],
+        [b"SET", b"k", small.tobytes()],
+        [b"SET", b"e", b""],
+    ]
+    shared = [buffer for buffer in buffers if isinstance(buffer, memoryview)]
+    assert len(shared) == 1
+    assert np.shares_memory(np.frombuffer(shared[0], np.uint8), large)
+
+
+def test_more_than_the_kernel_takes_at_once(ends: Any) -> None:
+    connection, ours, theirs = ends
+    parts = [np.full(_wire.GATHER_BYTES, k % 251, np.uint8) for k in range(700)]
+    commands = [("SET", f"k{k}", part.data) for k, part in enumerate(parts)]
+    assert len(_wire.pack(commands)) > _wire.GATHER_BUFFERS
+    came = bytearray()
+
+    def serve() -> None:
+        total = sum(map(len, _wire.pack(commands)))
+        while len(came) < total:
+            came.extend(theirs.recv(100_000))
+        theirs.sendall(b"+OK\r\n" * len(commands))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert _wire.exchange(connection, ours, commands, soon()) == [b"OK"] * 700
+    thread.join()
+    assert parse_commands(bytes(came)) == [[b"SET", b"k%d" % k, part.tobytes()] for k, part in enumerate(parts)]
+
+
+@pytest.mark.parametrize("piece", [1, 5, 1000, 10**9])
+def test_strings_are_received_into_their_buffers(ends: Any, piece: int) -> None:
+    connection, ours, theirs = ends
+    wanted = [bytes(range(200)), b"", b"\r\n$5\r\n", b"x" * (2000 if piece < 1000 else 200_000)]
+    data = b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in wanted)
+    sent = answer(theirs, data[:-2] + b"\r\n" + b"$-1\r\n_\r\n", piece=piece)
+    buffers = [bytearray(len(text)) for text in wanted] + [bytearray(3), bytearray(3)]
+    keys = [f"k{k}" for k in range(6)]
+    lengths = _wire.fetch(connection, ours, keys, [memoryview(buffer) for buffer in buffers], soon())
+    assert lengths == [len(text) for text in wanted] + [-1, -1]
+    assert [bytes(buffer) for buffer in buffers[:4]] == wanted
+    assert parse_commands(sent()) == [[b"GET", key.encode()] for key in keys]
+    assert ours.gettimeout() == 7.0
+
+
+def test_a_string_of_another_length_ends_the_list_and_the_connection(ends: Any) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b"$3\r\nabc\r\n$9\r\nforged")
+    buffers = [bytearray(3), bytearray(4), bytearray(5)]
+    assert _wire.fetch(connection, ours, "abc", [memoryview(buffer) for buffer in buffers], soon()) == [3, 9]
+    assert buffers[0] == b"abc"
+    assert connection._sock is None
+
+
+@pytest.mark.parametrize("data", [b"$5\r\nab", b"$", b"", b"$2\r\nab"])
+def test_a_string_that_breaks_off_is_an_error(ends: Any, data: bytes) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, data)()
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(redis.ConnectionError):
+        _wire.fetch(connection, ours, ["k"], [memoryview(bytearray(5 if b"5" in data else 2))], soon())
+
+
+@pytest.mark.parametrize("data", [b"*1\r\n$1\r\nx\r\n", b"$x\r\n", b"$-2\r\n", b"?" * 100_000])
+def test_a_reply_that_is_no_string_is_an_error(ends: Any, data: bytes) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, data)
+    with pytest.raises(redis.ConnectionError):
+        _wire.fetch(connection, ours, ["k"], [memoryview(bytearray(5))], soon())
+
+
+def test_an_error_instead_of_a_string_is_raised(ends: Any) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b"-WRONGTYPE it is a list\r\n")
+    with pytest.raises(ResponseError, match="WRONGTYPE it is a list"):
+        _wire.fetch(connection, ours, ["k"], [memoryview(bytearray(5))], soon())
+
+
+def test_only_plain_sockets_are_taken(ends: Any) -> None:
+    connection, ours, _ = ends
+    assert _wire.socket_of(connection) is ours
+    assert _wire.socket_of(Connection()) is None
+    assert _wire.socket_of(redis.SSLConnection()) is None
+    assert _wire.socket_of(redis.Connection()) is None
