@@ -56,7 +56,8 @@ _SOCKET_PATH_LIMIT = 107 if platform.system() == "Linux" else 103
 #   fd 0: socket pair to the owner   fd 1: the locked file   fd 2: the log
 #   $1: a directory to remove at the end, or ""   the rest: the server's command
 # The server keeps the locked file open as fd 4, so the lock lasts exactly as long as something writes into
-# the directory. The watcher closes it, lest a last `sleep` hold the lock.
+# the directory. The watcher closes it, lest a last `sleep` hold the lock. The watcher is ended with SIGKILL: in a
+# subshell that has just been forked, dash still has our trap, and SIGTERM would be lost in it.
 _WRAPPER = f"""
 server=
 trap '[ -z "$server" ] || kill -TERM "$server" 2>/dev/null' TERM INT HUP
@@ -82,7 +83,7 @@ while :; do
     status=$?
     kill -0 "$server" 2>/dev/null || break
 done
-kill -TERM "$watcher" 2>/dev/null
+kill -KILL "$watcher" 2>/dev/null
 wait "$watcher" 2>/dev/null
 [ -z "$scratch" ] || rm -rf -- "$scratch"
 exit "$status"

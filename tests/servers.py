@@ -135,6 +135,37 @@ class ServerUnderTest:
         self._clients.clear()
 
 
+_READERS: dict[bytes, Callable[[Any, bytes], Any]] = {
+    b"hash": lambda pipe, key: pipe.hgetall(key),
+    b"string": lambda pipe, key: pipe.get(key),
+    b"set": lambda pipe, key: pipe.smembers(key),
+    b"zset": lambda pipe, key: pipe.zrange(key, 0, -1, withscores=True),
+    b"list": lambda pipe, key: pipe.lrange(key, 0, -1),
+    b"stream": lambda pipe, key: pipe.xrange(key),
+}
+
+
+def contents(client: redis.Redis) -> dict[bytes, Any]:
+    """Everything that stands in a database, as it can be compared. `client` answers in bytes.
+
+    Staged parts with an expiry are left out: they end by themselves.
+    """
+    keys = sorted(client.scan_iter(count=1000))
+    with client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.type(key)
+            pipe.ttl(key)
+        replies = pipe.execute()
+        kinds = {
+            key: kind
+            for key, kind, ttl in zip(keys, replies[::2], replies[1::2], strict=True)
+            if b":staged:" not in key or ttl < 0
+        }
+        for key, kind in kinds.items():
+            _READERS[kind](pipe, key)
+        return dict(zip(kinds, pipe.execute(), strict=True))
+
+
 def leftovers(client: redis.Redis) -> list[str]:
     """What stands in a database though nothing should: every key has to end by itself or to have an owner.
 

@@ -397,6 +397,7 @@ acc.take_grad(100)
 """
 
 
+@pytest.mark.servers("valkey")
 def test_a_killed_head_lets_the_next_one_through_when_its_lease_runs_out(
     real_server, open_dense, waiting, background
 ):

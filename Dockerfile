@@ -1,0 +1,19 @@
+# The command `redisacc`, for the demo's chief and workers in docker-compose.yml. The server isn't in here.
+
+FROM python:3.11-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY lua lua
+COPY redisacc redisacc
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:3.11-slim
+COPY --from=build /wheels /wheels
+RUN pip install --no-cache-dir "$(echo /wheels/redisacc-*.whl)[cli]" \
+    && useradd --create-home --uid 10001 redisacc
+USER redisacc
+WORKDIR /home/redisacc
+# Progress reaches `docker-compose logs` at once.
+ENV PYTHONUNBUFFERED=1
+ENTRYPOINT ["redisacc"]
+CMD ["--help"]

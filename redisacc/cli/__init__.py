@@ -1,0 +1,56 @@
+"""The command `redisacc`. It needs the extra `cli`; without it, `main` says so."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from redisacc import __version__
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = ["main"]
+
+# Stated here and not taken from the commands, so that `redisacc --help` imports none of them.
+_COMMANDS = {
+    "demo": ("redisacc.cli.demo", "Train word vectors with several processes."),
+    "server": ("redisacc.cli.server", "Run a server for accumulators on this machine."),
+}
+
+
+def _missing_extra(*_args: object, **_kw: object) -> NoReturn:
+    sys.stderr.write("redisacc: the commands need click and rich: pip install 'redisacc[cli]'\n")
+    raise SystemExit(2)
+
+
+def _group() -> click.Group:
+    import click
+
+    class Commands(click.Group):
+        def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+            return sorted(_COMMANDS)
+
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+            if cmd_name not in _COMMANDS:
+                return None
+            command: click.Command = getattr(importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name)
+            return command
+
+        def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    @click.group(cls=Commands, name="redisacc", context_settings={"help_option_names": ["-h", "--help"]})
+    @click.version_option(__version__, prog_name="redisacc")
+    def redisacc() -> None:
+        """Conditional gradient accumulators, dense and sparse, shared by name over Redis."""
+
+    return redisacc
+
+
+main: Callable[..., Any]
+main = _missing_extra if find_spec("click") is None or find_spec("rich") is None else _group()

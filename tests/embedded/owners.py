@@ -1,0 +1,101 @@
+"""Helpers of the tests in this folder: which server, and other Python processes that own one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import servers
+
+REAL = tuple(name for name in servers.NAMES if name != servers.FAKE)
+
+
+def executable_of(name: str) -> str:
+    """The program of that server. Skips where it is missing; in CI, fails."""
+    try:
+        return servers._EXECUTABLES[name]()
+    except servers.MissingError as error:
+        if os.environ.get("CI", "").lower() in ("true", "1") and not error.excused:
+            pytest.fail(f"no server {name}: {error}")
+        pytest.skip(f"no server {name}: {error}")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and isn't a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        # No /proc on macOS; on Linux, it has just ended.
+        return not Path("/proc/self").exists()
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 10) -> bool:
+    """Whether the condition came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    """Whether the process ended in time."""
+    return wait_until(lambda: not alive(pid), seconds)
+
+
+class Owner:
+    """A Python process that runs a script and talks to us line by line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def say(self, text: str = "") -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def result(self, seconds: float = 20) -> tuple[int, str, str]:
+        """Exit status, and what was still to be read of output and errors."""
+        out, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out, err
+
+
+@contextlib.contextmanager
+def run(*command: str, cwd: Path, **env: str) -> Iterator[Owner]:
+    """Run Python with these arguments in a session of its own, and make sure that it is gone afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "80", **env},
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield Owner(process)
+        finally:
+            if process.poll() is None:
+                process.kill()
