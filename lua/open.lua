@@ -9,9 +9,11 @@
 -- ARGV[6] reduction_type     "MEAN" or "SUM"
 -- ARGV[7] chunk              elements of a row of a dense gradient
 -- ARGV[8] lease_ms           for how long a private accumulator outlives its owner; 0: shared, it has no end
+-- ARGV[9] parked_limit       bytes that the parked gradients of a round may have together
 --
 -- Replies:
--- {'opened', struct, incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms}
+-- {'opened', struct, incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms,
+--  parked_limit}
 --                            as it was created; struct is "yes" where the server's Lua has that library
 -- {'deleting', incarnation}  it is being deleted; whoever did may have died: finish it, then open again
 -- {'corrupt', where, text}   the record isn't ours; nothing changed
@@ -20,16 +22,18 @@
 -- #include "keep"
 
 local record = KEYS[1]
-local incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms =
-  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms, parked_limit =
+  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 
-local names = {'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'chunk', 'lease_ms'}
+local names = {
+  'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'chunk', 'lease_ms', 'parked_limit',
+}
 
 if redis.call('EXISTS', record) == 0 then
   redis.call('HSET', record, 'format', format, 'kind', kind, 'dtype', dtype, 'shape', shape,
     'reduction_type', reduction_type, 'incarnation', incarnation, 'global_step', '0', 'num_accumulated', '0',
     'round_shape', '', 'applied', '0', 'stale', '0', 'duplicates', '0', 'takes', '0', 'tickets', '0',
-    'chunk', chunk, 'lease_ms', lease_ms, 'created_ms', string.format('%.0f', now_ms()))
+    'parked_bytes', '0', 'parked_limit', parked_limit, 'chunk', chunk, 'lease_ms', lease_ms, 'created_ms', string.format('%.0f', now_ms()))
   keep(tonumber(lease_ms), record)
 end
 

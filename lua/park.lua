@@ -1,4 +1,6 @@
--- Takes one gradient, whose parts the client has just staged, into the current round: it is held whole.
+-- Takes one gradient, whose parts the client has just staged, into the current round: it is held whole. Where the
+-- parked gradients have reached their limit, the client has added some of them to its own, and what it staged
+-- replaces them.
 --
 -- KEYS[1] redisacc:{NAME}             the record
 -- KEYS[2] redisacc:{NAME}:parked      gradient id -> "order header"
@@ -6,6 +8,7 @@
 -- KEYS[4] redisacc:{NAME}:clients     client -> last request and totals
 -- KEYS[5..4+N] redisacc:{NAME}:staged:ID:K    the N parts as the client SET them, with an expiry
 -- KEYS[5+N..4+2N] redisacc:{NAME}:part:ID:K   where they go
+-- KEYS[5+2N..] redisacc:{NAME}:part:ID:K      parts of the gradients that are replaced
 -- ARGV[1] incarnation                 the one that the handle opened
 -- ARGV[2] client                      id of the sender
 -- ARGV[3] sequence                    number of the request, growing for each client; the same again changes nothing
@@ -14,12 +17,17 @@
 -- ARGV[6] round_shape                 shape that must be the same for all gradients of a round, "[16]"
 -- ARGV[7] channel                     redisacc:{NAME}:events
 -- ARGV[8] id                          id of the gradient
--- ARGV[9] header                      msgpack; opaque here
--- ARGV[10..9+N] length                bytes of each part
+-- ARGV[9] header                      msgpack; opaque here. "": only ask whether the gradient would be taken
+-- ARGV[10] parts                      N
+-- ARGV[11..10+N] length               bytes of each part
+-- ARGV[11+N..] replaced               ids of the gradients that are replaced, the oldest first
 --
 -- Replies:
 -- {'applied', global_step, num_accumulated}    held and counted
 -- {'stale', global_step, num_accumulated}      local_step < global_step: dropped
+-- {'welcome'}                                  it would be held; nothing changed
+-- {'full', parked_bytes, parked_limit}         it would pass the limit; nothing changed
+-- {'changed'}                                  what it would replace isn't there any more; nothing changed
 -- {'misshapen', round_shape}                   the round holds gradients of another shape; nothing changed
 -- {'unstaged', K}                              part K isn't there with its length; nothing changed: stage again
 -- {'superseded', sequence}                     a later request of this client has been executed; nothing changed
@@ -34,12 +42,13 @@ local request = {
   incarnation = ARGV[1], client = ARGV[2], sequence = tonumber(ARGV[3]), worker = ARGV[4],
   local_step = ARGV[5], round_shape = ARGV[6], channel = ARGV[7],
 }
-local id, header = ARGV[8], ARGV[9]
-local parts = (#KEYS - 4) / 2
+local id, header, parts = ARGV[8], ARGV[9], tonumber(ARGV[10])
 local staged, final, lengths = {}, {}, {}
 for k = 1, parts do
-  staged[k], final[k], lengths[k] = KEYS[4 + k], KEYS[4 + parts + k], tonumber(ARGV[9 + k])
+  staged[k], final[k], lengths[k] = KEYS[4 + k], KEYS[4 + parts + k], tonumber(ARGV[10 + k])
 end
+local replaced = {unpack(ARGV, 11 + parts)}
+local replaced_parts = {unpack(KEYS, 5 + 2 * parts)}
 
 -- Whatever the refusal, the staged parts are of no more use: a request that comes again stages them again.
 local function refuse(reply)
@@ -53,20 +62,51 @@ local admission, refusal = admit(keys, request)
 if not admission then
   return refuse(refusal)
 end
+local record = admission.record
+
+-- Raises where the key is of another type, before anything changes. Without a replaced gradient the place in the
+-- order of arrival is the last: the taker adds in this order, so that sums come out bit for bit.
+redis.call('HLEN', keys.parked)
+local order = count_text(record.num_accumulated)
+for k = #replaced, 1, -1 do
+  local entry = redis.call('HGET', keys.parked, replaced[k])
+  if not entry then
+    return refuse({'changed'})
+  end
+  order = string.match(entry, '^%d+') or order
+end
+local bytes = record.parked_bytes
+for k = 1, parts do
+  bytes = bytes + lengths[k]
+end
+for _, key in ipairs(replaced_parts) do
+  bytes = bytes - redis.call('STRLEN', key)
+end
+bytes = math.max(bytes, 0)
+if bytes > record.parked_limit then
+  return refuse({'full', count_text(record.parked_bytes), count_text(record.parked_limit)})
+end
+if header == '' then
+  return {'welcome'}
+end
 for k = 1, parts do
   if redis.call('STRLEN', staged[k]) ~= lengths[k] then
     return refuse({'unstaged', tostring(k)})
   end
 end
--- Raises where the key is of another type, before anything changes.
-redis.call('HLEN', keys.parked)
 
--- The place in the order of arrival: the taker adds in this order, so that sums come out bit for bit.
-redis.call('HSET', keys.parked, id, count_text(admission.record.num_accumulated) .. ' ' .. header)
+redis.call('HSET', keys.parked, id, order .. ' ' .. header)
 for k = 1, parts do
   redis.call('RENAME', staged[k], final[k])
   redis.call('PERSIST', final[k])
-  keep(admission.record.lease_ms, final[k])
+  keep(record.lease_ms, final[k])
 end
-keep(admission.record.lease_ms, keys.parked)
+if #replaced > 0 then
+  redis.call('HDEL', keys.parked, unpack(replaced))
+end
+if #replaced_parts > 0 then
+  redis.call('UNLINK', unpack(replaced_parts))
+end
+redis.call('HSET', keys.record, 'parked_bytes', count_text(bytes))
+keep(record.lease_ms, keys.parked)
 return count_gradient(keys, request, admission)

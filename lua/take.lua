@@ -91,7 +91,8 @@ if record.num_accumulated >= num_required and (not head or head == token) then
   redis.call('HINCRBY', record_key, 'global_step', 1)
   -- Read back as text: HINCRBY's own reply has gone through a double.
   local step = redis.call('HGET', record_key, 'global_step')
-  redis.call('HSET', record_key, 'num_accumulated', '0', 'round_shape', '', 'takes', count_text(record.takes + 1))
+  redis.call('HSET', record_key, 'num_accumulated', '0', 'round_shape', '', 'parked_bytes', '0',
+    'takes', count_text(record.takes + 1))
   redis.call('PUBLISH', channel, string.format('taken step=%s count=0 taken=%s taker=%s', step, count, taker))
   return {'granted', record.global_step, count, record.round_shape}
 end

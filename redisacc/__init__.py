@@ -8,6 +8,7 @@ from redisacc._rounds import Round
 from redisacc._slices import IndexedSlices
 from redisacc._sparse import SparseConditionalAccumulator
 from redisacc.errors import (
+    AccumulatorFullError,
     AccumulatorNotFoundError,
     CancelledError,
     CorruptDataError,
@@ -25,6 +26,7 @@ from redisacc.errors import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccumulatorFullError",
     "AccumulatorInfo",
     "AccumulatorNotFoundError",
     "ApplyResult",

@@ -21,11 +21,12 @@ import numpy as np
 
 from redisacc import _arguments, _deletion, _dtypes, _parked, _private, _sums
 from redisacc._arguments import Array, Shape
-from redisacc._clients import Client, Clients
+from redisacc._clients import Clients
 from redisacc._info import AccumulatorInfo, Record, parse_taken, read_info, round_shape_of
 from redisacc._keys import NAMES, Keys
 from redisacc._link import link_to
 from redisacc._parked import Gradient, Parked
+from redisacc._parking import PARKED_LIMIT, Parking
 from redisacc._rounds import (
     Contents,
     Round,
@@ -36,7 +37,7 @@ from redisacc._rounds import (
     scan,
     scan_command,
 )
-from redisacc._scripts import Counted, Deleting, Granted, Opened, Schema, Scripts
+from redisacc._scripts import Counted, Deleting, Granted, Opened, Request, Schema, Scripts
 from redisacc._slices import IndexedSlices
 from redisacc._taking import Wait, wait_for_round
 from redisacc.errors import (
@@ -45,7 +46,6 @@ from redisacc.errors import (
     CorruptDataError,
     PeekTimeoutError,
     SchemaMismatchError,
-    ServerError,
 )
 
 logger = logging.getLogger("redisacc")
@@ -56,6 +56,11 @@ FORMAT = "1"
 # Elements of a row of a dense gradient. Long enough that the 2 to 3 microseconds which Redis spends on a field are
 # few beside the additions, short enough to be read with HGET.
 CHUNK = 256
+
+# What the server adds up itself: gradients of so many elements, where each row counts for ROW_COST more. Such a one
+# holds the server for about a quarter of a millisecond, and up to about there a round of four gradients is faster
+# than if they were parked: docs/measurements.md.
+IN_PLACE_LIMIT = 2048
 
 # How long peek() goes on looking for a moment of quiet, in seconds.
 PEEK_PATIENCE = 30.0
@@ -99,6 +104,7 @@ class ConditionalAccumulatorBase(ABC):
         redis: object,
         worker: str | None,
         in_place_limit: int | None,
+        parked_limit: int | None,
     ) -> None:
         self._dtype = _dtypes.find(dtype)
         self._shape = _arguments.shape(shape)
@@ -106,8 +112,9 @@ class ConditionalAccumulatorBase(ABC):
         self._name = _arguments.text(name, "name", max_bytes=512)
         self._given_worker = None if worker is None else _arguments.text(worker, "worker", max_bytes=200)
         self._in_place_limit = (
-            None if in_place_limit is None else _arguments.integer(in_place_limit, "in_place_limit", low=0)
+            IN_PLACE_LIMIT if in_place_limit is None else _arguments.integer(in_place_limit, "in_place_limit", low=0)
         )
+        given_limit = None if parked_limit is None else _arguments.integer(parked_limit, "parked_limit", low=0)
         self._shared_name = (
             None if shared_name in (None, "") else _arguments.text(shared_name, "shared_name", max_bytes=512)
         )
@@ -118,9 +125,12 @@ class ConditionalAccumulatorBase(ABC):
         self._closed = threading.Event()
         self._waiting: set[threading.Event] = set()
         self._finalizer: Callable[[], object] | None = None
-        opened = self._open()
+        opened = self._open(given_limit)
         self._scripts.incarnation = opened.incarnation
         self._chunk = opened.chunk
+        self._parking = Parking(
+            self._link, self._keys, self._scripts, dtype=self._dtype, sparse=self._sparse, total=self._total
+        )
         self._can_add_in_place = opened.can_add_in_place and self._dtype.in_place is not None
         if self._shared_name is None:
             _private.owner.add(self._link, self._keys, opened.lease_ms)
@@ -128,7 +138,7 @@ class ConditionalAccumulatorBase(ABC):
                 self, _private.release, self._link, self._keys, opened.incarnation, os.getpid()
             )
 
-    def _open(self) -> Opened:
+    def _open(self, parked_limit: int | None) -> Opened:
         schema = Schema(FORMAT, self._kind, self._dtype.name, _arguments.shape_text(self._shape), self._reduction_type)
         while True:
             opened = self._scripts.open(
@@ -136,6 +146,7 @@ class ConditionalAccumulatorBase(ABC):
                 schema=schema,
                 chunk=CHUNK,
                 lease_ms=_private.LEASE_MS if self._shared_name is None else 0,
+                parked_limit=PARKED_LIMIT if parked_limit is None else parked_limit,
             )
             if isinstance(opened, Opened):
                 break
@@ -150,6 +161,7 @@ class ConditionalAccumulatorBase(ABC):
                 ("shape", opened.schema.shape, schema.shape),
                 ("reduction_type", opened.schema.reduction_type, schema.reduction_type),
                 ("format", opened.schema.format, schema.format),
+                ("parked_limit", opened.parked_limit, opened.parked_limit if parked_limit is None else parked_limit),
             )
             if there != here
         ]
@@ -307,14 +319,11 @@ class ConditionalAccumulatorBase(ABC):
 
     def _apply(self, gradient: Gradient, *, local_step: int, round_shape: tuple[int, ...], label: str) -> ApplyResult:
         self._check_open()
-        shape = _arguments.shape_text(round_shape)
         with self._clients.lend() as client:
-            sequence = client.next()
-            counted = None
-            if self._fits_in_place(gradient):
-                counted = self._add_in_place(gradient, client, sequence, local_step, shape)
+            request = Request(client, client.next(), self._worker, local_step, round_shape)
+            counted = self._add_in_place(gradient, request) if self._fits_in_place(gradient) else None
             if counted is None:
-                counted = self._park(gradient, client, sequence, local_step, shape)
+                counted = self._parking.park(gradient, request)
         if counted.outcome == "stale":
             logger.debug("%s: dropped a gradient of step %d, the step is %d", label, local_step, counted.global_step)
             return ApplyResult("stale", counted.global_step, counted.num_accumulated)
@@ -323,48 +332,19 @@ class ConditionalAccumulatorBase(ABC):
     def _fits_in_place(self, gradient: Gradient) -> bool:
         if not self._can_add_in_place:
             return False
-        if self._in_place_limit is not None and gradient.values.size > self._in_place_limit:
+        if not self._in_place_limit or _sums.cost(gradient, self._chunk) > self._in_place_limit:
             return False
         return _sums.exact(gradient, self._dtype)
 
-    def _add_in_place(
-        self, gradient: Gradient, client: Client, sequence: int, local_step: int, shape: str
-    ) -> Counted | None:
+    def _add_in_place(self, gradient: Gradient, request: Request) -> Counted | None:
         packed = _sums.pack(gradient, self._dtype, self._chunk)
         return self._scripts.apply(
-            client=client,
-            sequence=sequence,
-            worker=self._worker,
-            local_step=local_step,
-            round_shape=shape,
+            request,
             element=self._dtype.in_place or "",
             row_bytes=packed.row_bytes,
             limit=self._dtype.limit,
             indices=packed.indices,
             rows=packed.rows,
-        )
-
-    def _park(self, gradient: Gradient, client: Client, sequence: int, local_step: int, shape: str) -> Counted:
-        # The same id when the request is sent again, so that the same keys are written.
-        gradient_id = f"{client.id}-{sequence}"
-        header, lengths, commands = _parked.stage(self._keys, gradient_id, gradient)
-        # Staged parts may be gone when the script runs: after a failover, or after a pause longer than their expiry.
-        for _ in range(3):
-            counted = self._scripts.park(
-                client=client,
-                sequence=sequence,
-                worker=self._worker,
-                local_step=local_step,
-                round_shape=shape,
-                gradient=gradient_id,
-                header=header,
-                lengths=lengths,
-                stage=commands,
-            )
-            if counted is not None:
-                return counted
-        raise ServerError(
-            f"{self._link.address} loses what is written to it: staged parts of a gradient were not found"
         )
 
     # Taking
@@ -505,14 +485,14 @@ class ConditionalAccumulatorBase(ABC):
     def _reduce(self, contents: Contents, shape: tuple[int, ...], num_accumulated: int) -> Array | IndexedSlices:
         total = self._total(shape)
         add_up(self._link, self._keys, contents, total)
-        return self._result(total, contents, num_accumulated)
+        return self._result(total, num_accumulated)
 
     @abstractmethod
     def _total(self, shape: tuple[int, ...]) -> Any:
         """Where a round of that shape is added up."""
 
     @abstractmethod
-    def _result(self, total: Any, contents: Contents, num_accumulated: int) -> Array | IndexedSlices:
+    def _result(self, total: Any, num_accumulated: int) -> Array | IndexedSlices:
         """The reduced round."""
 
     # Ending

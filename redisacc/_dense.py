@@ -11,7 +11,6 @@ from redisacc import _arguments
 from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
 from redisacc._arguments import Array, shape_text
 from redisacc._parked import Gradient
-from redisacc._rounds import Contents
 from redisacc._totals import DenseTotal
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
@@ -32,8 +31,10 @@ class ConditionalAccumulator(ConditionalAccumulatorBase):
         redis: a client of redis-py, a URL (``redis://``, ``rediss://``, ``unix://``), or None: ``REDISACC_URL`` of the
             environment, else ``redis://localhost:6379/0``.
         worker: the name under which gradients of this handle are counted; None: "host:pid".
-        in_place_limit: gradients of more elements than this are held whole ("parked") instead of being added up by
-            the server; 0 parks all. None: no limit.
+        in_place_limit: gradients of more elements than this, where each row counts for 24 more, are held whole
+            ("parked") and added up by the taker, instead of by the server; 0 parks all. None: 2048, measured.
+        parked_limit: bytes that the parked gradients of a round may have together, given at creation. Beyond it
+            clients add some of them up to make room. None: 256 MiB, or what the accumulator was created with.
 
     Raises:
         InvalidArgumentError: an argument can't be right.
@@ -54,6 +55,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase):
         redis: object = None,
         worker: str | None = None,
         in_place_limit: int | None = None,
+        parked_limit: int | None = None,
     ) -> None:
         super().__init__(
             dtype,
@@ -64,6 +66,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase):
             redis=redis,
             worker=worker,
             in_place_limit=in_place_limit,
+            parked_limit=parked_limit,
         )
 
     def apply_grad(self, grad: npt.ArrayLike, local_step: int = 0, name: str | None = None) -> ApplyResult:
@@ -85,6 +88,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase):
         Raises:
             InvalidArgumentError: wrong dtype, shape or step. Nothing was changed.
             AccumulatorNotFoundError: the accumulator was deleted.
+            AccumulatorFullError: what is parked has reached its limit, and adding it up makes no room.
             ServerUnavailableError: no server answered. Whether the gradient was counted isn't known.
         """
         label = self._label(name)
@@ -134,11 +138,11 @@ class ConditionalAccumulator(ConditionalAccumulatorBase):
     def _total(self, shape: tuple[int, ...]) -> DenseTotal:
         return DenseTotal(self._dtype, shape, chunk=self._chunk, where=self._keys.current.sums)
 
-    def _result(self, total: Any, contents: Contents, num_accumulated: int) -> Array:
+    def _result(self, total: Any, num_accumulated: int) -> Array:
         assert isinstance(total, DenseTotal)
-        if math.prod(total.shape) and total.in_place + len(contents.parked) != num_accumulated:
+        if math.prod(total.shape) and total.number != num_accumulated:
             raise CorruptDataError(
-                f"{self._keys.record}: of {num_accumulated} gradients, {total.in_place} are in the sums and "
-                f"{len(contents.parked)} are parked: keys were evicted or removed"
+                f"{self._keys.record}: of {num_accumulated} gradients only {total.number} were found: keys were "
+                "evicted or removed"
             )
         return total.result(self._reduction_type, num_accumulated)

@@ -66,7 +66,9 @@ class AccumulatorInfo:
         stale: gradients dropped because their step had passed.
         duplicates: requests that came again and were recognised.
         takes: rounds granted.
-        parked: gradients of the current round that are held whole.
+        parked: gradients of the current round that are held whole; several that were added up to make room are one.
+        parked_bytes: how much memory those take.
+        parked_limit: how much they may take.
         workers: who contributed to the current round: worker's name → number of gradients.
         waiting: takers in the queue, in order of arrival.
         unacknowledged: rounds that were granted and not yet acknowledged, oldest first.
@@ -87,6 +89,8 @@ class AccumulatorInfo:
     duplicates: int
     takes: int
     parked: int
+    parked_bytes: int
+    parked_limit: int
     workers: dict[str, int]
     waiting: list[Waiting]
     unacknowledged: list[Unacknowledged]
@@ -94,7 +98,7 @@ class AccumulatorInfo:
 
 
 _TEXTS = ("kind", "dtype", "shape", "reduction_type", "incarnation", "round_shape")
-_NUMBERS = ("num_accumulated", "applied", "stale", "duplicates", "takes", "created_ms")
+_NUMBERS = ("num_accumulated", "applied", "stale", "duplicates", "takes", "created_ms", "parked_bytes", "parked_limit")
 
 
 class Record:
@@ -117,8 +121,9 @@ class Record:
         self.global_step = int(texts["global_step"])
         self.kind, self.dtype, shape, self.reduction_type, self.incarnation, round_shape = (texts[f] for f in _TEXTS)
         self.num_accumulated, self.applied, self.stale, self.duplicates, self.takes, self.created_ms = (
-            int(texts[f]) for f in _NUMBERS
+            int(texts[f]) for f in _NUMBERS[:6]
         )
+        self.parked_bytes, self.parked_limit = (int(texts[f]) for f in _NUMBERS[6:])
         self.shape = _shape(keys, shape)
         self.round_shape = round_shape_of(keys, round_shape)
 
@@ -222,6 +227,8 @@ def read_info(link: Link, keys: Keys) -> AccumulatorInfo:
         duplicates=fields.duplicates,
         takes=fields.takes,
         parked=int(parked),
+        parked_bytes=fields.parked_bytes,
+        parked_limit=fields.parked_limit,
         workers=parse_workers(workers, keys.current.workers),
         waiting=waiting,
         unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),

@@ -49,6 +49,11 @@ class Keys:
             raise InvalidArgumentError(f"handle must be an accumulator_ref, '{PREFIX}{{NAME}}', not {ref!r}")
         return cls(match[1])
 
+    @property
+    def folding(self) -> str:
+        """Held, for a few seconds, by the client that adds parked gradients up to make room."""
+        return f"{self.record}:folding"
+
     def taken_round(self, token: str) -> RoundKeys:
         """The hashes of the round that was granted to ``token``."""
         base = f"{self.taken}:{token}"

@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 
 from redisacc._arguments import INT64_MAX, Array
-from redisacc._dtypes import DType
+from redisacc._dtypes import EXACT_IN_DOUBLE, DType
 from redisacc._keys import Keys
 from redisacc._link import Link
 from redisacc._wire import Command
@@ -35,7 +35,11 @@ FETCH_BYTES = 16 * 2**20
 TRUSTED_BYTES = 64 * 2**20
 
 _HEADER_VERSION = 1
+
+# Lists of lengths in a header, in the order of their parts.
+_SECTIONS = ("indices", "counts", "values")
 _INDEX = np.dtype("<i8")
+_COUNT = np.dtype("<u8")
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,19 @@ class Gradient:
     Attributes:
         values: dense: the array. Sparse: the rows, ``[n, *row]``.
         indices: sparse: strictly increasing int64 ``[n]``. Dense: None.
+        counts: sparse, and the sum of several gradients: uint64 ``[n]``, how many held each index. Else None.
+        number: how many gradients it is the sum of.
     """
 
     values: Array
     indices: Array | None = None
+    counts: Array | None = None
+    number: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(array.nbytes for array in (self.values, self.indices, self.counts) if array is not None)
 
 
 @dataclass(frozen=True)
@@ -59,13 +72,20 @@ class Parked:
     order: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    number: int
     index_lengths: list[int]
+    count_lengths: list[int]
     value_lengths: list[int]
 
     @property
+    def sections(self) -> tuple[list[int], list[int], list[int]]:
+        """Bytes of each part, of the indices, of the counts and of the values."""
+        return self.index_lengths, self.count_lengths, self.value_lengths
+
+    @property
     def lengths(self) -> list[int]:
-        """Bytes of each part: those of the indices, then those of the values."""
-        return self.index_lengths + self.value_lengths
+        """Bytes of each part, in the order of their keys."""
+        return self.index_lengths + self.count_lengths + self.value_lengths
 
 
 class PartMissing(Exception):
@@ -78,7 +98,9 @@ def _cut(total: int, unit: int) -> list[int]:
     return [min(size, total - start) for start in range(0, total, size)]
 
 
-def _bytes_of(values: Array, dtype: np.dtype[Any]) -> memoryview:
+def _bytes_of(values: Array | None, dtype: np.dtype[Any]) -> memoryview:
+    if values is None:
+        return memoryview(b"")
     flat = np.ascontiguousarray(values, dtype).reshape(-1)
     return flat.view(np.uint8).data
 
@@ -87,20 +109,21 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> tuple[bytes, list
     """The header, the parts' lengths, and the commands that put the parts where the script expects them."""
     values = gradient.values
     dtype = values.dtype.newbyteorder("<")
-    sections: list[tuple[memoryview, list[int]]] = []
-    if gradient.indices is not None:
-        data = _bytes_of(gradient.indices, _INDEX)
-        sections.append((data, _cut(len(data), _INDEX.itemsize)))
-    data = _bytes_of(values, dtype)
-    row_bytes = dtype.itemsize * (math.prod(values.shape[1:]) if gradient.indices is not None else 1)
-    sections.append((data, _cut(len(data), row_bytes)))
-
+    row_bytes = dtype.itemsize * (1 if gradient.indices is None else math.prod(values.shape[1:]))
+    sections = [
+        (data, _cut(len(data), unit))
+        for data, unit in (
+            (_bytes_of(gradient.indices, _INDEX), _INDEX.itemsize),
+            (_bytes_of(gradient.counts, _COUNT), _COUNT.itemsize),
+            (_bytes_of(values, dtype), row_bytes),
+        )
+    ]
     header = {
         "version": _HEADER_VERSION,
         "dtype": values.dtype.name,
         "shape": list(values.shape),
-        "indices": sections[0][1] if len(sections) == 2 else [],
-        "values": sections[-1][1],
+        "gradients": gradient.number,
+        **{name: lengths for name, (_, lengths) in zip(_SECTIONS, sections, strict=True)},
     }
     commands: list[Command] = []
     for data, lengths in sections:
@@ -143,17 +166,23 @@ def _parse_one(field: bytes, entry: bytes, dtype: DType, sparse: bool, round_sha
     if not isinstance(header, dict) or header["version"] != _HEADER_VERSION:
         raise ValueError("an unknown version")
     wire = dtype.parked_dtype(header["dtype"])
-    shape, index_lengths, value_lengths = (_lengths(header[name], name) for name in ("shape", "indices", "values"))
+    shape, *sections = (_lengths(header[name], name) for name in ("shape", *_SECTIONS))
+    indices, counts, values = sections
+    number = header["gradients"]
+    if type(number) is not int or not 1 <= number <= EXACT_IN_DOUBLE:
+        raise ValueError("not a number of gradients")
     rows = shape[:1] if sparse else []
     if tuple(shape[len(rows) :]) != round_shape or (sparse and not rows):
         raise ValueError(f"shape {shape} in a round of {list(round_shape)}")
-    if sum(index_lengths) != (rows[0] * _INDEX.itemsize if sparse else 0):
-        raise ValueError(f"indices of {sum(index_lengths)} bytes")
-    if sum(value_lengths) != math.prod(shape) * wire.itemsize:
-        raise ValueError(f"values of {sum(value_lengths)} bytes")
-    if not all(index_lengths) or not all(value_lengths):
+    if sum(indices) != (rows[0] * _INDEX.itemsize if sparse else 0):
+        raise ValueError(f"indices of {sum(indices)} bytes")
+    if sum(counts) != (sum(indices) if number > 1 else 0):
+        raise ValueError(f"counts of {sum(counts)} bytes")
+    if sum(values) != math.prod(shape) * wire.itemsize:
+        raise ValueError(f"values of {sum(values)} bytes")
+    if not all(map(all, sections)):
         raise ValueError("an empty part")
-    return Parked(field.decode(), int(order), wire, tuple(shape), index_lengths, value_lengths)
+    return Parked(field.decode(), int(order), wire, tuple(shape), number, indices, counts, values)
 
 
 def _lengths(value: object, name: str) -> list[int]:
@@ -166,7 +195,7 @@ def number_of_parts(entry: bytes) -> int | None:
     """How many parts an entry of the ``parked`` hash has, for cleaning up; None where the entry can't be read."""
     try:
         header = msgpack.unpackb(entry.partition(b" ")[2])
-        return len(header["indices"]) + len(header["values"])
+        return sum(len(header[name]) for name in _SECTIONS)
     except (ValueError, TypeError, KeyError, msgpack.UnpackException):
         return None
 
@@ -198,20 +227,23 @@ def fetch(link: Link, keys: Keys, parked: Sequence[Parked]) -> Iterator[Gradient
 def _fetch_batch(link: Link, keys: Keys, batch: list[Parked]) -> Iterator[Gradient]:
     if sum(sum(gradient.lengths) for gradient in batch) > TRUSTED_BYTES:
         _check_lengths(link, keys, batch)
-    memory = [[np.empty(sum(part), np.uint8) for part in (g.index_lengths, g.value_lengths)] for g in batch]
+    memory = [[np.empty(sum(lengths), np.uint8) for lengths in gradient.sections] for gradient in batch]
     wanted: list[tuple[str, memoryview]] = []
-    for gradient, (indices, values) in zip(batch, memory, strict=True):
-        views = _split(indices, gradient.index_lengths) + _split(values, gradient.value_lengths)
+    for gradient, arrays in zip(batch, memory, strict=True):
+        views = [v for array, lengths in zip(arrays, gradient.sections, strict=True) for v in _split(array, lengths)]
         wanted += zip(part_keys(keys, gradient), views, strict=True)
     lengths = link.fetch([key for key, _ in wanted], [view for _, view in wanted]) if wanted else []
     for (key, view), length in zip(wanted, lengths, strict=False):
         _check_length(key, length, len(view))
-    for gradient, (indices, values) in zip(batch, memory, strict=True):
+    for gradient, (indices, counts, values) in zip(batch, memory, strict=True):
         rows = values.view(gradient.dtype).reshape(gradient.shape)
         ascending = indices.view(_INDEX)
         if len(ascending) and (ascending[0] < 0 or not (ascending[1:] > ascending[:-1]).all()):
             raise CorruptDataError(f"{keys.part(gradient.id, 0)}: indices that aren't ascending")
-        yield Gradient(rows, ascending)
+        held = counts.view(_COUNT) if gradient.count_lengths else None
+        if held is not None and not ((held >= 1) & (held <= gradient.number)).all():
+            raise CorruptDataError(f"{keys.part(gradient.id, 0)}: counts of a sum of {gradient.number} gradients")
+        yield Gradient(rows, ascending, held, gradient.number)
 
 
 def _split(memory: Array, lengths: list[int]) -> list[memoryview]:

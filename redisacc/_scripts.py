@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
+from redisacc._arguments import shape_text
 from redisacc._clients import Client
 from redisacc._keys import Keys
 from redisacc._link import OPENING_PATIENCE, PATIENCE, Link
 from redisacc._lua import load
-from redisacc._wire import Command
+from redisacc._wire import Argument, Command
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CorruptDataError,
@@ -43,6 +44,7 @@ class Opened:
     schema: Schema
     chunk: int
     lease_ms: int
+    parked_limit: int
     can_add_in_place: bool
 
 
@@ -54,12 +56,38 @@ class Deleting:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What every request to count a gradient carries.
+
+    Attributes:
+        client, sequence: who sends it, and its number: the same again changes nothing.
+        worker: the name under which it is counted.
+        local_step: the step that it was computed for.
+        round_shape: dense: its shape; sparse: that of its rows. The same for all gradients of a round.
+    """
+
+    client: Client
+    sequence: int
+    worker: str
+    local_step: int
+    round_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Counted:
     """How a request ended: its outcome, and step and count right after it."""
 
     outcome: Literal["applied", "stale", "set", "lowered"]
     global_step: int
     num_accumulated: int
+
+
+@dataclass(frozen=True)
+class Full:
+    """The gradient would take the parked ones past their limit. Nothing was changed."""
+
+    parked_bytes: int
+    parked_limit: int
 
 
 @dataclass(frozen=True)
@@ -89,7 +117,9 @@ class Scripts:
         self._keys = keys
         self.incarnation = incarnation
 
-    def open(self, *, incarnation: str, schema: Schema, chunk: int, lease_ms: int) -> Opened | Deleting:
+    def open(
+        self, *, incarnation: str, schema: Schema, chunk: int, lease_ms: int, parked_limit: int
+    ) -> Opened | Deleting:
         """Opens or creates the accumulator."""
         reply = self._link.run(
             load("open"),
@@ -103,16 +133,18 @@ class Scripts:
                 schema.reduction_type,
                 chunk,
                 lease_ms,
+                parked_limit,
             ],
             patience=OPENING_PATIENCE,
         )
         match reply:
-            case [b"opened", struct, incarnation_, format_, kind, dtype, shape, reduction, chunk_, lease]:
+            case [b"opened", struct, incarnation_, format_, kind, dtype, shape, reduction, chunk_, lease, limit]:
                 return Opened(
                     incarnation=_text(incarnation_),
                     schema=Schema(_text(format_), _text(kind), _text(dtype), _text(shape), _text(reduction)),
                     chunk=self._number(chunk_, "chunk", least=1),
                     lease_ms=self._number(lease, "lease_ms"),
+                    parked_limit=self._number(limit, "parked_limit"),
                     can_add_in_place=struct == b"yes",
                 )
             case [b"deleting", incarnation_]:
@@ -121,12 +153,8 @@ class Scripts:
 
     def apply(
         self,
+        request: Request,
         *,
-        client: Client,
-        sequence: int,
-        worker: str,
-        local_step: int,
-        round_shape: str,
         element: str,
         row_bytes: int,
         limit: int | None,
@@ -138,13 +166,7 @@ class Scripts:
             load("apply"),
             [self._keys.record, self._keys.current.sums, self._keys.current.workers, self._keys.clients],
             [
-                self.incarnation,
-                client.id,
-                sequence,
-                worker,
-                local_step,
-                round_shape,
-                self._keys.events,
+                *self._request(request),
                 element,
                 row_bytes,
                 "" if limit is None else limit,
@@ -154,24 +176,27 @@ class Scripts:
         )
         if reply[0] == b"inexact":
             return None
-        return self._counted(reply, round_shape)
+        return self._counted(reply, shape_text(request.round_shape))
 
     def park(
         self,
+        request: Request,
         *,
-        client: Client,
-        sequence: int,
-        worker: str,
-        local_step: int,
-        round_shape: str,
         gradient: str,
         header: bytes,
         lengths: Sequence[int],
         stage: Sequence[Command],
-    ) -> Counted | None:
+        replaced: Sequence[str] = (),
+        replaced_parts: Sequence[str] = (),
+    ) -> Counted | Full | Literal["welcome", "changed", "unstaged"]:
         """Holds a gradient whole. The commands ``stage`` put its parts in place and travel along.
 
-        None if a part wasn't there when the script ran: the request has to be sent again.
+        Args:
+            header: empty to ask only; "welcome" says that the gradient would be held.
+            replaced: ids of parked gradients that were added to this one; "changed" says that one is gone.
+
+        Returns:
+            "unstaged" if a part wasn't there when the script ran: the request has to be sent again.
         """
         keys, current = self._keys, self._keys.current
         parts = range(len(lengths))
@@ -184,24 +209,28 @@ class Scripts:
                 keys.clients,
                 *(keys.staged(gradient, part) for part in parts),
                 *(keys.part(gradient, part) for part in parts),
+                *replaced_parts,
             ],
             [
-                self.incarnation,
-                client.id,
-                sequence,
-                worker,
-                local_step,
-                round_shape,
-                keys.events,
+                *self._request(request),
                 gradient,
                 header,
+                len(lengths),
                 *lengths,
+                *replaced,
             ],
             before=stage,
         )
-        if reply[0] == b"unstaged":
-            return None
-        return self._counted(reply, round_shape)
+        match reply:
+            case [b"welcome"]:
+                return "welcome"
+            case [b"changed"]:
+                return "changed"
+            case [b"unstaged", _]:
+                return "unstaged"
+            case [b"full", parked, limit]:
+                return Full(self._number(parked, "parked_bytes"), self._number(limit, "parked_limit"))
+        return self._counted(reply, shape_text(request.round_shape))
 
     def take(
         self, *, token: str, num_required: int, lease_ms: int, taker: str, patience: float = PATIENCE
@@ -303,6 +332,18 @@ class Scripts:
             case b"replaced":
                 return "replaced"
         self._refuse(reply)
+
+    def _request(self, request: Request) -> list[Argument]:
+        """ARGV[1] to ARGV[7] of the scripts that count a gradient."""
+        return [
+            self.incarnation,
+            request.client.id,
+            request.sequence,
+            request.worker,
+            request.local_step,
+            shape_text(request.round_shape),
+            self._keys.events,
+        ]
 
     def _counted(self, reply: list[bytes], round_shape: str) -> Counted:
         match reply:

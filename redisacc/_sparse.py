@@ -12,7 +12,6 @@ from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
 from redisacc._arguments import Array, shape_text, shown
 from redisacc._dtypes import DType
 from redisacc._parked import Gradient
-from redisacc._rounds import Contents
 from redisacc._slices import IndexedSlices
 from redisacc._totals import SparseTotal
 from redisacc.errors import InvalidArgumentError
@@ -37,8 +36,10 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         redis: a client of redis-py, a URL (``redis://``, ``rediss://``, ``unix://``), or None: ``REDISACC_URL`` of the
             environment, else ``redis://localhost:6379/0``.
         worker: the name under which gradients of this handle are counted; None: "host:pid".
-        in_place_limit: gradients of more elements than this are held whole ("parked") instead of being added up by
-            the server; 0 parks all. None: no limit.
+        in_place_limit: gradients of more elements than this, where each row counts for 24 more, are held whole
+            ("parked") and added up by the taker, instead of by the server; 0 parks all. None: 2048, measured.
+        parked_limit: bytes that the parked gradients of a round may have together, given at creation. Beyond it
+            clients add some of them up to make room. None: 256 MiB, or what the accumulator was created with.
 
     Raises:
         InvalidArgumentError: an argument can't be right.
@@ -59,6 +60,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         redis: object = None,
         worker: str | None = None,
         in_place_limit: int | None = None,
+        parked_limit: int | None = None,
     ) -> None:
         super().__init__(
             dtype,
@@ -69,6 +71,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             redis=redis,
             worker=worker,
             in_place_limit=in_place_limit,
+            parked_limit=parked_limit,
         )
 
     def apply_grad(
@@ -101,6 +104,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         Raises:
             InvalidArgumentError: wrong dtype, index, shape or step. Nothing was changed.
             AccumulatorNotFoundError: the accumulator was deleted.
+            AccumulatorFullError: what is parked has reached its limit, and adding it up makes no room.
             ServerUnavailableError: no server answered. Whether the gradient was counted isn't known.
         """
         label = self._label(name)
@@ -209,7 +213,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
     def _total(self, shape: tuple[int, ...]) -> SparseTotal:
         return SparseTotal(self._dtype, shape, bound=self._rows, where=self._keys.current.sums)
 
-    def _result(self, total: Any, contents: Contents, num_accumulated: int) -> IndexedSlices:  # noqa: ARG002
+    def _result(self, total: Any, num_accumulated: int) -> IndexedSlices:
         assert isinstance(total, SparseTotal)
         indices, values = total.result(self._reduction_type, num_accumulated)
         whole = np.array([-1 if self._rows is None else self._rows, *values.shape[1:]], np.int64)

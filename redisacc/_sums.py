@@ -28,6 +28,17 @@ class Packed:
     row_bytes: int
 
 
+# A row of its own costs the server as much as this many elements: it is looked up, packed and stored.
+ROW_COST = 24
+
+
+def cost(gradient: Gradient, chunk: int) -> int:
+    """How long the server would be at it, in elements."""
+    size = gradient.values.size
+    rows = math.ceil(size / chunk) if gradient.indices is None else len(gradient.indices)
+    return size + ROW_COST * rows
+
+
 def exact(gradient: Gradient, dtype: DType) -> bool:
     """Whether every element is exact as the type that Lua adds in.
 

@@ -74,7 +74,8 @@ class DenseTotal:
         self._chunk = chunk
         self._where = where
         self._sum: Array | None = None
-        self.in_place = 0
+        # Gradients in it.
+        self.number = 0
 
     def add_sums(self, fields: Mapping[bytes, bytes]) -> None:
         """Adds what was summed in place: chunk number → count and packed chunk."""
@@ -91,10 +92,11 @@ class DenseTotal:
         if len(data) != size * self._dtype.components * self._dtype.in_place_dtype.itemsize:
             raise CorruptDataError(f"{self._where} has {len(data)} bytes for {size} elements of {self._dtype.name}")
         self._sum = _from_packed(data, self._dtype, self._where).reshape(self.shape)
-        self.in_place = int(counts[0])
+        self.number += int(counts[0])
 
     def add(self, gradient: Gradient) -> None:
         """Adds a gradient."""
+        self.number += gradient.number
         if self._sum is None:
             # Not added to zeros: -0.0 stays -0.0.
             self._sum = gradient.values.astype(self._dtype.sum)
@@ -103,6 +105,11 @@ class DenseTotal:
             self._sum = self._sum.copy()
         with _ieee():
             np.add(self._sum, gradient.values, out=self._sum, casting="unsafe")
+
+    def sum(self) -> Gradient:
+        """What was added, as one gradient of the sum dtype."""
+        total = np.zeros(self.shape, self._dtype.sum) if self._sum is None else self._sum
+        return Gradient(total, number=self.number)
 
     def result(self, reduction_type: str, num_accumulated: int) -> Array:
         """The sum, or the sum divided by the number of gradients, in the accumulator's dtype."""
@@ -123,6 +130,8 @@ class SparseTotal:
         self._where = where
         self._gradients: list[Gradient] = []
         self._counts: list[Array] = []
+        # Gradients in it, but for those that were summed in place.
+        self.number = 0
 
     def add_sums(self, fields: Mapping[bytes, bytes]) -> None:
         """Adds what was summed in place: index → count and packed row."""
@@ -145,8 +154,9 @@ class SparseTotal:
     def add(self, gradient: Gradient) -> None:
         """Adds a gradient; its indices are strictly increasing."""
         assert gradient.indices is not None
+        self.number += gradient.number
         self._gradients.append(gradient)
-        self._counts.append(np.ones(len(gradient.indices), np.uint64))
+        self._counts.append(np.ones(len(gradient.indices), np.uint64) if gradient.counts is None else gradient.counts)
 
     def result(self, reduction_type: str, num_accumulated: int) -> tuple[Array, Array]:
         """Sorted unique indices, and for each its sum, or that divided by the number of gradients that held it.
@@ -154,6 +164,24 @@ class SparseTotal:
         Raises:
             CorruptDataError: an index that no gradient may have, or one that more gradients held than there were.
         """
+        indices, total, counts = self._add_up()
+        with _ieee():
+            if len(indices) and self._bound is not None and indices[-1] >= self._bound:
+                raise CorruptDataError(f"{self._where}: index {indices[-1]}, where dimension 0 is {self._bound}")
+            if len(counts) and counts.max() > num_accumulated:
+                raise CorruptDataError(
+                    f"{self._where}: an index that {counts.max()} gradients held, of {num_accumulated}"
+                )
+            if reduction_type == "MEAN":
+                total = _mean(total, counts.reshape(-1, *[1] * len(self._shape)), self._dtype)
+            return indices, _returned(total, self._dtype)
+
+    def sum(self) -> Gradient:
+        """What was added, as one gradient of the sum dtype."""
+        indices, total, counts = self._add_up()
+        return Gradient(total, indices, counts, self.number)
+
+    def _add_up(self) -> tuple[Array, Array, Array]:
         every = [gradient.indices for gradient in self._gradients if gradient.indices is not None]
         indices, places = np.unique(np.concatenate(every or [np.empty(0, np.int64)]), return_inverse=True)
         total = np.empty((len(indices), *self._shape), self._dtype.sum)
@@ -170,15 +198,7 @@ class SparseTotal:
                     total[at[known]] += gradient.values[known].astype(self._dtype.sum, copy=False)
                 total[at[~known]] = gradient.values[~known]
                 counts[at] += count
-            if len(indices) and self._bound is not None and indices[-1] >= self._bound:
-                raise CorruptDataError(f"{self._where}: index {indices[-1]}, where dimension 0 is {self._bound}")
-            if len(counts) and counts.max() > num_accumulated:
-                raise CorruptDataError(
-                    f"{self._where}: an index that {counts.max()} gradients held, of {num_accumulated}"
-                )
-            if reduction_type == "MEAN":
-                total = _mean(total, counts.reshape(-1, *[1] * len(self._shape)), self._dtype)
-            return indices.astype(np.int64, copy=False), _returned(total, self._dtype)
+        return indices.astype(np.int64, copy=False), total, counts
 
 
 def _returned(total: Array, dtype: DType) -> Array:

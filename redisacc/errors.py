@@ -6,6 +6,7 @@
     ├── InvalidArgumentError (ValueError)        a bad argument; nothing was changed
     │   └── SchemaMismatchError                  opened as something else than it was created as
     ├── AccumulatorNotFoundError (LookupError)   never created, deleted, or deleted and created anew
+    ├── AccumulatorFullError                     the parked gradients have reached their limit
     ├── StepOverflowError (OverflowError)        a take at the last step an int64 can hold
     ├── TakeTimeoutError (TimeoutError)          not enough gradients came in time
     ├── PeekTimeoutError (TimeoutError)          the accumulator changed under every look at it
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 __all__ = [
+    "AccumulatorFullError",
     "AccumulatorNotFoundError",
     "CancelledError",
     "CorruptDataError",
@@ -50,6 +52,13 @@ class SchemaMismatchError(InvalidArgumentError):
 
 class AccumulatorNotFoundError(RedisAccError, LookupError):
     """The accumulator is gone: never created, deleted, or deleted and created anew since this handle was opened."""
+
+
+class AccumulatorFullError(RedisAccError):
+    """A gradient would take the parked ones past the accumulator's limit, and adding some up does not help.
+
+    Nothing was stored. Take the round, or create the accumulator with a larger ``parked_limit``.
+    """
 
 
 class StepOverflowError(RedisAccError, OverflowError):

@@ -4,7 +4,8 @@
 -- Reads the record of the incarnation that the caller opened. Returns a table, or nil and the reply that says why
 -- the operation can't go on: {'missing'}, {'replaced'} or {'corrupt', field, text}.
 local function read_record(record_key, incarnation)
-  local names = {'num_accumulated', 'applied', 'stale', 'duplicates', 'takes', 'tickets', 'lease_ms'}
+  local names = {'num_accumulated', 'applied', 'stale', 'duplicates', 'takes', 'tickets', 'lease_ms',
+    'parked_bytes', 'parked_limit'}
   local fields = redis.call('HMGET', record_key, 'incarnation', 'global_step', 'round_shape', unpack(names))
   if fields[1] ~= incarnation then
     if fields[1] then

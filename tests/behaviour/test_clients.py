@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
@@ -134,7 +135,9 @@ def test_no_server_is_an_error_that_says_how_to_start_one(short_patience):
         assert "hidden" not in str(failure.value)
 
 
-@pytest.mark.parametrize("where", ["", "http://localhost", "localhost:6379", "redis://h:port", 5, b"redis://", object()])
+@pytest.mark.parametrize(
+    "where", ["", "http://localhost", "localhost:6379", "redis://h:port", 5, b"redis://", object()]
+)
 def test_other_places_are_refused(where, monkeypatch):
     if where == "":
         monkeypatch.setenv("REDISACC_URL", "http://nowhere")
@@ -220,7 +223,8 @@ def test_connections_may_be_killed_under_a_load(real_server, make_dense, backgro
 
 
 @pytest.mark.servers("valkey")
-def test_a_server_that_restarts_goes_on(real_server, tmp_path, background, until):
+def test_a_take_survives_the_restart_of_its_server(real_server, tmp_path, background, until, caplog, monkeypatch):
+    monkeypatch.setattr("redisacc._taking.LOOK_PATIENCE", 0.3)
     server = embedded.Server(tmp_path / "data")
     server.start()
     try:
@@ -229,13 +233,33 @@ def test_a_server_that_restarts_goes_on(real_server, tmp_path, background, until
         acc.apply_grad([2.0], local_step=4)
         take = background(acc.take_grad, 2)
         until(lambda: acc.info().waiting)
-        server.stop()
-        server.start()
-        acc.apply_grad([4.0], local_step=4)
-        assert take.result().tolist() == [3.0]
+        with caplog.at_level(logging.WARNING, logger="redisacc"):
+            server.stop()
+            until(lambda: "lost the server" in caplog.text)
+            assert take.running
+            server.start()
+            acc.apply_grad([4.0], local_step=4)
+            assert take.result().tolist() == [3.0]
+        assert "the server is back" in caplog.text
         assert acc.global_step() == 5
     finally:
         server.stop()
+
+
+@pytest.mark.servers("valkey")
+def test_a_take_with_a_timeout_ends_in_time_without_its_server(real_server, background, until):
+    server = embedded.Server()
+    server.start()
+    try:
+        acc = redisacc.ConditionalAccumulator("float32", [1], "w", redis=server.url)
+        take = background(acc.take_grad, 2, timeout=1.0)
+        until(lambda: acc.info().waiting)
+    finally:
+        server.stop()
+    start = time.monotonic()
+    with pytest.raises(redisacc.TakeTimeoutError):
+        take.result()
+    assert time.monotonic() - start < 3
 
 
 @pytest.mark.skipif(importlib.util.find_spec("hiredis") is None, reason="hiredis isn't installed")

@@ -204,7 +204,9 @@ def test_a_type_may_be_spelled_in_many_ways(open_dense, spelling, name):
 
 
 @pytest.mark.servers("fakeredis")
-@pytest.mark.parametrize("dtype", [None, "float33", "", "object", "S4", bool, "datetime64[s]", np.longdouble, 3, [], "i8,i8"])
+@pytest.mark.parametrize(
+    "dtype", [None, "float33", "", "object", "S4", bool, "datetime64[s]", np.longdouble, 3, [], "i8,i8"]
+)
 def test_other_types_are_refused(open_dense, open_sparse, client, dtype):
     if dtype is np.longdouble and np.dtype(dtype) == np.float64:
         pytest.skip("long double is double here")

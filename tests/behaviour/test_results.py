@@ -97,7 +97,13 @@ def test_an_unknown_dense_shape_can_not_be_filled():
 
 @pytest.mark.parametrize(
     ("values", "indices", "shape"),
-    [([[1.0]], [3], [3, 1]), ([[1.0]], [-1], [3, 1]), ([[1.0]], [0], [3, 2]), ([[1.0]], [0], [3]), ([1.0], [0, 1], [3])],
+    [
+        ([[1.0]], [3], [3, 1]),
+        ([[1.0]], [-1], [3, 1]),
+        ([[1.0]], [0], [3, 2]),
+        ([[1.0]], [0], [3]),
+        ([1.0], [0, 1], [3]),
+    ],
 )
 def test_slices_that_do_not_fit_are_refused(values, indices, shape):
     with pytest.raises(redisacc.InvalidArgumentError):

@@ -256,6 +256,22 @@ def test_info_counts(make_dense, holding, background, until):
     acc.delete()
 
 
+@pytest.mark.parametrize(
+    "worker", ["a b  c", "wörker №1", "1 2 3", "granted 0 1", "é" * 100, " ", "*?[a]", "a=b,c:d;e"]
+)
+def test_workers_of_every_name(make_dense, background, until, worker):
+    acc = make_dense("float32", [1], "w", worker=worker)
+    take = background(acc.take(2).__enter__)
+    until(lambda: acc.info().waiting)
+    assert acc.info().waiting[0].taker == worker
+    acc.apply_grad(f32(1))
+    assert acc.info().workers == acc.peek().workers == {worker: 1}
+    acc.apply_grad(f32(1))
+    assert take.result().workers == {worker: 2}
+    assert acc.info().unacknowledged[0].taker == worker
+    acc.delete()
+
+
 def test_waiting_takers_are_listed_in_order(open_dense, background, until):
     acc = open_dense("float32", [1])
     takes = []

@@ -398,9 +398,7 @@ acc.take_grad(100)
 
 
 @pytest.mark.servers("valkey")
-def test_a_killed_head_lets_the_next_one_through_when_its_lease_runs_out(
-    real_server, open_dense, waiting, background
-):
+def test_a_killed_head_lets_the_next_one_through_when_its_lease_runs_out(real_server, open_dense, waiting, background):
     acc = open_dense("float32", [1], "killed")
     process = subprocess.Popen([sys.executable, "-c", KILLED, real_server.url])
     try:

@@ -15,7 +15,7 @@ from redisacc._clients import Client, Clients
 from redisacc._keys import Keys
 from redisacc._link import link_to
 from redisacc._parked import Gradient
-from redisacc._scripts import Counted, Granted, Opened, Schema, Scripts, Waiting
+from redisacc._scripts import Counted, Granted, Opened, Request, Schema, Scripts, Waiting
 
 SCHEMA = Schema("1", "dense", "float32", "[2]", "SUM")
 
@@ -31,35 +31,17 @@ def handle(client: redis.Redis) -> redisacc.ConditionalAccumulator:
     return redisacc.ConditionalAccumulator("float32", [2], "twice", reduction_type="SUM", redis=client)
 
 
-def park(scripts: Scripts, client: Client, sequence: int, values: list[float], local_step: int = 0) -> Counted | None:
+def park(scripts: Scripts, client: Client, sequence: int, values: list[float], local_step: int = 0) -> object:
     gradient_id = f"{client.id}-{sequence}"
     header, lengths, commands = _parked.stage(Keys("twice"), gradient_id, Gradient(np.array(values, np.float32)))
-    return scripts.park(
-        client=client,
-        sequence=sequence,
-        worker="w",
-        local_step=local_step,
-        round_shape="[2]",
-        gradient=gradient_id,
-        header=header,
-        lengths=lengths,
-        stage=commands,
-    )
+    request = Request(client, sequence, "w", local_step, (2,))
+    return scripts.park(request, gradient=gradient_id, header=header, lengths=lengths, stage=commands)
 
 
-def apply(scripts: Scripts, client: Client, sequence: int, values: list[float], local_step: int = 0) -> Counted | None:
-    return scripts.apply(
-        client=client,
-        sequence=sequence,
-        worker="w",
-        local_step=local_step,
-        round_shape="[2]",
-        element="f",
-        row_bytes=1024,
-        limit=None,
-        indices=b"0",
-        rows=np.array(values, "<f4").tobytes(),
-    )
+def apply(scripts: Scripts, client: Client, sequence: int, values: list[float], local_step: int = 0) -> object:
+    rows = np.array(values, "<f4").tobytes()
+    request = Request(client, sequence, "w", local_step, (2,))
+    return scripts.apply(request, element="f", row_bytes=1024, limit=None, indices=b"0", rows=rows)
 
 
 @pytest.fixture(params=[apply, park], ids=["in_place", "parked"])
@@ -108,18 +90,14 @@ def test_an_old_copy_is_refused(client: redis.Redis, scripts: Scripts, send: Any
 def test_a_missing_part_is_told_and_changes_nothing(client: redis.Redis, scripts: Scripts) -> None:
     header, lengths, _ = _parked.stage(Keys("twice"), "x-1", Gradient(np.ones(2, np.float32)))
     before = client.hgetall(Keys("twice").record)
-    counted = scripts.park(
-        client=Client(),
-        sequence=1,
-        worker="w",
-        local_step=0,
-        round_shape="[2]",
+    reply = scripts.park(
+        Request(Client(), 1, "w", 0, (2,)),
         gradient="x-1",
         header=header,
         lengths=lengths,
         stage=[("SET", Keys("twice").staged("x-1", 0), b"short")],
     )
-    assert counted is None
+    assert reply == "unstaged"
     assert client.hgetall(Keys("twice").record) == before
     assert not [key for key in client.scan_iter() if b":staged:" in key]
 
@@ -174,7 +152,7 @@ def test_recovering_twice_gives_the_same_round(client: redis.Redis, scripts: Scr
 
 def test_opening_and_deleting_twice(client: redis.Redis, scripts: Scripts) -> None:
     for _ in range(2):
-        opened = scripts.open(incarnation="another", schema=SCHEMA, chunk=7, lease_ms=0)
+        opened = scripts.open(incarnation="another", schema=SCHEMA, chunk=7, lease_ms=0, parked_limit=7)
         assert isinstance(opened, Opened)
         assert (opened.incarnation, opened.schema) == (scripts.incarnation, SCHEMA)
     for _ in range(2):

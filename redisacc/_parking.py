@@ -1,0 +1,156 @@
+"""Parks a gradient: stages its parts, has it taken in, and makes room where the parked ones have reached their limit.
+
+Room is made by folding: the client fetches the oldest parked gradients, adds them and its own up in numpy, and parks
+the sum in their place. The script swaps it in only if all that it replaces are still there, so nothing is lost and
+nothing counted twice whoever else is at work. Adding takes the server no time.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from redisacc import _parked
+from redisacc._dtypes import DType
+from redisacc._keys import Keys
+from redisacc._link import Link
+from redisacc._parked import Gradient, Parked, PartMissing
+from redisacc._rounds import scan
+from redisacc._scripts import Counted, Full, Request, Scripts
+from redisacc.errors import AccumulatorFullError, CorruptDataError, ServerError
+
+logger = logging.getLogger("redisacc")
+
+# What the parked gradients of a round may take together, unless an accumulator says otherwise.
+PARKED_LIMIT = 256 * 2**20
+
+# Gradients of more bytes than this first ask whether they would be taken: a round trip is little beside the time
+# to upload them for nothing.
+ASK_BYTES = 4 * 2**20
+
+# What is folded at once: so many gradients, for the script that removes them must be short, and so many bytes, for
+# they pass through this process.
+FOLD_GRADIENTS = 256
+FOLD_BYTES = 128 * 2**20
+
+# For how long one client may fold while others wait, in milliseconds; and how long they pause between tries, in
+# seconds. One that dies while it folds costs the others this long and nothing else.
+FOLDING_MS = 5000
+FOLDING_PAUSE = 0.01
+
+# How long a gradient is tried again, in seconds, because its parts were lost or others filled the room first.
+PATIENCE = 30.0
+
+
+Reply = Counted | Full | Literal["welcome", "changed", "unstaged"]
+
+
+class Parking:
+    """Parks gradients of one accumulator.
+
+    Args:
+        total: makes what adds up gradients of a round shape (``DenseTotal`` or ``SparseTotal``).
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        scripts: Scripts,
+        *,
+        dtype: DType,
+        sparse: bool,
+        total: Callable[[tuple[int, ...]], Any],
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._scripts = scripts
+        self._dtype = dtype
+        self._sparse = sparse
+        self._total = total
+
+    def park(self, gradient: Gradient, request: Request) -> Counted:
+        """Parks a gradient.
+
+        Raises:
+            AccumulatorFullError: there is no room for it, and none can be made.
+        """
+        give_up = time.monotonic() + PATIENCE
+        ask_first = gradient.nbytes > ASK_BYTES
+        while True:
+            reply = self._send(gradient, request, ask=ask_first)
+            if reply == "welcome":
+                reply = self._send(gradient, request)
+            if isinstance(reply, Full):
+                ask_first = True
+                reply = self._make_room(gradient, request, reply)
+            if isinstance(reply, Counted):
+                return reply
+            if time.monotonic() >= give_up:
+                raise ServerError(
+                    f"a gradient for {self._keys.name!r} could not be parked in {PATIENCE:.0f} s: its staged parts "
+                    f"were lost, or others filled the room every time ({reply})"
+                )
+
+    def _send(
+        self, gradient: Gradient, request: Request, *, replaced: Sequence[Parked] = (), ask: bool = False
+    ) -> Reply:
+        # The same id when the request is sent again, so that the same keys are written.
+        name = f"{request.client.id}-{request.sequence}"
+        header, lengths, commands = _parked.stage(self._keys, name, gradient)
+        return self._scripts.park(
+            request,
+            gradient=name,
+            header=b"" if ask else header,
+            lengths=lengths,
+            stage=() if ask else commands,
+            replaced=[parked.id for parked in replaced],
+            replaced_parts=[key for parked in replaced for key in _parked.part_keys(self._keys, parked)],
+        )
+
+    def _make_room(self, gradient: Gradient, request: Request, full: Full) -> Reply:
+        """Folds, or lets the one who is at it go on."""
+        token = secrets.token_hex(8)
+        if self._link.call("SET", self._keys.folding, token, "NX", "PX", FOLDING_MS) is None:
+            time.sleep(FOLDING_PAUSE)
+            return full
+        try:
+            reply = self._fold(gradient, request)
+        except PartMissing:
+            return full
+        finally:
+            if self._link.call("GET", self._keys.folding) == token.encode():
+                self._link.call("UNLINK", self._keys.folding)
+        if isinstance(reply, Full):
+            raise AccumulatorFullError(
+                f"a gradient of {gradient.nbytes} bytes has no room in {self._keys.name!r}: its parked gradients have "
+                f"{reply.parked_bytes} of {reply.parked_limit} bytes, and adding some of them up does not help. Take "
+                "the round, or create the accumulator with a larger parked_limit"
+            )
+        return reply
+
+    def _fold(self, gradient: Gradient, request: Request) -> Reply:
+        """Parks the sum of the oldest parked gradients and this one in their place."""
+        shape = request.round_shape
+        entries = scan(self._link, self._keys.current.parked)
+        try:
+            parked = _parked.parse(self._keys, entries, dtype=self._dtype, sparse=self._sparse, round_shape=shape)
+        except CorruptDataError:
+            # A gradient of another shape means another round; the script will say what is wrong, if anything is.
+            return "changed"
+        chosen: list[Parked] = []
+        size = 0
+        for candidate in parked[:FOLD_GRADIENTS]:
+            size += sum(candidate.lengths)
+            if chosen and size > FOLD_BYTES:
+                break
+            chosen.append(candidate)
+        total = self._total(shape)
+        for held in _parked.fetch(self._link, self._keys, chosen):
+            total.add(held)
+        total.add(gradient)
+        logger.debug("%s: folds %d parked gradients of %d bytes", self._keys.name, len(chosen), size)
+        return self._send(total.sum() if chosen else gradient, request, replaced=chosen)
