@@ -1,0 +1,250 @@
+"""Skip-gram with negative sampling in plain numpy: the parameters, the batches, the loss and its gradients.
+
+The score of word c having word o at relative place k of its window is ``(input[c] * position[k]) ·
+output[o]``. ``input`` and ``output`` have a row for each word, and a batch touches some hundreds of them:
+their gradients are sparse. ``position`` has a row for each place of the window (four words before … four
+words after), and every batch touches all of it: its gradient is dense. It lets the model tell "what stands
+before" from "what stands after" a word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from redisacc.demo.text import Corpus, IntArray, NegativeTable, keep_probabilities
+
+Array = npt.NDArray[Any]
+
+# Sequences that a seed is split into, so that no two uses of one seed draw the same numbers.
+_INITIAL, _EPOCH, _BATCH = 0, 1, 2
+
+# Words in a row that stay together in a batch. Longer passages lose fewer pairs at their ends; shorter ones
+# mix better.
+PASSAGE = 32
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """``input`` and ``output`` [words, dim], ``position`` [2 * window, dim]; all of one float dtype."""
+
+    input: Array
+    output: Array
+    position: Array
+
+    @classmethod
+    def initial(cls, words: int, dim: int, window: int, seed: int) -> Parameters:
+        """The float32 parameters that training starts with; the same for the same arguments everywhere.
+
+        Output vectors start at zero and places at one, as plain skip-gram without places would start.
+        """
+        generator = np.random.default_rng([seed, _INITIAL])
+        start = ((generator.random((words, dim)) - 0.5) / dim).astype(np.float32)
+        return cls(start, np.zeros((words, dim), np.float32), np.ones((2 * window, dim), np.float32))
+
+    def copy(self) -> Parameters:
+        """The same values in arrays of their own."""
+        return Parameters(self.input.copy(), self.output.copy(), self.position.copy())
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pairs of words that stood near each other, and the negatives that all pairs of the batch share.
+
+    ``centres``, ``contexts``, ``places``: int64 [pairs]; ``places`` in [0, 2 * window). ``negatives``: int64
+    [drawn]. ``negative_weight``: what one negative counts for, so that they count as ``--negatives`` words
+    for each pair.
+    """
+
+    centres: IntArray
+    contexts: IntArray
+    places: IntArray
+    negatives: IntArray
+    negative_weight: float
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of the summed loss of one batch.
+
+    ``input`` and ``output``: (indices int64 [n], strictly increasing; rows [n, dim]); ``position``: [2 *
+    window, dim]. ``loss`` is the sum over the batch and ``pairs`` the number of pairs in it.
+    """
+
+    input: tuple[IntArray, Array]
+    output: tuple[IntArray, Array]
+    position: Array
+    loss: float
+    pairs: int
+
+
+class Sampler:
+    """Cuts batches from a corpus. A batch depends on (seed, step, worker) and on nothing else.
+
+    Each epoch thins out the frequent words anew, cuts the rest into passages of 32 words and shuffles those;
+    each step deals the next ``workers * passages`` of them, so that the workers of a step hold different
+    text.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        seed: int,
+        workers: int,
+        batch: int,
+        window: int,
+        negatives: int,
+        shared_negatives: int,
+        subsampling: float,
+    ) -> None:
+        self._tokens = corpus.tokens
+        self._keep = keep_probabilities(corpus.counts, subsampling)
+        self._table = NegativeTable(corpus.counts)
+        self._seed = seed
+        self._workers = workers
+        self._passages = max(1, batch // PASSAGE)
+        self._window = window
+        self._negatives = negatives
+        self._shared = shared_negatives
+        kept = float(self._keep[corpus.tokens].sum())
+        self.steps_per_epoch = max(1, int(kept / (workers * self._passages * PASSAGE)))
+        self._epoch = -1
+        self._rows: IntArray = np.zeros((0, 0), np.int64)
+
+    def batch(self, step: int, worker: int) -> Batch:
+        """The batch of ``worker`` (0 … workers - 1) in ``step`` (from 0)."""
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        passages = self._passages_of(epoch)
+        first = (step_of_epoch * self._workers + worker) * self._passages
+        # The number of words that an epoch keeps varies a little; where it falls short, passages come twice.
+        rows = passages[np.arange(first, first + self._passages) % len(passages)]
+        generator = np.random.default_rng([self._seed, _BATCH, step, worker])
+        # As in word2vec each centre draws the reach of its window, so that nearer words count for more.
+        reach = generator.integers(1, self._window + 1, size=rows.shape)
+        centres, contexts, places = [], [], []
+        for distance in range(1, min(self._window, rows.shape[1] - 1) + 1):
+            left, right = rows[:, :-distance], rows[:, distance:]
+            ahead = reach[:, :-distance] >= distance
+            behind = reach[:, distance:] >= distance
+            centres += [left[ahead], right[behind]]
+            contexts += [right[ahead], left[behind]]
+            places.append(np.full(int(ahead.sum()), self._window + distance - 1, np.int64))
+            places.append(np.full(int(behind.sum()), self._window - distance, np.int64))
+        return Batch(
+            np.concatenate(centres),
+            np.concatenate(contexts),
+            np.concatenate(places),
+            self._table.draw(generator, self._shared),
+            self._negatives / self._shared,
+        )
+
+    def _passages_of(self, epoch: int) -> IntArray:
+        if epoch != self._epoch:
+            generator = np.random.default_rng([self._seed, _EPOCH, epoch])
+            kept = self._tokens[generator.random(len(self._tokens)) < self._keep[self._tokens]]
+            if len(kept) < 2 * PASSAGE:
+                kept = self._tokens  # a tiny text can't spare anything
+            # A start that differs between epochs moves the cuts, or pairs across a cut would never be seen.
+            if len(kept) >= 2 * PASSAGE:
+                kept = kept[int(generator.integers(PASSAGE)) :]
+            length = min(PASSAGE, len(kept))
+            number = len(kept) // length
+            rows = kept[: number * length].reshape(number, length)
+            self._rows = rows[generator.permutation(number)]
+            self._epoch = epoch
+        return self._rows
+
+
+def sum_rows(indices: IntArray, rows: Array) -> tuple[IntArray, Array, IntArray]:
+    """Add up the rows that have the same index.
+
+    Returns the indices (strictly increasing), the sums (in the rows' dtype), and how many rows each index had.
+    """
+    order = np.argsort(indices, kind="stable")
+    unique, first, counts = np.unique(indices[order], return_index=True, return_counts=True)
+    return unique, np.add.reduceat(rows[order], first, axis=0), counts
+
+
+def gradients(parameters: Parameters, batch: Batch) -> Gradients:
+    """Loss and gradients of a batch: ``sum over pairs of softplus(-s) + weight * sum over negatives of
+    softplus(s)``.
+
+    A negative that happens to be the pair's own context word doesn't count for that pair.
+    """
+    centre = parameters.input[batch.centres]
+    place = parameters.position[batch.places]
+    hidden = centre * place
+    context = parameters.output[batch.contexts]
+    negative = parameters.output[batch.negatives]
+    score = np.einsum("ij,ij->i", hidden, context)
+    against = hidden @ negative.T
+    weight = np.where(batch.negatives[None, :] != batch.contexts[:, None], batch.negative_weight, 0.0)
+    weight = weight.astype(hidden.dtype)
+
+    d_score, positive = _sigmoid_and_softplus(-score)
+    d_score = -d_score
+    d_against, negated = _sigmoid_and_softplus(against)
+    d_against *= weight
+    loss = positive.sum(dtype=np.float64) + (weight * negated).sum(dtype=np.float64)
+
+    d_hidden = d_score[:, None] * context + d_against @ negative
+    d_output = np.concatenate([d_score[:, None] * hidden, d_against.T @ hidden])
+    input_indices, input_rows, _ = sum_rows(batch.centres, d_hidden * place)
+    output_indices, output_rows, _ = sum_rows(np.concatenate([batch.contexts, batch.negatives]), d_output)
+    position = np.zeros_like(parameters.position)
+    places, place_rows, _ = sum_rows(batch.places, d_hidden * centre)
+    position[places] = place_rows
+    return Gradients(
+        (input_indices, input_rows), (output_indices, output_rows), position, float(loss), len(batch.centres)
+    )
+
+
+def _sigmoid_and_softplus(score: Array) -> tuple[Array, Array]:
+    # From exp(-|score|), which can't overflow; numpy has fast paths for exp and log, not for logaddexp and
+    # log1p.
+    small = np.exp(-np.abs(score))
+    sigmoid = np.where(score >= 0, 1, small) / (1 + small)
+    return sigmoid, np.maximum(score, 0) + np.log(1 + small)
+
+
+class Adagrad:
+    """Adagrad on a set of parameters, in place: each element's step shrinks with the squares that it has
+    seen.
+
+    The sums of squares start at 0.1 rather than at zero. That bounds how much a difference in a gradient can
+    change a parameter (rate / sqrt(0.1)); from zero, the first step would be rate * sign(gradient), and a
+    gradient that is zero up to rounding would move a parameter by the full rate, one way or the other.
+    """
+
+    def __init__(self, parameters: Parameters, rate: float) -> None:
+        self._parameters = parameters
+        self._rate = np.float32(rate)
+        self._squares = Parameters(*(np.full_like(p, 0.1) for p in _arrays(parameters)))
+
+    def update(self, input: tuple[IntArray, Array], output: tuple[IntArray, Array], position: Array) -> None:
+        """One step down the given gradients; indices must be unique."""
+        for name, (indices, rows) in (("input", input), ("output", output)):
+            self._step(getattr(self._parameters, name), getattr(self._squares, name), indices, rows)
+        self._step(self._parameters.position, self._squares.position, slice(None), position)
+
+    def _step(self, parameter: Array, squares: Array, where: IntArray | slice, gradient: Array) -> None:
+        squares[where] += gradient * gradient
+        parameter[where] -= self._rate * gradient / np.sqrt(squares[where])
+
+
+def _arrays(parameters: Parameters) -> tuple[Array, Array, Array]:
+    return parameters.input, parameters.output, parameters.position
+
+
+def neighbours(parameters: Parameters, word: int, number: int) -> list[tuple[int, float]]:
+    """The ``number`` words whose input vectors have the largest cosine with ``word``'s, best first."""
+    vectors = parameters.input.astype(np.float64)
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    likeness = vectors @ vectors[word]
+    likeness[word] = -np.inf
+    best = np.argsort(-likeness, kind="stable")[: min(number, len(likeness) - 1)]
+    return [(int(other), float(likeness[other])) for other in best]

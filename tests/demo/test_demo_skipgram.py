@@ -1,0 +1,243 @@
+"""The model: batches, loss, gradients, and the update."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from demo_text import small_corpus
+
+from redisacc.demo.skipgram import (
+    PASSAGE,
+    Adagrad,
+    Batch,
+    Parameters,
+    Sampler,
+    gradients,
+    neighbours,
+    sum_rows,
+)
+from redisacc.demo.text import Corpus, keep_probabilities
+
+WINDOW = 2
+
+
+def random_case() -> tuple[Parameters, Batch]:
+    """Few words and many pairs: centres, contexts and negatives repeat, and negatives hit contexts."""
+    generator = np.random.default_rng(11)
+    parameters = Parameters(
+        generator.normal(size=(7, 4)), generator.normal(size=(7, 4)), generator.normal(size=(2 * WINDOW, 4))
+    )
+    batch = Batch(
+        generator.integers(0, 5, 15),
+        generator.integers(0, 4, 15),
+        generator.integers(0, 2 * WINDOW, 15),
+        np.array([0, 2, 2, 5]),
+        0.75,
+    )
+    return parameters, batch
+
+
+def slow_loss(parameters: Parameters, batch: Batch) -> float:
+    """The loss as its definition reads, one pair and one negative at a time."""
+    total = 0.0
+    for centre, context, place in zip(batch.centres, batch.contexts, batch.places, strict=True):
+        hidden = parameters.input[centre] * parameters.position[place]
+        total += math.log1p(math.exp(-float(hidden @ parameters.output[context])))
+        for negative in batch.negatives:
+            if negative != context:
+                score = float(hidden @ parameters.output[negative])
+                total += batch.negative_weight * math.log1p(math.exp(score))
+    return total
+
+
+def test_loss() -> None:
+    parameters, batch = random_case()
+    found = gradients(parameters, batch)
+    assert found.loss == pytest.approx(slow_loss(parameters, batch), rel=1e-12)
+    assert found.pairs == 15
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    parameters, batch = random_case()
+    found = gradients(parameters, batch)
+    dense = {"position": found.position}
+    for name in ("input", "output"):
+        dense[name] = np.zeros_like(getattr(parameters, name))
+        indices, rows = getattr(found, name)
+        dense[name][indices] = rows
+    width = 1e-6
+    for name, gradient in dense.items():
+        array = getattr(parameters, name)
+        for where in np.ndindex(array.shape):
+            before = array[where]
+            array[where] = before + width
+            above = slow_loss(parameters, batch)
+            array[where] = before - width
+            below = slow_loss(parameters, batch)
+            array[where] = before
+            assert gradient[where] == pytest.approx((above - below) / (2 * width), abs=1e-7), (name, where)
+
+
+def test_sparse_gradients_hold_the_rows_that_the_batch_touches() -> None:
+    parameters, batch = random_case()
+    found = gradients(parameters, batch)
+    assert found.input[0].tolist() == sorted(set(batch.centres.tolist()))
+    assert found.output[0].tolist() == sorted({*batch.contexts.tolist(), *batch.negatives.tolist()})
+    assert found.input[0].dtype == found.output[0].dtype == np.int64
+    assert len(found.input[0]) < 7 > len(found.output[0])
+
+
+def test_float32_stays_float32() -> None:
+    parameters, batch = random_case()
+    parameters = Parameters(*(getattr(parameters, n).astype("f4") for n in ("input", "output", "position")))
+    found = gradients(parameters, batch)
+    assert {found.input[1].dtype, found.output[1].dtype, found.position.dtype} == {np.dtype("f4")}
+
+
+def test_large_scores_stay_finite() -> None:
+    parameters, batch = random_case()
+    parameters.input[:] *= 1e4
+    with np.errstate(all="raise", under="ignore"):
+        found = gradients(parameters, batch)
+    assert np.isfinite(found.loss)
+    assert np.isfinite(found.position).all()
+
+
+def test_sum_rows() -> None:
+    rows = np.array([[1.0, 10], [2, 20], [4, 40], [8, 80]])
+    indices, sums, counts = sum_rows(np.array([5, 2, 5, 9]), rows)
+    assert indices.tolist() == [2, 5, 9]
+    assert sums.tolist() == [[2, 20], [5, 50], [8, 80]]
+    assert counts.tolist() == [1, 2, 1]
+
+
+def test_adagrad() -> None:
+    parameters = Parameters(np.ones((3, 1), "f4"), np.ones((3, 1), "f4"), np.ones((1, 1), "f4"))
+    adagrad = Adagrad(parameters, 0.5)
+    none: Any = (np.zeros(0, np.int64), np.zeros((0, 1), "f4"))
+    for _ in range(2):
+        adagrad.update((np.array([1]), np.array([[2.0]], "f4")), none, np.array([[-1.0]], "f4"))
+    # Squares start at 0.1: 4.1, then 8.1; for the dense one 1.1, then 2.1.
+    moved = 1 - 0.5 * 2 / math.sqrt(4.1) - 0.5 * 2 / math.sqrt(8.1)
+    assert parameters.input[:, 0].tolist() == pytest.approx([1, moved, 1], rel=1e-6)
+    assert parameters.output.tolist() == [[1], [1], [1]]
+    assert float(parameters.position[0, 0]) == pytest.approx(1 + 0.5 / math.sqrt(1.1) + 0.5 / math.sqrt(2.1), rel=1e-6)
+
+
+def test_neighbours() -> None:
+    vectors = np.array([[1, 0], [10, 1], [0, 1], [-1, 0], [0, 0]], "f4")
+    parameters = Parameters(vectors, vectors, vectors)
+    found = neighbours(parameters, 0, 3)
+    assert [word for word, _ in found] == [1, 2, 4]
+    assert found[0][1] == pytest.approx(10 / math.sqrt(101))
+    assert len(neighbours(parameters, 0, 99)) == 4
+
+
+# Batches
+
+
+def sampler(corpus: Corpus, **changes: Any) -> Sampler:
+    options = {"seed": 3, "workers": 3, "batch": 64, "window": 3, "negatives": 5, "shared_negatives": 16}
+    return Sampler(corpus, **(options | {"subsampling": 1e-2} | changes))
+
+
+def fingerprint(batch: Batch) -> str:
+    digest = hashlib.sha256()
+    for array in (batch.centres, batch.contexts, batch.places, batch.negatives):
+        digest.update(array.astype("<i8").tobytes() + b"|")
+    return digest.hexdigest()
+
+
+def test_a_batch_follows_from_seed_step_and_worker() -> None:
+    corpus = small_corpus()
+    one, other = sampler(corpus), sampler(corpus)
+    places = [(step, worker) for step in range(25) for worker in range(3)]
+    assert 2 * one.steps_per_epoch < 25, "the steps below must reach into a third epoch"
+    found = {place: fingerprint(one.batch(*place)) for place in places}
+    # Backwards: nothing may depend on what was drawn before.
+    assert {place: fingerprint(other.batch(*place)) for place in reversed(places)} == found
+    assert len(set(found.values())) == len(places)
+    negatives = {one.batch(*place).negatives.tobytes() for place in places}
+    assert len(negatives) == len(places), "two batches share their negatives"
+    reseeded = sampler(corpus, seed=4)
+    assert fingerprint(reseeded.batch(0, 0)) != found[0, 0]
+
+
+def test_a_batch_is_the_same_in_another_process() -> None:
+    code = (
+        "from test_demo_skipgram import *\n"
+        "print(fingerprint(sampler(small_corpus()).batch(17, 2)))"
+    )  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, check=True
+    )
+    assert ran.stdout.decode().strip() == fingerprint(sampler(small_corpus()).batch(17, 2))
+
+
+def counting_corpus(length: int) -> Corpus:
+    """Every word is there once: a word's number is its place in the text."""
+    return Corpus(np.arange(length), tuple(map(str, range(length))), np.ones(length, np.int64), "")
+
+
+def test_pairs_stood_near_each_other() -> None:
+    corpus = counting_corpus(40 * PASSAGE)
+    window = 4
+    batches = sampler(corpus, subsampling=1.0, window=window)
+    found = Counter[int]()
+    for step in range(batches.steps_per_epoch):
+        for worker in range(3):
+            batch = batches.batch(step, worker)
+            distance = batch.contexts - batch.centres
+            assert (np.abs(distance) <= window).all()
+            assert (distance != 0).all()
+            places = np.where(distance > 0, window + distance - 1, window + distance)
+            assert batch.places.tolist() == places.tolist()
+            found.update(np.abs(distance).tolist())
+            pairs = set(zip(batch.centres.tolist(), batch.contexts.tolist(), strict=True))
+            assert len(pairs) == len(batch.centres), "a pair came twice"
+    # A reach drawn from 1 … 4 holds distance d with probability (5 - d) / 4.
+    for distance in (2, 3, 4):
+        assert found[distance] / found[1] == pytest.approx((5 - distance) / 4, abs=0.08)
+
+
+def test_an_epoch_deals_each_passage_to_one_worker() -> None:
+    corpus = counting_corpus(40 * PASSAGE)
+    batches = sampler(corpus, subsampling=1.0, window=1)
+    assert batches.steps_per_epoch == 40 // 6
+    for epoch in range(2):
+        seen = Counter[int]()
+        for step in range(batches.steps_per_epoch):
+            for worker in range(3):
+                seen.update(set(batches.batch(epoch * batches.steps_per_epoch + step, worker).centres.tolist()))
+        assert set(seen.values()) == {1}
+        assert len(seen) == 36 * PASSAGE
+
+
+def test_frequent_words_are_thinned_out() -> None:
+    corpus = small_corpus()
+    the = corpus.words.index("the")
+    kept = corpus.counts * keep_probabilities(corpus.counts, 1e-2)
+
+    def share_in_batches(subsampling: float) -> float:
+        batches = sampler(corpus, subsampling=subsampling)
+        centres = np.concatenate([batches.batch(step, 0).centres for step in range(20)])
+        return float((centres == the).mean())
+
+    assert corpus.counts[the] / corpus.counts.sum() > 1.4 * kept[the] / kept.sum()
+    assert share_in_batches(1.0) == pytest.approx(corpus.counts[the] / corpus.counts.sum(), rel=0.15)
+    assert share_in_batches(1e-2) == pytest.approx(kept[the] / kept.sum(), rel=0.15)
+
+
+def test_tiny_texts_have_batches() -> None:
+    # Fewer words than a passage, and fewer passages than the workers want.
+    for length in (21, 40, 100):
+        batch = sampler(counting_corpus(length), subsampling=1.0, window=31).batch(5, 2)
+        assert len(batch.centres) > 0
+        assert batch.negative_weight == 5 / 16
