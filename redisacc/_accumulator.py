@@ -22,22 +22,14 @@ import numpy as np
 from redisacc import _arguments, _deletion, _dtypes, _parked, _private, _sums
 from redisacc._arguments import Array, Shape
 from redisacc._clients import Clients
-from redisacc._info import AccumulatorInfo, Record, parse_taken, read_info, round_shape_of
+from redisacc._info import AccumulatorInfo, Record, parse_taken, read_info
 from redisacc._keys import NAMES, Keys
 from redisacc._link import link_to
 from redisacc._parked import Gradient, Parked
 from redisacc._parking import PARKED_LIMIT, Parking
-from redisacc._rounds import (
-    Contents,
-    Round,
-    add_up,
-    batches,
-    parse_contents,
-    read_contents,
-    scan,
-    scan_command,
-)
+from redisacc._rounds import Contents, Reader, Round, batches, read_commands, scan
 from redisacc._scripts import Counted, Deleting, Granted, Opened, Request, Schema, Scripts
+from redisacc._shapes import round_shape_of
 from redisacc._slices import IndexedSlices
 from redisacc._taking import Wait, wait_for_round
 from redisacc.errors import (
@@ -283,7 +275,7 @@ class ConditionalAccumulatorBase(ABC):
         before, *pieces, after = self._link.pipeline(
             [
                 Record.command(self._keys),
-                *(scan_command(key) for key in (current.sums, current.parked, current.workers)),
+                *read_commands(current),
                 Record.command(self._keys),
             ]
         )
@@ -296,16 +288,9 @@ class ConditionalAccumulatorBase(ABC):
         if record.round_shape is None:
             raise CorruptDataError(f"{self._keys.record}: a round of {record.num_accumulated} gradients has no shape")
         try:
-            contents = parse_contents(
-                self._link,
-                self._keys,
-                current,
-                pieces,
-                dtype=self._dtype,
-                sparse=self._sparse,
-                round_shape=record.round_shape,
-            )
-            gradient = self._reduce(contents, record.round_shape, record.num_accumulated)
+            reader = self._reader()
+            contents = reader.contents(current, pieces, record.round_shape)
+            gradient = self._result(reader.add_up(contents, record.round_shape), record.num_accumulated)
         except (CorruptDataError, _parked.PartMissing) as error:
             # Pieces of two rounds don't fit together either; only in one that stood still is it corruption.
             if self._record().state != record.state:
@@ -367,8 +352,7 @@ class ConditionalAccumulatorBase(ABC):
             InvalidArgumentError, TakeTimeoutError, CancelledError, AccumulatorNotFoundError, StepOverflowError: as
                 ``take_grad``.
         """
-        granted = self._wait(num_required, timeout, self._label(None))
-        with self._handed_out(granted) as taken:
+        with self._handed_out(*self._wait(num_required, timeout, self._label(None))) as taken:
             yield taken
 
     @contextlib.contextmanager
@@ -394,7 +378,8 @@ class ConditionalAccumulatorBase(ABC):
         if granted is None:
             yield None
             return
-        with self._handed_out(granted) as taken:
+        pieces = self._link.pipeline(read_commands(self._keys.taken_round(granted.token)))
+        with self._handed_out(granted, pieces, self._reader()) as taken:
             yield taken
 
     def _claim(self, token: str | None) -> Granted | None:
@@ -420,18 +405,18 @@ class ConditionalAccumulatorBase(ABC):
         self._acknowledge(token, parts)
 
     @contextlib.contextmanager
-    def _handed_out(self, granted: Granted) -> Iterator[Round]:
-        gradient, contents = self._read_taken(granted)
+    def _handed_out(self, granted: Granted, pieces: list[Any], reader: Reader) -> Iterator[Round]:
+        gradient, contents = self._read_taken(granted, pieces, reader)
         yield Round(gradient, granted.global_step, granted.num_accumulated, contents.workers)
         self._acknowledge(granted.token, self._parts(contents.parked))
 
     def _take_gradient(self, num_required: int, timeout: float | None, name: str | None) -> Array | IndexedSlices:
-        granted = self._wait(num_required, timeout, self._label(name))
-        gradient, contents = self._read_taken(granted)
+        granted, pieces, reader = self._wait(num_required, timeout, self._label(name))
+        gradient, contents = self._read_taken(granted, pieces, reader)
         self._acknowledge(granted.token, self._parts(contents.parked))
         return gradient
 
-    def _wait(self, num_required: object, timeout: object, label: str) -> Granted:
+    def _wait(self, num_required: object, timeout: object, label: str) -> tuple[Granted, list[Any], Reader]:
         required = _arguments.integer(num_required, "num_required", low=1)
         seconds = _arguments.timeout(timeout)
         self._check_open()
@@ -443,21 +428,27 @@ class ConditionalAccumulatorBase(ABC):
             deadline=math.inf if seconds is None else time.monotonic() + seconds,
             taker=self._worker,
             label=label,
+            reader=self._reader(),
         )
-        return wait_for_round(wait, closed=self._closed, register=self._register)
+        granted, pieces = wait_for_round(wait, closed=self._closed, register=self._register)
+        return granted, pieces, wait.reader
+
+    def _reader(self) -> Reader:
+        return Reader(self._link, self._keys, dtype=self._dtype, sparse=self._sparse, total=self._total)
 
     def _register(self, wake: threading.Event) -> Callable[[], None]:
         self._waiting.add(wake)
         return lambda: self._waiting.discard(wake)
 
-    def _read_taken(self, granted: Granted) -> tuple[Array | IndexedSlices, Contents]:
+    def _read_taken(
+        self, granted: Granted, pieces: list[Any], reader: Reader
+    ) -> tuple[Array | IndexedSlices, Contents]:
         shape = round_shape_of(self._keys, granted.round_shape)
         if shape is None:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
-        of = self._keys.taken_round(granted.token)
-        contents = read_contents(self._link, self._keys, of, dtype=self._dtype, sparse=self._sparse, round_shape=shape)
+        contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
         try:
-            return self._reduce(contents, shape, granted.num_accumulated), contents
+            return self._result(reader.add_up(contents, shape), granted.num_accumulated), contents
         except _parked.PartMissing as error:
             raise CorruptDataError(
                 f"{error} is gone: evicted (set maxmemory-policy noeviction), removed by hand, or taken over by "
@@ -481,11 +472,6 @@ class ConditionalAccumulatorBase(ABC):
     @property
     def _sparse(self) -> bool:
         return self._kind == "sparse"
-
-    def _reduce(self, contents: Contents, shape: tuple[int, ...], num_accumulated: int) -> Array | IndexedSlices:
-        total = self._total(shape)
-        add_up(self._link, self._keys, contents, total)
-        return self._result(total, num_accumulated)
 
     @abstractmethod
     def _total(self, shape: tuple[int, ...]) -> Any:

@@ -30,7 +30,8 @@ LINGER = 1.0
 # Gets the text of an event, or None when events may have been missed.
 Listener = Callable[[str | None], None]
 
-_BROKEN = (RedisError, OSError)
+# The last three: how redis-py stumbles when another thread closes the client under it.
+_BROKEN = (RedisError, OSError, TypeError, ValueError, AttributeError)
 
 
 class Hub:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import json
-import math
 from dataclasses import dataclass
 
-from redisacc._arguments import INT64_MAX, Shape, shape_text
+from redisacc._arguments import Shape
 from redisacc._keys import Keys
 from redisacc._link import Link
 from redisacc._rounds import parse_workers, scan_command, scan_rest
+from redisacc._shapes import parse_shape, round_shape_of
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError
 
 
@@ -124,7 +123,7 @@ class Record:
             int(texts[f]) for f in _NUMBERS[:6]
         )
         self.parked_bytes, self.parked_limit = (int(texts[f]) for f in _NUMBERS[6:])
-        self.shape = _shape(keys, shape)
+        self.shape = parse_shape(keys, shape)
         self.round_shape = round_shape_of(keys, round_shape)
 
     @classmethod
@@ -145,33 +144,6 @@ def _right(name: str, value: bytes) -> bool:
     if name in _NUMBERS:
         return value.isdigit() and len(value) <= 15
     return len(value) <= 4096 and value.isascii()
-
-
-def _shape(keys: Keys, text: str) -> Shape:
-    if text == "unknown":
-        return None
-    try:
-        dims = json.loads(text)
-    except ValueError:
-        dims = None
-    if not isinstance(dims, list) or not all(type(dim) is int and -1 <= dim < 2**63 for dim in dims):
-        raise CorruptDataError(f"{keys.record}: {text!r:.100} is no shape")
-    shape = tuple(None if dim == -1 else dim for dim in dims)
-    if shape_text(shape) != text:
-        raise CorruptDataError(f"{keys.record}: {text!r:.100} is no shape as redisacc writes it")
-    return shape
-
-
-def round_shape_of(keys: Keys, text: str) -> tuple[int, ...] | None:
-    """The shape that binds a round, or None for an empty one."""
-    if text == "":
-        return None
-    shape = _shape(keys, text)
-    dims = tuple(dim for dim in shape or () if dim is not None)
-    # numpy refuses shapes whose dimensions multiply beyond an int64, even where one of them is 0.
-    if shape is None or len(dims) < len(shape) or math.prod(dim or 1 for dim in dims) > INT64_MAX // 16:
-        raise CorruptDataError(f"{keys.record}: {text!r:.100} is not the shape of a round")
-    return dims
 
 
 def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, Unacknowledged]:

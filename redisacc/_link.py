@@ -67,6 +67,8 @@ class Link:
         self._may_keep = getattr(self._pool, "max_connections", 0) >= 16
         self.address = _address(client, self._pool)
 
+        weakref.finalize(self, _give_back, self._pool, self._kept).atexit = False
+
     def __repr__(self) -> str:
         return f"Link({self.address})"
 
@@ -92,18 +94,36 @@ class Link:
         patience: float = PATIENCE,
     ) -> list[bytes]:
         """Runs a script, with the commands ``before`` it in the same round trip, and returns its reply."""
+        return self.run_and_read(script, keys, args, before=before, patience=patience)[0]
+
+    def run_and_read(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        *,
+        before: Sequence[Command] = (),
+        after: Sequence[Command] = (),
+        patience: float = PATIENCE,
+    ) -> tuple[list[bytes], list[Any]]:
+        """Runs a script, with commands before and after it in the same round trip.
+
+        Returns:
+            The script's reply, and those of the commands ``after`` it.
+        """
         tail = (len(keys), *keys, *args)
-        replies = self._exchange([*before, ("EVALSHA", script.sha, *tail)], patience)
-        if isinstance(replies[-1], NoScriptError):
+        here = len(before)
+        replies = self._exchange([*before, ("EVALSHA", script.sha, *tail), *after], patience)
+        if isinstance(replies[here], NoScriptError):
             # A server that is new, was restarted, or had its scripts flushed.
-            replies[-1:] = self._exchange([("EVAL", script.text, *tail)], patience)
+            replies[here:] = self._exchange([("EVAL", script.text, *tail), *after], patience)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise _refusal(reply) from reply
-        reply = replies[-1]
+        reply = replies[here]
         if not isinstance(reply, list) or not reply:
             raise CorruptDataError(f"script {script.name} replied {reply!r:.100}")
-        return [item if isinstance(item, bytes) else str(item).encode() for item in reply]
+        return [item if isinstance(item, bytes) else str(item).encode() for item in reply], replies[here + 1 :]
 
     def fetch(self, keys: Sequence[str], into: Sequence[memoryview], *, patience: float = PATIENCE) -> list[int]:
         """GETs strings straight into buffers. Returns how many bytes each string has, -1 where there is none.
@@ -239,6 +259,14 @@ def _exchange_by_connection(connection: Any, commands: Sequence[Command], give_u
         except ResponseError as error:
             replies.append(error)
     return replies
+
+
+def _give_back(pool: Any, kept: list[tuple[int, Any]]) -> None:
+    """Puts what a link kept back into the pool, which counts it as in use."""
+    while kept:
+        pid, connection = kept.pop()
+        if pid == os.getpid():
+            pool.release(connection)
 
 
 def _getter(pool: Any) -> Callable[[], Any]:

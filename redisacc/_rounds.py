@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from redisacc._dtypes import DType
 from redisacc._keys import Keys, RoundKeys
 from redisacc._link import PATIENCE, Link
 from redisacc._parked import Gradient, Parked
+from redisacc._shapes import round_shape_of
 from redisacc._slices import IndexedSlices
 from redisacc._wire import Command
 from redisacc.errors import CorruptDataError
@@ -96,39 +97,91 @@ class Contents:
     workers: dict[str, int]
 
 
-def read_contents(
-    link: Link, keys: Keys, of: RoundKeys, *, dtype: DType, sparse: bool, round_shape: tuple[int, ...]
-) -> Contents:
-    """Reads a round's hashes, for small ones in a single round trip."""
-    replies = link.pipeline([scan_command(key) for key in (of.sums, of.parked, of.workers)])
-    return parse_contents(link, keys, of, replies, dtype=dtype, sparse=sparse, round_shape=round_shape)
+def read_commands(of: RoundKeys) -> list[Command]:
+    """The commands that read a round's hashes; for small ones they read them whole."""
+    return [scan_command(key) for key in (of.sums, of.parked, of.workers)]
 
 
-def parse_contents(
-    link: Link,
-    keys: Keys,
-    of: RoundKeys,
-    replies: list[Any],
-    *,
-    dtype: DType,
-    sparse: bool,
-    round_shape: tuple[int, ...],
-) -> Contents:
-    """What the first pieces of a round's hashes say, and the further pieces that they promise."""
-    return Contents(
-        sums=scan_rest(link, of.sums, replies[0]),
-        parked=_parked.parse(
-            keys, scan_rest(link, of.parked, replies[1]), dtype=dtype, sparse=sparse, round_shape=round_shape
-        ),
-        workers=parse_workers(scan_rest(link, of.workers, replies[2]), of.workers),
-    )
+class Reader:
+    """Adds up rounds of one accumulator, and begins with a round while it still grows.
 
+    Args:
+        total: makes what adds up gradients of a round shape (``DenseTotal`` or ``SparseTotal``).
+    """
 
-def add_up(link: Link, keys: Keys, contents: Contents, total: Total) -> None:
-    """Fetches what is parked and adds everything: first what was summed in place, then in order of arrival."""
-    total.add_sums(contents.sums)
-    for gradient in _parked.fetch(link, keys, contents.parked):
-        total.add(gradient)
+    def __init__(
+        self, link: Link, keys: Keys, *, dtype: DType, sparse: bool, total: Callable[[tuple[int, ...]], Total]
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._dtype = dtype
+        self._sparse = sparse
+        self._make_total = total
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew: the round that was begun with is over."""
+        self._shape: tuple[int, ...] | None = None
+        self._total: Total | None = None
+        # Ids of the parked gradients that have been added, in order of arrival.
+        self._added: dict[str, None] = {}
+
+    def look_ahead(self, ids: Sequence[str] | None) -> None:
+        """Adds gradients that were parked in the current round, in order of arrival, as announced.
+
+        Args:
+            ids: what was announced since the last time; None: announcements may have been missed, so look at all.
+        """
+        current = self._keys.current.parked
+        if ids is None:
+            shape, first = self._link.pipeline([("HGET", self._keys.record, "round_shape"), scan_command(current)])
+            entries = scan_rest(self._link, current, first)
+        else:
+            shape, found = self._link.pipeline([("HGET", self._keys.record, "round_shape"), ("HMGET", current, *ids)])
+            entries = {name.encode(): entry for name, entry in zip(ids, found, strict=True) if entry is not None}
+        round_shape = round_shape_of(self._keys, (shape or b"").decode(errors="replace"))
+        if round_shape != self._shape:
+            self.forget()
+            self._shape = round_shape
+        if round_shape is None:
+            return
+        new = [parked for parked in self._parse(entries, round_shape) if parked.id not in self._added]
+        if new:
+            self._add(new, round_shape)
+
+    def _add(self, parked: list[Parked], shape: tuple[int, ...]) -> Total:
+        if self._total is None:
+            self._total = self._make_total(shape)
+        for gradient, held in zip(parked, _parked.fetch(self._link, self._keys, parked), strict=True):
+            self._total.add(held)
+            self._added[gradient.id] = None
+        return self._total
+
+    def _parse(self, entries: Fields, shape: tuple[int, ...]) -> list[Parked]:
+        return _parked.parse(self._keys, entries, dtype=self._dtype, sparse=self._sparse, round_shape=shape)
+
+    def contents(self, of: RoundKeys, pieces: list[Any], shape: tuple[int, ...]) -> Contents:
+        """What the replies to ``read_commands`` say, and the further pieces that they promise."""
+        return Contents(
+            sums=scan_rest(self._link, of.sums, pieces[0]),
+            parked=self._parse(scan_rest(self._link, of.parked, pieces[1]), shape),
+            workers=parse_workers(scan_rest(self._link, of.workers, pieces[2]), of.workers),
+        )
+
+    def add_up(self, contents: Contents, shape: tuple[int, ...]) -> Total:
+        """Everything in a round, in order of arrival, and last what was summed in place.
+
+        Raises:
+            PartMissing: a parked gradient isn't there (any more).
+        """
+        ids = {parked.id for parked in contents.parked}
+        if shape != self._shape or not self._added.keys() <= ids:
+            # Another taker had the round that was begun with, or what was added has been folded since.
+            self.forget()
+        total = self._add([parked for parked in contents.parked if parked.id not in self._added], shape)
+        total.add_sums(contents.sums)
+        self.forget()
+        return total
 
 
 def batches(items: list[str]) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from redisacc._arguments import shape_text
 from redisacc._clients import Client
@@ -233,11 +233,25 @@ class Scripts:
         return self._counted(reply, shape_text(request.round_shape))
 
     def take(
-        self, *, token: str, num_required: int, lease_ms: int, taker: str, patience: float = PATIENCE
-    ) -> Granted | Waiting:
-        """Takes the round, or a place in the queue."""
+        self,
+        *,
+        token: str,
+        num_required: int,
+        lease_ms: int,
+        taker: str,
+        read: Sequence[Command] = (),
+        patience: float = PATIENCE,
+    ) -> tuple[Granted | Waiting, list[Any]]:
+        """Takes the round, or a place in the queue.
+
+        Args:
+            read: commands that read the round if it is granted; they travel along.
+
+        Returns:
+            What was decided, and the replies to ``read``.
+        """
         keys, taken = self._keys, self._keys.taken_round(token)
-        reply = self._link.run(
+        reply, pieces = self._link.run_and_read(
             load("take"),
             [
                 keys.record,
@@ -252,12 +266,16 @@ class Scripts:
                 taken.workers,
             ],
             [self.incarnation, token, num_required, lease_ms, taker, keys.events],
+            after=read,
             patience=patience,
         )
         match reply:
             case [b"waiting", step, count, ahead]:
-                return Waiting(self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue"))
-        return self._granted(token, reply)
+                waiting = Waiting(
+                    self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue")
+                )
+                return waiting, pieces
+        return self._granted(token, reply), pieces
 
     def leave(self, *, token: str, patience: float = PATIENCE) -> Granted | None:
         """Leaves the queue. Returns the round if it was granted meanwhile."""

@@ -7,15 +7,24 @@ import math
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from redisacc._events import hub_of
 from redisacc._keys import Keys
 from redisacc._link import Link
-from redisacc._rounds import parse_workers, scan
+from redisacc._parked import PartMissing
+from redisacc._rounds import Reader, parse_workers, read_commands, scan
 from redisacc._scripts import Granted, Scripts, Waiting
-from redisacc.errors import CancelledError, RedisAccError, ServerUnavailableError, TakeTimeoutError
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    CancelledError,
+    RedisAccError,
+    ServerUnavailableError,
+    TakeTimeoutError,
+)
 
 logger = logging.getLogger("redisacc")
 
@@ -27,17 +36,22 @@ LOOK_EVERY = 1.0
 LOG_EVERY = 60.0
 # How long a look tries to reach the server before the wait says in the log that it can't, in seconds.
 LOOK_PATIENCE = 5.0
+# So many announced gradients are fetched ahead before the taker looks up again.
+AHEAD = 256
 
 
 def wait_for_round(
     wait: Wait, *, closed: threading.Event, register: Callable[[threading.Event], Callable[[], None]]
-) -> Granted:
+) -> tuple[Granted, list[Any]]:
     """Blocks until the round is granted.
 
     Args:
         wait: who waits for what.
         closed: set when the handle is closed; the wait ends with CancelledError.
         register: gets the event that wakes the wait, and returns what takes it back.
+
+    Returns:
+        The round, and the replies to ``read_commands`` for it.
     """
     started = time.monotonic()
     take_back = register(wait.wake)
@@ -46,9 +60,12 @@ def wait_for_round(
         if granted is None and wait.deadline > time.monotonic():
             with hub_of(wait.link).listen(wait.keys.events, wait.on_event):
                 granted = wait.until_granted(closed)
-    except BaseException:
+    except BaseException as error:
         # Ctrl-C included: the next in the queue must not wait for our lease to run out.
         wait.leave_quietly()
+        if isinstance(error, AccumulatorNotFoundError) and closed.is_set():
+            # A private accumulator goes with its handle, and may be gone before the wait notices why.
+            raise wait.cancelled() from None
         raise
     finally:
         take_back()
@@ -57,6 +74,10 @@ def wait_for_round(
     if granted is None:
         raise wait.timed_out(time.monotonic() - started)
     return granted
+
+
+# What a listener heard: the id of a gradient that was parked, or that the round is over, or that it missed something.
+_OVER, _MISSED = object(), object()
 
 
 @dataclass
@@ -68,6 +89,7 @@ class Wait:
         deadline: when to give up, on ``time.monotonic()``'s clock; infinity: never.
         taker: name of who waits.
         label: how log records and errors call the accumulator.
+        reader: adds the round up, and begins with that while the round still grows.
     """
 
     link: Link
@@ -77,43 +99,95 @@ class Wait:
     deadline: float
     taker: str
     label: str
+    reader: Reader
     wake: threading.Event = field(default_factory=threading.Event)
     _token: str = field(default_factory=lambda: secrets.token_hex(16))
     _seen: Waiting | None = None
     _unreachable: ServerUnavailableError | None = None
+    # Filled on the hub's thread.
+    _heard: deque[object] = field(default_factory=deque)
+    _look_now: bool = True
 
     def on_event(self, event: str | None) -> None:
         """Runs on the hub's thread. Most events say that the time hasn't come; those wake nobody."""
-        if event is not None and event.startswith(("applied ", "stale ", "waiting ")):
-            for word in event.split(" ", 4):
-                if word.startswith("count=") and word[6:].isdigit() and int(word[6:20]) < self.num_required:
-                    return
+        words = dict(word.partition("=")[::2] for word in event.split(" ", 4)) if event is not None else {}
+        parked = words.get("parked")
+        if event is None:
+            self._heard.append(_MISSED)
+        elif "taken" in words:
+            self._heard.append(_OVER)
+        elif parked:
+            self._heard.append(parked[:64])
+        if words.keys() & {"applied", "stale", "waiting"}:
+            count = words.get("count", "")
+            if count.isdigit() and int(count[:16]) < self.num_required:
+                if parked:
+                    self.wake.set()
+                return
+        self._look_now = True
         self.wake.set()
 
-    def until_granted(self, closed: threading.Event) -> Granted | None:
+    def until_granted(self, closed: threading.Event) -> tuple[Granted, list[Any]] | None:
         """Looks until the round is granted, or the deadline has passed (None)."""
         next_log = time.monotonic() + LOG_EVERY
+        next_look = 0.0
         while True:
             self.wake.clear()
             if closed.is_set():
-                raise CancelledError(f"{self.label}: the handle was closed while a take waited")
-            granted = self.look()
+                raise self.cancelled()
             now = time.monotonic()
-            if granted is not None or now >= self.deadline:
-                return granted
+            if self._look_now or now >= next_look or now >= self.deadline:
+                self._look_now = False
+                granted = self.look()
+                now = time.monotonic()
+                next_look = now + LOOK_EVERY
+                if granted is not None or now >= self.deadline:
+                    return granted
             if now >= next_log:
                 next_log = now + LOG_EVERY
                 logger.warning("%s", self._state("still waits"))
-            self.wake.wait(min(LOOK_EVERY, self.deadline - now))
+            if self._look_ahead():
+                continue
+            self.wake.wait(min(next_look, self.deadline, next_log) - now)
 
-    def look(self) -> Granted | None:
+    def _look_ahead(self) -> bool:
+        """Adds some of what was parked, if this taker is the next. False if there is nothing to do."""
+        if self._seen is None or self._seen.ahead or self._unreachable is not None:
+            self._heard.clear()
+            self._heard.append(_MISSED)
+            return False
+        ids: list[str] = []
+        missed = False
+        while self._heard and len(ids) < AHEAD:
+            heard = self._heard.popleft()
+            if heard is _OVER:
+                self.reader.forget()
+                ids, missed = [], False
+            elif heard is _MISSED:
+                missed = True
+            else:
+                ids.append(str(heard))
+        if not ids and not missed:
+            return False
+        try:
+            self.reader.look_ahead(None if missed else ids)
+        except (RedisAccError, PartMissing) as error:
+            # Whatever is wrong shows when the round is read; this was only to save time.
+            logger.debug("%s: could not look ahead: %s", self.label, error)
+            self.reader.forget()
+            self._heard.append(_MISSED)
+            return False
+        return True
+
+    def look(self) -> tuple[Granted, list[Any]] | None:
         """Asks for the round once. An unreachable server is said in the log, and waited for."""
         try:
-            reply = self.scripts.take(
+            reply, pieces = self.scripts.take(
                 token=self._token,
                 num_required=self.num_required,
                 lease_ms=LEASE_MS,
                 taker=self.taker,
+                read=read_commands(self.keys.taken_round(self._token)),
                 patience=self._patience(),
             )
         except ServerUnavailableError as error:
@@ -127,7 +201,7 @@ class Wait:
             logger.warning("%s: the server is back", self.label)
             self._unreachable = None
         if isinstance(reply, Granted):
-            return reply
+            return reply, pieces
         self._seen = reply
         return None
 
@@ -135,12 +209,15 @@ class Wait:
         # The last look of a take whose time is up still gets a moment for its round trip.
         return min(LOOK_PATIENCE, max(self.deadline - time.monotonic(), 0.5))
 
-    def leave(self) -> Granted | None:
+    def leave(self) -> tuple[Granted, list[Any]] | None:
         """Leaves the queue; a round that was granted meanwhile is delivered."""
         if self._unreachable is not None:
             # Nobody to tell; the lease runs out.
             return None
-        return self.scripts.leave(token=self._token, patience=LOOK_PATIENCE)
+        granted = self.scripts.leave(token=self._token, patience=LOOK_PATIENCE)
+        if granted is None:
+            return None
+        return granted, self.link.pipeline(read_commands(self.keys.taken_round(self._token)))
 
     def leave_quietly(self) -> None:
         """Leaves the queue because of an error, which is what the caller has to hear of."""
@@ -157,6 +234,10 @@ class Wait:
                 granted.global_step,
                 granted.num_accumulated,
             )
+
+    def cancelled(self) -> CancelledError:
+        """The error that says that the handle was closed."""
+        return CancelledError(f"{self.label}: the handle was closed while a take waited")
 
     def timed_out(self, seconds: float) -> TakeTimeoutError:
         """The error that says what was waited for."""

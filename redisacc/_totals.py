@@ -15,6 +15,12 @@ from redisacc.errors import CorruptDataError
 
 _COUNT = np.dtype("<u8")
 
+# Gradients of at least so many bytes wait before they are added to a smaller sum.
+WINDOW_BYTES = 16 * 2**20
+
+# The union of indices is found through a table of all rows if that has at most so many entries for each index.
+DENSE_UNION = 32
+
 
 # Gradients hold what they hold: infinities and overflow are results, not mistakes of ours.
 def _ieee() -> np.errstate:
@@ -91,8 +97,8 @@ class DenseTotal:
         data = b"".join([rows[i][_COUNT.itemsize :] for i in order])
         if len(data) != size * self._dtype.components * self._dtype.in_place_dtype.itemsize:
             raise CorruptDataError(f"{self._where} has {len(data)} bytes for {size} elements of {self._dtype.name}")
-        self._sum = _from_packed(data, self._dtype, self._where).reshape(self.shape)
-        self.number += int(counts[0])
+        sums = Gradient(_from_packed(data, self._dtype, self._where).reshape(self.shape), number=int(counts[0]))
+        self.add(sums)
 
     def add(self, gradient: Gradient) -> None:
         """Adds a gradient."""
@@ -121,15 +127,22 @@ class DenseTotal:
 
 
 class SparseTotal:
-    """The sum of sparse gradients whose rows have one shape."""
+    """The sum of sparse gradients whose rows have one shape.
+
+    Gradients wait until they are as large as the sum is, and are then added at once: that takes time in proportion to
+    what is added, however many gradients there are and whether their indices are the same or different, and memory
+    for two sums and the gradients that wait.
+    """
 
     def __init__(self, dtype: DType, shape: tuple[int, ...], *, bound: int | None, where: str) -> None:
         self._dtype = dtype
         self._shape = shape
         self._bound = bound
         self._where = where
-        self._gradients: list[Gradient] = []
-        self._counts: list[Array] = []
+        # The sum comes first, once there is one.
+        self._waiting: list[Gradient] = []
+        self._bytes = 0
+        self._sum_bytes = 0
         # Gradients in it, but for those that were summed in place.
         self.number = 0
 
@@ -148,15 +161,18 @@ class SparseTotal:
         order = np.argsort(indices)
         data = b"".join([rows[i][_COUNT.itemsize :] for i in order])
         values = _from_packed(data, self._dtype, self._where).reshape(len(rows), *self._shape)
-        self._gradients.append(Gradient(values, indices[order]))
-        self._counts.append(counts[order])
+        self._take_in(Gradient(values, indices[order], counts[order]))
 
     def add(self, gradient: Gradient) -> None:
         """Adds a gradient; its indices are strictly increasing."""
-        assert gradient.indices is not None
         self.number += gradient.number
-        self._gradients.append(gradient)
-        self._counts.append(np.ones(len(gradient.indices), np.uint64) if gradient.counts is None else gradient.counts)
+        self._take_in(gradient)
+
+    def _take_in(self, gradient: Gradient) -> None:
+        self._waiting.append(gradient)
+        self._bytes += gradient.nbytes
+        if self._bytes > self._sum_bytes + max(self._sum_bytes // 2, WINDOW_BYTES):
+            self._add_up()
 
     def result(self, reduction_type: str, num_accumulated: int) -> tuple[Array, Array]:
         """Sorted unique indices, and for each its sum, or that divided by the number of gradients that held it.
@@ -165,13 +181,11 @@ class SparseTotal:
             CorruptDataError: an index that no gradient may have, or one that more gradients held than there were.
         """
         indices, total, counts = self._add_up()
+        if len(indices) and self._bound is not None and indices[-1] >= self._bound:
+            raise CorruptDataError(f"{self._where}: index {indices[-1]}, where dimension 0 is {self._bound}")
+        if len(counts) and counts.max() > num_accumulated:
+            raise CorruptDataError(f"{self._where}: an index that {counts.max()} gradients held, of {num_accumulated}")
         with _ieee():
-            if len(indices) and self._bound is not None and indices[-1] >= self._bound:
-                raise CorruptDataError(f"{self._where}: index {indices[-1]}, where dimension 0 is {self._bound}")
-            if len(counts) and counts.max() > num_accumulated:
-                raise CorruptDataError(
-                    f"{self._where}: an index that {counts.max()} gradients held, of {num_accumulated}"
-                )
             if reduction_type == "MEAN":
                 total = _mean(total, counts.reshape(-1, *[1] * len(self._shape)), self._dtype)
             return indices, _returned(total, self._dtype)
@@ -182,23 +196,54 @@ class SparseTotal:
         return Gradient(total, indices, counts, self.number)
 
     def _add_up(self) -> tuple[Array, Array, Array]:
-        every = [gradient.indices for gradient in self._gradients if gradient.indices is not None]
-        indices, places = np.unique(np.concatenate(every or [np.empty(0, np.int64)]), return_inverse=True)
-        total = np.empty((len(indices), *self._shape), self._dtype.sum)
+        indices, places = _union([_indices_of(gradient) for gradient in self._waiting], self._bound)
+        total = np.full((len(indices), *self._shape), _neutral(self._dtype.sum), self._dtype.sum)
         counts = np.zeros(len(indices), np.uint64)
-        start = 0
         with _ieee():
-            for gradient, count in zip(self._gradients, self._counts, strict=True):
-                at = places[start : start + len(count)]
-                start += len(count)
-                # No index stands twice in a gradient, so rows can be added through the places. A row's first
-                # gradient isn't added to zeros: -0.0 stays -0.0.
-                known = counts[at] > 0
-                if known.any():
-                    total[at[known]] += gradient.values[known].astype(self._dtype.sum, copy=False)
-                total[at[~known]] = gradient.values[~known]
-                counts[at] += count
-        return indices.astype(np.int64, copy=False), total, counts
+            for gradient, at in zip(self._waiting, places, strict=True):
+                # No index stands twice in a gradient, so rows can be added through their places.
+                values = gradient.values.astype(self._dtype.sum, copy=False)
+                if len(at) == len(indices):
+                    # It holds every index there is.
+                    total += values
+                    counts += 1 if gradient.counts is None else gradient.counts
+                else:
+                    total[at] += values
+                    counts[at] += 1 if gradient.counts is None else gradient.counts
+        whole = Gradient(total, indices, counts, max(self.number, 1))
+        self._waiting, self._bytes, self._sum_bytes = [whole], whole.nbytes, whole.nbytes
+        return indices, total, counts
+
+
+def _indices_of(gradient: Gradient) -> Array:
+    assert gradient.indices is not None
+    return gradient.indices
+
+
+def _neutral(dtype: np.dtype[Any]) -> Any:
+    """What changes no number when it is added: -0.0, for 0.0 would make 0.0 of a -0.0."""
+    if dtype.kind == "c":
+        return complex(-0.0, -0.0)
+    return -0.0 if dtype.kind == "f" else 0
+
+
+def _union(every: list[Array], bound: int | None) -> tuple[Array, list[Array]]:
+    """The sorted union of ascending index vectors, and for each vector the places of its indices in it."""
+    if not every:
+        return np.empty(0, np.int64), []
+    if len(every) == 1:
+        return every[0].astype(np.int64, copy=False), [np.arange(len(every[0]))]
+    size = sum(map(len, every))
+    if bound is not None and bound <= DENSE_UNION * size and all(len(i) == 0 or i[-1] < bound for i in every):
+        # A table over all indices costs less than sorting.
+        present = np.zeros(bound, bool)
+        for indices in every:
+            present[indices] = True
+        union = np.flatnonzero(present)
+        place = np.cumsum(present) - 1
+        return union, [place[indices] for indices in every]
+    union, inverse = np.unique(np.concatenate(every), return_inverse=True)
+    return union, np.split(inverse, np.cumsum([len(indices) for indices in every])[:-1])
 
 
 def _returned(total: Array, dtype: DType) -> Array:

@@ -111,9 +111,8 @@ def test_a_recovery_that_fails_can_be_recovered_again(open_sparse):
     with pytest.raises(Broken), acc.take(1):
         raise Broken
     for _ in range(3):
-        with pytest.raises(Broken), acc.recover() as taken:
-            assert taken.gradient.values.tolist() == [[2.0]]
-            raise Broken
+        with pytest.raises(Broken, match=r"\[\[2.0\]\]"), acc.recover() as taken:
+            raise Broken(taken.gradient.values.tolist())
     with acc.recover() as taken:
         assert taken.gradient.indices.tolist() == [4]
     assert acc.info().unacknowledged == []

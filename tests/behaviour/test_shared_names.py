@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -153,10 +154,8 @@ def test_delete_of_an_earlier_incarnation_leaves_the_new_one(open_dense):
     new = open_dense("float32", [1], "w")
     new.apply_grad([1.0])
     # Whether it says so or not: it must not take the new one away.
-    try:
+    with contextlib.suppress(redisacc.AccumulatorNotFoundError):
         old.delete()
-    except redisacc.AccumulatorNotFoundError:
-        pass
     assert new.num_accumulated() == 1
     new.delete()
 

@@ -1,0 +1,38 @@
+"""Shapes as they stand in Redis."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from redisacc._arguments import INT64_MAX, Shape, shape_text
+from redisacc._keys import Keys
+from redisacc.errors import CorruptDataError
+
+
+def parse_shape(keys: Keys, text: str) -> Shape:
+    """A declared shape: None for an unknown rank, with None for every unknown dimension."""
+    if text == "unknown":
+        return None
+    try:
+        dims = json.loads(text)
+    except ValueError:
+        dims = None
+    if not isinstance(dims, list) or not all(type(dim) is int and -1 <= dim < 2**63 for dim in dims):
+        raise CorruptDataError(f"{keys.record}: {text!r:.100} is no shape")
+    shape = tuple(None if dim == -1 else dim for dim in dims)
+    if shape_text(shape) != text:
+        raise CorruptDataError(f"{keys.record}: {text!r:.100} is no shape as redisacc writes it")
+    return shape
+
+
+def round_shape_of(keys: Keys, text: str) -> tuple[int, ...] | None:
+    """The shape that binds a round, or None for an empty one."""
+    if text == "":
+        return None
+    shape = parse_shape(keys, text)
+    dims = tuple(dim for dim in shape or () if dim is not None)
+    # numpy refuses shapes whose dimensions multiply beyond an int64, even where one of them is 0.
+    if shape is None or len(dims) < len(shape) or math.prod(dim or 1 for dim in dims) > INT64_MAX // 16:
+        raise CorruptDataError(f"{keys.record}: {text!r:.100} is not the shape of a round")
+    return dims

@@ -1,0 +1,165 @@
+"""A taker fetches what is parked while it still waits."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import redisacc
+from redisacc import _parked
+from redisacc._rounds import Reader
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """Ids of parked gradients, in the order in which anybody fetched them."""
+    ids = []
+    fetch = _parked.fetch
+
+    def noting(link, keys, parked):
+        ids.extend(gradient.id for gradient in parked)
+        return fetch(link, keys, parked)
+
+    monkeypatch.setattr(_parked, "fetch", noting)
+    return ids
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    """Counts the looks ahead that found something to add."""
+    looks = []
+    look_ahead = Reader.look_ahead
+
+    def noting(self, ids):
+        look_ahead(self, ids)
+        looks.append(len(self._added))
+
+    monkeypatch.setattr(Reader, "look_ahead", noting)
+    return looks
+
+
+@pytest.fixture
+def waiting(until):
+    """Waits until so many takers stand in the queue of an accumulator."""
+
+    def wait(acc, number):
+        until(lambda: len(acc.info().waiting) == number)
+
+    return wait
+
+
+def values(k):
+    return np.array([0.1 * 3**k, -(0.7**k), 1e-3 * k], np.float32)
+
+
+def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, background, waiting, until, fetched, ahead):
+    acc = open_dense("float32", [3], "w", reduction_type="SUM", in_place_limit=0)
+    acc.apply_grad(values(0))
+    take = background(acc.take_grad, 6)
+    waiting(acc, 1)
+    expected = values(0)
+    for k in range(1, 5):
+        acc.apply_grad(values(k))
+        expected = expected + values(k)
+        until(lambda k=k: len(fetched) == k + 1)
+    assert take.running
+    acc.apply_grad(values(5))
+    np.testing.assert_array_equal(take.result(), expected + values(5))
+    assert len(fetched) == len(set(fetched)) == 6
+    assert max(ahead) == 5
+
+
+def test_sparse_and_in_place_meet(open_sparse, real_server, background, waiting, until, fetched):
+    parked = open_sparse("float64", [9, 2], "w", in_place_limit=0)
+    placed = open_sparse("float64", [9, 2], "w", in_place_limit=10**9)
+    take = background(parked.take_grad, 4)
+    waiting(parked, 1)
+    parked.apply_grad([1, 2], [[1, 1], [2, 2]])
+    placed.apply_grad([2, 3], [[4, 4], [3, 3]])
+    until(lambda: len(fetched) == 1)
+    parked.apply_grad([2], [[6, 6]])
+    placed.apply_grad([8], [[8, 8]])
+    indices, rows, _ = take.result()
+    assert indices.tolist() == [1, 2, 3, 8]
+    assert rows.tolist() == [[1, 1], [4, 4], [3, 3], [8, 8]]
+
+
+def test_a_round_that_somebody_else_took_costs_only_the_work(open_dense, background, waiting, until, fetched):
+    first = open_dense("float32", [3], "w", reduction_type="SUM", in_place_limit=0)
+    head = background(first.take_grad, 3)
+    waiting(first, 1)
+    for k in range(2):
+        first.apply_grad(values(k))
+    until(lambda: len(fetched) == 2)
+    # Nobody can overtake the head of the queue; but its round may go with a delete, and the name come back.
+    first.delete()
+    with pytest.raises(redisacc.AccumulatorNotFoundError):
+        head.result()
+    again = open_dense("float32", [3], "w", reduction_type="SUM", in_place_limit=0)
+    again.apply_grad(values(7))
+    np.testing.assert_array_equal(again.take_grad(1), values(7))
+
+
+def test_rounds_do_not_mix(open_dense, background, waiting, until, fetched):
+    """Two takers wait; what was begun for the first round is no part of the second."""
+    acc = open_dense("float32", [3], "w", reduction_type="SUM", in_place_limit=0)
+    first = background(acc.take_grad, 2)
+    waiting(acc, 1)
+    second = background(acc.take_grad, 2)
+    waiting(acc, 2)
+    for take, k in ((first, 0), (second, 2)):
+        acc.apply_grad(values(k), local_step=10)
+        until(lambda k=k: len(fetched) > k)
+        acc.apply_grad(values(k + 1), local_step=10)
+        np.testing.assert_array_equal(take.result(), values(k) + values(k + 1))
+
+
+def test_what_was_folded_meanwhile_is_read_anew(open_dense, background, waiting, until, fetched):
+    acc = open_dense("int64", [10], "w", reduction_type="SUM", in_place_limit=0, parked_limit=300)
+    take = background(acc.take_grad, 12)
+    waiting(acc, 1)
+    for k in range(11):
+        acc.apply_grad(np.full(10, 10**k))
+        until(lambda: len(fetched) > 0)
+    acc.apply_grad(np.full(10, 10**11))
+    assert set(take.result()) == {111_111_111_111}
+
+
+def test_announcements_that_are_forged_do_no_harm(client, open_dense, background, waiting):
+    acc = open_dense("float32", [3], "w", reduction_type="SUM", in_place_limit=0)
+    take = background(acc.take_grad, 2)
+    waiting(acc, 1)
+    for text in (
+        b"applied step=0 count=1 parked=nobody worker=x",
+        b"applied step=0 count=1 parked= worker=x",
+        b"applied step=0 count=9999999999999999999999 parked=" + b"x" * 5000,
+        b"taken",
+        b"",
+        b"\xff\xfe",
+        b"=" * 100,
+    ):
+        client.publish("redisacc:{w}:events", text)
+    acc.apply_grad(values(1))
+    acc.apply_grad(values(2))
+    np.testing.assert_array_equal(take.result(), values(1) + values(2))
+
+
+def test_many_small_ones_while_the_taker_waits(open_sparse, background, waiting):
+    acc = open_sparse("int64", None, "w", reduction_type="SUM", in_place_limit=0)
+    take = background(acc.take_grad, 300)
+    waiting(acc, 1)
+
+    def apply(worker):
+        for k in range(100):
+            acc.apply_grad([k, 1000 + worker], [1, 1], local_step=2**40)
+
+    threads = [threading.Thread(target=apply, args=(worker,)) for worker in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    indices, sums, _ = take.result()
+    assert indices.tolist() == [*range(100), 1000, 1001, 1002]
+    assert sums.tolist() == [3] * 100 + [100] * 3

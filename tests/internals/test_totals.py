@@ -1,0 +1,99 @@
+"""Adding up in numpy: the same, bit for bit, however the gradients are grouped."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from redisacc import _totals
+from redisacc._dtypes import find
+from redisacc._parked import Gradient
+from redisacc._totals import DenseTotal, SparseTotal
+
+
+def sequential(gradients: list[Gradient], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Row by row, in order: what a reader would write."""
+    rows: dict[int, np.ndarray] = {}
+    counts: dict[int, int] = {}
+    for gradient in gradients:
+        for index, row in zip(gradient.indices.tolist(), gradient.values, strict=True):
+            rows[index] = rows[index] + row.astype(dtype) if index in rows else row.astype(dtype)
+            counts[index] = counts.get(index, 0) + 1
+    indices = sorted(rows)
+    return (
+        np.array(indices, np.int64),
+        np.array([rows[i] for i in indices], dtype).reshape(len(indices), *gradients[0].values.shape[1:]),
+        np.array([counts[i] for i in indices], np.uint64),
+    )
+
+
+def random_gradients(rng: np.random.Generator, name: str, kind: str) -> list[Gradient]:
+    dtype = find(name).storage
+    gradients = []
+    for k in range(40):
+        number = int(rng.integers(0, 30))
+        if kind == "identical":
+            indices = np.arange(0, 60, 2)
+        elif kind == "disjoint":
+            indices = np.arange(number) * 40 + k
+        else:
+            indices = np.sort(rng.choice(100, number, replace=False))
+        values = (rng.standard_normal((len(indices), 3)) * 10.0 ** rng.integers(-3, 3)).astype(dtype)
+        values[rng.random(values.shape) < 0.2] = -0.0
+        gradients.append(Gradient(values, indices.astype(np.int64)))
+    return gradients
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8", "uint64", "complex64"])
+@pytest.mark.parametrize("kind", ["identical", "disjoint", "random"])
+@pytest.mark.parametrize("window", [0, 1000, 10**9])
+@pytest.mark.parametrize("table", [0, 10**9])
+def test_sparse_sums(name: str, kind: str, window: int, table: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_totals, "WINDOW_BYTES", window)
+    monkeypatch.setattr(_totals, "DENSE_UNION", table)
+    dtype = find(name)
+    rng = np.random.default_rng(7)
+    gradients = random_gradients(rng, name, kind)
+    total = SparseTotal(dtype, (3,), bound=10_000, where="here")
+    folded = SparseTotal(dtype, (3,), bound=10_000, where="here")
+    for k, gradient in enumerate(gradients):
+        before = gradient.values.copy()
+        total.add(gradient)
+        folded.add(gradient)
+        if k == 20:
+            # As a client does to make room: the sum so far is one gradient.
+            whole = folded.sum()
+            assert whole.number == 21
+            folded = SparseTotal(dtype, (3,), bound=10_000, where="here")
+            folded.add(whole)
+        # The caller's memory stays as it is.
+        assert before.tobytes() == gradient.values.tobytes()
+    indices, values, counts = sequential(gradients, dtype.sum)
+    for each in (total, folded):
+        whole = each.sum()
+        assert whole.number == 40
+        np.testing.assert_array_equal(whole.indices, indices)
+        assert whole.values.tobytes() == values.tobytes()
+        np.testing.assert_array_equal(whole.counts, counts)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "int32", "complex128"])
+def test_dense_sums(name: str) -> None:
+    dtype = find(name)
+    rng = np.random.default_rng(3)
+    arrays = [(rng.standard_normal((4, 5)) * 100).astype(dtype.storage) for _ in range(9)]
+    copies = [array.copy() for array in arrays]
+    expected = arrays[0].astype(dtype.sum)
+    total = DenseTotal(dtype, (4, 5), chunk=8, where="here")
+    for array in arrays:
+        total.add(Gradient(array))
+    for array in arrays[1:]:
+        expected = expected + array.astype(dtype.sum)
+    assert total.sum().values.tobytes() == expected.tobytes()
+    assert total.number == 9
+    assert [array.tobytes() for array in arrays] == [copy.tobytes() for copy in copies]
+
+
+def test_an_empty_total_is_empty() -> None:
+    indices, values = SparseTotal(find("float32"), (3,), bound=None, where="here").result("MEAN", 0)
+    assert (indices.shape, values.shape, indices.dtype) == ((0,), (0, 3), np.int64)
