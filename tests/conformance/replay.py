@@ -1,0 +1,515 @@
+"""Puts redisacc through the cases that TensorFlow was recorded with, and compares.
+
+`python tests/conformance/replay.py` replays all of them on an embedded server, in every way of holding a
+gradient, and prints what was compared.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import redis
+from arraycode import decode, encode, is_array
+from departures import DEPARTURES
+from record import load
+
+import redisacc
+from redisacc import raw_ops
+
+Case = dict[str, Any]
+Outcome = dict[str, Any]
+
+# How a gradient is held: the handles that apply take turns over these values of in_place_limit. "mixed" has
+# some of a round's gradients in place and some parked, so they aren't added in the order of arrival.
+HOLDINGS: dict[str, tuple[int, ...]] = {"in_place": (10**9,), "parked": (0,), "mixed": (10**9, 0)}
+
+# A take that has what it needs doesn't wait at all, so these matter only to how long the tests last.
+BLOCKED_AFTER = 0.02
+STILL_WAITING_AFTER = 0.05
+# TensorFlow's takers, with 0.15 s for each to get into the queue, have longer timeouts than ours need.
+TAKER_TIMEOUT_SHARE = 0.5
+WAIT_AT_MOST = 20.0
+
+
+class _Warnings(logging.Handler):
+    """Counts the warnings of the library's logger."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += record.levelno == logging.WARNING
+
+
+class _Taker(threading.Thread):
+    def __init__(self, take: Callable[[], Outcome]) -> None:
+        super().__init__(daemon=True)
+        self._take = take
+        self.outcome: Outcome = {}
+
+    def run(self) -> None:
+        self.outcome = self._take()
+
+
+class _Handle:
+    """One handle of a case. In the mixed holding several accumulators stand behind it, which share a name."""
+
+    def __init__(self, spec: dict[str, Any], client: redis.Redis, holding: str, name: str | None) -> None:
+        self.kind = spec["kind"]
+        opens = {
+            "dense": redisacc.ConditionalAccumulator,
+            "sparse": redisacc.SparseConditionalAccumulator,
+        }[self.kind]
+        options = {"reduction_type": spec["reduction"]} if "reduction" in spec else {}
+        self.accumulators: list[Any] = []
+        for limit in HOLDINGS[holding]:
+            self.accumulators.append(
+                opens(spec["dtype"], spec["shape"], name, redis=client, in_place_limit=limit, **options)
+            )
+        self._applied = 0
+
+    def num_accumulated(self) -> int:
+        return int(self.accumulators[0].num_accumulated())
+
+    def apply(self, op: dict[str, Any]) -> Any:
+        accumulator = self.accumulators[self._applied % len(self.accumulators)]
+        self._applied += 1
+        step = _argument(op["step"])
+        if self.kind == "dense":
+            return accumulator.apply_grad(_argument(op["grad"]), step)
+        indices, values = _argument(op["indices"]), _argument(op["values"])
+        return accumulator.apply_grad(indices, values, _argument(op["grad_shape"]), step)
+
+    def take(self, num_required: Any, timeout: float | None) -> Any:
+        return self.accumulators[0].take_grad(num_required, timeout=timeout)
+
+    def set_global_step(self, step: Any) -> None:
+        self.accumulators[0].set_global_step(step)
+
+    def waiting(self) -> int:
+        return len(self.accumulators[0].info().waiting)
+
+    def close(self) -> None:
+        for accumulator in self.accumulators:
+            accumulator.close()
+
+
+class _RawHandle(_Handle):
+    """As _Handle, through raw_ops, which hold gradients as the library sees fit."""
+
+    def __init__(self, spec: dict[str, Any], client: redis.Redis, name: str) -> None:
+        self.kind = spec["kind"]
+        self._client = client
+        opens = {"dense": raw_ops.ConditionalAccumulator, "sparse": raw_ops.SparseConditionalAccumulator}
+        self.ref = opens[self.kind](
+            dtype=spec["dtype"],
+            shape=spec["shape"],
+            shared_name=name,
+            reduction_type=spec.get("reduction", "MEAN"),
+            redis=client,
+        )
+        self._dtype = spec["dtype"]
+
+    def num_accumulated(self) -> int:
+        return int(raw_ops.AccumulatorNumAccumulated(handle=self.ref, redis=self._client))
+
+    def apply(self, op: dict[str, Any]) -> Any:
+        step = _argument(op["step"])
+        if self.kind == "dense":
+            return raw_ops.AccumulatorApplyGradient(
+                handle=self.ref, local_step=step, gradient=_argument(op["grad"]), redis=self._client
+            )
+        shape = _argument(op["grad_shape"])
+        return raw_ops.SparseAccumulatorApplyGradient(
+            handle=self.ref,
+            local_step=step,
+            gradient_indices=_argument(op["indices"]),
+            gradient_values=_argument(op["values"]),
+            gradient_shape=[] if shape is None else shape,
+            has_known_shape=shape is not None,
+            redis=self._client,
+        )
+
+    def take(self, num_required: Any, timeout: float | None) -> Any:
+        takes = {"dense": raw_ops.AccumulatorTakeGradient, "sparse": raw_ops.SparseAccumulatorTakeGradient}
+        return takes[self.kind](
+            handle=self.ref,
+            num_required=num_required,
+            dtype=self._dtype,
+            timeout=timeout,
+            redis=self._client,
+        )
+
+    def set_global_step(self, step: Any) -> None:
+        raw_ops.AccumulatorSetGlobalStep(handle=self.ref, new_global_step=step, redis=self._client)
+
+    def close(self) -> None:
+        pass
+
+
+def _argument(value: Any) -> Any:
+    return decode(value) if is_array(value) else value
+
+
+class CaseRun:
+    """A case under way on a server.
+
+    After each operation num_accumulated is asked for; with `sparing`, not where apply_grad's result has said it.
+    """
+
+    def __init__(self, case: Case, client: redis.Redis, holding: str, *, sparing: bool = False) -> None:
+        self._sparing = sparing
+        self._case = case
+        self._client = client
+        self._holding = holding
+        self._handles: list[_Handle] = []
+        self._takers: dict[str, _Taker] = {}
+        self._warnings = _Warnings()
+
+    def outcomes(self) -> dict[str, Any]:
+        """{"construction": OUTCOME, "outcomes": [OUTCOME...]}, as TensorFlow's driver gives them."""
+        logger = logging.getLogger("redisacc")
+        logger.addHandler(self._warnings)
+        try:
+            try:
+                for number in range(len(self._case["handles"])):
+                    self._handles.append(self._open(number))
+            except Exception as error:
+                return {"construction": _failure(error), "outcomes": []}
+            return {"construction": {"ok": None}, "outcomes": [self._outcome(op) for op in self._case["ops"]]}
+        finally:
+            self._end()
+            logger.removeHandler(self._warnings)
+
+    def _open(self, number: int) -> _Handle:
+        spec = self._case["handles"][number]
+        name = spec.get("shared_name")
+        private = f"{self._case['id']} {number}"
+        if self._case.get("api") == "raw":
+            return _RawHandle(spec, self._client, name or private)
+        if self._holding == "mixed":
+            name = name or private
+        return _Handle(spec, self._client, self._holding, name)
+
+    def _end(self) -> None:
+        for handle in self._handles:
+            handle.close()
+        for taker in self._takers.values():
+            taker.join(WAIT_AT_MOST)
+        # What had a shared name outlives its handles, and the next case begins with nothing.
+        self._client.flushdb()
+
+    def _outcome(self, op: dict[str, Any]) -> Outcome:
+        outcome = self._step(op)
+        if self._sparing and "said" in outcome:
+            outcome["count"] = outcome["said"]
+        elif not self._takers:
+            outcome["count"] = self._handles[op.get("handle", 0)].num_accumulated()
+        return outcome
+
+    def _step(self, op: dict[str, Any]) -> Outcome:
+        name = op["op"]
+        number = op.get("handle", 0)
+        if name == "reopen":
+            self._handles[number].close()
+            self._handles[number] = self._open(number)
+            return {"ok": None}
+        if name == "still_waiting":
+            taker = self._takers[op["taker"]]
+            taker.join(STILL_WAITING_AFTER)
+            return {"waiting": taker.is_alive()}
+        if name == "wait":
+            taker = self._takers.pop(op["taker"])
+            taker.join(WAIT_AT_MOST)
+            return {"waiting": True} if taker.is_alive() else taker.outcome
+        handle = self._handles[number]
+        if name == "start_take":
+            return self._start(handle, op)
+        if name == "take":
+            return _attempt(lambda: _coded(handle.take(_argument(op["num_required"]), BLOCKED_AFTER)))
+        if name == "num_accumulated":
+            return _attempt(handle.num_accumulated)
+        if name == "set_global_step":
+            before = self._warnings.count
+            outcome = _attempt(lambda: handle.set_global_step(_argument(op["step"])))
+            outcome["warned"] = self._warnings.count > before
+            return outcome
+        return self._apply(handle, op)
+
+    @staticmethod
+    def _apply(handle: _Handle, op: dict[str, Any]) -> Outcome:
+        results: list[Any] = []
+        outcome = _attempt(lambda: results.append(handle.apply(op)))
+        if results:
+            outcome["applied"] = bool(results[0])
+            outcome["said"] = results[0].num_accumulated
+        return outcome
+
+    def _start(self, handle: _Handle, op: dict[str, Any]) -> Outcome:
+        waiting = handle.waiting()
+        timeout = op["timeout"] and op["timeout"] * TAKER_TIMEOUT_SHARE
+        taker = _Taker(lambda: _attempt(lambda: _coded(handle.take(op["num_required"], timeout))))
+        self._takers[op["taker"]] = taker
+        taker.start()
+        deadline = time.monotonic() + WAIT_AT_MOST
+        while handle.waiting() == waiting and taker.is_alive():
+            if time.monotonic() > deadline:
+                return {"error": "never queued"}
+            time.sleep(0.002)
+        return {"ok": None}
+
+
+def _coded(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [encode(part) for part in value]
+    return encode(value)
+
+
+def _failure(error: Exception) -> Outcome:
+    return {"error": type(error).__name__, "message": str(error)}
+
+
+def _attempt(call: Callable[[], Any]) -> Outcome:
+    try:
+        return {"ok": call()}
+    except redisacc.TakeTimeoutError:
+        return {"blocked": True}
+    except Exception as error:
+        return _failure(error)
+
+
+# --- comparison -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Summary:
+    """What was compared."""
+
+    cases: int = 0
+    operations: int = 0
+    departures: int = 0  # operations at which we do something else on purpose
+    arrays: Counter[str] = field(default_factory=Counter)  # dtype of a result -> number compared
+    identical: Counter[str] = field(default_factory=Counter)  # ... of them bit for bit
+    differences: list[str] = field(default_factory=list)
+
+    def share(self, dtypes: Iterable[str] = ("float32", "float64")) -> float:
+        """Share of bit-identical results, in percent."""
+        compared = sum(self.arrays[dtype] for dtype in dtypes)
+        return 100.0 * sum(self.identical[dtype] for dtype in dtypes) / max(compared, 1)
+
+    def __str__(self) -> str:
+        of = ", ".join(f"{self.identical[d]} of {n} {d}" for d, n in sorted(self.arrays.items()))
+        return (
+            f"{self.cases} cases, {self.operations} operations, {self.departures} of them departures; "
+            f"results bit-identical: {of} (float32 and float64: {self.share():.2f} %); "
+            f"{len(self.differences)} differences"
+        )
+
+
+def identical(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Same dtype, shape and bits; a NaN is a NaN."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    same = np.ascontiguousarray(a).reshape(-1).view(np.uint8) == np.ascontiguousarray(b).reshape(-1).view(np.uint8)
+    if same.all():
+        return True
+    if a.dtype.kind not in "fc":
+        return False
+    each = same.reshape(a.size, a.dtype.itemsize).all(axis=1)
+    return bool((each | (np.isnan(a) & np.isnan(b)).reshape(-1)).all())
+
+
+def _arrays(outcome: Outcome) -> list[dict[str, Any]]:
+    value = outcome.get("ok")
+    if is_array(value):
+        return [value]
+    return value if isinstance(value, list) else []
+
+
+def disagreement(
+    expected: Outcome, ours: Outcome, *, any_error: bool, tolerance: Tolerance | None = None
+) -> str | None:
+    """What differs between two outcomes of an operation; None if nothing does.
+
+    Args:
+        expected: TensorFlow's outcome, or what a departure says.
+        ours: what redisacc did.
+        any_error: every error of `expected` stands for our InvalidArgumentError; TensorFlow has many types.
+        tolerance: values may differ by this much, where gradients are not added in the order of arrival.
+    """
+    for key in ("blocked", "waiting", "aborted"):
+        if expected.get(key) != ours.get(key):
+            return f"{key}: {expected.get(key)} against {ours.get(key)} ({_short(ours)})"
+    wanted = expected.get("error")
+    if wanted is not None and any_error:
+        wanted = "InvalidArgumentError"
+    if wanted != ours.get("error"):
+        return f"{_short(expected)} against {_short(ours)}"
+    theirs_arrays, our_arrays = _arrays(expected), _arrays(ours)
+    if len(theirs_arrays) != len(our_arrays):
+        return f"{_short(expected)} against {_short(ours)}"
+    for number, (theirs, mine) in enumerate(zip(theirs_arrays, our_arrays, strict=True)):
+        a, b = decode(theirs), decode(mine)
+        if identical(a, b):
+            continue
+        if tolerance is None or not tolerance.allows(number, expected, ours):
+            return f"{a.dtype} {a.tolist()} against {b.dtype} {b.tolist()}"
+    if not theirs_arrays and expected.get("ok") != ours.get("ok"):
+        return f"{expected.get('ok')} against {ours.get('ok')}"
+    for key in ("count", "warned"):
+        if expected.get(key) is not None and ours.get(key) is not None and expected[key] != ours[key]:
+            return f"{key}: {expected[key]} against {ours[key]}"
+    if "said" in ours and "count" in ours and ours["said"] != ours["count"]:
+        return f"the result says num_accumulated {ours['said']}, afterwards it is {ours['count']}"
+    return None
+
+
+def _short(outcome: Outcome) -> str:
+    if "error" in outcome:
+        return f"{outcome['error']}: {outcome.get('message', '')}"[:200]
+    if _arrays(outcome):
+        return str([decode(array).tolist() for array in _arrays(outcome)])[:200]
+    return str({key: value for key, value in outcome.items() if key != "count"})[:200]
+
+
+class Tolerance:
+    """How far a result may be from TensorFlow's where a round's gradients were added in another order.
+
+    For every element (for every index, where sparse) eps times the number of gradients times the sum of the
+    magnitudes that were added.
+    """
+
+    def __init__(self) -> None:
+        self._magnitudes: dict[int, np.ndarray[Any, Any]] = {}  # a dense gradient is all under index 0
+        self._count = 0
+
+    def saw(self, op: dict[str, Any], outcome: Outcome) -> None:
+        """To be told of every operation once it has been compared."""
+        if op["op"] in ("take", "wait") and "ok" in outcome:
+            self._magnitudes, self._count = {}, 0
+        if op["op"] == "apply" and outcome.get("applied"):
+            self._count += 1
+            if "indices" in op:
+                added = zip(decode(op["indices"]).tolist(), decode(op["values"]), strict=True)
+            else:
+                added = zip([0], [np.asarray(_argument(op["grad"]))], strict=True)
+            for index, row in added:
+                magnitude = np.where(np.isfinite(row), np.abs(row), 0).astype(float)
+                with np.errstate(over="ignore"):
+                    self._magnitudes[index] = self._magnitudes.get(index, 0.0) + magnitude
+
+    def allows(self, number: int, expected: Outcome, ours: Outcome) -> bool:
+        """Whether the arrays of that number in two results are near enough; indices and shapes never are."""
+        every = [[decode(array) for array in _arrays(outcome)] for outcome in (expected, ours)]
+        a, b = every[0][number], every[1][number]
+        if a.dtype != b.dtype or a.shape != b.shape or a.dtype.kind != "f":
+            return False
+        if len(every[0]) == 1:
+            magnitudes = self._magnitudes[0]
+        else:
+            magnitudes = np.array([self._magnitudes[index] for index in every[0][0].tolist()])
+        bound = float(np.finfo(a.dtype).eps) * self._count * magnitudes
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        with np.errstate(invalid="ignore"):
+            return bool((same | (np.abs(a.astype(float) - b.astype(float)) <= bound)).all())
+
+
+def compare(recorded: Case, ours: dict[str, Any], summary: Summary, *, exact: bool = True) -> None:
+    """Adds to the summary what was compared in a case, and every difference."""
+    name = recorded["id"]
+    departure = DEPARTURES.get(name)
+    summary.cases += 1
+
+    def differs(where: str, what: str) -> None:
+        summary.differences.append(f"{name}, {where}: {what}")
+
+    wanted = departure.construction if departure else None
+    problem = _check(recorded["construction"], ours["construction"], wanted, summary)
+    if problem:
+        differs("opening", problem)
+    if "error" in ours["construction"] or "error" in recorded["construction"]:
+        return
+    before = 0
+    tolerance = None if exact else Tolerance()
+    for number, (op, mine) in enumerate(zip(recorded["ops"], ours["outcomes"], strict=True)):
+        theirs = recorded["outcomes"][number] if number < len(recorded["outcomes"]) else None
+        wanted = departure.ours.get(number) if departure else None
+        if theirs is None and wanted is None:
+            differs(f"operation {number}", "TensorFlow has no outcome here, and no departure says ours")
+            continue
+        problem = _check(theirs or {"aborted": True}, mine, wanted, summary, tolerance)
+        if problem:
+            differs(f"operation {number} ({op['op']})", problem)
+        if tolerance:
+            tolerance.saw(op, mine)
+        # In a case of one handle the count tells whether TensorFlow accepted a gradient.
+        if len(recorded["handles"]) == 1 and wanted is None and theirs and theirs.get("count") is not None:
+            if "applied" in mine and not departure and mine["applied"] != (theirs["count"] > before):
+                differs(f"operation {number} (apply)", f"we said {mine['applied']}")
+            before = theirs["count"]
+    if departure:
+        unknown = [n for n in departure.ours if n >= len(recorded["ops"])]
+        if unknown:
+            differs("departure", f"it names operations {unknown}, which the case doesn't have")
+
+
+def _check(
+    theirs: Outcome,
+    mine: Outcome,
+    wanted: Outcome | None,
+    summary: Summary,
+    tolerance: Tolerance | None = None,
+) -> str | None:
+    summary.operations += 1
+    if wanted is not None:
+        summary.departures += 1
+        problem = disagreement(wanted, mine, any_error=False, tolerance=tolerance)
+        if problem:
+            return f"a departure, but not the one that is written down: {problem}"
+        if disagreement(theirs, mine, any_error=True) is None:
+            return "this is no departure any more: TensorFlow does the same"
+        return None
+    problem = disagreement(theirs, mine, any_error=True, tolerance=tolerance)
+    for a, b in zip(_arrays(theirs), _arrays(mine), strict=False):
+        summary.arrays[a["dtype"]] += 1
+        summary.identical[a["dtype"]] += identical(decode(a), decode(b))
+    return problem
+
+
+def replay(cases: Iterable[Case], client: redis.Redis, holding: str, *, sparing: bool = False) -> Summary:
+    """Replays recorded cases on an otherwise empty database, which is emptied after each of them."""
+    summary = Summary()
+    for case in cases:
+        ours = CaseRun(case, client, holding, sparing=sparing).outcomes()
+        compare(case, ours, summary, exact=holding != "mixed")
+    return summary
+
+
+def main() -> int:
+    from redisacc.embedded import Server
+
+    recorded = load()
+    print(f"{len(recorded['cases'])} cases recorded with TensorFlow {recorded['tensorflow']}")
+    failed = False
+    with Server() as server, redis.Redis.from_url(server.url) as client:
+        for holding in HOLDINGS:
+            started = time.monotonic()
+            summary = replay(recorded["cases"], client, holding)
+            print(f"{holding}: {summary}, {time.monotonic() - started:.1f} s")
+            for line in summary.differences:
+                print("   ", line[:600])
+            failed = failed or bool(summary.differences)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""What TensorFlow was recorded to do, case by case: we do the same, or what departures says instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from departures import DEPARTURES, Departure
+from record import load
+from replay import Summary, compare, replay
+from sequences import all_cases
+from servers import FAKE
+
+RECORDED = load()
+CASES: list[dict[str, Any]] = RECORDED["cases"]
+RANDOM = [case for case in CASES if case["id"].startswith("random-")]
+NAMED = [case for case in CASES if not case["id"].startswith("random-")]
+GROUPS = sorted({case["row"].split(":")[0] for case in NAMED})
+
+
+def _check(cases: list[dict[str, Any]], client: redis.Redis, holding: str, *, sparing: bool = False) -> None:
+    assert cases
+    summary = replay(cases, client, holding, sparing=sparing)
+    assert not summary.differences, "\n".join([str(summary), *summary.differences])
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("group", GROUPS)
+def test_named_cases_on_valkey(client: redis.Redis, holding: str, group: str) -> None:
+    _check([case for case in NAMED if case["row"].startswith(group)], client, holding)
+
+
+@pytest.mark.servers("valkey")
+def test_random_sequences_on_valkey(client: redis.Redis, holding: str) -> None:
+    _check(RANDOM, client, holding, sparing=True)
+
+
+@pytest.mark.servers("valkey")
+def test_gradients_of_a_round_held_in_both_ways(client: redis.Redis) -> None:
+    _check(RANDOM[::4], client, "mixed", sparing=True)
+
+
+# The other servers get a sample in one holding: it is their Lua that may differ, and the fake one adds nothing.
+
+
+@pytest.mark.servers("redis7", "redis62")
+def test_cases_on_older_servers(client: redis.Redis) -> None:
+    _check(NAMED[::2] + RANDOM[::8], client, "in_place")
+
+
+@pytest.mark.servers(FAKE)
+def test_cases_on_the_fake_server(client: redis.Redis) -> None:
+    _check(NAMED[::3] + RANDOM[::16], client, "parked")
+
+
+def test_the_recording_is_of_these_cases() -> None:
+    """Whoever changes a case has to record again."""
+    outcomes = ("construction", "outcomes")
+    stored = {case["id"]: {k: v for k, v in case.items() if k not in outcomes} for case in CASES}
+    assert stored == {case["id"]: case for case in all_cases()}
+
+
+def test_the_recording_is_of_the_tensorflow_that_the_page_speaks_of() -> None:
+    assert RECORDED["tensorflow"].startswith("2.21.")
+
+
+def test_departures_are_of_cases_that_exist() -> None:
+    assert not DEPARTURES.keys() - {case["id"] for case in CASES}
+
+
+# The comparison itself: each of these differences must be noticed.
+
+CASE = {
+    "id": "made up",
+    "handles": [{}],
+    "ops": [{"op": "apply"}, {"op": "take"}],
+    "construction": {"ok": None},
+    "outcomes": [
+        {"ok": None, "count": 1},
+        {"ok": {"dtype": "float32", "shape": [1], "hex": "0000803f"}, "count": 0},
+    ],
+}
+APPLIED = {"ok": None, "count": 1, "applied": True, "said": 1}
+TAKEN = {"ok": {"dtype": "float32", "shape": [1], "hex": "0000803f"}, "count": 0}
+
+
+def _differences(
+    outcomes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, departure: Departure | None = None
+) -> list[str]:
+    if departure:
+        monkeypatch.setitem(DEPARTURES, "made up", departure)
+    summary = Summary()
+    compare(CASE, {"construction": {"ok": None}, "outcomes": outcomes}, summary)
+    return summary.differences
+
+
+def test_nothing_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _differences([APPLIED, TAKEN], monkeypatch) == []
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        [{**APPLIED, "applied": False}, TAKEN],
+        [{**APPLIED, "said": 2}, TAKEN],
+        [{**APPLIED, "count": 2, "said": 2}, TAKEN],
+        [{"error": "InvalidArgumentError", "count": 1}, TAKEN],
+        [APPLIED, {"blocked": True, "count": 0}],
+        [APPLIED, {"error": "TypeError", "count": 0}],
+        [APPLIED, {**TAKEN, "count": 1}],
+        # the next number, another dtype, another shape
+        [APPLIED, {**TAKEN, "ok": {"dtype": "float32", "shape": [1], "hex": "0100803f"}}],
+        [APPLIED, {**TAKEN, "ok": {"dtype": "int32", "shape": [1], "hex": "0000803f"}}],
+        [APPLIED, {**TAKEN, "ok": {"dtype": "float32", "shape": [], "hex": "0000803f"}}],
+        [APPLIED, {**TAKEN, "ok": [TAKEN["ok"], TAKEN["ok"], TAKEN["ok"]]}],
+    ],
+)
+def test_a_difference_is_noticed(ours: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(_differences(ours, monkeypatch)) == 1
+
+
+def test_a_departure_that_is_none_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    departure = Departure("row", "why", {1: TAKEN})
+    assert "no departure any more" in _differences([APPLIED, TAKEN], monkeypatch, departure)[0]
+
+
+def test_another_departure_than_the_listed_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    departure = Departure("row", "why", {1: {"blocked": True}})
+    ours = [APPLIED, {"error": "InvalidArgumentError"}]
+    assert "not the one" in _differences(ours, monkeypatch, departure)[0]
