@@ -189,6 +189,6 @@ def leftovers(client: redis.Redis) -> list[str]:
         if client.type(record) != b"hash" or not client.hexists(record, "incarnation"):
             found.append(f"{key!r}: no record, no expiry")
     if b"redisacc:names" in keys:
-        for name in client.smembers("redisacc:names") - names:
-            found.append(f"redisacc:names: {name!r} has no record")
+        orphans = client.smembers("redisacc:names") - names
+        found += [f"redisacc:names: {name!r} has no record" for name in orphans]
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import numpy as np
@@ -127,10 +128,8 @@ def test_many_clients_share_the_room(real_server, open_dense):
 
     def take():
         while not stop.is_set() or accs[0].num_accumulated():
-            try:
+            with contextlib.suppress(redisacc.TakeTimeoutError):
                 taken.append(accs[0].take_grad(1, timeout=0.05))
-            except redisacc.TakeTimeoutError:
-                pass
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(workers)]
     taker = threading.Thread(target=take)
