@@ -109,4 +109,4 @@ if #replaced_parts > 0 then
 end
 redis.call('HSET', keys.record, 'parked_bytes', count_text(bytes))
 keep(record.lease_ms, keys.parked)
-return count_gradient(keys, request, admission)
+return count_gradient(keys, request, admission, id)

@@ -41,8 +41,9 @@ local function admit(keys, request)
   return {record = record, entry = entry, in_round = in_round}
 end
 
--- Counts a gradient that has just been added, and says so to whoever waits. Returns the reply.
-local function count_gradient(keys, request, admission)
+-- Counts a gradient that has just been added, and says so to whoever waits, with the id of a parked one: a taker may
+-- fetch it ahead. Returns the reply.
+local function count_gradient(keys, request, admission, parked_id)
   local record, entry = admission.record, admission.entry
   local reply = {'applied', record.global_step, count_text(record.num_accumulated + 1)}
   entry.applied = entry.applied + 1
@@ -52,6 +53,7 @@ local function count_gradient(keys, request, admission)
   write_client(keys.clients, request.client, request.sequence, entry, reply, request.worker)
   keep(record.lease_ms, keys.clients, keys.workers)
   redis.call('PUBLISH', request.channel,
-    string.format('applied step=%s count=%s worker=%s', reply[2], reply[3], request.worker))
+    string.format('applied step=%s count=%s %sworker=%s', reply[2], reply[3],
+      parked_id and 'parked=' .. parked_id .. ' ' or '', request.worker))
   return reply
 end
