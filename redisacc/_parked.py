@@ -51,12 +51,14 @@ class Gradient:
         indices: sparse: strictly increasing int64 ``[n]``. Dense: None.
         counts: sparse, and the sum of several gradients: uint64 ``[n]``, how many held each index. Else None.
         number: how many gradients it is the sum of.
+        ours: whether the values are memory of our own, which may be written to; a caller's is not.
     """
 
     values: Array
     indices: Array | None = None
     counts: Array | None = None
     number: int = 1
+    ours: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -243,7 +245,7 @@ def _fetch_batch(link: Link, keys: Keys, batch: list[Parked]) -> Iterator[Gradie
         held = counts.view(_COUNT) if gradient.count_lengths else None
         if held is not None and not ((held >= 1) & (held <= gradient.number)).all():
             raise CorruptDataError(f"{keys.part(gradient.id, 0)}: counts of a sum of {gradient.number} gradients")
-        yield Gradient(rows, ascending, held, gradient.number)
+        yield Gradient(rows, ascending, held, gradient.number, ours=True)
 
 
 def _split(memory: Array, lengths: list[int]) -> list[memoryview]:

@@ -33,7 +33,7 @@ ASK_BYTES = 4 * 2**20
 
 # What is folded at once: so many gradients, for the script that removes them must be short, and so many bytes, for
 # they pass through this process.
-FOLD_GRADIENTS = 256
+FOLD_GRADIENTS = 64
 FOLD_BYTES = 128 * 2**20
 
 # For how long one client may fold while others wait, in milliseconds; and how long they pause between tries, in

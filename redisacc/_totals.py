@@ -45,7 +45,7 @@ def _parse_rows(fields: Mapping[bytes, bytes], where: str) -> tuple[Array, Array
 
 def _from_packed(data: bytes, dtype: DType, where: str) -> Array:
     """Packed real numbers as elements of the sum dtype, flat."""
-    numbers = np.frombuffer(data, dtype.in_place_dtype)
+    numbers = np.frombuffer(bytearray(data), dtype.in_place_dtype)
     if dtype.is_integer:
         if not (np.abs(numbers) <= EXACT_IN_DOUBLE).all() or (numbers != np.trunc(numbers)).any():
             raise CorruptDataError(f"{where}: a sum of {dtype.name} that is no exact integer")
@@ -55,20 +55,24 @@ def _from_packed(data: bytes, dtype: DType, where: str) -> Array:
 
 
 def _mean(total: Array, counts: Any, dtype: DType) -> Array:
-    """Divides by counts, which broadcast against the total."""
+    """Divides by counts, which broadcast against the total; in its memory where that is possible."""
     if dtype.is_integer:
         divisor = np.asarray(counts).astype(dtype.sum)
         floor: Array = total // divisor
         # numpy rounds down; an integer mean truncates toward zero.
         mean: Array = floor + ((total < 0) & (floor * divisor != total))
         return mean
-    if dtype.components == 2:
-        # A complex division by a real count would be rounded more than once.
-        real = dtype.sum.type(0).real.dtype
-        pairs = np.ascontiguousarray(total)[..., np.newaxis].view(real)
-        divided = pairs / np.asarray(counts).astype(real)[..., np.newaxis]
-        return np.ascontiguousarray(divided).view(dtype.sum).reshape(total.shape)
-    return np.asarray(total / np.asarray(counts).astype(dtype.sum))
+    real = dtype.sum.type(0).real.dtype
+    divisor = np.asarray(counts).astype(real)
+    # A complex division by a real count would be rounded more than once: each part is divided for itself.
+    for part in (total.real, total.imag) if dtype.components == 2 else (total,):
+        np.divide(part, divisor, out=part)
+    return total
+
+
+def _sum_of_one(gradient: Gradient, dtype: DType) -> Array:
+    """A gradient in the sum dtype, as memory that may be written to. Not added to zeros: -0.0 stays -0.0."""
+    return gradient.values.astype(dtype.sum, order="C", copy=not gradient.ours)
 
 
 class DenseTotal:
@@ -97,18 +101,17 @@ class DenseTotal:
         data = b"".join([rows[i][_COUNT.itemsize :] for i in order])
         if len(data) != size * self._dtype.components * self._dtype.in_place_dtype.itemsize:
             raise CorruptDataError(f"{self._where} has {len(data)} bytes for {size} elements of {self._dtype.name}")
-        sums = Gradient(_from_packed(data, self._dtype, self._where).reshape(self.shape), number=int(counts[0]))
+        sums = Gradient(
+            _from_packed(data, self._dtype, self._where).reshape(self.shape), number=int(counts[0]), ours=True
+        )
         self.add(sums)
 
     def add(self, gradient: Gradient) -> None:
         """Adds a gradient."""
         self.number += gradient.number
         if self._sum is None:
-            # Not added to zeros: -0.0 stays -0.0.
-            self._sum = gradient.values.astype(self._dtype.sum)
+            self._sum = _sum_of_one(gradient, self._dtype)
             return
-        if not self._sum.flags.writeable:
-            self._sum = self._sum.copy()
         with _ieee():
             np.add(self._sum, gradient.values, out=self._sum, casting="unsafe")
 
@@ -161,7 +164,7 @@ class SparseTotal:
         order = np.argsort(indices)
         data = b"".join([rows[i][_COUNT.itemsize :] for i in order])
         values = _from_packed(data, self._dtype, self._where).reshape(len(rows), *self._shape)
-        self._take_in(Gradient(values, indices[order], counts[order]))
+        self._take_in(Gradient(values, indices[order], counts[order], ours=True))
 
     def add(self, gradient: Gradient) -> None:
         """Adds a gradient; its indices are strictly increasing."""
@@ -196,6 +199,11 @@ class SparseTotal:
         return Gradient(total, indices, counts, self.number)
 
     def _add_up(self) -> tuple[Array, Array, Array]:
+        if len(self._waiting) == 1:
+            (gradient,) = self._waiting
+            indices, total = _indices_of(gradient).astype(np.int64, copy=False), _sum_of_one(gradient, self._dtype)
+            counts = np.ones(len(indices), np.uint64) if gradient.counts is None else gradient.counts
+            return self._summed(indices, total, counts)
         indices, places = _union([_indices_of(gradient) for gradient in self._waiting], self._bound)
         total = np.full((len(indices), *self._shape), _neutral(self._dtype.sum), self._dtype.sum)
         counts = np.zeros(len(indices), np.uint64)
@@ -210,7 +218,10 @@ class SparseTotal:
                 else:
                     total[at] += values
                     counts[at] += 1 if gradient.counts is None else gradient.counts
-        whole = Gradient(total, indices, counts, max(self.number, 1))
+        return self._summed(indices, total, counts)
+
+    def _summed(self, indices: Array, total: Array, counts: Array) -> tuple[Array, Array, Array]:
+        whole = Gradient(total, indices, counts, max(self.number, 1), ours=True)
         self._waiting, self._bytes, self._sum_bytes = [whole], whole.nbytes, whole.nbytes
         return indices, total, counts
 
