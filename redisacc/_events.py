@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -24,8 +27,9 @@ logger = logging.getLogger("redisacc")
 RECONNECT_PAUSE = 0.2
 # How long a subscription waits for the server's word that it stands; without it, looking once a second is left.
 CONFIRM_TIMEOUT = 1.0
-# How long the connection outlives its last listener, at most, in seconds: the next take comes soon.
-LINGER = 1.0
+# How long a subscription outlives its last listener, in seconds: in a training loop the next take comes soon, and a
+# connection, a thread and a subscription of its own would cost it more than all else that it does.
+LINGER = 5.0
 
 # Gets the text of an event, or None when events may have been missed.
 Listener = Callable[[str | None], None]
@@ -34,18 +38,32 @@ Listener = Callable[[str | None], None]
 _BROKEN = (RedisError, OSError, TypeError, ValueError, AttributeError)
 
 
+@dataclass
+class _Channel:
+    listeners: list[Listener] = field(default_factory=list)
+    # Set while the subscription stands.
+    confirmed: threading.Event = field(default_factory=threading.Event)
+    # When the last listener left.
+    idle_since: float = math.inf
+
+
 class Hub:
-    """The pub/sub connection to one server. Its thread runs while anybody listens."""
+    """The pub/sub connection to one server. Its thread runs while anybody listens, and a little longer."""
 
     def __init__(self, link: Link) -> None:
         # The hub must not keep alive what it is looked up by. Who listens holds the link.
         self._link = weakref.ref(link)
         # Guards all that follows.
         self._lock = threading.Lock()
-        self._listeners: dict[str, list[Listener]] = {}
-        self._confirmed: dict[str, threading.Event] = {}
+        self._channels: dict[str, _Channel] = {}
         self._connection: Any = None
         self._running = False
+
+    def hears(self, channel: str) -> bool:
+        """Whether a subscription stands already, from a listener that has just left."""
+        with self._lock:
+            found = self._channels.get(channel)
+            return found is not None and found.confirmed.is_set()
 
     @contextlib.contextmanager
     def listen(self, channel: str, listener: Listener) -> Iterator[None]:
@@ -54,23 +72,23 @@ class Hub:
         Entered, the subscription stands on the server (or the server doesn't answer, which the caller will notice).
         """
         with self._lock:
-            self._listeners.setdefault(channel, []).append(listener)
-            if channel not in self._confirmed:
-                self._confirmed[channel] = threading.Event()
+            known = self._channels.get(channel)
+            if known is None:
+                known = self._channels[channel] = _Channel()
                 self._tell("SUBSCRIBE", channel)
-            confirmed = self._confirmed[channel]
+            known.listeners.append(listener)
+            known.idle_since = math.inf
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, name="redisacc-events", daemon=True).start()
         try:
-            confirmed.wait(CONFIRM_TIMEOUT)
+            known.confirmed.wait(CONFIRM_TIMEOUT)
             yield
         finally:
             with self._lock:
-                self._listeners[channel].remove(listener)
-                if not self._listeners[channel]:
-                    del self._listeners[channel], self._confirmed[channel]
-                    self._tell("UNSUBSCRIBE", channel)
+                known.listeners.remove(listener)
+                if not known.listeners:
+                    known.idle_since = time.monotonic()
 
     def _tell(self, *command: str) -> None:
         # Called with the lock held. Where the connection is broken, the thread that reads notices and subscribes anew.
@@ -79,13 +97,15 @@ class Hub:
                 self._connection.send_command(*command, check_health=False)
 
     def _run(self) -> None:
-        while not self._idle() and (link := self._link()) is not None:
+        linger = LINGER
+        while not self._done(linger) and (link := self._link()) is not None:
             try:
                 with link.subscriber() as connection:
+                    linger = LINGER
                     try:
                         self._subscribe(connection)
-                        while not self._idle():
-                            if connection.can_read(timeout=LINGER):
+                        while not self._done(linger):
+                            if connection.can_read(timeout=1.0):
                                 self._hand_out(_message(connection))
                     finally:
                         with self._lock:
@@ -93,12 +113,18 @@ class Hub:
                                 self._connection = None
             except _BROKEN as error:
                 logger.debug("no events of %s: %s", link.address, error)
+                # Nobody misses what nobody listens to.
+                linger = 0.0
                 threading.Event().wait(RECONNECT_PAUSE)
 
-    def _idle(self) -> bool:
-        """Whether nobody listens. Then this thread has to end: the next listener starts another."""
+    def _done(self, linger: float) -> bool:
+        """Lets go of channels that were left long ago. True when none remain: then this thread has to end."""
         with self._lock:
-            if self._listeners:
+            left = time.monotonic() - linger
+            for name in [name for name, channel in self._channels.items() if channel.idle_since < left]:
+                del self._channels[name]
+                self._tell("UNSUBSCRIBE", name)
+            if self._channels:
                 return False
             self._running = False
             self._connection = None
@@ -106,10 +132,10 @@ class Hub:
 
     def _subscribe(self, connection: Any) -> None:
         with self._lock:
-            for confirmed in self._confirmed.values():
-                confirmed.clear()
-            if self._listeners:
-                connection.send_command("SUBSCRIBE", *self._listeners, check_health=False)
+            for channel in self._channels.values():
+                channel.confirmed.clear()
+            if self._channels:
+                connection.send_command("SUBSCRIBE", *self._channels, check_health=False)
             self._connection = connection
 
     def _hand_out(self, message: object) -> None:
@@ -118,15 +144,15 @@ class Hub:
                 self._call_listeners(channel.decode(), text[:1024].decode(errors="replace"))
             case [b"subscribe", bytes(channel), _]:
                 with self._lock:
-                    confirmed = self._confirmed.get(channel.decode())
-                if confirmed is not None:
-                    confirmed.set()
+                    known = self._channels.get(channel.decode())
+                if known is not None:
+                    known.confirmed.set()
                 # Events before this moment went to nobody.
                 self._call_listeners(channel.decode(), None)
 
     def _call_listeners(self, channel: str, event: str | None) -> None:
         with self._lock:
-            listeners = list(self._listeners.get(channel, ()))
+            listeners = list(self._channels[channel].listeners) if channel in self._channels else []
         for listener in listeners:
             try:
                 listener(event)

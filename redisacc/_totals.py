@@ -124,7 +124,7 @@ class DenseTotal:
         """The sum, or the sum divided by the number of gradients, in the accumulator's dtype."""
         total = np.zeros(self.shape, self._dtype.sum) if self._sum is None else self._sum
         with _ieee():
-            if reduction_type == "MEAN":
+            if reduction_type == "MEAN" and num_accumulated > 1:
                 total = _mean(total, num_accumulated, self._dtype)
             return _returned(total, self._dtype)
 
@@ -189,7 +189,7 @@ class SparseTotal:
         if len(counts) and counts.max() > num_accumulated:
             raise CorruptDataError(f"{self._where}: an index that {counts.max()} gradients held, of {num_accumulated}")
         with _ieee():
-            if reduction_type == "MEAN":
+            if reduction_type == "MEAN" and num_accumulated > 1:
                 total = _mean(total, counts.reshape(-1, *[1] * len(self._shape)), self._dtype)
             return indices, _returned(total, self._dtype)
 

@@ -222,6 +222,36 @@ def test_connections_may_be_killed_under_a_load(real_server, make_dense, backgro
     assert (info.applied, info.takes, info.unacknowledged) == (120, 40, [])
 
 
+def test_the_users_client_may_be_closed_at_any_time(real_server, make_dense, background, until):
+    # Closing a client of redis-py closes its connections, also those that somebody is using.
+    client = real_server.client()
+    acc = make_dense("float64", [3], redis=client, reduction_type="SUM")
+    done = []
+
+    def work():
+        for step in range(30):
+            for value in range(3):
+                assert acc.apply_grad(np.full(3, value + 1.0), local_step=step)
+            done.append(float(acc.take_grad(3, timeout=30)[0]))
+
+    def wait():
+        return acc.take_grad(1, timeout=30).tolist()
+
+    job = background(work)
+    while job.running:
+        time.sleep(0.005)
+        client.close()
+    job.result()
+    assert done == [6.0] * 30
+    take = background(wait)
+    until(lambda: acc.info().waiting)
+    for _ in range(20):
+        time.sleep(0.005)
+        client.close()
+    acc.apply_grad([1.0, 2.0, 3.0], local_step=30)
+    assert take.result(timeout=5) == [1.0, 2.0, 3.0]
+
+
 @pytest.mark.servers("valkey")
 def test_a_take_survives_the_restart_of_its_server(real_server, tmp_path, background, until, caplog, monkeypatch):
     monkeypatch.setattr("redisacc._taking.LOOK_PATIENCE", 0.3)
