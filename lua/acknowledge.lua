@@ -4,7 +4,7 @@
 -- KEYS[2] redisacc:{NAME}:taken:TOKEN:sums      the three hashes of the round
 -- KEYS[3] redisacc:{NAME}:taken:TOKEN:parked
 -- KEYS[4] redisacc:{NAME}:taken:TOKEN:workers
--- KEYS[5..] redisacc:{NAME}:part:ID:K           parts of its parked gradients
+-- KEYS[5..] redisacc:{NAME}:part:ID:K           parts of its parked gradients; large ones only get an expiry
 -- ARGV[1] token                                 id of the take
 -- ARGV[2] more                                  "1" if calls with further parts follow, else "0"
 --
@@ -12,22 +12,21 @@
 -- {'acknowledged'}           done, or so far done
 -- {'unknown'}                no such round: acknowledged before, recovered by somebody else, or deleted
 
+-- #include "drop"
+
 local taken, token, more = KEYS[1], ARGV[1], ARGV[2]
 
 local text = redis.call('HGET', taken, token)
 if not text then
   return {'unknown'}
 end
-local first = 2
+drop({unpack(KEYS, 5)})
 if more == '1' then
   -- From here on the round can't be handed out again: parts of it are gone. Its hashes stay until the last call, so
   -- that whoever cleans up after a taker that dies now still finds the names of the parts.
   redis.call('HSET', taken, token, (string.gsub(text, '^%a+', 'acknowledged', 1)))
-  first = 5
 else
   redis.call('HDEL', taken, token)
-end
-if #KEYS >= first then
-  redis.call('UNLINK', unpack(KEYS, first))
+  redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4])
 end
 return {'acknowledged'}

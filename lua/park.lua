@@ -8,7 +8,7 @@
 -- KEYS[4] redisacc:{NAME}:clients     client -> last request and totals
 -- KEYS[5..4+N] redisacc:{NAME}:staged:ID:K    the N parts as the client SET them, with an expiry
 -- KEYS[5+N..4+2N] redisacc:{NAME}:part:ID:K   where they go
--- KEYS[5+2N..] redisacc:{NAME}:part:ID:K      parts of the gradients that are replaced
+-- KEYS[5+2N..] redisacc:{NAME}:part:ID:K      parts of the gradients that are replaced; large ones only get an expiry
 -- ARGV[1] incarnation                 the one that the handle opened
 -- ARGV[2] client                      id of the sender
 -- ARGV[3] sequence                    number of the request, growing for each client; the same again changes nothing
@@ -36,6 +36,7 @@
 -- {'corrupt', where, text}                     something under our keys isn't ours; nothing changed
 
 -- #include "admit"
+-- #include "drop"
 
 local keys = {record = KEYS[1], parked = KEYS[2], workers = KEYS[3], clients = KEYS[4]}
 local request = {
@@ -104,9 +105,7 @@ end
 if #replaced > 0 then
   redis.call('HDEL', keys.parked, unpack(replaced))
 end
-if #replaced_parts > 0 then
-  redis.call('UNLINK', unpack(replaced_parts))
-end
+drop(replaced_parts)
 redis.call('HSET', keys.record, 'parked_bytes', count_text(bytes))
 keep(record.lease_ms, keys.parked)
 return count_gradient(keys, request, admission, id)

@@ -402,18 +402,18 @@ class ConditionalAccumulatorBase(ABC):
         for field, entry in scan(self._link, self._keys.taken_round(token).parked).items():
             gradient = field.decode(errors="replace")
             parts += [self._keys.part(gradient, k) for k in range(_parked.number_of_parts(entry) or 0)]
-        self._acknowledge(token, parts)
+        self._acknowledge_parts(token, parts)
 
     @contextlib.contextmanager
     def _handed_out(self, granted: Granted, pieces: list[Any], reader: Reader) -> Iterator[Round]:
         gradient, contents = self._read_taken(granted, pieces, reader)
         yield Round(gradient, granted.global_step, granted.num_accumulated, contents.workers)
-        self._acknowledge(granted.token, self._parts(contents.parked))
+        self._acknowledge(granted.token, contents.parked)
 
     def _take_gradient(self, num_required: int, timeout: float | None, name: str | None) -> Array | IndexedSlices:
         granted, pieces, reader = self._wait(num_required, timeout, self._label(name))
         gradient, contents = self._read_taken(granted, pieces, reader)
-        self._acknowledge(granted.token, self._parts(contents.parked))
+        self._acknowledge(granted.token, contents.parked)
         return gradient
 
     def _wait(self, num_required: object, timeout: object, label: str) -> tuple[Granted, list[Any], Reader]:
@@ -455,19 +455,21 @@ class ConditionalAccumulatorBase(ABC):
                 "recover(). The round stays listed in info().unacknowledged"
             ) from error
 
-    def _parts(self, parked: list[Parked]) -> list[str]:
-        return [key for gradient in parked for key in _parked.part_keys(self._keys, gradient)]
+    def _acknowledge(self, token: str, parked: list[Parked]) -> None:
+        if not self._acknowledge_parts(token, [k for p in parked for k in _parked.part_keys(self._keys, p)]):
+            logger.warning(
+                "%s: round %s was no longer there to be acknowledged: recovered by somebody else, or deleted",
+                self._keys.name,
+                token,
+            )
+            return
+        _parked.remove_large(self._link, self._keys, parked)
 
-    def _acknowledge(self, token: str, parts: list[str]) -> None:
+    def _acknowledge_parts(self, token: str, parts: list[str]) -> bool:
         pieces = list(batches(parts))
-        for piece in pieces:
-            if not self._scripts.acknowledge(token=token, parts=piece, more=piece is not pieces[-1]):
-                logger.warning(
-                    "%s: round %s was no longer there to be acknowledged: recovered by somebody else, or deleted",
-                    self._keys.name,
-                    token,
-                )
-                return
+        return all(
+            self._scripts.acknowledge(token=token, parts=piece, more=piece is not pieces[-1]) for piece in pieces
+        )
 
     @property
     def _sparse(self) -> bool:

@@ -207,6 +207,25 @@ def part_keys(keys: Keys, parked: Parked) -> list[str]:
     return [keys.part(parked.id, number) for number in range(len(parked.lengths))]
 
 
+# What scripts don't free themselves, in bytes: lua/include/drop.lua.
+LARGE_BYTES = 65536
+
+
+def remove_large(link: Link, keys: Keys, parked: Sequence[Parked]) -> None:
+    """Frees the large parts of gradients that a script has just dropped: one to a command, so that others get between.
+
+    The script gave them an expiry, so that nothing stays if this doesn't happen.
+    """
+    large = [
+        ("UNLINK", key)
+        for gradient in parked
+        for key, length in zip(part_keys(keys, gradient), gradient.lengths, strict=True)
+        if length > LARGE_BYTES
+    ]
+    if large:
+        link.pipeline(large)
+
+
 def fetch(link: Link, keys: Keys, parked: Sequence[Parked]) -> Iterator[Gradient]:
     """Reads parked gradients, several to a round trip, in the order given.
 

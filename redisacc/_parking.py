@@ -153,4 +153,7 @@ class Parking:
             total.add(held)
         total.add(gradient)
         logger.debug("%s: folds %d parked gradients of %d bytes", self._keys.name, len(chosen), size)
-        return self._send(total.sum() if chosen else gradient, request, replaced=chosen)
+        reply = self._send(total.sum() if chosen else gradient, request, replaced=chosen)
+        if isinstance(reply, Counted):
+            _parked.remove_large(self._link, self._keys, chosen)
+        return reply

@@ -114,3 +114,24 @@ def test_every_key_of_a_private_accumulator_has_an_end_that_its_owner_moves(
         for key in client.scan_iter():
             assert client.pttl(key) > 5_000, key
     assert list(client.scan_iter()) == []
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_large_parts_are_freed_by_the_client_or_go_by_themselves(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """To free them in a script would hold everybody up."""
+    accumulator = redisacc.ConditionalAccumulator(
+        "float64", [20_000], "large", redis=client, in_place_limit=0, parked_limit=500_000
+    )
+    if dies:
+        monkeypatch.setattr(_parked, "remove_large", lambda *_: None)
+    for _ in range(4):
+        # The fourth makes room by folding the others.
+        accumulator.apply_grad(np.ones(20_000))
+    assert accumulator.info().parked == 1
+    accumulator.take_grad(4)
+    left = [key for key in client.scan_iter() if b":part:" in key]
+    assert len(left) == (4 if dies else 0)
+    for key in left:
+        assert 0 < client.pttl(key) <= 10_000
