@@ -248,7 +248,7 @@ class ConditionalAccumulatorBase(ABC):
             logger.warning("%s: the global step was lowered to %d", label, step)
 
     def peek(self) -> Round:
-        """The aggregate as it is now, without taking it: step, count and step stay as they are.
+        """The aggregate as it is now, without taking it: step and count stay as they are.
 
         It is read in pieces, and anew from the beginning if a gradient came meanwhile; a busy accumulator may take
         several attempts.
@@ -296,7 +296,9 @@ class ConditionalAccumulatorBase(ABC):
             if self._record().state != record.state:
                 return None
             raise CorruptDataError(str(error)) from error
-        if (contents.parked or len(contents.sums)) and self._record().state != record.state:
+        # What came whole between the two looks at the record is of one moment already.
+        more = contents.parked or any(int(cursor) for cursor, _ in pieces)
+        if more and self._record().state != record.state:
             return None
         return Round(gradient, record.global_step, record.num_accumulated, contents.workers)
 

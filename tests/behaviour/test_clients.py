@@ -222,14 +222,16 @@ def test_connections_may_be_killed_under_a_load(real_server, make_dense, backgro
     assert (info.applied, info.takes, info.unacknowledged) == (120, 40, [])
 
 
+@pytest.mark.servers("valkey")
 def test_the_users_client_may_be_closed_at_any_time(real_server, make_dense, background, until):
-    # Closing a client of redis-py closes its connections, also those that somebody is using.
+    # Closing a client of redis-py closes its connections, also those that somebody is using or about to use.
     client = real_server.client()
     acc = make_dense("float64", [3], redis=client, reduction_type="SUM")
     done = []
+    rounds = 8
 
     def work():
-        for step in range(30):
+        for step in range(rounds):
             for value in range(3):
                 assert acc.apply_grad(np.full(3, value + 1.0), local_step=step)
             done.append(float(acc.take_grad(3, timeout=30)[0]))
@@ -239,17 +241,45 @@ def test_the_users_client_may_be_closed_at_any_time(real_server, make_dense, bac
 
     job = background(work)
     while job.running:
-        time.sleep(0.005)
+        time.sleep(0.003)
         client.close()
     job.result()
-    assert done == [6.0] * 30
+    assert done == [6.0] * rounds
     take = background(wait)
     until(lambda: acc.info().waiting)
     for _ in range(20):
         time.sleep(0.005)
         client.close()
-    acc.apply_grad([1.0, 2.0, 3.0], local_step=30)
+    acc.apply_grad([1.0, 2.0, 3.0], local_step=rounds)
     assert take.result(timeout=5) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.servers("valkey")
+def test_a_connection_may_vanish_while_it_is_taken_out_of_the_pool(real_server, make_dense, background, until):
+    # What redis-py raises then isn't one of its own errors: it looks whether the connection it has is still good, and
+    # stumbles over the socket that another thread has just taken away.
+    client = real_server.client()
+    pool = client.connection_pool
+    get_connection = pool.get_connection
+    calls = []
+
+    def stumbling(*args, **options):
+        calls.append(args)
+        if len(calls) % 2 == 0:
+            raise TypeError("argument must be an int, or have a fileno() method.")
+        return get_connection(*args, **options)
+
+    pool.get_connection = stumbling
+    acc = make_dense("float32", [1], redis=client)
+    for _ in range(3):
+        assert acc.apply_grad([1.0])
+    assert acc.take_grad(3).tolist() == [1.0]
+    for step in range(1, 5):
+        take = background(acc.take_grad, 1, timeout=30)
+        until(lambda: acc.info().waiting)
+        acc.apply_grad([2.0], local_step=step)
+        assert take.result().tolist() == [2.0]
+    assert len(calls) > 10
 
 
 @pytest.mark.servers("valkey")
