@@ -8,12 +8,13 @@ JOBS ?= 2
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
 
-.PHONY: help demo server test conformance record lint types wheel compose check clean
+.PHONY: help demo server test bench conformance record lint types wheel compose check clean
 
 help:
 	@echo "make demo         train word vectors with several processes through a real server"
 	@echo "make test         run every test"
 	@echo "make check        what CI runs: lint, types, test, wheel, compose"
+	@echo "make bench        measure beside TensorFlow, torch and others; writes docs/performance"
 	@echo "make conformance  compare with TensorFlow, live (installs it in .venv-tensorflow)"
 	@echo "make server       run a server in the foreground, for trying things out"
 
@@ -73,7 +74,23 @@ conformance: $(VENV)/.test $(TENSORFLOW)/.done
 record: $(TENSORFLOW)/.done
 	$(TENSORFLOW)/bin/python tests/conformance/record.py
 
+TORCH := .venv-torch
+$(TORCH)/.done:
+	$(PYTHON) -m venv $(TORCH)
+	$(TORCH)/bin/pip install --quiet --disable-pip-version-check 'torch==2.13.0' numpy
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch $@
+
+# Options, for example: make bench B="--quick --only six-rows"
+B ?=
+bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done
+	$(BIN)/python -m benchmarks --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
+
 check: lint types test wheel compose
 
 clean:
-	rm -rf $(VENV) $(TENSORFLOW) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TENSORFLOW) $(TORCH) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

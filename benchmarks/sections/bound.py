@@ -1,0 +1,86 @@
+"""In place or parked: what a gradient of a given number of elements costs the client and the server, both ways.
+
+The server's figures are its own: microseconds of EVALSHA by ``INFO commandstats`` and the 99th percentile by
+``INFO latencystats``, for calls that add to rows which are there already.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import redis
+
+import redisacc
+from benchmarks.crew import BenchmarkError
+from benchmarks.environment import Run
+from benchmarks.stats import summary
+from benchmarks.workloads import Workload
+
+# How long a script may hold the server, in microseconds.
+ALLOWED = 250
+
+
+def bound(run: Run) -> dict[str, Any]:
+    """For sparse rows of 16 and of 64 and for dense gradients, a curve for each way."""
+    sizes = (
+        (64, 128) if run.tiny else (128, 512, 2048, 8192) if run.quick else (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    )
+    rounds = 5 if run.tiny else 40 if run.quick else 150
+    results: dict[str, Any] = {}
+    with run.start_server("bound", persistent=False) as (server, client):
+        for name, width in (("sparse, rows of 16", 16), ("sparse, rows of 64", 64), ("dense", 0)):
+            results[name] = []
+            for size in sizes:
+                point: dict[str, Any] = {"elements": size}
+                for way, limit in (("in place", 10**9), ("parked", 0)):
+                    point[way] = _measure(client, server.url, _workload(size, width, limit), rounds)
+                results[name].append(point)
+            print(f"  {name}")
+            for point in results[name]:
+                print(
+                    f"    {point['elements']:>6} elements: "
+                    + ", ".join(
+                        f"{way} {point[way]['seconds']['median'] * 1e6:6.0f} µs, of which script "
+                        f"{point[way]['script_us']:6.0f}"
+                        for way in ("in place", "parked")
+                    ),
+                    flush=True,
+                )
+    return {"curves": results, "allowed_us": ALLOWED}
+
+
+def _workload(size: int, width: int, limit: int) -> Workload:
+    if width:
+        return Workload("bound", "sparse", (10_000, width), size // width, in_place_limit=limit)
+    return Workload("bound", "dense", (size,), in_place_limit=limit)
+
+
+def _measure(client: redis.Redis, url: str, workload: Workload, rounds: int) -> dict[str, Any]:
+    indices, values = workload.gradient(0, 0)
+    kind = redisacc.ConditionalAccumulator if indices is None else redisacc.SparseConditionalAccumulator
+    # Shared, as in real use: a private accumulator's scripts also move its lease on.
+    with kind("float32", workload.shape, "bound", redis=url, in_place_limit=workload.in_place_limit) as acc:
+        gradient = (values,) if indices is None else (indices, values)
+        for _ in range(3):
+            acc.apply_grad(*gradient)
+        client.config_resetstat()
+        times = []
+        for _ in range(rounds):
+            started = time.perf_counter()
+            acc.apply_grad(*gradient)
+            times.append(time.perf_counter() - started)
+        stats = client.info("commandstats")["cmdstat_evalsha"]
+        if stats["calls"] < rounds:
+            raise BenchmarkError(f"bound: {rounds} gradients in {stats['calls']} calls")
+        percentiles = client.info("latencystats").get("latency_percentiles_usec_evalsha", {})
+        taken = acc.take_grad(1)
+        if not np.allclose(taken if indices is None else taken[1], values, rtol=1e-5, atol=0):
+            raise BenchmarkError(f"bound: a wrong mean of {rounds} gradients of {workload.elements} elements")
+        acc.delete()
+    return {
+        "seconds": summary(times),
+        "script_us": stats["usec_per_call"],
+        "script_p99_us": percentiles.get("p99"),
+    }

@@ -1,0 +1,202 @@
+"""The six rows of the design, and the same rounds with other means."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import workloads
+from benchmarks.crew import Crew, Timing, free_ports
+from benchmarks.environment import Run, cpu_seconds
+from benchmarks.stats import ratio, summary
+from benchmarks.workloads import Workload
+
+
+@dataclass
+class Peer:
+    """A crew, and whose CPU time counts as the server's."""
+
+    key: str
+    crew: Crew
+    server_pids: list[int]
+    takes_part: Callable[[Workload], bool] = lambda _: True
+
+
+def redisacc_crew(
+    run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], section: str, *, persistent: bool
+) -> Peer:
+    """redisacc on a server of its own."""
+    label = "as embedded" if persistent else "nothing on disk"
+    server, _ = stack.enter_context(run.start_server(f"{section}, {label}", persistent=persistent))
+    crew = Crew(
+        f"redisacc, {label}",
+        sys.executable,
+        "redisacc_peer",
+        workers=run.workers,
+        settings={**settings, "url": server.url},
+        directory=run.directory,
+    )
+    stack.callback(crew.end)
+    return Peer("redisacc" if persistent else "redisacc-memory", crew, [server.pid])
+
+
+def tensorflow_crew(run: Run, stack: contextlib.ExitStack, settings: dict[str, Any]) -> Peer:
+    """TensorFlow over gRPC: one process for the parameter server, each worker, and the taker."""
+    ports = [f"127.0.0.1:{port}" for port in free_ports(run.workers + 2)]
+    cluster = {"ps": ports[:1], "taker": ports[1:2], "worker": ports[2:]}
+    assert run.tensorflow is not None
+    crew = Crew(
+        "TensorFlow, gRPC",
+        run.tensorflow,
+        "tensorflow_grpc",
+        workers=run.workers,
+        settings={**settings, "cluster": cluster},
+        directory=run.directory,
+        helpers=("ps",),
+    )
+    stack.callback(crew.end)
+    return Peer("tensorflow", crew, crew.helper_pids)
+
+
+def compete(peers: list[Peer], rows: list[Workload], rounds: int, budget: float, warm_up: int) -> dict[str, Any]:
+    """Rounds in alternation (A B C, A B C, …) for each row.
+
+    Args:
+        peers: the first is the one that the others are compared with.
+        rows: what to apply.
+        rounds: how many for each peer.
+        budget: seconds after which a slow peer leaves a row (never before 3 rounds).
+        warm_up: how many rounds come before those that count.
+    """
+    results: dict[str, Any] = {}
+    for row in rows:
+        here = [peer for peer in peers if peer.takes_part(row)]
+        times: dict[str, list[Timing]] = {peer.key: [] for peer in here}
+        spent = {peer.key: 0.0 for peer in here}
+        server_cpu = {peer.key: 0.0 for peer in here}
+        for number in range(-warm_up, rounds):
+            for peer in here:
+                if spent[peer.key] > budget and len(times[peer.key]) >= 3:
+                    continue
+                before = cpu_seconds(peer.server_pids)
+                started = time.monotonic()
+                timing = peer.crew.round(row.name)
+                spent[peer.key] += time.monotonic() - started
+                if number >= 0 or spent[peer.key] > budget:
+                    times[peer.key].append(timing)
+                    server_cpu[peer.key] += cpu_seconds(peer.server_pids) - before
+        results[row.name] = {
+            "bytes_of_a_gradient": row.bytes,
+            "peers": {key: _row(timings, server_cpu[key]) for key, timings in times.items()},
+            "ratios": {
+                key: ratio([t.elapsed for t in times[here[0].key]], [t.elapsed for t in timings])
+                for key, timings in times.items()
+                if key != here[0].key
+            },
+        }
+        _say(row, here, results[row.name])
+    return results
+
+
+def _row(timings: list[Timing], server_cpu: float) -> dict[str, Any]:
+    return {
+        "seconds": summary([t.elapsed for t in timings]),
+        "apply_seconds": summary([apply for t in timings for apply in t.applies]),
+        "tail_seconds": summary([t.tail for t in timings]),
+        "cpu_seconds_a_round": {
+            "workers": sum(t.worker_cpu for t in timings) / len(timings),
+            "taker": sum(t.taker_cpu for t in timings) / len(timings),
+            "server": server_cpu / len(timings),
+        },
+        "rounds": [t.elapsed for t in timings],
+    }
+
+
+def _say(row: Workload, peers: list[Peer], result: dict[str, Any]) -> None:
+    print(f"  {row.name}")
+    for peer in peers:
+        seconds = result["peers"][peer.key]["seconds"]
+        times = result["ratios"].get(peer.key)
+        beside = f"   {peers[0].crew.name} takes {times['of_medians']:.2f} times as long" if times else ""
+        print(
+            f"    {peer.crew.name:<28}{seconds['median'] * 1e3:9.2f} ms"
+            f"   ({seconds['q1'] * 1e3:.2f} to {seconds['q3'] * 1e3:.2f}, {seconds['n']} rounds){beside}",
+            flush=True,
+        )
+
+
+def six_rows(run: Run) -> dict[str, Any]:
+    """TensorFlow over gRPC against redisacc, on the embedded server as it comes and with nothing written to disk."""
+    # A quick run does without the largest.
+    rows = workloads.TINY if run.tiny else list(workloads.SIX_ROWS)[: -1 if run.quick else None]
+    with contextlib.ExitStack() as stack:
+        settings = run.arrays(rows, [run.workers])
+        peers = [tensorflow_crew(run, stack, settings)] if run.tensorflow else []
+        peers += [
+            redisacc_crew(run, stack, settings, "six rows", persistent=persistent)
+            for persistent in ((True,) if run.tiny else (True, False))
+        ]
+        effort = (4, 0.7, 1) if run.quick else (40, 8.0, 3)
+        results = compete(peers, rows, *effort)
+        for row, (goal, bar) in workloads.SIX_ROWS.items():
+            if row.name in results:
+                results[row.name] |= {"goal": goal, "bar": bar}
+        return {"rows": results, "versions": {peer.crew.name: peer.crew.versions for peer in peers}}
+
+
+def others(run: Run) -> dict[str, Any]:
+    """What else people use, against redisacc, with nothing written to disk."""
+    rows = workloads.TINY if run.tiny else list(workloads.SIX_ROWS)[:: 2 if run.quick else 1]
+    with contextlib.ExitStack() as stack:
+        settings = run.arrays(rows, [run.workers])
+        peers = [redisacc_crew(run, stack, settings, "other means", persistent=False)]
+        if run.tensorflow:
+            local = Crew(
+                "TensorFlow, one process",
+                run.tensorflow,
+                "tensorflow_local",
+                workers=run.workers,
+                settings=settings,
+                directory=run.directory,
+                taker=False,
+                shared=True,
+            )
+            stack.callback(local.end)
+            peers.append(Peer("tensorflow-local", local, []))
+        if run.torch:
+            gloo = Crew(
+                "torch all_reduce, gloo",
+                run.torch,
+                "torch_gloo",
+                workers=run.workers,
+                settings={**settings, "port": free_ports(1)[0]},
+                directory=run.directory,
+                taker=False,
+            )
+            stack.callback(gloo.end)
+            peers.append(Peer("gloo", gloo, []))
+        server, _ = stack.enter_context(run.start_server("other means, by hand", persistent=False))
+        for method, name, fits in (
+            # It moves the whole table, again and again.
+            ("watch", "WATCH, get, add, set", lambda row: math.prod(row.shape) <= 2e6 or not run.quick),
+            # Five million commands would say no more than 64,000 do.
+            ("hincrbyfloat", "HINCRBYFLOAT, pipeline", lambda row: row.elements <= (1000 if run.quick else 64_000)),
+        ):
+            crew = Crew(
+                name,
+                sys.executable,
+                "by_hand",
+                workers=run.workers,
+                settings={**settings, "url": server.url, "method": method},
+                directory=run.directory,
+            )
+            stack.callback(crew.end)
+            peers.append(Peer(method, crew, [server.pid], fits))
+        effort = (3, 0.5, 1) if run.quick else (20, 3.0, 3)
+        results = compete(peers, rows, *effort)
+        return {"rows": results, "versions": {peer.crew.name: peer.crew.versions for peer in peers}}

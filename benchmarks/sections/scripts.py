@@ -1,0 +1,126 @@
+"""How long scripts held the server, by its slow log and its latency histogram.
+
+The server measures wall time: where more processes want to run than there are cores, it is put aside in the middle of
+a call, and the call seems long. What a script that only counts seems to take at its longest shows how much of that
+there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import redis
+
+from benchmarks.crew import Crew
+from benchmarks.environment import Run
+
+NOTHING = "return 1"
+# About as long as a script of redisacc: the longer a call, the likelier that the server is put aside in it.
+COUNTING = "local sum = 0 for i = 1, 12000 do sum = sum + i end return sum"
+
+
+# The slow log keeps the first 128 bytes of an argument.
+_NAME_BYTES = 100
+
+
+def first_words(body: str) -> str:
+    """What a script is called in the report: the beginning of the first sentence of its head."""
+    if body in (NOTHING, COUNTING):
+        return "(does nothing)" if body == NOTHING else "(counts to 12,000)"
+    for line in body.splitlines():
+        if line.startswith("-- ") and not line.startswith("-- #"):
+            return line[3 : 3 + _NAME_BYTES].partition(". ")[0].rstrip(".")
+    return "(of the benchmark's own)"
+
+
+def _body(client: redis.Redis, sha: str) -> str:
+    with contextlib.suppress(redis.RedisError):
+        # Valkey 8 and newer.
+        body = client.execute_command("SCRIPT", "SHOW", sha)
+        return body.decode() if isinstance(body, bytes) else str(body)
+    return f"-- {sha[:12]}"
+
+
+def collect(client: redis.Redis) -> dict[str, Any]:
+    """For each script: calls above the slow log's bound, above 0.25 and 0.5 ms, and the longest; the histogram."""
+    # One connection of its own, so that the reply comes as the server gives it.
+    connection = client.connection_pool.make_connection()
+    connection.send_command("SLOWLOG", "GET", -1)
+    entries = connection.read_response(disable_decoding=True)
+    connection.disconnect()
+    slow: dict[str, list[int]] = {}
+    others: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for _, _, duration, words, *_ in entries:
+        command, *arguments = (word.decode(errors="replace") for word in words)
+        if command.upper() in ("EVALSHA", "EVAL"):
+            code = arguments[0]
+            if code not in names:
+                names[code] = first_words(_body(client, code) if command.upper() == "EVALSHA" else code)
+            slow.setdefault(names[code], []).append(duration)
+        else:
+            others[command.upper()] = max(others.get(command.upper(), 0), duration)
+    stats = client.info("commandstats").get("cmdstat_evalsha", {})
+    histogram: dict[str, Any] = {}
+    with contextlib.suppress(redis.RedisError):
+        # Redis 7 and newer.
+        histogram = _text(client.execute_command("LATENCY", "HISTOGRAM", "evalsha"))
+    return {
+        "version": _version(client),
+        "evalsha_calls": stats.get("calls", 0),
+        "evalsha_mean_us": stats.get("usec_per_call"),
+        "scripts": [
+            {
+                "name": name,
+                "above_200us": len(times),
+                "above_250us": sum(time > 250 for time in times),
+                "above_500us": sum(time > 500 for time in times),
+                "longest_us": max(times),
+            }
+            for name, times in sorted(slow.items(), key=lambda item: -max(item[1]))
+        ],
+        "other_commands_longest_us": dict(sorted(others.items(), key=lambda item: -item[1])),
+        "histogram": histogram,
+    }
+
+
+def _version(client: redis.Redis) -> str:
+    info = client.info("server")
+    if info.get("valkey_version"):
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info['redis_version']}"
+
+
+def _text(value: Any) -> Any:
+    """A nested reply as JSON can hold it; flat lists of names and values become objects."""
+    match value:
+        case bytes():
+            return value.decode(errors="replace")
+        case dict():
+            return {str(_text(key)): _text(one) for key, one in value.items()}
+        case [bytes(), *_] if len(value) % 2 == 0:
+            return {_text(value[k]): _text(value[k + 1]) for k in range(0, len(value), 2)}
+        case list():
+            if value and len(value) % 2 == 0 and all(isinstance(one, int) for one in value):
+                return {str(value[k]): value[k + 1] for k in range(0, len(value), 2)}
+            return [_text(one) for one in value]
+    return value
+
+
+def control(run: Run) -> None:
+    """As many processes as a round has call a script that counts to 12,000: the machine's own noise."""
+    with (
+        run.start_server("control", persistent=False) as (server, _),
+        Crew(
+            "control",
+            sys.executable,
+            "nothing",
+            workers=run.workers + 1,
+            settings={"url": server.url, "script": COUNTING, "arrays": "", "workloads": []},
+            directory=run.directory,
+            taker=False,
+        ) as crew,
+    ):
+        crew.round("nothing", repeat=200 if run.tiny else 1000 if run.quick else 5000)

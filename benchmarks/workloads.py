@@ -1,0 +1,125 @@
+"""The gradients that are applied, and what numpy says they come to.
+
+Arrays go to the peers as files: numpy versions differ between environments, and so may their random numbers.
+Every element is a small multiple of 1/64, so that sums are exact in float32 in whatever order they are formed, and a
+gradient that was lost, doubled or mixed with another round's is seen.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Rounds alternate between two sets of arrays: with one, what an earlier round left behind would go unnoticed.
+VARIANTS = 2
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One accumulator and the gradients for it, all float32, reduced to their MEAN.
+
+    Attributes:
+        name: also the name of the accumulator.
+        kind: "dense" or "sparse".
+        shape: of the accumulator; sparse: ``(number of rows, elements of a row)``.
+        rows: sparse: rows of a gradient.
+        indices: sparse: "random", each gradient's own; "identical", the same for all; "disjoint".
+        in_place_limit: handed to redisacc; None: the library's default.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    rows: int = 0
+    indices: str = "random"
+    in_place_limit: int | None = None
+
+    @property
+    def elements(self) -> int:
+        """Elements of one gradient."""
+        return self.rows * self.shape[1] if self.kind == "sparse" else math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one gradient: values, and int64 indices."""
+        return self.elements * 4 + self.rows * 8
+
+    def to_json(self) -> dict[str, Any]:
+        """As the peers get it."""
+        return asdict(self)
+
+    def _random(self, *what: int) -> np.random.Generator:
+        return np.random.default_rng([zlib.crc32(self.name.encode()), *what])
+
+    def gradient(self, worker: int, variant: int) -> tuple[Array | None, Array]:
+        """Indices (dense: None) and values of a worker's gradient."""
+        random = self._random(1, worker, variant)
+        if self.kind == "dense":
+            return None, _values(random, self.shape)
+        size = self.shape[0]
+        if self.indices == "identical":
+            chosen = self._random(2, variant).choice(size, self.rows, replace=False)
+        elif self.indices == "disjoint":
+            if (worker + 1) * self.rows > size:
+                raise ValueError(f"{self.name}: no {self.rows} rows of {size} are left for worker {worker}")
+            shuffled = self._random(3, variant).permutation(size)
+            chosen = shuffled[worker * self.rows : (worker + 1) * self.rows]
+        else:
+            chosen = random.choice(size, self.rows, replace=False)
+        return np.sort(chosen).astype(np.int64), _values(random, (self.rows, self.shape[1]))
+
+    def expected(self, gradients: list[tuple[Array | None, Array]]) -> tuple[Array, Array, Array]:
+        """Indices, mean, and how many gradients held each index (dense: no indices), by numpy."""
+        if self.kind == "dense":
+            total = np.sum([values for _, values in gradients], axis=0, dtype=np.float64)
+            return np.empty(0, np.int64), (total / len(gradients)).astype(np.float32), np.array([len(gradients)])
+        # The simplest way that can be, on purpose: it is what the others are checked against.
+        total = np.zeros(self.shape, np.float64)
+        counts = np.zeros(self.shape[0], np.int64)
+        for indices, values in gradients:
+            assert indices is not None
+            total[indices] += values
+            counts[indices] += 1
+        held = np.flatnonzero(counts)
+        return held, (total[held] / counts[held, np.newaxis]).astype(np.float32), counts[held]
+
+
+def _values(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return (random.integers(-1024, 1024, shape, dtype=np.int16) / np.float32(64)).astype(np.float32)
+
+
+def write(directory: Path, workloads: list[Workload], crews: list[int]) -> None:
+    """Writes the gradients of all workers, and what each size of crew should get."""
+    for workload in workloads:
+        folder = directory / workload.name
+        folder.mkdir(parents=True)
+        for variant in range(VARIANTS):
+            gradients = [workload.gradient(worker, variant) for worker in range(max(crews))]
+            for worker, (indices, values) in enumerate(gradients):
+                np.save(folder / f"values-{worker}-{variant}.npy", values)
+                if indices is not None:
+                    np.save(folder / f"indices-{worker}-{variant}.npy", indices)
+            for crew in crews:
+                held, mean, counts = workload.expected(gradients[:crew])
+                np.savez(folder / f"expected-{crew}-{variant}.npz", indices=held, mean=mean, counts=counts)
+
+
+# The six rows of the design, section 8, each with how many times faster than TensorFlow it should be: goal, and bar.
+SIX_ROWS = {
+    Workload("sparse-10x16-of-1000", "sparse", (1000, 16), 10): (5.0, 3.0),
+    Workload("sparse-100x64-of-10000", "sparse", (10_000, 64), 100): (5.0, 3.0),
+    Workload("sparse-1000x64-of-10000", "sparse", (10_000, 64), 1000): (4.0, 2.5),
+    Workload("sparse-10000x64-of-100000", "sparse", (100_000, 64), 10_000): (3.0, 2.0),
+    Workload("dense-4MB", "dense", (1000, 1000)): (3.0, 2.0),
+    Workload("dense-32MB", "dense", (4000, 2000)): (2.5, 1.5),
+}
+
+# What a smoke test runs.
+TINY = [Workload("tiny-sparse", "sparse", (20, 4), 3), Workload("tiny-dense", "dense", (5, 3))]

@@ -1,0 +1,162 @@
+"""The benchmarks' harness: it runs, it measures what it says, and it notices wrong results. No times are judged."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "benchmarks").is_dir():
+    pytest.skip("the benchmarks aren't part of an installed package", allow_module_level=True)
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.crew import BenchmarkError, Crew  # noqa: E402
+from benchmarks.report import render  # noqa: E402
+from benchmarks.stats import ratio, summary  # noqa: E402
+from benchmarks.workloads import TINY, Workload, write  # noqa: E402
+from redisacc.embedded import Server  # noqa: E402
+
+
+def run(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--tiny", "--no-plots", "--out", str(out), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def numbers(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [number for one in value.values() for number in numbers(one)]
+    if isinstance(value, list):
+        return [number for one in value for number in numbers(one)]
+    return [value] if isinstance(value, float) else []
+
+
+def test_the_smallest_run_writes_results_and_report(tmp_path: Path) -> None:
+    done = run(tmp_path, "--only", "six-rows", "--only", "growth")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    if sys.platform == "linux":
+        # Elsewhere a server's CPU time isn't known.
+        assert all(math.isfinite(number) for number in numbers(results))
+    rows = results["six-rows"]["rows"]
+    assert list(rows) == [workload.name for workload in TINY]
+    for row in rows.values():
+        assert set(row["peers"]) == {"redisacc"}
+        for peer in row["peers"].values():
+            # At least three; a slow machine ends a row early.
+            assert len(peer["rounds"]) == peer["seconds"]["n"] >= 3
+            assert peer["apply_seconds"]["n"] == 2 * peer["seconds"]["n"]
+    curves = results["growth"]["curves"]
+    parked = curves["gradients of 10x16, parked"]
+    # Eight gradients of 720 bytes each must have crossed the wire, in both directions.
+    assert parked[-1]["gradients"] == 8
+    assert parked[-1]["bytes_in"] > 8 * 720
+    assert parked[-1]["bytes_out"] > 8 * 720
+    # Calls are counted on the servers that made them.
+    calls = {server["server"]: server["evalsha_calls"] for server in results["scripts"]}
+    assert calls["six rows, as embedded"] > 3 * 2 * len(TINY)
+    report = (tmp_path / "README.md").read_text()
+    for heading in ("A round of four workers", "Growth", "The longest scripts"):
+        assert f"## {heading}" in report
+
+
+def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
+    assert run(tmp_path, "--only", "nonsense").returncode == 2
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+def crew(server: Server, directory: Path, workload: Workload, program: str = "redisacc_peer", **more: Any) -> Crew:
+    write(directory / "arrays", [workload], [1, 2])
+    settings = {"arrays": str(directory / "arrays"), "workloads": [workload.to_json()], "url": server.url, **more}
+    return Crew("test", sys.executable, program, workers=2, settings=settings, directory=directory)
+
+
+@pytest.mark.parametrize(("program", "kind"), [("redisacc_peer", 0), ("watch", 0), ("hincrbyfloat", 1)])
+def test_rounds_are_right_and_one_that_is_wrong_ends_the_run(
+    program: str, kind: int, server: Server, tmp_path: Path
+) -> None:
+    workload = TINY[kind]
+    by_hand = {} if program == "redisacc_peer" else {"program": "by_hand", "method": program}
+    with crew(server, tmp_path, workload, **by_hand) as members:
+        for _ in range(3):
+            timing = members.round(workload.name)
+            assert 0 < max(timing.applies) < timing.elapsed + max(timing.applies)
+        # One element of one expected mean, off by the smallest step that an element can have.
+        path = tmp_path / "arrays" / workload.name / "expected-1-1.npz"
+        with np.load(path) as file:
+            arrays = dict(file)
+        arrays["mean"].flat[-1] += 1 / 64
+        np.savez(path, **arrays)
+        with pytest.raises(BenchmarkError, match="wrong values"):
+            members.round(workload.name, active=1)
+
+
+def test_a_process_that_dies_ends_the_run(server: Server, tmp_path: Path) -> None:
+    workload = Workload("dies", "dense", (3,))
+    with crew(server, tmp_path, workload) as members:
+        members.round(workload.name)
+        os.kill(members._members[0].pid, 9)
+        with pytest.raises(BenchmarkError, match=r"redisacc_peer worker 0 (ended|is gone)"):
+            members.round(workload.name)
+
+
+def test_expected_means_divide_by_how_many_held_a_row() -> None:
+    workload = Workload("w", "sparse", (4, 1), 2)
+    gradients = [
+        (np.array([0, 2]), np.array([[1.0], [2.0]], np.float32)),
+        (np.array([2, 3]), np.array([[4.0], [5.0]], np.float32)),
+    ]
+    held, mean, counts = workload.expected(gradients)
+    assert held.tolist() == [0, 2, 3]
+    assert mean.tolist() == [[1.0], [3.0], [5.0]]
+    assert counts.tolist() == [1, 2, 1]
+
+
+@pytest.mark.parametrize("indices", ["random", "identical", "disjoint"])
+def test_indices_are_ascending_and_as_described(indices: str) -> None:
+    workload = Workload("w", "sparse", (100, 2), 10, indices)
+    drawn = [workload.gradient(worker, 0)[0] for worker in range(4)]
+    assert all((np.diff(one) > 0).all() and one[0] >= 0 and one[-1] < 100 for one in drawn)
+    union = len(set(np.concatenate(drawn).tolist()))
+    assert union == {"identical": 10, "disjoint": 40}.get(indices, union)
+    # The two sets of arrays differ, or what an earlier round left behind would go unnoticed.
+    assert not np.array_equal(workload.gradient(0, 0)[1], workload.gradient(0, 1)[1])
+
+
+def test_ratios_say_how_many_times_as_long() -> None:
+    found = ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert found == {"of_medians": 2.0, "q1": 2.0, "q3": 2.0}
+    found = summary([3.0, 1.0, 2.0])
+    assert found == {"n": 3, "median": 2.0, "q1": 1.5, "q3": 2.5, "min": 1.0, "max": 3.0}
+
+
+def test_the_report_of_a_run_without_peers_is_no_mistake() -> None:
+    results = {
+        "when": "2000-01-01",
+        "seconds": 1,
+        "machine": {"cpu": "x", "cores": 1, "memory_bytes": None, "system": "y", "load_before": 0.0},
+        "versions": {"python": "3"},
+        "quick": True,
+        "scripts": [],
+    }
+    assert "A quick run" in render(results, {})
