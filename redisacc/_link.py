@@ -11,7 +11,6 @@ retry: a time limit instead of a number of tries, and the same for every version
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import logging
 import os
@@ -211,8 +210,7 @@ class Link:
             lost = getattr(connection, "_sock", connection) is None
             connection.disconnect()
             self._pool.release(connection)
-            if lost and isinstance(error, (TypeError, ValueError, AttributeError)):
-                # How redis-py stumbles when another thread closes the client under it.
+            if lost and isinstance(error, _STUMBLES):
                 raise redis.ConnectionError("the connection was closed by somebody else") from error
             raise
         if self._may_keep and not self._kept:
@@ -269,6 +267,10 @@ def _give_back(pool: Any, kept: list[tuple[int, Any]]) -> None:
             pool.release(connection)
 
 
+# How redis-py stumbles when another thread closes the client under it.
+_STUMBLES = (TypeError, ValueError, AttributeError)
+
+
 def _getter(pool: Any) -> Callable[[], Any]:
     """What takes a connection out of a pool."""
     if pool is None:
@@ -278,7 +280,15 @@ def _getter(pool: Any) -> Callable[[], Any]:
         for p in inspect.signature(pool.get_connection).parameters.values()
     )
     # redis-py before 5.3 wants to be told the command, and later ones warn when they are.
-    return functools.partial(pool.get_connection, "EVALSHA") if required else pool.get_connection
+    arguments = ("EVALSHA",) if required else ()
+
+    def get() -> Any:
+        try:
+            return pool.get_connection(*arguments)
+        except _STUMBLES as error:
+            raise redis.ConnectionError("the connection was closed by somebody else") from error
+
+    return get
 
 
 def _refusal(error: Exception) -> ServerError | CorruptDataError:

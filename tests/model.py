@@ -98,14 +98,18 @@ class Sum:
         with np.errstate(all="ignore"):
             return np.abs(wide)
 
+    def _set(self, value: Any) -> None:
+        # numpy makes plain numbers of what was an array of rank 0.
+        self.value = np.asarray(value, self.value.dtype)
+
     def add(self, array: np.ndarray) -> None:
         with np.errstate(all="ignore"):
-            self.value = self.value + self._widened(array)
+            self._set(self.value + self._widened(array))
             self.magnitude = self.magnitude + self._magnitude(array)
 
     def add_sum(self, other: Sum) -> None:
         with np.errstate(all="ignore"):
-            self.value = self.value + other.value
+            self._set(self.value + other.value)
             self.magnitude = self.magnitude + other.magnitude
 
     def result(self, count: int, reduction: str) -> np.ndarray:
