@@ -126,8 +126,9 @@ class Sum:
             value = self.value
             if reduction == "MEAN" and value.dtype.kind == "c":
                 # One true division, of each part: numpy's complex one is rounded twice.
-                real = value.real.dtype.type(count)
-                value = (value.real / real + 1j * (value.imag / real)).astype(value.dtype)
+                divisor, divided = value.real.dtype.type(count), np.empty_like(value)
+                divided.real, divided.imag = value.real / divisor, value.imag / divisor
+                value = divided
             elif reduction == "MEAN":
                 value = value / value.dtype.type(count)
             return np.asarray(value).astype(self.storage)

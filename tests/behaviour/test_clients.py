@@ -279,7 +279,7 @@ def test_a_connection_may_vanish_while_it_is_taken_out_of_the_pool(real_server, 
         until(lambda: acc.info().waiting)
         acc.apply_grad([2.0], local_step=step)
         assert take.result().tolist() == [2.0]
-    assert len(calls) > 10
+    assert len(calls) >= 4
 
 
 @pytest.mark.servers("valkey")

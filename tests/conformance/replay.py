@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import redis
@@ -22,7 +23,7 @@ from departures import DEPARTURES
 from record import load
 
 import redisacc
-from redisacc import raw_ops
+from redisacc import _accumulator, raw_ops
 
 Case = dict[str, Any]
 Outcome = dict[str, Any]
@@ -104,19 +105,20 @@ class _Handle:
 
 
 class _RawHandle(_Handle):
-    """As _Handle, through raw_ops, which hold gradients as the library sees fit."""
+    """As _Handle, through raw_ops, which hold gradients by the library's default: that is what is set here."""
 
-    def __init__(self, spec: dict[str, Any], client: redis.Redis, name: str) -> None:
+    def __init__(self, spec: dict[str, Any], client: redis.Redis, holding: str, name: str) -> None:
         self.kind = spec["kind"]
         self._client = client
         opens = {"dense": raw_ops.ConditionalAccumulator, "sparse": raw_ops.SparseConditionalAccumulator}
-        self.ref = opens[self.kind](
-            dtype=spec["dtype"],
-            shape=spec["shape"],
-            shared_name=name,
-            reduction_type=spec.get("reduction", "MEAN"),
-            redis=client,
-        )
+        with mock.patch.object(_accumulator, "IN_PLACE_LIMIT", HOLDINGS[holding][0]):
+            self.ref = opens[self.kind](
+                dtype=spec["dtype"],
+                shape=spec["shape"],
+                shared_name=name,
+                reduction_type=spec.get("reduction", "MEAN"),
+                redis=client,
+            )
         self._dtype = spec["dtype"]
 
     def num_accumulated(self) -> int:
@@ -195,7 +197,7 @@ class CaseRun:
         name = spec.get("shared_name")
         private = f"{self._case['id']} {number}"
         if self._case.get("api") == "raw":
-            return _RawHandle(spec, self._client, name or private)
+            return _RawHandle(spec, self._client, self._holding, name or private)
         if self._holding == "mixed":
             name = name or private
         return _Handle(spec, self._client, self._holding, name)
