@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from redisacc import _parked
+from redisacc._arguments import shape_text
 from redisacc._dtypes import DType
 from redisacc._keys import Keys
 from redisacc._link import Link
@@ -139,7 +140,9 @@ class Parking:
         try:
             parked = _parked.parse(self._keys, entries, dtype=self._dtype, sparse=self._sparse, round_shape=shape)
         except CorruptDataError:
-            # A gradient of another shape means another round; the script will say what is wrong, if anything is.
+            if self._link.call("HGET", self._keys.record, "round_shape") == shape_text(shape).encode():
+                raise
+            # Gradients of another shape: the round was taken meanwhile, and this is the next one.
             return "changed"
         chosen: list[Parked] = []
         size = 0

@@ -147,3 +147,15 @@ def test_many_clients_share_the_room(real_server, open_dense):
     taker.join()
     assert failures == []
     assert set(sum(taken)) == {sum(each * 10**worker for worker in range(workers))}
+
+
+@pytest.mark.forges
+def test_foreign_headers_end_the_search_for_room_at_once(client, open_dense):
+    acc = open_dense("float64", [10], "w", in_place_limit=0, parked_limit=100)
+    acc.apply_grad(np.ones(10))
+    (name,) = client.hkeys("redisacc:{w}:parked")
+    client.hset("redisacc:{w}:parked", name, b"0 \xc1")
+    with pytest.raises(redisacc.CorruptDataError, match="header"):
+        acc.apply_grad(np.ones(10))
+    assert acc.num_accumulated() == 1
+    acc.delete()
