@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -168,25 +169,32 @@ def open_sparse(client: redis.Redis) -> Iterator[Opener]:
     yield from _opener(redisacc.SparseConditionalAccumulator, client, None)
 
 
-# Listeners outlive their last take by a moment, one for each client that was used.
-LISTENERS = 8
+# A listener outlives its last take by some seconds, in case there is another. Each test has clients of its own, so one
+# that is much older than that is never going to end.
+LISTENER_AGE = 30.0
+_listeners_seen: weakref.WeakKeyDictionary[threading.Thread, float] = weakref.WeakKeyDictionary()
 
 
 @pytest.fixture(autouse=True)
 def _threads_checked() -> Iterator[None]:
-    """No thread outlives the test that started it; of the library's listeners never more than a handful."""
+    """No thread outlives the test that started it, but for one that renews leases and listeners, for a while."""
     before = set(threading.enumerate())
     yield
     deadline = time.monotonic() + 5
     while True:
-        left = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
-        listeners = [thread for thread in threading.enumerate() if thread.name.startswith("redisacc")]
-        left = [thread for thread in left if thread not in listeners]
-        if not left and len(listeners) <= LISTENERS:
+        alive = threading.enumerate()
+        ours = [thread for thread in alive if thread.name.startswith("redisacc-")]
+        left = [thread for thread in alive if thread not in before and thread not in ours]
+        if not left:
             break
-        assert time.monotonic() < deadline, f"threads left behind: {left}, listeners: {listeners}"
+        assert time.monotonic() < deadline, f"threads left behind: {left}"
         gc.collect()
         time.sleep(0.01)
+    assert len([thread for thread in ours if thread.name == "redisacc-leases"]) <= 1
+    now = time.monotonic()
+    for thread in ours:
+        if thread.name == "redisacc-events":
+            assert now - _listeners_seen.setdefault(thread, now) < LISTENER_AGE, f"a listener that never ends: {thread}"
 
 
 @pytest.fixture

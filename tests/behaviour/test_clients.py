@@ -77,14 +77,16 @@ def short_patience(monkeypatch):
 
 
 def test_a_client_whose_pool_is_exhausted(real_server, short_patience):
-    client = real_server.client(max_connections=1)
-    held = client.connection_pool.get_connection()
+    # Two: one to work with, one to listen on.
+    client = real_server.client(max_connections=2)
+    held = [client.connection_pool.get_connection() for _ in range(2)]
     acc = None
     try:
         with pytest.raises(redisacc.RedisAccError):
             acc = redisacc.ConditionalAccumulator("float32", [1], redis=client)
     finally:
-        client.connection_pool.release(held)
+        for connection in held:
+            client.connection_pool.release(connection)
     assert acc is None
     exercise(client)
 
