@@ -34,7 +34,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         name: labels log records.
         reduction_type: "MEAN" (also None) or "SUM".
         redis: a client of redis-py, a URL (``redis://``, ``rediss://``, ``unix://``), or None: ``REDISACC_URL`` of the
-            environment, else ``redis://localhost:6379/0``.
+            environment, else ``redis://localhost:6379/0``. A client's pool must have two connections to spare while
+            a take waits: one to work with, one to listen on.
         worker: the name under which gradients of this handle are counted; None: "host:pid".
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are held whole
             ("parked") and added up by the taker, instead of by the server; 0 parks all. None: 2048, measured.
