@@ -14,6 +14,7 @@ import errno
 import fcntl
 import importlib.util
 import logging
+import math
 import os
 import platform
 import re
@@ -499,18 +500,38 @@ class _Child:
         answer = _ask(self._address, 5)
         return answer is not None and answer.get("process_id") == str(self.server_pid)
 
+    def _reap(self, seconds: float) -> bool:
+        """Wait for the end of the wrapper. False if it didn't come in time.
+
+        Not by Popen.wait(): a Ctrl-C that arrives while Popen.poll() takes its lock leaves it locked for good, and
+        wait() would block forever.
+        """
+        deadline = time.monotonic() + seconds
+        while self._process.returncode is None:
+            try:
+                pid, status = os.waitpid(self._process.pid, os.WNOHANG)
+            except ChildProcessError:
+                # Somebody else has waited for it, or the program ignores SIGCHLD.
+                self._process.returncode = 0
+                break
+            if pid:
+                self._process.returncode = os.waitstatus_to_exitcode(status)
+                break
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
     def end(self) -> None:
         """Stop the server and wait for its end. May be called at any time and more than once."""
         if not self.ours:
             return
         self._pair.close()
-        try:
-            self._process.wait(_GRACE + 5)
-        except subprocess.TimeoutExpired:
+        if not self._reap(_GRACE + 5):
             _log.warning("the server (process %d) doesn't end; killing its session", self.server_pid)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._reap(math.inf)
         if self._scratch:
             # The wrapper has done that already, unless somebody killed it.
             shutil.rmtree(self.directory, ignore_errors=True)

@@ -1027,3 +1027,15 @@ def test_multiprocessing_children_may_use_the_url(any_executable: str) -> None:
 def _set(url: str) -> None:
     with contextlib.closing(redis.Redis.from_url(url)) as client:
         client.set("from", "spawned")
+
+
+def test_stop_after_an_interrupt_that_left_popens_lock_locked() -> None:
+    """CPython's Popen.poll() takes a lock a moment before it makes sure to release it; Ctrl-C may fall in between."""
+    server = Server()
+    server.start()
+    pid = server.pid
+    assert server._child is not None
+    server._child._process._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    server.stop()
+    assert pid is not None
+    assert gone(pid, 5)
