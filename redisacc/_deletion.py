@@ -5,7 +5,7 @@ from __future__ import annotations
 from redisacc._keys import NAMES, Keys
 from redisacc._link import Link
 from redisacc._parked import number_of_parts
-from redisacc._rounds import scan
+from redisacc._rounds import all_rounds, scan
 from redisacc._scripts import Scripts
 
 
@@ -18,11 +18,7 @@ def delete(link: Link, keys: Keys, incarnation: str) -> None:
     if scripts.delete(finish=False) != "closed":
         return
     # From here on nobody adds anything, and until the record goes nobody can create the name anew.
-    rounds = [
-        keys.current,
-        *(keys.taken_round(token.decode(errors="replace")) for token in scan(link, keys.taken)),
-    ]
-    for round_keys in rounds:
+    for round_keys in all_rounds(link, keys):
         for gradient, entry in scan(link, round_keys.parked).items():
             _unlink_parts(link, keys, gradient.decode(errors="replace"), entry)
         link.call("UNLINK", round_keys.sums, round_keys.parked, round_keys.workers)

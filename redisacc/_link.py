@@ -77,11 +77,7 @@ class Link:
 
     def pipeline(self, commands: Sequence[Command], *, patience: float = PATIENCE) -> list[Any]:
         """The replies to several commands that travel together. The first that is an error is raised."""
-        replies = self._exchange(commands, patience)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise _refusal(reply) from reply
-        return replies
+        return _checked(self._exchange(commands, patience))
 
     def run(
         self,
@@ -116,10 +112,7 @@ class Link:
         if isinstance(replies[here], NoScriptError):
             # A server that is new, was restarted, or had its scripts flushed.
             replies[here:] = self._exchange([("EVAL", script.text, *tail), *after], patience)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise _refusal(reply) from reply
-        reply = replies[here]
+        reply = _checked(replies)[here]
         if not isinstance(reply, list) or not reply:
             raise CorruptDataError(f"script {script.name} replied {reply!r:.100}")
         return [item if isinstance(item, bytes) else str(item).encode() for item in reply], replies[here + 1 :]
@@ -289,6 +282,14 @@ def _getter(pool: Any) -> Callable[[], Any]:
             raise redis.ConnectionError("the connection was closed by somebody else") from error
 
     return get
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    """The replies, if none of them is an error; the first that is one is raised."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise _refusal(reply) from reply
+    return replies
 
 
 def _refusal(error: Exception) -> ServerError | CorruptDataError:

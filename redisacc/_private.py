@@ -17,7 +17,7 @@ from redisacc._deletion import delete
 from redisacc._keys import Keys
 from redisacc._link import Link
 from redisacc._parked import number_of_parts
-from redisacc._rounds import scan
+from redisacc._rounds import all_rounds, scan
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")
@@ -103,8 +103,7 @@ def renew(link: Link, keys: Keys, lease_ms: int) -> None:
     # One server that is silent must not cost the accumulators on another their leases.
     patience = min(lease_ms / 1000 / RENEWALS, 2.0)
     fixed = [keys.record, keys.clients, keys.taken]
-    taken = scan(link, keys.taken, patience=patience)
-    rounds = [keys.current, *(keys.taken_round(token.decode(errors="replace")) for token in taken)]
+    rounds = all_rounds(link, keys, patience=patience)
     for of in rounds:
         fixed += [of.sums, of.parked, of.workers]
     link.pipeline([("PEXPIRE", key, lease_ms) for key in fixed], patience=patience)

@@ -78,6 +78,12 @@ def scan(link: Link, key: str, *, patience: float = PATIENCE) -> Fields:
     return scan_rest(link, key, link.call(*scan_command(key), patience=patience), patience=patience)
 
 
+def all_rounds(link: Link, keys: Keys, *, patience: float = PATIENCE) -> list[RoundKeys]:
+    """The hashes of the current round, and of those that were taken and not acknowledged."""
+    taken = scan(link, keys.taken, patience=patience)
+    return [keys.current, *(keys.taken_round(token.decode(errors="replace")) for token in taken)]
+
+
 def parse_workers(fields: Fields, where: str) -> dict[str, int]:
     """Worker's name → number of gradients."""
     workers = {}
