@@ -89,6 +89,10 @@ class Parked:
         """Bytes of each part, in the order of their keys."""
         return self.index_lengths + self.count_lengths + self.value_lengths
 
+    @property
+    def nbytes(self) -> int:
+        return sum(self.lengths)
+
 
 class PartMissing(Exception):
     """A part isn't there (any more)."""
@@ -237,7 +241,7 @@ def fetch(link: Link, keys: Keys, parked: Sequence[Parked]) -> Iterator[Gradient
     size = 0
     for gradient in parked:
         batch.append(gradient)
-        size += sum(gradient.lengths)
+        size += gradient.nbytes
         if size >= FETCH_BYTES or len(batch) >= 1000:
             yield from _fetch_batch(link, keys, batch)
             batch, size = [], 0
@@ -246,7 +250,7 @@ def fetch(link: Link, keys: Keys, parked: Sequence[Parked]) -> Iterator[Gradient
 
 
 def _fetch_batch(link: Link, keys: Keys, batch: list[Parked]) -> Iterator[Gradient]:
-    if sum(sum(gradient.lengths) for gradient in batch) > TRUSTED_BYTES:
+    if sum(gradient.nbytes for gradient in batch) > TRUSTED_BYTES:
         _check_lengths(link, keys, batch)
     memory = [[np.empty(sum(lengths), np.uint8) for lengths in gradient.sections] for gradient in batch]
     wanted: list[tuple[str, memoryview]] = []

@@ -91,9 +91,11 @@ class Parking:
             if isinstance(reply, Counted):
                 return reply
             if time.monotonic() >= give_up:
+                if isinstance(reply, Full):
+                    raise self._full(gradient, reply, f"others filled what was freed for {PATIENCE:.0f} s")
                 raise ServerError(
                     f"a gradient for {self._keys.name!r} could not be parked in {PATIENCE:.0f} s: its staged parts "
-                    f"were lost, or others filled the room every time ({reply})"
+                    "were lost every time"
                 )
 
     def _send(
@@ -119,22 +121,26 @@ class Parking:
             time.sleep(FOLDING_PAUSE)
             return full
         try:
-            reply = self._fold(gradient, request)
+            return self._fold(gradient, request)
         except PartMissing:
             return full
         finally:
             if self._link.call("GET", self._keys.folding) == token.encode():
                 self._link.call("UNLINK", self._keys.folding)
-        if isinstance(reply, Full):
-            raise AccumulatorFullError(
-                f"a gradient of {gradient.nbytes} bytes has no room in {self._keys.name!r}: its parked gradients have "
-                f"{reply.parked_bytes} of {reply.parked_limit} bytes, and adding some of them up does not help. Take "
-                "the round, or create the accumulator with a larger parked_limit"
-            )
-        return reply
+
+    def _full(self, gradient: Gradient, full: Full, why: str) -> AccumulatorFullError:
+        return AccumulatorFullError(
+            f"a gradient of {gradient.nbytes} bytes has no room in {self._keys.name!r}: its parked gradients have "
+            f"{full.parked_bytes} of {full.parked_limit} bytes, and {why}. Take the round, or create the accumulator "
+            "with a larger parked_limit"
+        )
 
     def _fold(self, gradient: Gradient, request: Request) -> Reply:
-        """Parks the sum of the oldest parked gradients and this one in their place."""
+        """Parks the sum of the oldest parked gradients and this one in their place.
+
+        Raises:
+            AccumulatorFullError: the sum has no room either.
+        """
         shape = request.round_shape
         entries = scan(self._link, self._keys.current.parked)
         try:
@@ -144,19 +150,38 @@ class Parking:
                 raise
             # Gradients of another shape: the round was taken meanwhile, and this is the next one.
             return "changed"
-        chosen: list[Parked] = []
-        size = 0
-        for candidate in parked[:FOLD_GRADIENTS]:
-            size += sum(candidate.lengths)
-            if chosen and size > FOLD_BYTES:
-                break
-            chosen.append(candidate)
-        total = self._total(shape)
+        seen = sum(held.nbytes for held in parked)
+        reply = self._swap(gradient, request, _cheapest(parked))
+        if isinstance(reply, Full) and reply.parked_bytes == seen:
+            reply = self._swap(gradient, request, parked[:FOLD_GRADIENTS])
+        # Where others took the round or parked meanwhile, this says nothing of what folding can do: try again.
+        if isinstance(reply, Full) and reply.parked_bytes == seen:
+            raise self._full(gradient, reply, "adding some of them up does not help")
+        return reply
+
+    def _swap(self, gradient: Gradient, request: Request, chosen: Sequence[Parked]) -> Reply:
+        total = self._total(request.round_shape)
         for held in _parked.fetch(self._link, self._keys, chosen):
             total.add(held)
         total.add(gradient)
-        logger.debug("%s: folds %d parked gradients of %d bytes", self._keys.name, len(chosen), size)
+        logger.debug("%s: folds %d parked gradients", self._keys.name, len(chosen))
         reply = self._send(total.sum() if chosen else gradient, request, replaced=chosen)
         if isinstance(reply, Counted):
             _parked.remove_large(self._link, self._keys, chosen)
         return reply
+
+
+def _cheapest(parked: Sequence[Parked]) -> Sequence[Parked]:
+    """The most gradients next to each other that are folded at once, the oldest of equally many.
+
+    A large sum at the front is left alone: moving it again for each gradient that comes would free nothing.
+    """
+    best, size, first = parked[:1], 0, 0
+    for last, candidate in enumerate(parked):
+        size += candidate.nbytes
+        while size > FOLD_BYTES or last - first >= FOLD_GRADIENTS:
+            size -= parked[first].nbytes
+            first += 1
+        if last + 1 - first > len(best):
+            best = parked[first : last + 1]
+    return best

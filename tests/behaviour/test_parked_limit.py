@@ -159,3 +159,53 @@ def test_foreign_headers_end_the_search_for_room_at_once(client, open_dense):
         acc.apply_grad(np.ones(10))
     assert acc.num_accumulated() == 1
     acc.delete()
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_room_that_others_fill_while_it_is_made_is_looked_for_again(open_dense, monkeypatch, others):
+    """Between the look at what is parked and the swap somebody takes the round, and somebody fills the next."""
+    acc = open_dense("int64", [4], "w", reduction_type="SUM", in_place_limit=0, parked_limit=64)
+    rest = []
+
+    def take_then_fill(link, key):
+        if not rest:
+            rest.extend([acc.take_grad(1), *(acc.apply_grad(np.full(4, 10), local_step=9) for _ in range(others))])
+            return {}
+        return scan(link, key)
+
+    scan = _parking.scan
+    for _ in range(2):
+        acc.apply_grad(np.full(4, 1))
+    monkeypatch.setattr(_parking, "scan", take_then_fill)
+    assert acc.apply_grad(np.full(4, 100), local_step=9)
+    np.testing.assert_array_equal(rest[0], np.full(4, 2))
+    np.testing.assert_array_equal(acc.take_grad(1), np.full(4, 100 + 10 * others))
+
+
+def test_a_large_sum_at_the_front_is_not_moved_again_and_again(client, open_sparse, monkeypatch):
+    monkeypatch.setattr(_parking, "FOLD_BYTES", 500)
+    acc = open_sparse("float64", None, "w", reduction_type="SUM", in_place_limit=0, parked_limit=1000)
+    acc.apply_grad(range(35), np.ones(35))
+    large = [key for key in client.scan_iter() if b":part:" in key]
+    for _ in range(30):
+        assert acc.apply_grad([0, 1, 2, 3, 99], np.ones(5))
+    assert client.exists(*large) == len(large) == 2
+    assert acc.info().parked_bytes == parked_bytes(client) <= 1000
+    indices, values, _ = acc.take_grad(31)
+    assert dict(zip(indices.tolist(), values.tolist(), strict=True)) == {
+        **dict.fromkeys(range(4), 31.0),
+        **dict.fromkeys(range(4, 35), 1.0),
+        99: 30.0,
+    }
+
+
+def test_what_is_too_much_for_one_fold_is_folded_if_nothing_else_helps(client, open_sparse, monkeypatch):
+    monkeypatch.setattr(_parking, "FOLD_BYTES", 500)
+    acc = open_sparse("float64", None, "w", reduction_type="SUM", in_place_limit=0, parked_limit=1200)
+    for _ in range(2):
+        acc.apply_grad(range(35), np.ones(35))
+    # Neither of the two together with this one frees anything: their rows are others.
+    assert acc.apply_grad(range(100, 110), np.ones(10))
+    assert acc.info().parked == 1
+    assert acc.info().parked_bytes == parked_bytes(client) <= 1200
+    assert acc.take_grad(3)[1].tolist() == [2.0] * 35 + [1.0] * 10
