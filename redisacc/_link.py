@@ -26,7 +26,6 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
-    BusyLoadingError,
     NoScriptError,
     ResponseError,
 )
@@ -34,7 +33,7 @@ from redis.retry import Retry
 
 from redisacc import _wire
 from redisacc._lua import Script
-from redisacc._wire import Argument, Command
+from redisacc._wire import Argument, Command, Wire
 from redisacc.errors import CorruptDataError, InvalidArgumentError, ServerError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
@@ -46,6 +45,7 @@ PATIENCE = 30.0
 # Opening is where a wrong address shows, so there it is said soon.
 OPENING_PATIENCE = 3.0
 
+_BACKOFF = ExponentialBackoff(cap=1.0, base=0.01)
 _BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 # Replies that pass by themselves: a server that loads its data, runs a long script, or has just been demoted.
@@ -62,7 +62,7 @@ class Link:
         self._get_connection = _getter(self._pool)
         # One connection that stays out of the pool between calls, with the process that it belongs to. Not of a pool
         # so small that somebody may wait for it.
-        self._kept: list[tuple[int, Any]] = []
+        self._kept: list[tuple[int, Wire]] = []
         self._may_keep = getattr(self._pool, "max_connections", 0) >= 16
         self.address = _address(client, self._pool)
 
@@ -130,7 +130,6 @@ class Link:
     def _patiently(self, attempt: Callable[[float], list[Any]], patience: float) -> list[Any]:
         """Attempts something until it works or the time is up. It gets the time by which it has to give up."""
         give_up = time.monotonic() + patience
-        backoff = ExponentialBackoff(cap=1.0, base=0.01)
         failures = 0
         while True:
             try:
@@ -141,7 +140,7 @@ class Link:
                 raise _refusal(error) from error
             except _BROKEN as error:
                 failures += 1
-                pause = backoff.compute(failures)
+                pause = _BACKOFF.compute(failures)
                 if time.monotonic() + pause >= give_up:
                     raise ServerUnavailableError(
                         f"no Redis server answers at {self.address} ({_reason(error)}). Start one with `redisacc "
@@ -153,64 +152,67 @@ class Link:
     def _exchange_once(self, commands: Sequence[Command], give_up: float) -> list[Any]:
         if self._pool is None:
             return self._exchange_by_client(commands)
-        with self._connection() as connection:
-            sock = _wire.socket_of(connection)
-            if sock is not None:
-                replies = _wire.exchange(connection, sock, commands, give_up)
-            else:
-                replies = _exchange_by_connection(connection, commands, give_up)
+        wire = self._borrow()
+        try:
+            replies = wire.exchange(commands, give_up)
             for reply in replies:
                 if isinstance(reply, ResponseError) and str(reply).startswith(_PASSING):
                     raise redis.ConnectionError(str(reply)) from reply
-            return replies
+        except BaseException as error:
+            self._spoil(wire, error)
+            raise
+        self._return(wire)
+        return replies
 
     def _fetch_once(self, keys: Sequence[str], into: Sequence[memoryview], give_up: float) -> list[int]:
-        if self._pool is not None:
-            with self._connection() as connection:
-                sock = _wire.socket_of(connection)
-                if sock is not None:
-                    return _wire.fetch(connection, sock, keys, into, give_up)
-        lengths = []
-        for reply, view in zip(self._exchange_once([("GET", key) for key in keys], give_up), into, strict=True):
-            if isinstance(reply, Exception):
-                raise reply
-            lengths.append(-1 if reply is None else len(reply))
-            if lengths[-1] == len(view):
-                view[:] = reply
-            elif reply is not None:
-                break
+        if self._pool is None:
+            return _wire.put(self._exchange_by_client([("GET", key) for key in keys]), into)
+        wire = self._borrow()
+        try:
+            lengths = wire.fetch(keys, into, give_up)
+        except BaseException as error:
+            self._spoil(wire, error)
+            raise
+        self._return(wire)
         return lengths
 
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[Any]:
-        """A connection of the pool's. It is closed if the block raises."""
-        pid = os.getpid()
-        connection = None
-        with contextlib.suppress(IndexError):
-            owner, connection = self._kept.pop()
-            if owner != pid:
-                # Our parent's, from before a fork.
-                connection = None
-        if connection is None:
-            connection = self._get_connection()
+    # A connection that is in use belongs to one call. Written out, not a context manager: that took a small command
+    # longer than its checks do.
+
+    def _borrow(self) -> Wire:
+        """The connection that is kept, or one of the pool's."""
         try:
-            if getattr(connection, "_sock", connection) is None:
-                # Kept, and closed meanwhile: the client was closed, or the pool disconnected.
-                connection.connect()
-            yield connection
-        except BaseException as error:
-            # Ctrl-C included: replies that nobody read must not be taken for those of the next command.
-            lost = getattr(connection, "_sock", connection) is None
-            connection.disconnect()
-            self._pool.release(connection)
-            if lost and isinstance(error, _STUMBLES):
-                raise redis.ConnectionError("the connection was closed by somebody else") from error
-            raise
-        if self._may_keep and not self._kept:
-            # Taking one out of the pool and putting it back costs as much as a small command.
-            self._kept.append((pid, connection))
+            owner, wire = self._kept.pop()
+        except IndexError:
+            pass
         else:
-            self._pool.release(connection)
+            # After a fork it is our parent's. One that was closed meanwhile goes back to the pool, which mends it.
+            if owner == os.getpid():
+                if wire.alive():
+                    return wire
+                self._pool.release(wire.connection)
+        connection = self._get_connection()
+        try:
+            return _wire.wire_of(connection)
+        except BaseException as error:
+            self._spoil(_wire.Wrapped(connection), error)
+            raise
+
+    def _return(self, wire: Wire) -> None:
+        if self._may_keep and not self._kept and wire.alive():
+            # Taking one out of the pool and putting it back costs as much as a small command.
+            self._kept.append((os.getpid(), wire))
+        else:
+            wire.release()
+            self._pool.release(wire.connection)
+
+    def _spoil(self, wire: Wire, error: BaseException) -> None:
+        """Closes a connection: replies that nobody read must not be taken for those of the next command."""
+        lost = not wire.alive()
+        wire.connection.disconnect()
+        self._pool.release(wire.connection)
+        if lost and isinstance(error, _STUMBLES):
+            raise redis.ConnectionError("the connection was closed by somebody else") from error
 
     def _exchange_by_client(self, commands: Sequence[Command]) -> list[Any]:
         replies: list[Any] = []
@@ -236,28 +238,13 @@ class Link:
             pool.release(connection)
 
 
-def _exchange_by_connection(connection: Any, commands: Sequence[Command], give_up: float) -> list[Any]:
-    connection.send_packed_command(connection.pack_commands(commands))
-    replies: list[Any] = []
-    for _ in commands:
-        # A user's client may have no timeout of its own; ours must not hang on a server that stalls.
-        if not connection.can_read(timeout=max(0.0, give_up - time.monotonic())):
-            raise redis.TimeoutError("the server did not reply in time")
-        try:
-            replies.append(connection.read_response(disable_decoding=True))
-        except BusyLoadingError:
-            raise
-        except ResponseError as error:
-            replies.append(error)
-    return replies
-
-
-def _give_back(pool: Any, kept: list[tuple[int, Any]]) -> None:
+def _give_back(pool: Any, kept: list[tuple[int, Wire]]) -> None:
     """Puts what a link kept back into the pool, which counts it as in use."""
     while kept:
-        pid, connection = kept.pop()
+        pid, wire = kept.pop()
         if pid == os.getpid():
-            pool.release(connection)
+            wire.release()
+            pool.release(wire.connection)
 
 
 # How redis-py stumbles when another thread closes the client under it.

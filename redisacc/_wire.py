@@ -4,14 +4,19 @@ redis-py packs arguments into new strings and reads replies through a buffer, wh
 and a small command more than its round trip. Where a connection is just a socket, arrays leave as the buffers that
 they are (scatter-gather), and what is fetched is received straight into the memory where it will be used. Replies are
 still parsed by hiredis. docs/measurements.md has the figures.
+
+A socket in use here blocks, with the kernel's own timeout: Python's would cost two more calls of the kernel for each
+that moves data, and two to set it. It is given back to redis-py as it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import struct
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 from redis.exceptions import AuthenticationError, BusyLoadingError, NoScriptError, ResponseError
@@ -31,6 +36,42 @@ GATHER_BUFFERS = 1024
 
 _RECEIVE_BYTES = 64 * 1024
 
+# A silent server is noticed this late at most, in microseconds: then it is seen whether the time is up.
+_TICK_US = 200_000
+_TICK = struct.pack("ll", 0, _TICK_US)
+_NO_TICK = struct.pack("ll", 0, 0)
+
+
+class Wire(Protocol):
+    """A connection out of a pool, for one user at a time. Whatever it raises, the connection is spoilt."""
+
+    connection: Any
+
+    def exchange(self, commands: Sequence[Command], give_up: float) -> list[Any]:
+        """Sends commands and returns their replies, errors among them.
+
+        Args:
+            give_up: the end of the server's time to reply, on ``time.monotonic()``'s clock.
+        """
+
+    def fetch(self, keys: Sequence[str], into: Sequence[memoryview], give_up: float) -> list[int]:
+        """GETs strings into the buffers given. Returns how many bytes each string has, -1 where there is none.
+
+        The list ends with the first string of another length than its buffer, which isn't received.
+        """
+
+    def alive(self) -> bool:
+        """Whether it is still what it was: somebody may close the client at any time."""
+
+    def release(self) -> None:
+        """Leaves the connection as redis-py had it."""
+
+
+def wire_of(connection: Any) -> Wire:
+    """The fastest way to use a connection."""
+    sock = socket_of(connection)
+    return Wrapped(connection) if sock is None else Plain(connection, sock)
+
 
 def socket_of(connection: Any) -> socket.socket | None:
     """The socket, if there is nothing between it and the server's RESP: no TLS, no cache, no fake."""
@@ -40,68 +81,143 @@ def socket_of(connection: Any) -> socket.socket | None:
     return sock if type(sock) is socket.socket else None
 
 
-def _arm(sock: socket.socket, give_up: float) -> None:
-    """Lets the next calls on the socket end at ``give_up``."""
-    left = give_up - time.monotonic()
-    if left <= 0:
-        raise redis.TimeoutError("the server did not reply in time")
-    sock.settimeout(left)
+class Wrapped:
+    """A connection of any kind, used as redis-py does."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def alive(self) -> bool:
+        return getattr(self.connection, "_sock", self) is not None
+
+    def release(self) -> None:
+        pass
+
+    def exchange(self, commands: Sequence[Command], give_up: float) -> list[Any]:
+        connection = self.connection
+        connection.send_packed_command(connection.pack_commands(commands))
+        replies: list[Any] = []
+        for _ in commands:
+            # A user's client may have no timeout of its own; ours must not hang on a server that stalls.
+            if not connection.can_read(timeout=max(0.0, give_up - time.monotonic())):
+                raise redis.TimeoutError("the server did not reply in time")
+            try:
+                replies.append(connection.read_response(disable_decoding=True))
+            except BusyLoadingError:
+                raise
+            except ResponseError as error:
+                replies.append(error)
+        return replies
+
+    def fetch(self, keys: Sequence[str], into: Sequence[memoryview], give_up: float) -> list[int]:
+        return put(self.exchange([("GET", key) for key in keys], give_up), into)
 
 
-def exchange(connection: Any, sock: socket.socket, commands: Sequence[Command], give_up: float) -> list[Any]:
-    """Sends commands and returns their replies, errors among them. Whatever it raises, the connection is spoilt."""
-    _arm(sock, give_up)
-    _send(sock, commands)
-    reader = hiredis.Reader(replyError=_reply_error, notEnoughData=_NOT_YET)
-    replies: list[Any] = []
-    while len(replies) < len(commands):
-        reply = reader.gets()
-        if reply is _NOT_YET:
-            reader.feed(_receive(sock))
-        elif isinstance(reply, BusyLoadingError):
+def put(replies: Sequence[Any], into: Sequence[memoryview]) -> list[int]:
+    """Copies the replies to GETs into the buffers; returns what ``Wire.fetch`` does."""
+    lengths = []
+    for reply, view in zip(replies, into, strict=True):
+        if isinstance(reply, Exception):
             raise reply
-        elif not isinstance(reply, _PUSH):
-            replies.append(reply)
-    sock.settimeout(connection.socket_timeout)
-    return replies
-
-
-def fetch(
-    connection: Any, sock: socket.socket, keys: Sequence[str], into: Sequence[memoryview], give_up: float
-) -> list[int]:
-    """GETs strings into the buffers given. Returns how many bytes each string has, -1 where there is none.
-
-    A string of another length than its buffer isn't received, and neither is what follows: the list ends with it, and
-    the connection is closed.
-    """
-    _arm(sock, give_up)
-    _send(sock, [("GET", key) for key in keys])
-    incoming = _Incoming(sock)
-    lengths: list[int] = []
-    for view in into:
-        head = incoming.line()
-        if head in (b"$-1", b"_"):
-            lengths.append(-1)
-            continue
-        if head[:1] == b"-":
-            raise _reply_error(head[1:].decode(errors="replace"))
-        if head[:1] != b"$" or not head[1:].isdigit():
-            raise redis.ConnectionError(f"an unexpected reply to GET: {head[:64]!r}")
-        lengths.append(int(head[1:]))
-        if lengths[-1] != len(view):
-            connection.disconnect()
-            return lengths
-        incoming.fill(view)
-        incoming.line()
-    sock.settimeout(connection.socket_timeout)
+        lengths.append(-1 if reply is None else len(reply))
+        if lengths[-1] == len(view):
+            view[:] = reply
+        elif reply is not None:
+            break
     return lengths
+
+
+class Plain:
+    """A connection that is just a socket."""
+
+    def __init__(self, connection: Any, sock: socket.socket) -> None:
+        self.connection = connection
+        self._sock = sock
+        self._reader = hiredis.Reader(replyError=_reply_error, notEnoughData=_NOT_YET)
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TICK)
+
+    def alive(self) -> bool:
+        return self.connection._sock is self._sock
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _NO_TICK)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _NO_TICK)
+            self._sock.settimeout(self.connection.socket_timeout)
+
+    def exchange(self, commands: Sequence[Command], give_up: float) -> list[Any]:
+        self._send(pack(commands), give_up)
+        reader, wanted = self._reader, len(commands)
+        replies: list[Any] = []
+        while len(replies) < wanted:
+            reader.feed(self._receive(give_up))
+            while (reply := reader.gets()) is not _NOT_YET:
+                if isinstance(reply, BusyLoadingError):
+                    raise reply
+                if not isinstance(reply, _PUSH):
+                    replies.append(reply)
+        return replies
+
+    def fetch(self, keys: Sequence[str], into: Sequence[memoryview], give_up: float) -> list[int]:
+        self._send(pack([("GET", key) for key in keys]), give_up)
+        incoming = _Incoming(self._sock, give_up)
+        lengths: list[int] = []
+        for view in into:
+            head = incoming.line()
+            if head in (b"$-1", b"_"):
+                lengths.append(-1)
+                continue
+            if head[:1] == b"-":
+                raise _reply_error(head[1:].decode(errors="replace"))
+            if head[:1] != b"$" or not head[1:].isdigit():
+                raise redis.ConnectionError(f"an unexpected reply to GET: {head[:64]!r}")
+            lengths.append(int(head[1:]))
+            if lengths[-1] != len(view):
+                self.connection.disconnect()
+                return lengths
+            incoming.fill(view)
+            incoming.line()
+        return lengths
+
+    def _send(self, buffers: list[bytes | memoryview], give_up: float) -> None:
+        first = 0
+        while first < len(buffers):
+            try:
+                sent = self._sock.sendmsg(buffers[first : first + GATHER_BUFFERS])
+            except BlockingIOError:
+                _check(give_up)
+                continue
+            while first < len(buffers) and sent >= len(buffers[first]):
+                sent -= len(buffers[first])
+                first += 1
+            if sent:
+                buffers[first] = memoryview(buffers[first])[sent:]
+
+    def _receive(self, give_up: float) -> bytes:
+        while True:
+            try:
+                data = self._sock.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                _check(give_up)
+                continue
+            if not data:
+                raise redis.ConnectionError("the server closed the connection")
+            return data
+
+
+def _check(give_up: float) -> None:
+    if time.monotonic() >= give_up:
+        raise redis.TimeoutError("the server did not reply in time")
 
 
 class _Incoming:
     """What a socket delivers: lines through a small buffer, and the bytes of large strings past it."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, give_up: float) -> None:
         self._sock = sock
+        self._give_up = give_up
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._start = self._end = 0
 
@@ -123,59 +239,39 @@ class _Incoming:
         view[:filled] = memoryview(self._buffer)[self._start : self._start + filled]
         self._start += filled
         while filled < len(view):
-            filled += self._receive(view[filled:])
+            filled += self._receive(view[filled:], socket.MSG_WAITALL)
 
-    def _receive(self, view: memoryview) -> int:
-        received = self._sock.recv_into(view)
-        if not received:
-            raise redis.ConnectionError("the server closed the connection")
-        return received
+    def _receive(self, view: memoryview, flags: int = 0) -> int:
+        while True:
+            try:
+                received = self._sock.recv_into(view, 0, flags)
+            except BlockingIOError:
+                _check(self._give_up)
+                continue
+            if not received:
+                raise redis.ConnectionError("the server closed the connection")
+            return received
 
 
 def pack(commands: Sequence[Command]) -> list[bytes | memoryview]:
-    """Commands in RESP, as buffers: large ones as they are, all else joined."""
+    """Commands in RESP, as buffers: large memoryviews as they are, all else joined."""
     buffers: list[bytes | memoryview] = []
-    pending: list[bytes | memoryview] = []
+    pending: list[bytes] = []
     for command in commands:
+        if memoryview not in map(type, command):
+            pending.append(hiredis.pack_command(tuple(command)))  # type: ignore[arg-type]
+            continue
         pending.append(b"*%d\r\n" % len(command))
         for argument in command:
-            if isinstance(argument, str):
-                data: bytes | memoryview = argument.encode()
-            elif isinstance(argument, int):
-                data = b"%d" % argument
-            else:
-                data = argument
-            size = len(data)
-            if size < GATHER_BYTES:
-                pending += (b"$%d\r\n" % size, data, b"\r\n")
-            else:
-                pending.append(b"$%d\r\n" % size)
-                buffers += (b"".join(pending), data)
+            if isinstance(argument, memoryview) and len(argument) >= GATHER_BYTES:
+                pending.append(b"$%d\r\n" % len(argument))
+                buffers += (b"".join(pending), argument)
                 pending = [b"\r\n"]
-    buffers.append(b"".join(pending))
+                continue
+            data = str(argument).encode() if isinstance(argument, (str, int)) else bytes(argument)
+            pending.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    buffers.append(pending[0] if len(pending) == 1 else b"".join(pending))
     return buffers
-
-
-def _send(sock: socket.socket, commands: Sequence[Command]) -> None:
-    buffers = pack(commands)
-    if len(buffers) == 1:
-        sock.sendall(buffers[0])
-        return
-    first = 0
-    while first < len(buffers):
-        sent = sock.sendmsg(buffers[first : first + GATHER_BUFFERS])
-        while first < len(buffers) and sent >= len(buffers[first]):
-            sent -= len(buffers[first])
-            first += 1
-        if sent:
-            buffers[first] = memoryview(buffers[first])[sent:]
-
-
-def _receive(sock: socket.socket) -> bytes:
-    data = sock.recv(_RECEIVE_BYTES)
-    if not data:
-        raise redis.ConnectionError("the server closed the connection")
-    return data
 
 
 def _reply_error(text: str) -> Exception:

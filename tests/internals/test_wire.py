@@ -63,28 +63,26 @@ def test_replies_of_every_kind_in_order(ends: Any, piece: int) -> None:
     connection, ours, theirs = ends
     data = b"+OK\r\n:7\r\n$-1\r\n$3\r\na\r\n\r\n*2\r\n$1\r\nx\r\n:1\r\n-WRONGTYPE no\r\n-NOSCRIPT no\r\n_\r\n"
     sent = answer(theirs, data, piece=piece)
-    replies = _wire.exchange(connection, ours, [("PING",)] * 8, soon())
+    replies = _wire.Plain(connection, ours).exchange([("PING",)] * 8, soon())
     assert replies[:5] == [b"OK", 7, None, b"a\r\n", [b"x", 1]]
     assert isinstance(replies[5], ResponseError)
     assert str(replies[5]) == "WRONGTYPE no"
     assert isinstance(replies[6], NoScriptError)
     assert replies[7] is None
     assert sent() == b"*1\r\n$4\r\nPING\r\n" * 8
-    # As its owner had it.
-    assert ours.gettimeout() == 7.0
 
 
 def test_what_the_server_pushes_is_no_reply(ends: Any) -> None:
     connection, ours, theirs = ends
     answer(theirs, b">2\r\n+invalidate\r\n*0\r\n+OK\r\n")
-    assert _wire.exchange(connection, ours, [("PING",)], soon()) == [b"OK"]
+    assert _wire.Plain(connection, ours).exchange([("PING",)], soon()) == [b"OK"]
 
 
 def test_a_server_that_loads_is_an_error_of_the_connection(ends: Any) -> None:
     connection, ours, theirs = ends
     answer(theirs, b"-LOADING wait\r\n")
     with pytest.raises(BusyLoadingError):
-        _wire.exchange(connection, ours, [("PING",)], soon())
+        _wire.Plain(connection, ours).exchange([("PING",)], soon())
 
 
 @pytest.mark.parametrize("data", [b"", b"$10\r\nabc", b"+O"])
@@ -93,14 +91,14 @@ def test_a_connection_that_ends_is_noticed(ends: Any, data: bytes) -> None:
     answer(theirs, data)()
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(redis.ConnectionError):
-        _wire.exchange(connection, ours, [("PING",)], soon())
+        _wire.Plain(connection, ours).exchange([("PING",)], soon())
 
 
 def test_silence_ends_in_time(ends: Any) -> None:
     connection, ours, _ = ends
     started = time.monotonic()
     with pytest.raises((redis.TimeoutError, TimeoutError)):
-        _wire.exchange(connection, ours, [("PING",)], started + 0.2)
+        _wire.Plain(connection, ours).exchange([("PING",)], started + 0.2)
     assert time.monotonic() - started < 3
 
 
@@ -159,7 +157,7 @@ def test_more_than_the_kernel_takes_at_once(ends: Any) -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    assert _wire.exchange(connection, ours, commands, soon()) == [b"OK"] * 700
+    assert _wire.Plain(connection, ours).exchange(commands, soon()) == [b"OK"] * 700
     thread.join()
     assert parse_commands(bytes(came)) == [[b"SET", b"k%d" % k, part.tobytes()] for k, part in enumerate(parts)]
 
@@ -172,7 +170,7 @@ def test_strings_are_received_into_their_buffers(ends: Any, piece: int) -> None:
     sent = answer(theirs, data[:-2] + b"\r\n" + b"$-1\r\n_\r\n", piece=piece)
     buffers = [bytearray(len(text)) for text in wanted] + [bytearray(3), bytearray(3)]
     keys = [f"k{k}" for k in range(6)]
-    lengths = _wire.fetch(connection, ours, keys, [memoryview(buffer) for buffer in buffers], soon())
+    lengths = _wire.Plain(connection, ours).fetch(keys, [memoryview(buffer) for buffer in buffers], soon())
     assert lengths == [len(text) for text in wanted] + [-1, -1]
     assert [bytes(buffer) for buffer in buffers[:4]] == wanted
     assert parse_commands(sent()) == [[b"GET", key.encode()] for key in keys]
@@ -183,7 +181,7 @@ def test_a_string_of_another_length_ends_the_list_and_the_connection(ends: Any) 
     connection, ours, theirs = ends
     answer(theirs, b"$3\r\nabc\r\n$9\r\nforged")
     buffers = [bytearray(3), bytearray(4), bytearray(5)]
-    assert _wire.fetch(connection, ours, "abc", [memoryview(buffer) for buffer in buffers], soon()) == [3, 9]
+    assert _wire.Plain(connection, ours).fetch("abc", [memoryview(buffer) for buffer in buffers], soon()) == [3, 9]
     assert buffers[0] == b"abc"
     assert connection._sock is None
 
@@ -194,7 +192,7 @@ def test_a_string_that_breaks_off_is_an_error(ends: Any, data: bytes) -> None:
     answer(theirs, data)()
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(redis.ConnectionError):
-        _wire.fetch(connection, ours, ["k"], [memoryview(bytearray(5 if b"5" in data else 2))], soon())
+        _wire.Plain(connection, ours).fetch(["k"], [memoryview(bytearray(5 if b"5" in data else 2))], soon())
 
 
 @pytest.mark.parametrize("data", [b"*1\r\n$1\r\nx\r\n", b"$x\r\n", b"$-2\r\n", b"?" * 100_000])
@@ -202,14 +200,26 @@ def test_a_reply_that_is_no_string_is_an_error(ends: Any, data: bytes) -> None:
     connection, ours, theirs = ends
     answer(theirs, data)
     with pytest.raises(redis.ConnectionError):
-        _wire.fetch(connection, ours, ["k"], [memoryview(bytearray(5))], soon())
+        _wire.Plain(connection, ours).fetch(["k"], [memoryview(bytearray(5))], soon())
 
 
 def test_an_error_instead_of_a_string_is_raised(ends: Any) -> None:
     connection, ours, theirs = ends
     answer(theirs, b"-WRONGTYPE it is a list\r\n")
     with pytest.raises(ResponseError, match="WRONGTYPE it is a list"):
-        _wire.fetch(connection, ours, ["k"], [memoryview(bytearray(5))], soon())
+        _wire.Plain(connection, ours).fetch(["k"], [memoryview(bytearray(5))], soon())
+
+
+def test_a_connection_goes_back_as_its_owner_had_it(ends: Any) -> None:
+    connection, ours, theirs = ends
+    ours.settimeout(7.0)
+    wire = _wire.wire_of(connection)
+    answer(theirs, b"+OK\r\n")
+    assert wire.exchange([("PING",)], soon()) == [b"OK"]
+    wire.release()
+    assert ours.gettimeout() == 7.0
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        assert set(ours.getsockopt(socket.SOL_SOCKET, option, 16)) == {0}
 
 
 def test_only_plain_sockets_are_taken(ends: Any) -> None:
