@@ -174,7 +174,6 @@ def test_strings_are_received_into_their_buffers(ends: Any, piece: int) -> None:
     assert lengths == [len(text) for text in wanted] + [-1, -1]
     assert [bytes(buffer) for buffer in buffers[:4]] == wanted
     assert parse_commands(sent()) == [[b"GET", key.encode()] for key in keys]
-    assert ours.gettimeout() == 7.0
 
 
 def test_a_string_of_another_length_ends_the_list_and_the_connection(ends: Any) -> None:
