@@ -10,12 +10,11 @@
 -- ARGV[4] worker                      name under which the gradient is counted
 -- ARGV[5] local_step                  int64 as text
 -- ARGV[6] round_shape                 shape that must be the same for all gradients of a round, "[16]"
--- ARGV[7] channel                     redisacc:{NAME}:events
--- ARGV[8] element                     "f" or "d": how an element is packed (struct)
--- ARGV[9] row_bytes                   bytes of a row; the last row may be shorter
--- ARGV[10] limit                      largest magnitude that stays exact in a sum, or "" for none
--- ARGV[11] indices                    ascending, decimal, parted by spaces
--- ARGV[12] rows                       the rows one after the other, little-endian
+-- ARGV[7] element                     "f" or "d": how an element is packed (struct)
+-- ARGV[8] row_bytes                   bytes of a row; the last row may be shorter
+-- ARGV[9] limit                       largest magnitude that stays exact in a sum, or "" for none
+-- ARGV[10] indices                    ascending, decimal, parted by spaces
+-- ARGV[11] rows                       the rows one after the other, little-endian
 --
 -- Replies:
 -- {'applied', global_step, num_accumulated}    added and counted
@@ -33,9 +32,9 @@
 local keys = {record = KEYS[1], sums = KEYS[2], workers = KEYS[3], clients = KEYS[4]}
 local request = {
   incarnation = ARGV[1], client = ARGV[2], sequence = tonumber(ARGV[3]), worker = ARGV[4],
-  local_step = ARGV[5], round_shape = ARGV[6], channel = ARGV[7],
+  local_step = ARGV[5], round_shape = ARGV[6],
 }
-local element, row_bytes, limit, indices, rows = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11], ARGV[12]
+local element, row_bytes, limit, indices, rows = ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10], ARGV[11]
 
 -- Each stored row begins with the number of gradients that held its index.
 local COUNT, COUNT_BYTES = '<I8', 8

@@ -5,14 +5,14 @@
 -- KEYS[1] redisacc:{NAME}            the record
 -- KEYS[2] redisacc:{NAME}:sums       index -> packed count and sum
 -- KEYS[3] redisacc:{NAME}:parked     gradient id -> "order header"
--- KEYS[4] redisacc:{NAME}:workers    worker -> gradients in this round
--- KEYS[5] redisacc:{NAME}:clients    client -> last request and totals
--- KEYS[6] redisacc:{NAME}:queue      sorted set of tokens by ticket number
--- KEYS[7] redisacc:{NAME}:takers     token -> "num_required lease_end_ms taker"
--- KEYS[8] redisacc:{NAME}:taken      token -> the round that was granted to it
+-- KEYS[4] redisacc:{NAME}:small      gradient id -> data of a small one
+-- KEYS[5] redisacc:{NAME}:workers    worker -> gradients in this round
+-- KEYS[6] redisacc:{NAME}:clients    client -> last request and totals
+-- KEYS[7] redisacc:{NAME}:queue      sorted set of tokens by ticket number
+-- KEYS[8] redisacc:{NAME}:takers     token -> "num_required lease_end_ms taker"
+-- KEYS[9] redisacc:{NAME}:taken      token -> the round that was granted to it
 -- ARGV[1] incarnation                the one to delete
 -- ARGV[2] finish                     "0": close it; "1": remove it, if it is closed
--- ARGV[3] channel                    redisacc:{NAME}:events
 --
 -- Replies:
 -- {'closed'}                 no handle can use it any more; the second call has to follow
@@ -20,7 +20,9 @@
 -- {'missing'}                nothing was there
 -- {'replaced'}               there is another incarnation, which was left alone
 
-local record, incarnation, finish, channel = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+-- #include "announce"
+
+local record, incarnation, finish = KEYS[1], ARGV[1], ARGV[2]
 local closed = 'deleted:' .. incarnation
 
 local current = redis.call('HGET', record, 'incarnation')
@@ -30,7 +32,7 @@ end
 if finish == '0' then
   if current == incarnation then
     redis.call('HSET', record, 'incarnation', closed)
-    redis.call('PUBLISH', channel, 'deleted')
+    announce(record, true, 'deleted')
     return {'closed'}
   end
   return {current == closed and 'closed' or 'replaced'}

@@ -1,11 +1,11 @@
 -- Leaves the queue of takers, because of a timeout, an interrupt or a closed handle. A round that was granted
 -- meanwhile is reported, so that it is delivered and not dropped.
 --
--- KEYS[1] redisacc:{NAME}:queue      sorted set of tokens by ticket number
--- KEYS[2] redisacc:{NAME}:takers     token -> "num_required lease_end_ms taker"
--- KEYS[3] redisacc:{NAME}:taken      token -> the round that was granted to it
+-- KEYS[1] redisacc:{NAME}            the record
+-- KEYS[2] redisacc:{NAME}:queue      sorted set of tokens by ticket number
+-- KEYS[3] redisacc:{NAME}:takers     token -> "num_required lease_end_ms taker"
+-- KEYS[4] redisacc:{NAME}:taken      token -> the round that was granted to it
 -- ARGV[1] token                      id of the take
--- ARGV[2] channel                    redisacc:{NAME}:events
 --
 -- Replies:
 -- {'left'}                                                 not in the queue (any more)
@@ -13,9 +13,10 @@
 -- {'corrupt', where, text}                                 something under our keys isn't ours; nothing changed
 
 -- #include "granted_round"
+-- #include "announce"
 
-local queue, takers, taken = KEYS[1], KEYS[2], KEYS[3]
-local token, channel = ARGV[1], ARGV[2]
+local record, queue, takers, taken = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local token = ARGV[1]
 
 local reply = granted_round(taken, token)
 if reply then
@@ -24,6 +25,6 @@ end
 if redis.call('ZREM', queue, token) == 1 then
   redis.call('HDEL', takers, token)
   -- Whoever stood behind may be served now.
-  redis.call('PUBLISH', channel, 'left')
+  announce(record, true, 'left')
 end
 return {'left'}

@@ -33,7 +33,7 @@ if redis.call('EXISTS', record) == 0 then
   redis.call('HSET', record, 'format', format, 'kind', kind, 'dtype', dtype, 'shape', shape,
     'reduction_type', reduction_type, 'incarnation', incarnation, 'global_step', '0', 'num_accumulated', '0',
     'round_shape', '', 'applied', '0', 'stale', '0', 'duplicates', '0', 'takes', '0', 'tickets', '0',
-    'parked_bytes', '0', 'parked_limit', parked_limit, 'chunk', chunk, 'lease_ms', lease_ms,
+    'parked_bytes', '0', 'parked_limit', parked_limit, 'wanted', '0', 'chunk', chunk, 'lease_ms', lease_ms,
     'created_ms', string.format('%.0f', now_ms()))
   keep(tonumber(lease_ms), record)
 end

@@ -1,24 +1,25 @@
--- Takes one gradient, whose parts the client has just staged, into the current round: it is held whole. Where the
--- parked gradients have reached their limit, the client has added some of them to its own, and what it staged
--- replaces them.
+-- Takes one gradient into the current round, to be held whole: a small one as it comes here, a large one in the parts
+-- that the client has just staged. Where the parked gradients have reached their limit, the client has added some of
+-- them to its own, and the sum replaces them.
 --
 -- KEYS[1] redisacc:{NAME}             the record
 -- KEYS[2] redisacc:{NAME}:parked      gradient id -> "order header"
--- KEYS[3] redisacc:{NAME}:workers     worker -> gradients in this round
--- KEYS[4] redisacc:{NAME}:clients     client -> last request and totals
--- KEYS[5..4+N] redisacc:{NAME}:staged:ID:K    the N parts as the client SET them, with an expiry
--- KEYS[5+N..4+2N] redisacc:{NAME}:part:ID:K   where they go
--- KEYS[5+2N..] redisacc:{NAME}:part:ID:K      parts of the gradients that are replaced; large ones only get an expiry
+-- KEYS[3] redisacc:{NAME}:small       gradient id -> data of a small one
+-- KEYS[4] redisacc:{NAME}:workers     worker -> gradients in this round
+-- KEYS[5] redisacc:{NAME}:clients     client -> last request and totals
+-- KEYS[6..5+N] redisacc:{NAME}:staged:ID:K    the N parts as the client SET them, with an expiry
+-- KEYS[6+N..5+2N] redisacc:{NAME}:part:ID:K   where they go
+-- KEYS[6+2N..] redisacc:{NAME}:part:ID:K      parts of the gradients that are replaced; large ones only get an expiry
 -- ARGV[1] incarnation                 the one that the handle opened
 -- ARGV[2] client                      id of the sender
 -- ARGV[3] sequence                    number of the request, growing for each client; the same again changes nothing
 -- ARGV[4] worker                      name under which the gradient is counted
 -- ARGV[5] local_step                  int64 as text
 -- ARGV[6] round_shape                 shape that must be the same for all gradients of a round, "[16]"
--- ARGV[7] channel                     redisacc:{NAME}:events
--- ARGV[8] id                          id of the gradient
--- ARGV[9] header                      msgpack; opaque here. "": only ask whether the gradient would be taken
--- ARGV[10] parts                      N
+-- ARGV[7] id                          id of the gradient
+-- ARGV[8] header                      msgpack; opaque here. "": only ask whether the gradient would be taken
+-- ARGV[9] data                        all bytes of a small gradient; "" if there are parts
+-- ARGV[10] parts                      N; 0 for a small gradient
 -- ARGV[11..10+N] length               bytes of each part
 -- ARGV[11+N..] replaced               ids of the gradients that are replaced, the oldest first
 --
@@ -38,18 +39,22 @@
 -- #include "admit"
 -- #include "drop"
 
-local keys = {record = KEYS[1], parked = KEYS[2], workers = KEYS[3], clients = KEYS[4]}
+local keys = {record = KEYS[1], parked = KEYS[2], small = KEYS[3], workers = KEYS[4], clients = KEYS[5]}
 local request = {
   incarnation = ARGV[1], client = ARGV[2], sequence = tonumber(ARGV[3]), worker = ARGV[4],
-  local_step = ARGV[5], round_shape = ARGV[6], channel = ARGV[7],
+  local_step = ARGV[5], round_shape = ARGV[6],
 }
-local id, header, parts = ARGV[8], ARGV[9], tonumber(ARGV[10])
+local id, header, data, parts = ARGV[7], ARGV[8], ARGV[9], tonumber(ARGV[10])
 local staged, final, lengths = {}, {}, {}
 for k = 1, parts do
-  staged[k], final[k], lengths[k] = KEYS[4 + k], KEYS[4 + parts + k], tonumber(ARGV[10 + k])
+  staged[k], final[k], lengths[k] = KEYS[5 + k], KEYS[5 + parts + k], tonumber(ARGV[10 + k])
 end
 local replaced = {unpack(ARGV, 11 + parts)}
-local replaced_parts = {unpack(KEYS, 5 + 2 * parts)}
+local replaced_parts = {unpack(KEYS, 6 + 2 * parts)}
+
+-- A taker that waits is woken to fetch ahead by each gradient in parts, and by small ones whenever all that is parked
+-- passes a power of two from this one on.
+local AHEAD_BYTES = 1048576
 
 -- Whatever the refusal, the staged parts are of no more use: a request that comes again stages them again.
 local function refuse(reply)
@@ -65,18 +70,21 @@ if not admission then
 end
 local record = admission.record
 
--- Raises where the key is of another type, before anything changes. Without a replaced gradient the place in the
--- order of arrival is the last: the taker adds in this order, so that sums come out bit for bit.
+-- Raise where a key is of another type, before anything changes.
 redis.call('HLEN', keys.parked)
+redis.call('HLEN', keys.small)
+-- Without a replaced gradient the place in the order of arrival is the last: the taker adds in this order, so that
+-- sums come out bit for bit.
 local order = count_text(record.num_accumulated)
+local bytes = record.parked_bytes + #data
 for k = #replaced, 1, -1 do
   local entry = redis.call('HGET', keys.parked, replaced[k])
   if not entry then
     return refuse({'changed'})
   end
   order = string.match(entry, '^%d+') or order
+  bytes = bytes - redis.call('HSTRLEN', keys.small, replaced[k])
 end
-local bytes = record.parked_bytes
 for k = 1, parts do
   bytes = bytes + lengths[k]
 end
@@ -97,6 +105,9 @@ for k = 1, parts do
 end
 
 redis.call('HSET', keys.parked, id, order .. ' ' .. header)
+if #data > 0 then
+  redis.call('HSET', keys.small, id, data)
+end
 for k = 1, parts do
   redis.call('RENAME', staged[k], final[k])
   redis.call('PERSIST', final[k])
@@ -104,8 +115,12 @@ for k = 1, parts do
 end
 if #replaced > 0 then
   redis.call('HDEL', keys.parked, unpack(replaced))
+  redis.call('HDEL', keys.small, unpack(replaced))
 end
 drop(replaced_parts)
 redis.call('HSET', keys.record, 'parked_bytes', count_text(bytes))
-keep(record.lease_ms, keys.parked)
-return count_gradient(keys, request, admission, id)
+keep(record.lease_ms, keys.parked, keys.small)
+local _, power_before = math.frexp(record.parked_bytes)
+local _, power = math.frexp(bytes)
+local fetch_ahead = parts > 0 or (bytes >= AHEAD_BYTES and power > power_before)
+return count_gradient(keys, request, admission, id, fetch_ahead)

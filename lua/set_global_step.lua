@@ -7,7 +7,6 @@
 -- ARGV[3] sequence                    number of the request, growing for each client; the same again changes nothing
 -- ARGV[4] worker                      name of the sender
 -- ARGV[5] new_global_step             int64 as text
--- ARGV[6] channel                     redisacc:{NAME}:events
 --
 -- Replies:
 -- {'set', global_step, num_accumulated}        done
@@ -20,10 +19,10 @@
 -- #include "read_record"
 -- #include "client_entry"
 -- #include "keep"
+-- #include "announce"
 
 local record_key, clients = KEYS[1], KEYS[2]
-local incarnation, client, sequence, worker, step, channel =
-  ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6]
+local incarnation, client, sequence, worker, step = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 
 local record, refusal = read_record(record_key, incarnation)
 if not record then
@@ -44,5 +43,5 @@ local reply = {
 redis.call('HSET', record_key, 'global_step', step)
 write_client(clients, client, sequence, entry, reply, worker)
 keep(record.lease_ms, clients)
-redis.call('PUBLISH', channel, string.format('%s step=%s count=%s', reply[1], reply[2], reply[3]))
+announce(record_key, false, string.format('%s step=%s count=%s', reply[1], reply[2], reply[3]))
 return reply

@@ -4,19 +4,20 @@
 -- KEYS[1] redisacc:{NAME}                       the record
 -- KEYS[2] redisacc:{NAME}:sums                  index -> packed count and sum
 -- KEYS[3] redisacc:{NAME}:parked                gradient id -> "order header"
--- KEYS[4] redisacc:{NAME}:workers               worker -> gradients in this round
--- KEYS[5] redisacc:{NAME}:queue                 sorted set of tokens by ticket number
--- KEYS[6] redisacc:{NAME}:takers                token -> "num_required lease_end_ms taker"
--- KEYS[7] redisacc:{NAME}:taken                 token -> the round that was granted to it
--- KEYS[8] redisacc:{NAME}:taken:TOKEN:sums      the three hashes of the granted round
--- KEYS[9] redisacc:{NAME}:taken:TOKEN:parked
--- KEYS[10] redisacc:{NAME}:taken:TOKEN:workers
+-- KEYS[4] redisacc:{NAME}:small                 gradient id -> data of a small one
+-- KEYS[5] redisacc:{NAME}:workers               worker -> gradients in this round
+-- KEYS[6] redisacc:{NAME}:queue                 sorted set of tokens by ticket number
+-- KEYS[7] redisacc:{NAME}:takers                token -> "num_required lease_end_ms taker"
+-- KEYS[8] redisacc:{NAME}:taken                 token -> the round that was granted to it
+-- KEYS[9] redisacc:{NAME}:taken:TOKEN:sums      the hashes of the granted round
+-- KEYS[10] redisacc:{NAME}:taken:TOKEN:parked
+-- KEYS[11] redisacc:{NAME}:taken:TOKEN:small
+-- KEYS[12] redisacc:{NAME}:taken:TOKEN:workers
 -- ARGV[1] incarnation                           the one that the handle opened
 -- ARGV[2] token                                 random id of this take; the same again gets the same round
 -- ARGV[3] num_required                          granted when num_accumulated >= num_required; at least 1
 -- ARGV[4] lease_ms                              the taker leaves the queue unless it asks again within this time
 -- ARGV[5] taker                                 name of who asks
--- ARGV[6] channel                               redisacc:{NAME}:events
 --
 -- Replies:
 -- {'granted', global_step, num_accumulated, round_shape}   the step that was closed, and what the round holds
@@ -30,11 +31,12 @@
 -- #include "granted_round"
 -- #include "now_ms"
 -- #include "keep"
+-- #include "announce"
 
-local record_key, sums, parked, workers, queue, takers, taken = unpack(KEYS, 1, 7)
-local taken_sums, taken_parked, taken_workers = KEYS[8], KEYS[9], KEYS[10]
-local incarnation, token, num_required, lease_ms, taker, channel =
-  ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
+local record_key, sums, parked, small, workers, queue, takers, taken = unpack(KEYS, 1, 8)
+local taken_sums, taken_parked, taken_small, taken_workers = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local incarnation, token, num_required, lease_ms, taker =
+  ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 
 -- So many dead takers are passed over in one call; more wait for the next.
 local SWEEP = 100
@@ -74,6 +76,7 @@ if record.num_accumulated >= num_required and (not head or head == token) then
   local held = {
     {sums, taken_sums, redis.call('HLEN', sums)},
     {parked, taken_parked, redis.call('HLEN', parked)},
+    {small, taken_small, redis.call('HLEN', small)},
     {workers, taken_workers, redis.call('HLEN', workers)},
   }
   redis.call('HLEN', takers)
@@ -93,7 +96,8 @@ if record.num_accumulated >= num_required and (not head or head == token) then
   local step = redis.call('HGET', record_key, 'global_step')
   redis.call('HSET', record_key, 'num_accumulated', '0', 'round_shape', '', 'parked_bytes', '0',
     'takes', count_text(record.takes + 1))
-  redis.call('PUBLISH', channel, string.format('taken step=%s count=0 taken=%s taker=%s', step, count, taker))
+  -- Only who stands behind is to be woken.
+  announce(record_key, redis.call('EXISTS', queue) == 1, string.format('taken step=%s count=0 taken=%s taker=%s', step, count, taker))
   return {'granted', record.global_step, count, record.round_shape}
 end
 
@@ -101,7 +105,7 @@ if not ticket then
   ticket = record.tickets + 1
   redis.call('HSET', record_key, 'tickets', count_text(ticket))
   redis.call('ZADD', queue, ticket, token)
-  redis.call('PUBLISH', channel, string.format('waiting step=%s count=%s num_required=%.0f taker=%s',
+  announce(record_key, false, string.format('waiting step=%s count=%s num_required=%.0f taker=%s',
     record.global_step, count_text(record.num_accumulated), num_required, taker))
 end
 redis.call('HSET', takers, token, string.format('%.0f %.0f %s', num_required, now + lease_ms, taker))
@@ -111,4 +115,9 @@ for _, key in ipairs({queue, takers}) do
     redis.call('PEXPIRE', key, lease_ms)
   end
 end
-return {'waiting', record.global_step, count_text(record.num_accumulated), redis.call('ZRANK', queue, token)}
+local ahead = redis.call('ZRANK', queue, token)
+if ahead == 0 and record.wanted ~= num_required then
+  -- Who applies the gradient that makes it so many wakes this taker.
+  redis.call('HSET', record_key, 'wanted', count_text(math.min(num_required, 999999999999999)))
+end
+return {'waiting', record.global_step, count_text(record.num_accumulated), ahead}

@@ -14,6 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -74,6 +75,12 @@ class ApplyResult:
 
     def __bool__(self) -> bool:
         return self.outcome == "applied"
+
+
+@lru_cache(maxsize=1)
+def _host_and_process(pid: int) -> str:
+    """Who we are. Asked anew after a fork: a child is a worker of its own."""
+    return f"{socket.gethostname()}:{pid}"
 
 
 class ConditionalAccumulatorBase(ABC):
@@ -521,8 +528,7 @@ class ConditionalAccumulatorBase(ABC):
 
     @property
     def _worker(self) -> str:
-        # Not kept: a child after a fork is a worker of its own.
-        return self._given_worker or f"{socket.gethostname()}:{os.getpid()}"
+        return self._given_worker or _host_and_process(os.getpid())
 
     def _label(self, name: object) -> str:
         return f"{_arguments.label(name) or self._name} ({self._keys.name})"

@@ -7,7 +7,8 @@ import numbers
 import operator
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -118,7 +119,12 @@ def shape(value: object, what: str = "shape") -> Shape:
 
 def shape_text(dims: Sequence[int | None] | None) -> str:
     """A shape as records and messages show it: "[100,-1]", or "unknown"."""
-    return "unknown" if dims is None else "[" + ",".join("-1" if d is None else str(d) for d in dims) + "]"
+    return "unknown" if dims is None else _dims_text(tuple(dims))
+
+
+@lru_cache(maxsize=256)
+def _dims_text(dims: tuple[int | None, ...]) -> str:
+    return "[" + ",".join("-1" if d is None else str(d) for d in dims) + "]"
 
 
 def reduction_type(value: object) -> str:
@@ -182,18 +188,30 @@ def cast(given: Array, dtype: DType, what: str, *, untyped: bool) -> Array:
     return given.astype(dtype.storage)
 
 
-def indices(value: object, what: str = "grad_indices") -> Array:
+class Indices(NamedTuple):
+    """Indices of rows, all of them from 0 to ``last``. ``ascending``: strictly, so none stands twice."""
+
+    array: Array
+    last: int
+    ascending: bool
+
+
+def indices(value: object, what: str = "grad_indices") -> Indices:
     """A vector of int64, none of them negative."""
     given = array(value, what)
     if given.ndim != 1:
         raise InvalidArgumentError(f"{what} must be a vector, not of shape {shape_text(given.shape)}")
     if given.size == 0 and is_untyped(value):
-        return np.empty(0, np.int64)
+        return Indices(np.empty(0, np.int64), -1, True)
     if given.dtype.kind not in "iu":
         raise InvalidArgumentError(f"{what} must be integers, not {given.dtype}: {shown(value)}")
-    if given.size:
-        if given.dtype == np.uint64 and int(given.max()) > INT64_MAX:
-            raise InvalidArgumentError(f"{what} holds {int(given.max())}, which int64 can't")
-        if (least := int(given.min())) < 0:
-            raise InvalidArgumentError(f"{what} must not be negative, and holds {least}")
-    return given.astype(np.int64, copy=False)
+    if given.size == 0:
+        return Indices(given.astype(np.int64, copy=False), -1, True)
+    ascending = bool((given[1:] > given[:-1]).all())
+    # Where they ascend, as they mostly do, the ends are the bounds.
+    least, last = (int(given[0]), int(given[-1])) if ascending else (int(given.min()), int(given.max()))
+    if last > INT64_MAX:
+        raise InvalidArgumentError(f"{what} holds {last}, which int64 can't")
+    if least < 0:
+        raise InvalidArgumentError(f"{what} must not be negative, and holds {least}")
+    return Indices(given.astype(np.int64, copy=False), last, ascending)

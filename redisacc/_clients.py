@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -35,19 +32,31 @@ class Clients:
 
     def _start_anew(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        # Threads share it: each call on it is one step for them.
         self._idle: list[Client] = []
 
-    @contextlib.contextmanager
-    def lend(self) -> Iterator[Client]:
-        """A client that is nobody else's until the block ends."""
+    def lend(self) -> Loan:
+        """A client that is nobody else's until the ``with`` block ends."""
         if self._pid != os.getpid():
             # After a fork: with our parent's ids our requests would be taken for copies of its own.
             self._start_anew()
-        with self._lock:
-            client = self._idle.pop() if self._idle else Client()
+        return Loan(self._idle)
+
+
+class Loan:
+    """One client, lent for a ``with`` block. A class, since a generator would cost each apply 2 microseconds."""
+
+    __slots__ = ("_client", "_idle")
+
+    def __init__(self, idle: list[Client]) -> None:
+        self._idle = idle
+
+    def __enter__(self) -> Client:
         try:
-            yield client
-        finally:
-            with self._lock:
-                self._idle.append(client)
+            self._client = self._idle.pop()
+        except IndexError:
+            self._client = Client()
+        return self._client
+
+    def __exit__(self, *_: object) -> None:
+        self._idle.append(self._client)

@@ -7,6 +7,7 @@ also the types that TensorFlow itself accepts and then fails to run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -40,17 +41,17 @@ class DType:
     in_place: str | None
     limit: int | None = None
 
-    @property
+    @cached_property
     def components(self) -> int:
         """Real numbers in an element: 2 for complex types."""
         return 2 if self.storage.kind == "c" else 1
 
-    @property
+    @cached_property
     def in_place_dtype(self) -> np.dtype[Any]:
         """The real numbers that Lua packs and unpacks, little-endian."""
         return np.dtype("<f4" if self.in_place == "f" else "<f8")
 
-    @property
+    @cached_property
     def is_integer(self) -> bool:
         """Whether results are integers, for which a mean truncates toward zero."""
         return self.storage.kind in "iu"

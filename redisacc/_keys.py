@@ -21,11 +21,17 @@ _REF = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
 
 @dataclass(frozen=True)
 class RoundKeys:
-    """The three hashes of a round: the current one, or one that was taken."""
+    """The hashes of a round: the current one, or one that was taken."""
 
     sums: str
     parked: str
+    small: str
     workers: str
+
+    @classmethod
+    def under(cls, base: str) -> RoundKeys:
+        """Those whose names begin with ``base``."""
+        return cls(f"{base}:sums", f"{base}:parked", f"{base}:small", f"{base}:workers")
 
 
 class Keys:
@@ -39,7 +45,8 @@ class Keys:
         self.takers = f"{self.record}:takers"
         self.taken = f"{self.record}:taken"
         self.events = f"{self.record}:events"
-        self.current = RoundKeys(f"{self.record}:sums", f"{self.record}:parked", f"{self.record}:workers")
+        self.wake = f"{self.record}:wake"
+        self.current = RoundKeys.under(self.record)
 
     @classmethod
     def of_ref(cls, ref: str) -> Keys:
@@ -56,8 +63,7 @@ class Keys:
 
     def taken_round(self, token: str) -> RoundKeys:
         """The hashes of the round that was granted to ``token``."""
-        base = f"{self.taken}:{token}"
-        return RoundKeys(f"{base}:sums", f"{base}:parked", f"{base}:workers")
+        return RoundKeys.under(f"{self.taken}:{token}")
 
     def part(self, gradient: str, number: int) -> str:
         """Part ``number`` (from 0) of a parked gradient."""

@@ -103,13 +103,16 @@ class Parking:
     ) -> Reply:
         # The same id when the request is sent again, so that the same keys are written.
         name = f"{request.client.id}-{request.sequence}"
-        header, lengths, commands = _parked.stage(self._keys, name, gradient)
+        staged = _parked.stage(self._keys, name, gradient)
+        # A small one costs no more than the question.
+        ask = ask and not staged.data
         return self._scripts.park(
             request,
             gradient=name,
-            header=b"" if ask else header,
-            lengths=lengths,
-            stage=() if ask else commands,
+            header=b"" if ask else staged.header,
+            data=staged.data,
+            lengths=staged.lengths,
+            stage=() if ask else staged.commands,
             replaced=[parked.id for parked in replaced],
             replaced_parts=[key for parked in replaced for key in _parked.part_keys(self._keys, parked)],
         )
@@ -161,7 +164,7 @@ class Parking:
 
     def _swap(self, gradient: Gradient, request: Request, chosen: Sequence[Parked]) -> Reply:
         total = self._total(request.round_shape)
-        for held in _parked.fetch(self._link, self._keys, chosen):
+        for held in _parked.fetch(self._link, self._keys, self._keys.current, chosen):
             total.add(held)
         total.add(gradient)
         logger.debug("%s: folds %d parked gradients", self._keys.name, len(chosen))

@@ -105,7 +105,7 @@ def renew(link: Link, keys: Keys, lease_ms: int) -> None:
     fixed = [keys.record, keys.clients, keys.taken]
     rounds = all_rounds(link, keys, patience=patience)
     for of in rounds:
-        fixed += [of.sums, of.parked, of.workers]
+        fixed += [of.sums, of.parked, of.small, of.workers]
     link.pipeline([("PEXPIRE", key, lease_ms) for key in fixed], patience=patience)
     for of in rounds:
         for gradient, entry in scan(link, of.parked, patience=patience).items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from redisacc._arguments import Array
 from redisacc._dtypes import DType
 from redisacc._keys import Keys, RoundKeys
 from redisacc._link import PATIENCE, Link
-from redisacc._parked import Gradient, Parked
+from redisacc._parked import SMALL_FIELDS, Gradient, Parked
 from redisacc._shapes import round_shape_of
 from redisacc._slices import IndexedSlices
 from redisacc._wire import Command
@@ -61,16 +61,19 @@ def scan_command(key: str, cursor: int = 0) -> Command:
 
 def scan_rest(link: Link, key: str, reply: Any, *, patience: float = PATIENCE) -> Fields:
     """All fields of a hash, of which ``reply`` is the first piece. A field may come twice: the last one counts."""
-    fields: Fields = {}
-    while True:
-        match reply:
-            case [bytes() | int() as cursor, list(flat)] if len(flat) % 2 == 0:
-                fields.update(zip(flat[::2], flat[1::2], strict=True))
-            case _:
-                raise CorruptDataError(f"{key}: HSCAN replied {reply!r:.100}")
-        if int(cursor) == 0:
-            return fields
-        reply = link.call(*scan_command(key, int(cursor)), patience=patience)
+    cursor, fields = _fields(key, reply)
+    while cursor:
+        cursor, more = _fields(key, link.call(*scan_command(key, cursor), patience=patience))
+        fields.update(more)
+    return fields
+
+
+def _fields(key: str, reply: Any) -> tuple[int, Fields]:
+    """A reply to HSCAN: where to go on, 0 at the end, and the fields that it brought."""
+    match reply:
+        case [bytes() | int() as cursor, list(flat)] if len(flat) % 2 == 0:
+            return int(cursor), dict(zip(flat[::2], flat[1::2], strict=True))
+    raise CorruptDataError(f"{key}: HSCAN replied {reply!r:.100}")
 
 
 def scan(link: Link, key: str, *, patience: float = PATIENCE) -> Fields:
@@ -96,16 +99,24 @@ def parse_workers(fields: Fields, where: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Contents:
-    """A round's hashes. ``parked`` names the gradients that are held whole; their parts are still to be fetched."""
+    """A round's hashes. ``parked`` names the gradients that are held whole, ``small`` holds some of the small ones.
 
+    The others, and all parts of large ones, are still to be fetched.
+    """
+
+    of: RoundKeys
     sums: Fields
     parked: list[Parked]
+    small: Fields
     workers: dict[str, int]
 
 
 def read_commands(of: RoundKeys) -> list[Command]:
-    """The commands that read a round's hashes; for small ones they read them whole."""
-    return [scan_command(key) for key in (of.sums, of.parked, of.workers)]
+    """The commands that read a round's hashes; where they are small they are read whole."""
+    return [
+        *(scan_command(key) for key in (of.sums, of.parked, of.workers)),
+        ("HSCAN", of.small, 0, "COUNT", SMALL_FIELDS),
+    ]
 
 
 class Reader:
@@ -153,12 +164,15 @@ class Reader:
             return
         new = [parked for parked in self._parse(entries, round_shape) if parked.id not in self._added]
         if new:
-            self._add(new, round_shape)
+            self._add(self._keys.current, new, round_shape)
 
-    def _add(self, parked: list[Parked], shape: tuple[int, ...]) -> Total:
+    def _add(
+        self, of: RoundKeys, parked: list[Parked], shape: tuple[int, ...], known: Mapping[bytes, bytes] | None = None
+    ) -> Total:
         if self._total is None:
             self._total = self._make_total(shape)
-        for gradient, held in zip(parked, _parked.fetch(self._link, self._keys, parked), strict=True):
+        fetched = _parked.fetch(self._link, self._keys, of, parked, known or {})
+        for gradient, held in zip(parked, fetched, strict=True):
             self._total.add(held)
             self._added[gradient.id] = None
         return self._total
@@ -169,8 +183,10 @@ class Reader:
     def contents(self, of: RoundKeys, pieces: list[Any], shape: tuple[int, ...]) -> Contents:
         """What the replies to ``read_commands`` say, and the further pieces that they promise."""
         return Contents(
+            of=of,
             sums=scan_rest(self._link, of.sums, pieces[0]),
             parked=self._parse(scan_rest(self._link, of.parked, pieces[1]), shape),
+            small=_fields(of.small, pieces[3])[1],
             workers=parse_workers(scan_rest(self._link, of.workers, pieces[2]), of.workers),
         )
 
@@ -184,7 +200,8 @@ class Reader:
         if shape != self._shape or not self._added.keys() <= ids:
             # Another taker had the round that was begun with, or what was added has been folded since.
             self.forget()
-        total = self._add([parked for parked in contents.parked if parked.id not in self._added], shape)
+        left = [parked for parked in contents.parked if parked.id not in self._added]
+        total = self._add(contents.of, left, shape, contents.small)
         total.add_sums(contents.sums)
         self.forget()
         return total

@@ -159,7 +159,7 @@ class Scripts:
         row_bytes: int,
         limit: int | None,
         indices: bytes,
-        rows: memoryview | bytes,
+        rows: bytes,
     ) -> Counted | None:
         """Adds a gradient in place. None if that would lose digits: then it has to be parked."""
         reply = self._link.run(
@@ -176,7 +176,7 @@ class Scripts:
         )
         if reply[0] == b"inexact":
             return None
-        return self._counted(reply, shape_text(request.round_shape))
+        return self._counted(reply, request.round_shape)
 
     def park(
         self,
@@ -184,12 +184,13 @@ class Scripts:
         *,
         gradient: str,
         header: bytes,
+        data: bytes,
         lengths: Sequence[int],
         stage: Sequence[Command],
         replaced: Sequence[str] = (),
         replaced_parts: Sequence[str] = (),
     ) -> Counted | Full | Literal["welcome", "changed", "unstaged"]:
-        """Holds a gradient whole. The commands ``stage`` put its parts in place and travel along.
+        """Holds a gradient whole: as ``data``, or in parts of ``lengths``, which the commands ``stage`` put in place.
 
         Args:
             header: empty to ask only; "welcome" says that the gradient would be held.
@@ -205,6 +206,7 @@ class Scripts:
             [
                 keys.record,
                 current.parked,
+                current.small,
                 current.workers,
                 keys.clients,
                 *(keys.staged(gradient, part) for part in parts),
@@ -215,6 +217,7 @@ class Scripts:
                 *self._request(request),
                 gradient,
                 header,
+                data,
                 len(lengths),
                 *lengths,
                 *replaced,
@@ -230,7 +233,7 @@ class Scripts:
                 return "unstaged"
             case [b"full", parked, limit]:
                 return Full(self._number(parked, "parked_bytes"), self._number(limit, "parked_limit"))
-        return self._counted(reply, shape_text(request.round_shape))
+        return self._counted(reply, request.round_shape)
 
     def take(
         self,
@@ -257,15 +260,17 @@ class Scripts:
                 keys.record,
                 keys.current.sums,
                 keys.current.parked,
+                keys.current.small,
                 keys.current.workers,
                 keys.queue,
                 keys.takers,
                 keys.taken,
                 taken.sums,
                 taken.parked,
+                taken.small,
                 taken.workers,
             ],
-            [self.incarnation, token, num_required, lease_ms, taker, keys.events],
+            [self.incarnation, token, num_required, lease_ms, taker],
             after=read,
             patience=patience,
         )
@@ -281,7 +286,7 @@ class Scripts:
         """Leaves the queue. Returns the round if it was granted meanwhile."""
         keys = self._keys
         reply = self._link.run(
-            load("leave"), [keys.queue, keys.takers, keys.taken], [token, keys.events], patience=patience
+            load("leave"), [keys.record, keys.queue, keys.takers, keys.taken], [token], patience=patience
         )
         return None if reply[0] == b"left" else self._granted(token, reply)
 
@@ -290,7 +295,7 @@ class Scripts:
         taken = self._keys.taken_round(token)
         reply = self._link.run(
             load("acknowledge"),
-            [self._keys.taken, taken.sums, taken.parked, taken.workers, *parts],
+            [self._keys.taken, taken.sums, taken.parked, taken.small, taken.workers, *parts],
             [token, int(more)],
         )
         return reply[0] == b"acknowledged"
@@ -305,12 +310,14 @@ class Scripts:
                 keys.taken,
                 before.sums,
                 before.parked,
+                before.small,
                 before.workers,
                 after.sums,
                 after.parked,
+                after.small,
                 after.workers,
             ],
-            [self.incarnation, old, token, taker, keys.events],
+            [self.incarnation, old, token, taker],
         )
         return None if reply[0] == b"unknown" else self._granted(token, reply)
 
@@ -319,9 +326,9 @@ class Scripts:
         reply = self._link.run(
             load("set_global_step"),
             [self._keys.record, self._keys.clients],
-            [self.incarnation, client.id, sequence, worker, new_global_step, self._keys.events],
+            [self.incarnation, client.id, sequence, worker, new_global_step],
         )
-        return self._counted(reply, "")
+        return self._counted(reply, ())
 
     def delete(self, *, finish: bool) -> Literal["closed", "deleted", "missing", "replaced"]:
         """Closes the accumulator for everybody, or removes it once it is closed."""
@@ -332,13 +339,14 @@ class Scripts:
                 keys.record,
                 keys.current.sums,
                 keys.current.parked,
+                keys.current.small,
                 keys.current.workers,
                 keys.clients,
                 keys.queue,
                 keys.takers,
                 keys.taken,
             ],
-            [self.incarnation, int(finish), keys.events],
+            [self.incarnation, int(finish)],
         )
         match reply[0]:
             case b"closed":
@@ -352,7 +360,7 @@ class Scripts:
         self._refuse(reply)
 
     def _request(self, request: Request) -> list[Argument]:
-        """ARGV[1] to ARGV[7] of the scripts that count a gradient."""
+        """ARGV[1] to ARGV[6] of the scripts that count a gradient."""
         return [
             self.incarnation,
             request.client.id,
@@ -360,10 +368,9 @@ class Scripts:
             request.worker,
             request.local_step,
             shape_text(request.round_shape),
-            self._keys.events,
         ]
 
-    def _counted(self, reply: list[bytes], round_shape: str) -> Counted:
+    def _counted(self, reply: list[bytes], round_shape: tuple[int, ...]) -> Counted:
         match reply:
             case [(b"applied" | b"stale" | b"set" | b"lowered") as outcome, step, count]:
                 return Counted(
@@ -374,7 +381,7 @@ class Scripts:
             case [b"misshapen", bound]:
                 raise InvalidArgumentError(
                     f"the gradient must have the shape of those in the current round of {self._keys.name!r}, "
-                    f"{_text(bound)}, not {round_shape}"
+                    f"{_text(bound)}, not {shape_text(round_shape)}"
                 )
         self._refuse(reply)
 

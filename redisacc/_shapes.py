@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import lru_cache
 
 from redisacc._arguments import INT64_MAX, Shape, shape_text
 from redisacc._keys import Keys
@@ -15,14 +16,19 @@ def parse_shape(keys: Keys, text: str) -> Shape:
     if text == "unknown":
         return None
     try:
-        dims = json.loads(text)
+        return _dims(text)
     except ValueError:
-        dims = None
+        raise CorruptDataError(f"{keys.record}: {text!r:.100} is no shape as redisacc writes it") from None
+
+
+@lru_cache(maxsize=256)
+def _dims(text: str) -> tuple[int | None, ...]:
+    dims = json.loads(text)
     if not isinstance(dims, list) or not all(type(dim) is int and -1 <= dim < 2**63 for dim in dims):
-        raise CorruptDataError(f"{keys.record}: {text!r:.100} is no shape")
+        raise ValueError(text)
     shape = tuple(None if dim == -1 else dim for dim in dims)
     if shape_text(shape) != text:
-        raise CorruptDataError(f"{keys.record}: {text!r:.100} is no shape as redisacc writes it")
+        raise ValueError(text)
     return shape
 
 

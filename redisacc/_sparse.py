@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from redisacc import _arguments
 from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
-from redisacc._arguments import Array, shape_text, shown
+from redisacc._arguments import Array, Indices, shape_text, shown
 from redisacc._dtypes import DType
 from redisacc._parked import Gradient
 from redisacc._slices import IndexedSlices
@@ -116,7 +117,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         self._check_whole(grad_shape)
         values = _arguments.cast(given, self._dtype, "grad_values", untyped=_arguments.is_untyped(grad_values))
         return self._apply(
-            ascending(indices, values, self._dtype),
+            Gradient(values, indices.array) if indices.ascending else ascending(indices.array, values, self._dtype),
             local_step=step,
             round_shape=values.shape[1:],
             label=label,
@@ -176,22 +177,22 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         """The declared dimension 0."""
         return self._shape[0] if self._shape else None
 
-    def _check_rows(self, indices: Array, values: Array) -> None:
+    def _check_rows(self, indices: Indices, values: Array) -> None:
         declared = self._shape or ()
         if values.ndim == 0:
             raise InvalidArgumentError("grad_values must have a row for each index, and is a scalar")
-        if len(values) != len(indices):
-            raise InvalidArgumentError(f"grad_indices has {len(indices)} entries and grad_values {len(values)} rows")
-        if values.ndim < len(declared) or any(
-            want is not None and want != have for want, have in zip(declared[1:], values.shape[1:], strict=False)
-        ):
+        if len(values) != len(indices.array):
+            raise InvalidArgumentError(
+                f"grad_indices has {len(indices.array)} entries and grad_values {len(values)} rows"
+            )
+        if values.shape[1:] != declared[1:] and not agrees(values.shape[1:], declared[1:]):
             raise InvalidArgumentError(
                 f"grad_values must be rows of the declared shape {shape_text(declared)}, not of shape "
                 f"{shape_text(values.shape)}"
             )
-        if self._rows is not None and len(indices) and (last := int(indices.max())) >= self._rows:
+        if self._rows is not None and indices.last >= self._rows:
             raise InvalidArgumentError(
-                f"grad_indices must be below dimension 0 of the declared shape, {self._rows}, and holds {last}"
+                f"grad_indices must be below dimension 0 of the declared shape, {self._rows}, and holds {indices.last}"
             )
 
     def _check_whole(self, grad_shape: object) -> None:
@@ -204,9 +205,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         if declared is None:
             return
         dims = whole.tolist()
-        if len(dims) < len(declared) or any(
-            want is not None and want != have for want, have in zip(declared, dims, strict=False)
-        ):
+        if not agrees(dims, declared):
             raise InvalidArgumentError(
                 f"grad_shape must agree with the declared shape {shape_text(declared)}, unlike {shown(dims)}"
             )
@@ -221,10 +220,15 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         return IndexedSlices(values, indices, whole)
 
 
+def agrees(dims: Sequence[int], declared: Sequence[int | None]) -> bool:
+    """Whether dimensions are as declared, perhaps with further ones after them."""
+    return len(dims) >= len(declared) and all(
+        want is None or want == have for want, have in zip(declared, dims, strict=False)
+    )
+
+
 def ascending(indices: Array, values: Array, dtype: DType) -> Gradient:
     """The gradient with its indices strictly increasing: sorted, and rows of the same index added up."""
-    if (indices[1:] > indices[:-1]).all():
-        return Gradient(values, indices)
     order = np.argsort(indices, kind="stable")
     indices, values = indices[order], values[order]
     starts = np.flatnonzero(np.concatenate(([True], indices[1:] != indices[:-1])))

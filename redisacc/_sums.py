@@ -24,7 +24,7 @@ class Packed:
     """
 
     indices: bytes
-    rows: memoryview
+    rows: bytes
     row_bytes: int
 
 
@@ -53,10 +53,10 @@ def exact(gradient: Gradient, dtype: DType) -> bool:
 
 def pack(gradient: Gradient, dtype: DType, chunk: int) -> Packed:
     """The rows of a sparse gradient, or a dense one cut into chunks of ``chunk`` elements."""
-    values = np.ascontiguousarray(gradient.values).reshape(-1)
+    values = gradient.values
     if dtype.components == 2:
-        values = values.view(values.real.dtype)
-    rows = np.ascontiguousarray(values, dtype.in_place_dtype).view(np.uint8).data
+        values = np.ascontiguousarray(values).reshape(-1).view(values.real.dtype)
+    rows = values.astype(dtype.in_place_dtype, copy=False).tobytes()
     element_bytes = dtype.components * dtype.in_place_dtype.itemsize
     if gradient.indices is None:
         return Packed(_numbers(math.ceil(gradient.values.size / chunk)), rows, chunk * element_bytes)

@@ -58,11 +58,11 @@ def wait_for_round(
     try:
         hub = hub_of(wait.link)
         granted = None
-        if wait.deadline <= started or not hub.hears(wait.keys.events):
+        if wait.deadline <= started or not hub.hears(wait.keys.wake):
             # Mostly the gradients have come already, and nobody has to listen.
             granted = wait.look()
         if granted is None and wait.deadline > time.monotonic():
-            with hub.listen(wait.keys.events, wait.on_event):
+            with hub.listen(wait.keys.wake, wait.on_event):
                 granted = wait.until_granted(closed)
     except BaseException as error:
         # Ctrl-C included: the next in the queue must not wait for our lease to run out.

@@ -15,9 +15,12 @@ import redis
 from servers import FAKE, NAMES, MissingError, Servers, ServerUnderTest, leftovers
 
 import redisacc
+from redisacc import _parked
 
-# in_place_limit for each way of holding a gradient.
-HOLDINGS = {"in_place": 10**9, "parked": 0}
+# in_place_limit for each way of holding a gradient. Parked ones of tests are small; "in_parts" they count as large.
+HOLDINGS = {"in_place": 10**9, "parked": 0, "in_parts": 0}
+# Servers that see all three: what differs is where the bytes lie, and not how a server behaves.
+ALL_HOLDINGS = (FAKE, "valkey")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,7 +53,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         names = [name for name in names if name in marker.args]
     if "holding" in metafunc.fixturenames:
         # The fake server can't add in place: both limits come to the same there, which a test of its own shows.
-        pairs = [(n, h) for n in names for h in HOLDINGS if n != FAKE or h == "parked"]
+        pairs = [
+            (name, holding)
+            for name in names
+            for holding in HOLDINGS
+            if (name != FAKE or holding != "in_place") and (name in ALL_HOLDINGS or holding != "in_parts")
+        ]
         metafunc.parametrize(("server_name", "holding"), pairs, ids=["-".join(pair) for pair in pairs])
     else:
         metafunc.parametrize("server_name", names)
@@ -113,7 +121,7 @@ def real_client(real_server: ServerUnderTest, client: redis.Redis) -> redis.Redi
 
 @pytest.fixture
 def holding() -> str:
-    """How gradients are held: "in_place" or "parked". Set by pytest_generate_tests."""
+    """How gradients are held, a key of HOLDINGS. Set by pytest_generate_tests."""
     raise AssertionError("a test that uses `holding` needs a server, too")
 
 
@@ -146,15 +154,29 @@ def _opener(kind: Callable[..., Any], client: redis.Redis, in_place_limit: int |
 
 
 @pytest.fixture
-def make_dense(client: redis.Redis, holding: str) -> Iterator[Opener]:
-    """Opens dense accumulators whose gradients are all held in the way of `holding`."""
-    yield from _opener(redisacc.ConditionalAccumulator, client, HOLDINGS[holding])
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has this process park every gradient in parts, as if it were large."""
+    monkeypatch.setattr(_parked, "SMALL_BYTES", -1)
 
 
 @pytest.fixture
-def make_sparse(client: redis.Redis, holding: str) -> Iterator[Opener]:
+def held(request: pytest.FixtureRequest, holding: str) -> str:
+    """As `holding`, and in effect."""
+    if holding == "in_parts":
+        request.getfixturevalue("in_parts")
+    return holding
+
+
+@pytest.fixture
+def make_dense(client: redis.Redis, held: str) -> Iterator[Opener]:
+    """Opens dense accumulators whose gradients are all held in the way of `holding`."""
+    yield from _opener(redisacc.ConditionalAccumulator, client, HOLDINGS[held])
+
+
+@pytest.fixture
+def make_sparse(client: redis.Redis, held: str) -> Iterator[Opener]:
     """Opens sparse accumulators whose gradients are all held in the way of `holding`."""
-    yield from _opener(redisacc.SparseConditionalAccumulator, client, HOLDINGS[holding])
+    yield from _opener(redisacc.SparseConditionalAccumulator, client, HOLDINGS[held])
 
 
 @pytest.fixture

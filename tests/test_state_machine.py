@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 from servers import FAKE, ServerUnderTest, leftovers
 
 import redisacc
+from redisacc import _parked
 
 NAMES = ("a", "b", "c")
 # 5: gradients of at most five elements are added in place, larger ones parked, in one and the same round.
@@ -98,8 +99,12 @@ class Accumulators(RuleBasedStateMachine):
         # The servers' own tests begin with an empty database, and so does every example.
         self.clients = [self.server.client(), self.server.client()]
         self.clients[0].flushall()
+        # Of the parked ones the smallest come as they are, the others in parts.
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(_parked, "SMALL_BYTES", 24)
 
     def teardown(self) -> None:
+        self.patch.undo()
         for handle in self.opened:
             handle.acc.close()
         assert leftovers(self.clients[0]) == []

@@ -1,11 +1,12 @@
 -- #include "read_record"
 -- #include "client_entry"
 -- #include "keep"
+-- #include "announce"
 
 -- Everything that is decided before a gradient is added, the same for both ways of holding one. Returns the
 -- admission, to be given to count_gradient once the gradient is in; or nil and the reply.
 --
--- request: incarnation, client, sequence, worker, local_step, round_shape, channel.
+-- request: incarnation, client, sequence, worker, local_step, round_shape.
 local function admit(keys, request)
   local record, refusal = read_record(keys.record, request.incarnation)
   if not record then
@@ -25,7 +26,7 @@ local function admit(keys, request)
     redis.call('HSET', keys.record, 'stale', count_text(record.stale + 1))
     write_client(keys.clients, request.client, request.sequence, entry, reply, request.worker)
     keep(record.lease_ms, keys.clients)
-    redis.call('PUBLISH', request.channel, string.format('stale step=%s count=%s local_step=%s worker=%s',
+    announce(keys.record, false, string.format('stale step=%s count=%s local_step=%s worker=%s',
       reply[2], reply[3], request.local_step, request.worker))
     return nil, reply
   end
@@ -41,19 +42,19 @@ local function admit(keys, request)
   return {record = record, entry = entry, in_round = in_round}
 end
 
--- Counts a gradient that has just been added, and says so to whoever waits, with the id of a parked one: a taker may
--- fetch it ahead. Returns the reply.
-local function count_gradient(keys, request, admission, parked_id)
+-- Counts a gradient that has just been added, and says so, with the id of a parked one. Wakes the first of those who
+-- wait if there are enough gradients now, or if it should fetch ahead what is parked. Returns the reply.
+local function count_gradient(keys, request, admission, parked_id, fetch_ahead)
   local record, entry = admission.record, admission.entry
-  local reply = {'applied', record.global_step, count_text(record.num_accumulated + 1)}
+  local count = record.num_accumulated + 1
+  local reply = {'applied', record.global_step, count_text(count)}
   entry.applied = entry.applied + 1
   redis.call('HSET', keys.record, 'num_accumulated', reply[3], 'applied', count_text(record.applied + 1),
     'round_shape', request.round_shape)
   redis.call('HSET', keys.workers, request.worker, count_text(admission.in_round + 1))
   write_client(keys.clients, request.client, request.sequence, entry, reply, request.worker)
   keep(record.lease_ms, keys.clients, keys.workers)
-  redis.call('PUBLISH', request.channel,
-    string.format('applied step=%s count=%s %sworker=%s', reply[2], reply[3],
-      parked_id and 'parked=' .. parked_id .. ' ' or '', request.worker))
+  announce(keys.record, count >= record.wanted or fetch_ahead, string.format('applied step=%s count=%s %sworker=%s',
+    reply[2], reply[3], parked_id and 'parked=' .. parked_id .. ' ' or '', request.worker))
   return reply
 end

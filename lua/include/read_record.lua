@@ -5,7 +5,7 @@
 -- the operation can't go on: {'missing'}, {'replaced'} or {'corrupt', field, text}.
 local function read_record(record_key, incarnation)
   local names = {'num_accumulated', 'applied', 'stale', 'duplicates', 'takes', 'tickets', 'lease_ms',
-    'parked_bytes', 'parked_limit'}
+    'parked_bytes', 'parked_limit', 'wanted'}
   local fields = redis.call('HMGET', record_key, 'incarnation', 'global_step', 'round_shape', unpack(names))
   if fields[1] ~= incarnation then
     if fields[1] then

@@ -123,6 +123,7 @@ FIELDS = {
     "stale": set(),
     "duplicates": set(),
     "takes": set(),
+    "wanted": set(),
     "round_shape": set(),
     "incarnation": set(),
 }
@@ -458,6 +459,7 @@ PARTS = {
 }
 
 
+@pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("how", PARTS)
 def test_parts_that_are_not_what_they_were(client, parked, how):
     for acc, _, _, _ in parked():
@@ -470,6 +472,29 @@ def test_parts_that_are_not_what_they_were(client, parked, how):
         assert_take_keeps_the_round(acc, client)
 
 
+@pytest.mark.parametrize("how", PARTS)
+def test_small_ones_that_are_not_what_they_were(client, parked, how):
+    for acc, identity, _, _ in parked():
+        if PARTS[how] is None:
+            client.hdel(f"{RECORD}:small", identity)
+        else:
+            client.hset(f"{RECORD}:small", identity, PARTS[how](client.hget(f"{RECORD}:small", identity)))
+        expect(acc.peek, client, redisacc.CorruptDataError)
+        assert_take_keeps_the_round(acc, client)
+
+
+def test_small_ones_in_a_key_of_another_type(client, parked):
+    for acc, _, _, _ in parked():
+        client.delete(f"{RECORD}:small")
+        client.set(f"{RECORD}:small", "x")
+        expect(acc.peek, client, redisacc.CorruptDataError)
+        with pytest.raises(redisacc.CorruptDataError):
+            acc.take_grad(2, timeout=1)
+        assert acc.global_step() == 0
+        assert acc.num_accumulated() == 2
+
+
+@pytest.mark.usefixtures("in_parts")
 def test_parts_of_another_type(client, parked):
     for acc, _, _, _ in parked():
         key = sorted(key for key in client.scan_iter() if b":part:" in key)[-1]
@@ -480,13 +505,20 @@ def test_parts_of_another_type(client, parked):
 
 
 @pytest.mark.parametrize("indices", [[-1, 0, 1], [1, 1, 2], [2, 1, 0], [0, 1, 9], [0, 1, 2**63 - 1]])
-def test_forged_indices_of_a_parked_gradient(client, open_sparse, indices):
+@pytest.mark.parametrize("way", ["small", "in parts"])
+def test_forged_indices_of_a_parked_gradient(request, client, open_sparse, indices, way):
+    if way == "in parts":
+        request.getfixturevalue("in_parts")
     acc = open_sparse("float32", [9, 2], "w", in_place_limit=0)
     acc.apply_grad([0, 1, 2], np.ones((3, 2), np.float32))
-    key = next(key for key in client.scan_iter() if b":part:" in key and len(client.get(key)) == 24)
-    assert client.get(key) in (np.array([0, 1, 2], "<i8").tobytes(), np.ones((3, 2), "<f4").tobytes())
-    keys = [k for k in client.scan_iter() if client.type(k) == b"string" and client.get(k) == np.arange(3).tobytes()]
-    client.set(keys[0], np.array(indices, "<i8").tobytes())
+    true, forged = np.arange(3).tobytes(), np.array(indices, "<i8").tobytes()
+    if way == "small":
+        ((identity, data),) = client.hgetall(f"{RECORD}:small").items()
+        assert data.startswith(true)
+        client.hset(f"{RECORD}:small", identity, forged + data[len(true) :])
+    else:
+        (key,) = (key for key in client.scan_iter() if client.type(key) == b"string" and client.get(key) == true)
+        client.set(key, forged)
     expect(acc.peek, client, redisacc.CorruptDataError)
     assert_take_keeps_the_round(acc, client)
 

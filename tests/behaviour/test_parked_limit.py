@@ -12,9 +12,17 @@ import redisacc
 from redisacc import _parking
 
 
+@pytest.fixture(autouse=True, params=["small", "in parts"])
+def way(request):
+    """Everything here is true of small gradients and of large ones."""
+    if request.param == "in parts":
+        request.getfixturevalue("in_parts")
+
+
 def parked_bytes(client):
-    """What the parts really take."""
-    return sum(client.strlen(key) for key in set(client.scan_iter()) if b":part:" in key)
+    """What the parts and the small ones really take."""
+    parts = sum(client.strlen(key) for key in set(client.scan_iter()) if b":part:" in key)
+    return parts + sum(map(len, client.hvals("redisacc:{w}:small")))
 
 
 def test_the_limit_is_shown_and_belongs_to_the_accumulator(open_dense):
@@ -186,10 +194,10 @@ def test_a_large_sum_at_the_front_is_not_moved_again_and_again(client, open_spar
     monkeypatch.setattr(_parking, "FOLD_BYTES", 500)
     acc = open_sparse("float64", None, "w", reduction_type="SUM", in_place_limit=0, parked_limit=1000)
     acc.apply_grad(range(35), np.ones(35))
-    large = [key for key in client.scan_iter() if b":part:" in key]
+    (large,) = client.hkeys("redisacc:{w}:parked")
     for _ in range(30):
         assert acc.apply_grad([0, 1, 2, 3, 99], np.ones(5))
-    assert client.exists(*large) == len(large) == 2
+    assert client.hexists("redisacc:{w}:parked", large)
     assert acc.info().parked_bytes == parked_bytes(client) <= 1000
     indices, values, _ = acc.take_grad(31)
     assert dict(zip(indices.tolist(), values.tolist(), strict=True)) == {

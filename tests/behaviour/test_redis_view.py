@@ -48,7 +48,7 @@ def test_every_key_is_in_one_slot_and_known(make_dense, make_sparse, client, bac
         acc.apply_grad(*args, local_step=1)
     take = background(dense.take_grad, 3, timeout=20)
     until(lambda: dense.info().waiting)
-    known = r"redisacc:\{[wv]\}(:(sums|parked|workers|clients|queue|takers|taken|taken:.+|part:.+:\d+))?"
+    known = r"redisacc:\{[wv]\}(:(sums|parked|small|workers|clients|queue|takers|taken|taken:.+|part:.+:\d+))?"
     keys = {key.decode() for key in client.scan_iter()} - {"redisacc:names"}
     assert len(keys) >= 8
     assert [key for key in keys if not re.fullmatch(known, key)] == []

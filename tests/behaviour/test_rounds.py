@@ -149,7 +149,7 @@ def test_a_killed_chief_loses_no_round(real_server, make_sparse, holding):
     acc = make_sparse("float32", [9, 1], "w")
     acc.apply_grad([1, 2], [[1.0], [2.0]])
     acc.apply_grad([2], [[4.0]])
-    limit = "0" if holding == "parked" else "1000000000"
+    limit = "1000000000" if holding == "in_place" else "0"
     process = subprocess.Popen(
         [sys.executable, "-c", CHIEF, real_server.url, limit], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -238,7 +238,7 @@ def test_info_counts(make_dense, holding, background, until):
     bob.apply_grad(f32(1, 2), local_step=2)
     info = acc.info()
     assert (info.applied, info.stale, info.takes, info.num_accumulated) == (2, 1, 0, 2)
-    assert info.parked == (2 if holding == "parked" else 0)
+    assert info.parked == (0 if holding == "in_place" else 2)
     assert info.round_shape == (2,)
     assert info.workers == {"ann": 1, "bob": 1}
     take = background(bob.take_grad, 5, timeout=20)

@@ -12,15 +12,19 @@ from redisacc import _parked
 from redisacc._rounds import Reader
 
 
+# A waiting taker is woken for each of the large ones, and not for small ones.
+pytestmark = pytest.mark.usefixtures("in_parts")
+
+
 @pytest.fixture
 def fetched(monkeypatch):
     """Ids of parked gradients, in the order in which anybody fetched them."""
     ids = []
     fetch = _parked.fetch
 
-    def noting(link, keys, parked):
+    def noting(link, keys, of, parked, *known):
         ids.extend(gradient.id for gradient in parked)
-        return fetch(link, keys, parked)
+        return fetch(link, keys, of, parked, *known)
 
     monkeypatch.setattr(_parked, "fetch", noting)
     return ids
@@ -140,7 +144,7 @@ def test_announcements_that_are_forged_do_no_harm(client, open_dense, background
         b"\xff\xfe",
         b"=" * 100,
     ):
-        client.publish("redisacc:{w}:events", text)
+        client.publish("redisacc:{w}:wake", text)
     acc.apply_grad(values(1))
     acc.apply_grad(values(2))
     np.testing.assert_array_equal(take.result(), values(1) + values(2))

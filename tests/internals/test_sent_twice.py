@@ -33,9 +33,21 @@ def handle(client: redis.Redis) -> redisacc.ConditionalAccumulator:
 
 def park(scripts: Scripts, client: Client, sequence: int, values: list[float], local_step: int = 0) -> object:
     gradient_id = f"{client.id}-{sequence}"
-    header, lengths, commands = _parked.stage(Keys("twice"), gradient_id, Gradient(np.array(values, np.float32)))
-    request = Request(client, sequence, "w", local_step, (2,))
-    return scripts.park(request, gradient=gradient_id, header=header, lengths=lengths, stage=commands)
+    staged = _parked.stage(Keys("twice"), gradient_id, Gradient(np.array(values, np.float32)))
+    return scripts.park(
+        Request(client, sequence, "w", local_step, (2,)),
+        gradient=gradient_id,
+        header=staged.header,
+        data=staged.data,
+        lengths=staged.lengths,
+        stage=staged.commands,
+    )
+
+
+def park_in_parts(scripts: Scripts, client: Client, sequence: int, values: list[float], local_step: int = 0) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_parked, "SMALL_BYTES", -1)
+        return park(scripts, client, sequence, values, local_step)
 
 
 def apply(scripts: Scripts, client: Client, sequence: int, values: list[float], local_step: int = 0) -> object:
@@ -44,7 +56,7 @@ def apply(scripts: Scripts, client: Client, sequence: int, values: list[float], 
     return scripts.apply(request, element="f", row_bytes=1024, limit=None, indices=b"0", rows=rows)
 
 
-@pytest.fixture(params=[apply, park], ids=["in_place", "parked"])
+@pytest.fixture(params=[apply, park, park_in_parts], ids=["in_place", "parked", "in_parts"])
 def send(request: pytest.FixtureRequest, server: ServerUnderTest) -> Any:
     """Sends a gradient, one way or the other."""
     if request.param is apply and not server.real:
@@ -87,14 +99,16 @@ def test_an_old_copy_is_refused(client: redis.Redis, scripts: Scripts, send: Any
     assert not [key for key in client.scan_iter() if b":staged:" in key]
 
 
+@pytest.mark.usefixtures("in_parts")
 def test_a_missing_part_is_told_and_changes_nothing(client: redis.Redis, scripts: Scripts) -> None:
-    header, lengths, _ = _parked.stage(Keys("twice"), "x-1", Gradient(np.ones(2, np.float32)))
+    staged = _parked.stage(Keys("twice"), "x-1", Gradient(np.ones(2, np.float32)))
     before = client.hgetall(Keys("twice").record)
     reply = scripts.park(
         Request(Client(), 1, "w", 0, (2,)),
         gradient="x-1",
-        header=header,
-        lengths=lengths,
+        header=staged.header,
+        data=b"",
+        lengths=staged.lengths,
         stage=[("SET", Keys("twice").staged("x-1", 0), b"short")],
     )
     assert reply == "unstaged"

@@ -1,6 +1,6 @@
 """One process of a crew: applies gradients, or takes rounds, and writes down what it was told.
 
-python crew.py ROLE URL KIND IN_PLACE_LIMIT NUMBER COUNT OUT
+python crew.py ROLE URL KIND HOLDING NUMBER COUNT OUT
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import redisacc
+from redisacc import _parked
 
 ROW = 4
 
@@ -68,8 +69,10 @@ def take_once(acc: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    role, url, kind, limit, number, count, out = sys.argv[1:]
-    acc = opened(kind, url, int(limit), f"{role}{number}")
+    role, url, kind, holding, number, count, out = sys.argv[1:]
+    if holding == "in_parts":
+        _parked.SMALL_BYTES = -1
+    acc = opened(kind, url, 10**9 if holding == "in_place" else 0, f"{role}{number}")
     path = Path(out)
     if role == "apply":
         found = apply(acc, kind, int(number), int(count))

@@ -16,21 +16,19 @@ CREW = Path(__file__).with_name("crew.py")
 APPLIERS = 8
 REQUIRED = (7, 16)
 
-LIMITS = {"in_place": "1000000000", "parked": "0"}
-
 
 class Crew:
     """Processes of crew.py, and what they wrote down."""
 
     def __init__(self, url, kind, holding, directory):
-        self._common = url, kind, LIMITS[holding]
+        self._common = url, kind, holding
         self._directory = directory
         self._processes = {}
 
     def start(self, role, number, count):
-        url, kind, limit = self._common
+        url, kind, holding = self._common
         out = self._directory / f"{role}{number}"
-        command = [sys.executable, str(CREW), role, url, kind, limit, str(number), str(count), str(out)]
+        command = [sys.executable, str(CREW), role, url, kind, holding, str(number), str(count), str(out)]
         self._processes[role, number] = subprocess.Popen(command), out
 
     def result(self, role, number):
