@@ -11,7 +11,6 @@ import redisacc
 from redisacc import _parked
 from redisacc._rounds import Reader
 
-
 # A waiting taker is woken for each of the large ones, and not for small ones.
 pytestmark = pytest.mark.usefixtures("in_parts")
 
