@@ -27,7 +27,7 @@
 -- {'corrupt', where, text}                     something under our keys isn't ours; nothing changed
 
 -- #include "admit"
--- #include "add_packed"
+-- #include "adder"
 
 local keys = {record = KEYS[1], sums = KEYS[2], workers = KEYS[3], clients = KEYS[4]}
 local request = {
@@ -47,6 +47,8 @@ if not admission then
   return refusal
 end
 
+local add = adder(element, ELEMENT_BYTES[element], limit)
+
 -- All sums are formed before the first is stored: a row that turns out corrupt must leave nothing half added.
 local writes = {}
 local fields, position = {}, 1
@@ -61,7 +63,7 @@ local function add_batch()
         return {'corrupt', 'sums', field}
       end
       count = struct.unpack(COUNT, stored[i]) + 1
-      row = add_packed(stored[i], COUNT_BYTES + 1, rows, position, bytes, element, ELEMENT_BYTES[element], limit)
+      row = add(stored[i], COUNT_BYTES + 1, rows, position, bytes)
       if not row then
         return {'inexact'}
       end

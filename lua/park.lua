@@ -64,7 +64,7 @@ local function refuse(reply)
   return reply
 end
 
-local admission, refusal = admit(keys, request)
+local admission, refusal = admit(keys, request, {'parked_bytes', 'parked_limit'})
 if not admission then
   return refuse(refusal)
 end

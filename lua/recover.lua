@@ -31,7 +31,7 @@
 local record_key, taken = KEYS[1], KEYS[2]
 local incarnation, old, token, taker = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
-local record, refusal = read_record(record_key, incarnation)
+local record, refusal = read_record(record_key, incarnation, {'num_accumulated'})
 if not record then
   return refusal
 end

@@ -24,7 +24,7 @@
 local record_key, clients = KEYS[1], KEYS[2]
 local incarnation, client, sequence, worker, step = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 
-local record, refusal = read_record(record_key, incarnation)
+local record, refusal = read_record(record_key, incarnation, {'num_accumulated', 'lease_ms'})
 if not record then
   return refusal
 end
@@ -32,7 +32,7 @@ local entry, repeated
 entry, refusal, repeated = read_client(clients, client, sequence)
 if not entry then
   if repeated then
-    redis.call('HSET', record_key, 'duplicates', count_text(record.duplicates + 1))
+    redis.call('HINCRBY', record_key, 'duplicates', 1)
   end
   return refusal
 end

@@ -41,7 +41,8 @@ local incarnation, token, num_required, lease_ms, taker =
 -- So many dead takers are passed over in one call; more wait for the next.
 local SWEEP = 100
 
-local record, refusal = read_record(record_key, incarnation)
+local record, refusal = read_record(record_key, incarnation,
+  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted'})
 if not record then
   return refusal
 end
@@ -97,7 +98,8 @@ if record.num_accumulated >= num_required and (not head or head == token) then
   redis.call('HSET', record_key, 'num_accumulated', '0', 'round_shape', '', 'parked_bytes', '0',
     'takes', count_text(record.takes + 1))
   -- Only who stands behind is to be woken.
-  announce(record_key, redis.call('EXISTS', queue) == 1, string.format('taken step=%s count=0 taken=%s taker=%s', step, count, taker))
+  announce(record_key, redis.call('EXISTS', queue) == 1,
+    string.format('taken step=%s count=0 taken=%s taker=%s', step, count, taker))
   return {'granted', record.global_step, count, record.round_shape}
 end
 

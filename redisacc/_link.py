@@ -283,6 +283,8 @@ def _refusal(error: Exception) -> ServerError | CorruptDataError:
     message = str(error)
     if "WRONGTYPE" in message:
         return CorruptDataError(f"a key of the accumulator is of another type than redisacc gives it: {message}")
+    if "not an integer" in message:
+        return CorruptDataError(f"the accumulator's record holds something else than a count: {message}")
     return ServerError(f"the server refused: {message}")
 
 

@@ -6,9 +6,10 @@
 -- Everything that is decided before a gradient is added, the same for both ways of holding one. Returns the
 -- admission, to be given to count_gradient once the gradient is in; or nil and the reply.
 --
--- request: incarnation, client, sequence, worker, local_step, round_shape.
-local function admit(keys, request)
-  local record, refusal = read_record(keys.record, request.incarnation)
+-- request: incarnation, client, sequence, worker, local_step, round_shape. more: further counts to read.
+local function admit(keys, request, more)
+  local record, refusal = read_record(keys.record, request.incarnation,
+    {'num_accumulated', 'applied', 'lease_ms', 'wanted', unpack(more or {})})
   if not record then
     return nil, refusal
   end
@@ -16,14 +17,15 @@ local function admit(keys, request)
   entry, refusal, repeated = read_client(keys.clients, request.client, request.sequence)
   if not entry then
     if repeated then
-      redis.call('HSET', keys.record, 'duplicates', count_text(record.duplicates + 1))
+      redis.call('HINCRBY', keys.record, 'duplicates', 1)
     end
     return nil, refusal
   end
   if integer_text_less(request.local_step, record.global_step) then
     local reply = {'stale', record.global_step, count_text(record.num_accumulated)}
     entry.stale = entry.stale + 1
-    redis.call('HSET', keys.record, 'stale', count_text(record.stale + 1))
+    -- Raises, before anything changes, where this is no number.
+    redis.call('HINCRBY', keys.record, 'stale', 1)
     write_client(keys.clients, request.client, request.sequence, entry, reply, request.worker)
     keep(record.lease_ms, keys.clients)
     announce(keys.record, false, string.format('stale step=%s count=%s local_step=%s worker=%s',

@@ -1,11 +1,10 @@
 -- #include "integer_text"
 -- #include "count_text"
 
--- Reads the record of the incarnation that the caller opened. Returns a table, or nil and the reply that says why
--- the operation can't go on: {'missing'}, {'replaced'} or {'corrupt', field, text}.
-local function read_record(record_key, incarnation)
-  local names = {'num_accumulated', 'applied', 'stale', 'duplicates', 'takes', 'tickets', 'lease_ms',
-    'parked_bytes', 'parked_limit', 'wanted'}
+-- Reads the record of the incarnation that the caller opened: the step, the round's shape, and the counts that are
+-- named. Returns a table, or nil and the reply that says why the operation can't go on: {'missing'}, {'replaced'} or
+-- {'corrupt', field, text}.
+local function read_record(record_key, incarnation, names)
   local fields = redis.call('HMGET', record_key, 'incarnation', 'global_step', 'round_shape', unpack(names))
   if fields[1] ~= incarnation then
     if fields[1] then
@@ -16,7 +15,7 @@ local function read_record(record_key, incarnation)
     return nil, {'corrupt', 'incarnation', ''}
   end
   local record = {global_step = fields[2], round_shape = fields[3]}
-  if not record.global_step or not is_integer_text(record.global_step) then
+  if not is_integer_text(record.global_step or '') then
     return nil, {'corrupt', 'global_step', string.sub(record.global_step or '', 1, 64)}
   end
   if not record.round_shape then
