@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import redis
@@ -33,10 +33,12 @@ from redis.retry import Retry
 
 from redisacc import _wire
 from redisacc._lua import Script
-from redisacc._wire import Argument, Command, Wire
+from redisacc._wire import Argument, Arrivals, Command, Wire
 from redisacc.errors import CorruptDataError, InvalidArgumentError, ServerError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
+
+T = TypeVar("T")
 
 DEFAULT_URL = "redis://localhost:6379/0"
 
@@ -117,17 +119,14 @@ class Link:
             raise CorruptDataError(f"script {script.name} replied {reply!r:.100}")
         return [item if isinstance(item, bytes) else str(item).encode() for item in reply], replies[here + 1 :]
 
-    def fetch(self, keys: Sequence[str], into: Sequence[memoryview], *, patience: float = PATIENCE) -> list[int]:
-        """GETs strings straight into buffers. Returns how many bytes each string has, -1 where there is none.
-
-        The list ends with the first whose length is not its buffer's; its buffer is undefined.
-        """
-        return self._patiently(lambda give_up: self._fetch_once(keys, into, give_up), patience)
+    def fetch(self, arrivals: Arrivals, *, patience: float = PATIENCE) -> None:
+        """GETs strings straight to where they go. What ``arrivals`` raises goes through, and spoils the connection."""
+        self._patiently(lambda give_up: self._fetch_once(arrivals, give_up), patience)
 
     def _exchange(self, commands: Sequence[Command], patience: float) -> list[Any]:
         return self._patiently(lambda give_up: self._exchange_once(commands, give_up), patience)
 
-    def _patiently(self, attempt: Callable[[float], list[Any]], patience: float) -> list[Any]:
+    def _patiently(self, attempt: Callable[[float], T], patience: float) -> T:
         """Attempts something until it works or the time is up. It gets the time by which it has to give up."""
         give_up = time.monotonic() + patience
         failures = 0
@@ -164,17 +163,17 @@ class Link:
         self._return(wire)
         return replies
 
-    def _fetch_once(self, keys: Sequence[str], into: Sequence[memoryview], give_up: float) -> list[int]:
+    def _fetch_once(self, arrivals: Arrivals, give_up: float) -> None:
         if self._pool is None:
-            return _wire.put(self._exchange_by_client([("GET", key) for key in keys]), into)
+            _wire.put(self._exchange_by_client([("GET", key) for key in arrivals.wanted()]), arrivals)
+            return
         wire = self._borrow()
         try:
-            lengths = wire.fetch(keys, into, give_up)
+            wire.fetch(arrivals, give_up)
         except BaseException as error:
             self._spoil(wire, error)
             raise
         self._return(wire)
-        return lengths
 
     # A connection that is in use belongs to one call. Written out, not a context manager: that took a small command
     # longer than its checks do.

@@ -9,10 +9,9 @@ is believed: anybody who can write to the database may have written it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgpack
@@ -20,7 +19,7 @@ import numpy as np
 
 from redisacc._arguments import INT64_MAX, Array
 from redisacc._dtypes import EXACT_IN_DOUBLE, DType
-from redisacc._keys import Keys, RoundKeys
+from redisacc._keys import Keys
 from redisacc._link import Link
 from redisacc._wire import Command
 from redisacc.errors import CorruptDataError
@@ -28,27 +27,18 @@ from redisacc.errors import CorruptDataError
 # Larger strings cost redis-py more copies, smaller ones more commands: see docs/measurements.md.
 PART_BYTES = 2 * 2**20
 
-# Gradients of up to so many bytes are small.
+# Gradients of up to so many bytes are small; those without any always are.
 SMALL_BYTES = 64 * 1024
 
 # A staged part that nobody took in goes after this time.
 STAGING_MS = 60_000
 
-# Small gradients that one command fetches.
-SMALL_FIELDS = 16
-
-# What is fetched in one round trip, about.
-FETCH_BYTES = 16 * 2**20
-
-# Headers that announce more than this are compared with what the server has before memory is set aside.
-TRUSTED_BYTES = 64 * 2**20
-
 _HEADER_VERSION = 1
 
 # Lists of lengths in a header, in the order of their parts.
 _SECTIONS = ("indices", "counts", "values")
-_INDEX = np.dtype("<i8")
-_COUNT = np.dtype("<u8")
+INDEX = np.dtype("<i8")
+COUNT = np.dtype("<u8")
 
 
 @dataclass(frozen=True)
@@ -60,7 +50,7 @@ class Gradient:
         indices: sparse: strictly increasing int64 ``[n]``. Dense: None.
         counts: sparse, and the sum of several gradients: uint64 ``[n]``, how many held each index. Else None.
         number: how many gradients it is the sum of.
-        ours: whether the values are memory of our own, which may be written to; a caller's is not.
+        ours: whether the arrays are memory of our own, which may be written to and handed out; a caller's is not.
     """
 
     values: Array
@@ -104,9 +94,6 @@ class Parked:
         return sum(self.lengths)
 
 
-_NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
-
-
 class PartMissing(Exception):
     """A part isn't there (any more)."""
 
@@ -148,8 +135,8 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> Staged:
     sections = [
         (data, _cut(len(data), unit))
         for data, unit in (
-            (_bytes_of(gradient.indices, _INDEX), _INDEX.itemsize),
-            (_bytes_of(gradient.counts, _COUNT), _COUNT.itemsize),
+            (_bytes_of(gradient.indices, INDEX), INDEX.itemsize),
+            (_bytes_of(gradient.counts, COUNT), COUNT.itemsize),
             (_bytes_of(values, dtype), row_bytes),
         )
     ]
@@ -229,7 +216,7 @@ def _parse_header(packed: bytes, dtype: DType, sparse: bool, round_shape: tuple[
     rows = shape[:1] if sparse else []
     if tuple(shape[len(rows) :]) != round_shape or (sparse and not rows):
         raise ValueError(f"shape {shape} in a round of {list(round_shape)}")
-    if sum(indices) != (rows[0] * _INDEX.itemsize if sparse else 0):
+    if sum(indices) != (rows[0] * INDEX.itemsize if sparse else 0):
         raise ValueError(f"indices of {sum(indices)} bytes")
     if sum(counts) != (sum(indices) if number > 1 else 0):
         raise ValueError(f"counts of {sum(counts)} bytes")
@@ -237,7 +224,7 @@ def _parse_header(packed: bytes, dtype: DType, sparse: bool, round_shape: tuple[
         raise ValueError(f"values of {sum(values)} bytes")
     if not all(map(all, sections)):
         raise ValueError("an empty part")
-    if type(small) is not bool:
+    if type(small) is not bool or not (small or indices or values):
         raise ValueError("neither small nor large")
     return wire, tuple(shape), number, small, tuple(indices), tuple(counts), tuple(values)
 
@@ -280,107 +267,3 @@ def remove_large(link: Link, keys: Keys, parked: Sequence[Parked]) -> None:
     ]
     if large:
         link.pipeline(large)
-
-
-def fetch(
-    link: Link, keys: Keys, of: RoundKeys, parked: Sequence[Parked], known: Mapping[bytes, bytes] = _NOTHING
-) -> Iterator[Gradient]:
-    """Reads parked gradients, several to a round trip, in the order given.
-
-    Args:
-        of: the round that they are in.
-        known: fields of its ``small`` hash that have been read already.
-
-    Raises:
-        PartMissing: a part isn't there.
-        CorruptDataError: a part has another length than its header says, or indices that aren't ascending.
-    """
-    batch: list[Parked] = []
-    size = 0
-    for gradient in parked:
-        batch.append(gradient)
-        size += gradient.nbytes
-        if size >= FETCH_BYTES or len(batch) >= 1000:
-            yield from _fetch_batch(link, keys, of, batch, known)
-            batch, size = [], 0
-    if batch:
-        yield from _fetch_batch(link, keys, of, batch, known)
-
-
-def _fetch_batch(
-    link: Link, keys: Keys, of: RoundKeys, batch: list[Parked], known: Mapping[bytes, bytes]
-) -> Iterator[Gradient]:
-    small = _fetch_small(link, of, [gradient for gradient in batch if gradient.small], known)
-    large = _fetch_large(link, keys, [gradient for gradient in batch if not gradient.small])
-    for gradient in batch:
-        indices, counts, values = small[gradient.id] if gradient.small else large[gradient.id]
-        where = f"{of.small} {gradient.id}" if gradient.small else keys.part(gradient.id, 0)
-        rows = values.view(gradient.dtype).reshape(gradient.shape)
-        ascending = indices.view(_INDEX)
-        if len(ascending) and (ascending[0] < 0 or not (ascending[1:] > ascending[:-1]).all()):
-            raise CorruptDataError(f"{where}: indices that aren't ascending")
-        held = counts.view(_COUNT) if gradient.count_lengths else None
-        if held is not None and not ((held >= 1) & (held <= gradient.number)).all():
-            raise CorruptDataError(f"{where}: counts of a sum of {gradient.number} gradients")
-        yield Gradient(rows, ascending, held, gradient.number, ours=rows.flags.writeable)
-
-
-# Indices, counts and values of a gradient, as bytes.
-_Sections = tuple[Array, Array, Array]
-
-
-def _fetch_small(link: Link, of: RoundKeys, batch: list[Parked], known: Mapping[bytes, bytes]) -> dict[str, _Sections]:
-    unknown = [gradient.id for gradient in batch if gradient.nbytes and gradient.id.encode() not in known]
-    found = dict(known)
-    # Several commands, none of which holds the server long.
-    wanted = [unknown[start : start + SMALL_FIELDS] for start in range(0, len(unknown), SMALL_FIELDS)]
-    answers = link.pipeline([("HMGET", of.small, *ids) for ids in wanted]) if wanted else []
-    for ids, replies in zip(wanted, answers, strict=True):
-        found.update(zip(map(str.encode, ids), replies, strict=True))
-    sections = {}
-    for gradient in batch:
-        data = found.get(gradient.id.encode(), None if gradient.nbytes else b"")
-        _check_length(f"{of.small} {gradient.id}", -1 if data is None else len(data), gradient.nbytes)
-        whole = np.frombuffer(data or b"", np.uint8)
-        first, second = sum(gradient.index_lengths), sum(gradient.index_lengths) + sum(gradient.count_lengths)
-        sections[gradient.id] = whole[:first], whole[first:second], whole[second:]
-    return sections
-
-
-def _fetch_large(link: Link, keys: Keys, batch: list[Parked]) -> dict[str, _Sections]:
-    if sum(gradient.nbytes for gradient in batch) > TRUSTED_BYTES:
-        _check_lengths(link, keys, batch)
-    found: dict[str, _Sections] = {}
-    wanted: list[tuple[str, memoryview]] = []
-    for gradient in batch:
-        indices, counts, values = (np.empty(sum(lengths), np.uint8) for lengths in gradient.sections)
-        found[gradient.id] = indices, counts, values
-        arrays = zip(found[gradient.id], gradient.sections, strict=True)
-        views = [view for array, lengths in arrays for view in _split(array, lengths)]
-        wanted += zip(part_keys(keys, gradient), views, strict=True)
-    lengths = link.fetch([key for key, _ in wanted], [view for _, view in wanted]) if wanted else []
-    for (key, view), length in zip(wanted, lengths, strict=False):
-        _check_length(key, length, len(view))
-    return found
-
-
-def _split(memory: Array, lengths: Sequence[int]) -> list[memoryview]:
-    whole, views, start = memory.data, [], 0
-    for length in lengths:
-        views.append(whole[start : start + length])
-        start += length
-    return views
-
-
-def _check_lengths(link: Link, keys: Keys, batch: list[Parked]) -> None:
-    """Asks the server for the lengths: a forged header must not make us allocate what isn't there."""
-    wanted = [(key, length) for g in batch for key, length in zip(part_keys(keys, g), g.lengths, strict=True)]
-    for (key, length), actual in zip(wanted, link.pipeline([("STRLEN", key) for key, _ in wanted]), strict=True):
-        _check_length(key, actual or -1, length)
-
-
-def _check_length(key: str, actual: int, expected: int) -> None:
-    if actual == -1:
-        raise PartMissing(key)
-    if actual != expected:
-        raise CorruptDataError(f"{key} has {actual} bytes, and its header says {expected}")

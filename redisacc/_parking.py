@@ -16,6 +16,7 @@ from typing import Any, Literal
 from redisacc import _parked
 from redisacc._arguments import shape_text
 from redisacc._dtypes import DType
+from redisacc._fetching import add_parked
 from redisacc._keys import Keys
 from redisacc._link import Link
 from redisacc._parked import Gradient, Parked, PartMissing
@@ -164,8 +165,7 @@ class Parking:
 
     def _swap(self, gradient: Gradient, request: Request, chosen: Sequence[Parked]) -> Reply:
         total = self._total(request.round_shape)
-        for held in _parked.fetch(self._link, self._keys, self._keys.current, chosen):
-            total.add(held)
+        add_parked(self._link, self._keys, self._keys.current, chosen, total=total)
         total.add(gradient)
         logger.debug("%s: folds %d parked gradients", self._keys.name, len(chosen))
         reply = self._send(total.sum() if chosen else gradient, request, replaced=chosen)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from redisacc import _parked
+from redisacc import _fetching, _parked
 from redisacc._arguments import Array
 from redisacc._dtypes import DType
+from redisacc._fetching import SMALL_FIELDS, add_parked
 from redisacc._keys import Keys, RoundKeys
 from redisacc._link import PATIENCE, Link
-from redisacc._parked import SMALL_FIELDS, Gradient, Parked
+from redisacc._parked import Parked
 from redisacc._shapes import round_shape_of
 from redisacc._slices import IndexedSlices
 from redisacc._wire import Command
@@ -44,14 +45,11 @@ class Round:
     workers: dict[str, int] = field(default_factory=dict)
 
 
-class Total(Protocol):
+class Total(_fetching.Total, Protocol):
     """Where a round is added up: ``DenseTotal`` or ``SparseTotal``."""
 
     def add_sums(self, fields: Fields) -> None:
         """Adds what was summed in place."""
-
-    def add(self, gradient: Gradient) -> None:
-        """Adds a gradient that was held whole."""
 
 
 def scan_command(key: str, cursor: int = 0) -> Command:
@@ -127,7 +125,13 @@ class Reader:
     """
 
     def __init__(
-        self, link: Link, keys: Keys, *, dtype: DType, sparse: bool, total: Callable[[tuple[int, ...]], Total]
+        self,
+        link: Link,
+        keys: Keys,
+        *,
+        dtype: DType,
+        sparse: bool,
+        total: Callable[[tuple[int, ...]], Total],
     ) -> None:
         self._link = link
         self._keys = keys
@@ -171,10 +175,8 @@ class Reader:
     ) -> Total:
         if self._total is None:
             self._total = self._make_total(shape)
-        fetched = _parked.fetch(self._link, self._keys, of, parked, known or {})
-        for gradient, held in zip(parked, fetched, strict=True):
-            self._total.add(held)
-            self._added[gradient.id] = None
+        add_parked(self._link, self._keys, of, parked, total=self._total, known=known or {})
+        self._added.update((gradient.id, None) for gradient in parked)
         return self._total
 
     def _parse(self, entries: Fields, shape: tuple[int, ...]) -> list[Parked]:

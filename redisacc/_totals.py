@@ -82,6 +82,8 @@ def _sum_of_one(gradient: Gradient, dtype: DType) -> Array:
 class DenseTotal:
     """The sum of dense gradients of one shape."""
 
+    takes_pieces = True
+
     def __init__(self, dtype: DType, shape: tuple[int, ...], *, chunk: int, where: str) -> None:
         self._dtype = dtype
         self.shape = shape
@@ -119,6 +121,13 @@ class DenseTotal:
         with _ieee():
             np.add(self._sum, gradient.values, out=self._sum, casting="unsafe")
 
+    def add_piece(self, start: int, elements: Array) -> None:
+        """Adds consecutive elements, from element ``start`` on."""
+        assert self._sum is not None
+        piece = self._sum.reshape(-1)[start : start + len(elements)]
+        with _ieee():
+            np.add(piece, elements, out=piece, casting="unsafe")
+
     def sum(self) -> Gradient:
         """What was added, as one gradient of the sum dtype."""
         total = np.zeros(self.shape, self._dtype.sum) if self._sum is None else self._sum
@@ -140,6 +149,9 @@ class SparseTotal:
     what is added, however many gradients there are and whether their indices are the same or different, and memory
     for two sums and the gradients that wait.
     """
+
+    # Rows of several gradients are merged at once.
+    takes_pieces = False
 
     def __init__(self, dtype: DType, shape: tuple[int, ...], *, bound: int | None, where: str) -> None:
         self._dtype = dtype
@@ -174,6 +186,10 @@ class SparseTotal:
         """Adds a gradient; its indices are strictly increasing."""
         self.number += gradient.number
         self._take_in(gradient)
+
+    def add_piece(self, start: int, elements: Array) -> None:
+        """Isn't asked for."""
+        raise NotImplementedError
 
     def _take_in(self, gradient: Gradient) -> None:
         self._waiting.append(gradient)
@@ -213,7 +229,8 @@ class SparseTotal:
     def _add_up(self) -> tuple[Array, Array, Array]:
         if len(self._waiting) == 1:
             (gradient,) = self._waiting
-            indices, total = _indices_of(gradient).astype(np.int64, copy=False), _sum_of_one(gradient, self._dtype)
+            indices = _indices_of(gradient).astype(np.int64, copy=not gradient.ours)
+            total = _sum_of_one(gradient, self._dtype)
             counts = np.ones(len(indices), np.uint64) if gradient.counts is None else gradient.counts
             return self._summed(indices, total, counts)
         indices, places = _union([_indices_of(gradient) for gradient in self._waiting], self._bound)

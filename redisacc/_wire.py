@@ -42,6 +42,19 @@ _TICK = struct.pack("ll", 0, _TICK_US)
 _NO_TICK = struct.pack("ll", 0, 0)
 
 
+class Arrivals(Protocol):
+    """Strings that somebody wants, in order. What has come is not asked for again if the connection breaks."""
+
+    def wanted(self) -> list[str]:
+        """The keys of those that haven't come yet."""
+
+    def begin(self, length: int) -> memoryview:
+        """Where the next one goes, as many bytes as it has; -1: there is none. Raises if it can't be right."""
+
+    def finish(self) -> None:
+        """It has come."""
+
+
 class Wire(Protocol):
     """A connection out of a pool, for one user at a time. Whatever it raises, the connection is spoilt."""
 
@@ -54,11 +67,8 @@ class Wire(Protocol):
             give_up: the end of the server's time to reply, on ``time.monotonic()``'s clock.
         """
 
-    def fetch(self, keys: Sequence[str], into: Sequence[memoryview], give_up: float) -> list[int]:
-        """GETs strings into the buffers given. Returns how many bytes each string has, -1 where there is none.
-
-        The list ends with the first string of another length than its buffer, which isn't received.
-        """
+    def fetch(self, arrivals: Arrivals, give_up: float) -> None:
+        """GETs strings straight to where they go, in order."""
 
     def alive(self) -> bool:
         """Whether it is still what it was: somebody may close the client at any time."""
@@ -109,22 +119,18 @@ class Wrapped:
                 replies.append(error)
         return replies
 
-    def fetch(self, keys: Sequence[str], into: Sequence[memoryview], give_up: float) -> list[int]:
-        return put(self.exchange([("GET", key) for key in keys], give_up), into)
+    def fetch(self, arrivals: Arrivals, give_up: float) -> None:
+        put(self.exchange([("GET", key) for key in arrivals.wanted()], give_up), arrivals)
 
 
-def put(replies: Sequence[Any], into: Sequence[memoryview]) -> list[int]:
-    """Copies the replies to GETs into the buffers; returns what ``Wire.fetch`` does."""
-    lengths = []
-    for reply, view in zip(replies, into, strict=True):
+def put(replies: Sequence[Any], arrivals: Arrivals) -> None:
+    """Copies the replies to GETs to where they go."""
+    for reply in replies:
         if isinstance(reply, Exception):
             raise reply
-        lengths.append(-1 if reply is None else len(reply))
-        if lengths[-1] == len(view):
-            view[:] = reply
-        elif reply is not None:
-            break
-    return lengths
+        view = arrivals.begin(-1 if reply is None else len(reply))
+        view[:] = reply
+        arrivals.finish()
 
 
 class Plain:
@@ -160,26 +166,20 @@ class Plain:
                     replies.append(reply)
         return replies
 
-    def fetch(self, keys: Sequence[str], into: Sequence[memoryview], give_up: float) -> list[int]:
+    def fetch(self, arrivals: Arrivals, give_up: float) -> None:
+        keys = arrivals.wanted()
         self._send(pack([("GET", key) for key in keys]), give_up)
         incoming = _Incoming(self._sock, give_up)
-        lengths: list[int] = []
-        for view in into:
+        for _ in keys:
             head = incoming.line()
-            if head in (b"$-1", b"_"):
-                lengths.append(-1)
-                continue
             if head[:1] == b"-":
                 raise _reply_error(head[1:].decode(errors="replace"))
-            if head[:1] != b"$" or not head[1:].isdigit():
+            missing = head in (b"$-1", b"_")
+            if not missing and not (head[:1] == b"$" and head[1:].isdigit()):
                 raise redis.ConnectionError(f"an unexpected reply to GET: {head[:64]!r}")
-            lengths.append(int(head[1:]))
-            if lengths[-1] != len(view):
-                self.connection.disconnect()
-                return lengths
-            incoming.fill(view)
+            incoming.fill(arrivals.begin(-1 if missing else int(head[1:])))
             incoming.line()
-        return lengths
+            arrivals.finish()
 
     def _send(self, buffers: list[bytes | memoryview], give_up: float) -> None:
         first = 0

@@ -156,7 +156,7 @@ def _opener(kind: Callable[..., Any], client: redis.Redis, in_place_limit: int |
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has this process park every gradient in parts, as if it were large."""
-    monkeypatch.setattr(_parked, "SMALL_BYTES", -1)
+    monkeypatch.setattr(_parked, "SMALL_BYTES", 0)
 
 
 @pytest.fixture

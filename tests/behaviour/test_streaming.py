@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import redisacc
-from redisacc import _parked
+from redisacc import _rounds
 from redisacc._rounds import Reader
 
 # A waiting taker is woken for each of the large ones, and not for small ones.
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.usefixtures("in_parts")
 def fetched(monkeypatch):
     """Ids of parked gradients, in the order in which anybody fetched them."""
     ids = []
-    fetch = _parked.fetch
+    add_parked = _rounds.add_parked
 
-    def noting(link, keys, of, parked, *known):
+    def noting(link, keys, of, parked, **more):
         ids.extend(gradient.id for gradient in parked)
-        return fetch(link, keys, of, parked, *known)
+        add_parked(link, keys, of, parked, **more)
 
-    monkeypatch.setattr(_parked, "fetch", noting)
+    monkeypatch.setattr(_rounds, "add_parked", noting)
     return ids
 
 

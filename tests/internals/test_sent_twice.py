@@ -46,7 +46,7 @@ def park(scripts: Scripts, client: Client, sequence: int, values: list[float], l
 
 def park_in_parts(scripts: Scripts, client: Client, sequence: int, values: list[float], local_step: int = 0) -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_parked, "SMALL_BYTES", -1)
+        patch.setattr(_parked, "SMALL_BYTES", 0)
         return park(scripts, client, sequence, values, local_step)
 
 

@@ -22,7 +22,7 @@ def fill(client: redis.Redis, gradients: int = 3) -> redisacc.ConditionalAccumul
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of one element, two parts to a call."""
-    monkeypatch.setattr(_parked, "SMALL_BYTES", -1)
+    monkeypatch.setattr(_parked, "SMALL_BYTES", 0)
     monkeypatch.setattr(_parked, "PART_BYTES", 8)
     monkeypatch.setattr(_rounds, "BATCH", 2)
 

@@ -54,6 +54,28 @@ def answer(theirs: socket.socket, data: bytes, *, piece: int = 10**9) -> Callabl
     return drain
 
 
+class Strings:
+    """Strings that are wanted, and what came of them."""
+
+    def __init__(self, keys: str | list[str], *sizes: int) -> None:
+        self.keys = list(keys)
+        self.buffers = [bytearray(size) for size in sizes]
+        self.lengths: list[int] = []
+        self.come = 0
+
+    def wanted(self) -> list[str]:
+        return self.keys[self.come :]
+
+    def begin(self, length: int) -> memoryview:
+        self.lengths.append(length)
+        if length != len(self.buffers[self.come]):
+            raise LookupError(length)
+        return memoryview(self.buffers[self.come])
+
+    def finish(self) -> None:
+        self.come += 1
+
+
 def soon() -> float:
     return time.monotonic() + 5
 
@@ -167,22 +189,42 @@ def test_strings_are_received_into_their_buffers(ends: Any, piece: int) -> None:
     connection, ours, theirs = ends
     wanted = [bytes(range(200)), b"", b"\r\n$5\r\n", b"x" * (2000 if piece < 1000 else 200_000)]
     data = b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in wanted)
-    sent = answer(theirs, data[:-2] + b"\r\n" + b"$-1\r\n_\r\n", piece=piece)
-    buffers = [bytearray(len(text)) for text in wanted] + [bytearray(3), bytearray(3)]
-    keys = [f"k{k}" for k in range(6)]
-    lengths = _wire.Plain(connection, ours).fetch(keys, [memoryview(buffer) for buffer in buffers], soon())
-    assert lengths == [len(text) for text in wanted] + [-1, -1]
-    assert [bytes(buffer) for buffer in buffers[:4]] == wanted
-    assert parse_commands(sent()) == [[b"GET", key.encode()] for key in keys]
+    sent = answer(theirs, data, piece=piece)
+    strings = Strings([f"k{k}" for k in range(4)], *map(len, wanted))
+    _wire.Plain(connection, ours).fetch(strings, soon())
+    assert strings.buffers == wanted
+    assert parse_commands(sent()) == [[b"GET", key.encode()] for key in strings.keys]
 
 
-def test_a_string_of_another_length_ends_the_list_and_the_connection(ends: Any) -> None:
+def test_strings_are_put_where_they_go_by_other_connections_too() -> None:
+    strings = Strings("ab", 3, 0)
+    _wire.put([b"abc", b""], strings)
+    assert strings.buffers == [b"abc", b""]
+    with pytest.raises(LookupError):
+        _wire.put([None], Strings("a", 3))
+    with pytest.raises(ResponseError):
+        _wire.put([ResponseError("WRONGTYPE")], Strings("a", 3))
+
+
+def test_what_has_come_is_not_asked_for_again(ends: Any) -> None:
     connection, ours, theirs = ends
-    answer(theirs, b"$3\r\nabc\r\n$9\r\nforged")
-    buffers = [bytearray(3), bytearray(4), bytearray(5)]
-    assert _wire.Plain(connection, ours).fetch("abc", [memoryview(buffer) for buffer in buffers], soon()) == [3, 9]
-    assert buffers[0] == b"abc"
-    assert connection._sock is None
+    strings = Strings("abc", 3, 3, 3)
+    answer(theirs, b"$3\r\nabc\r\n$3\r\nd")()
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(redis.ConnectionError):
+        _wire.Plain(connection, ours).fetch(strings, soon())
+    assert strings.wanted() == ["b", "c"]
+
+
+@pytest.mark.parametrize("reply", [b"$9\r\nforged", b"$-1\r\n", b"_\r\n"])
+def test_who_wants_a_string_of_another_length_is_asked_before_it_comes(ends: Any, reply: bytes) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b"$3\r\nabc\r\n" + reply)
+    strings = Strings("abc", 3, 4, 5)
+    with pytest.raises(LookupError):
+        _wire.Plain(connection, ours).fetch(strings, soon())
+    assert strings.lengths == [3, 9 if b"9" in reply else -1]
+    assert strings.buffers[0] == b"abc"
 
 
 @pytest.mark.parametrize("data", [b"$5\r\nab", b"$", b"", b"$2\r\nab"])
@@ -191,7 +233,7 @@ def test_a_string_that_breaks_off_is_an_error(ends: Any, data: bytes) -> None:
     answer(theirs, data)()
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(redis.ConnectionError):
-        _wire.Plain(connection, ours).fetch(["k"], [memoryview(bytearray(5 if b"5" in data else 2))], soon())
+        _wire.Plain(connection, ours).fetch(Strings("k", 5 if b"5" in data else 2), soon())
 
 
 @pytest.mark.parametrize("data", [b"*1\r\n$1\r\nx\r\n", b"$x\r\n", b"$-2\r\n", b"?" * 100_000])
@@ -199,14 +241,14 @@ def test_a_reply_that_is_no_string_is_an_error(ends: Any, data: bytes) -> None:
     connection, ours, theirs = ends
     answer(theirs, data)
     with pytest.raises(redis.ConnectionError):
-        _wire.Plain(connection, ours).fetch(["k"], [memoryview(bytearray(5))], soon())
+        _wire.Plain(connection, ours).fetch(Strings("k", 5), soon())
 
 
 def test_an_error_instead_of_a_string_is_raised(ends: Any) -> None:
     connection, ours, theirs = ends
     answer(theirs, b"-WRONGTYPE it is a list\r\n")
     with pytest.raises(ResponseError, match="WRONGTYPE it is a list"):
-        _wire.Plain(connection, ours).fetch(["k"], [memoryview(bytearray(5))], soon())
+        _wire.Plain(connection, ours).fetch(Strings("k", 5), soon())
 
 
 def test_a_connection_goes_back_as_its_owner_had_it(ends: Any) -> None:

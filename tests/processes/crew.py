@@ -71,7 +71,7 @@ def take_once(acc: Any) -> dict[str, Any]:
 def main() -> None:
     role, url, kind, holding, number, count, out = sys.argv[1:]
     if holding == "in_parts":
-        _parked.SMALL_BYTES = -1
+        _parked.SMALL_BYTES = 0
     acc = opened(kind, url, 10**9 if holding == "in_place" else 0, f"{role}{number}")
     path = Path(out)
     if role == "apply":
