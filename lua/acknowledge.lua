@@ -5,7 +5,7 @@
 -- KEYS[3] redisacc:{NAME}:taken:TOKEN:parked
 -- KEYS[4] redisacc:{NAME}:taken:TOKEN:small
 -- KEYS[5] redisacc:{NAME}:taken:TOKEN:workers
--- KEYS[6..] redisacc:{NAME}:part:ID:K           parts of its parked gradients; large ones only get an expiry
+-- KEYS[6..] redisacc:{NAME}:part:ID:K           parts of its parked gradients; some only get an expiry
 -- ARGV[1] token                                 id of the take
 -- ARGV[2] more                                  "1" if calls with further parts follow, else "0"
 --

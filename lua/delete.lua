@@ -32,7 +32,7 @@ end
 if finish == '0' then
   if current == incarnation then
     redis.call('HSET', record, 'incarnation', closed)
-    announce(record, true, 'deleted')
+    announce(record, 'deleted', 'deleted')
     return {'closed'}
   end
   return {current == closed and 'closed' or 'replaced'}

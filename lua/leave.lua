@@ -25,6 +25,6 @@ end
 if redis.call('ZREM', queue, token) == 1 then
   redis.call('HDEL', takers, token)
   -- Whoever stood behind may be served now.
-  announce(record, true, 'left')
+  announce(record, 'left', 'left')
 end
 return {'left'}

@@ -9,7 +9,7 @@
 -- KEYS[5] redisacc:{NAME}:clients     client -> last request and totals
 -- KEYS[6..5+N] redisacc:{NAME}:staged:ID:K    the N parts as the client SET them, with an expiry
 -- KEYS[6+N..5+2N] redisacc:{NAME}:part:ID:K   where they go
--- KEYS[6+2N..] redisacc:{NAME}:part:ID:K      parts of the gradients that are replaced; large ones only get an expiry
+-- KEYS[6+2N..] redisacc:{NAME}:part:ID:K      parts of the gradients that are replaced; some only get an expiry
 -- ARGV[1] incarnation                 the one that the handle opened
 -- ARGV[2] client                      id of the sender
 -- ARGV[3] sequence                    number of the request, growing for each client; the same again changes nothing
@@ -52,8 +52,8 @@ end
 local replaced = {unpack(ARGV, 11 + parts)}
 local replaced_parts = {unpack(KEYS, 6 + 2 * parts)}
 
--- A taker that waits is woken to fetch ahead by each gradient in parts, and by small ones whenever all that is parked
--- passes a power of two from this one on.
+-- A taker that waits is woken to fetch ahead by each gradient from this size on, and by others whenever all that
+-- is parked passes a power of two from there on: a look ahead costs it about what half of such a gradient costs.
 local AHEAD_BYTES = 1048576
 
 -- Whatever the refusal, the staged parts are of no more use: a request that comes again stages them again.
@@ -76,7 +76,11 @@ redis.call('HLEN', keys.small)
 -- Without a replaced gradient the place in the order of arrival is the last: the taker adds in this order, so that
 -- sums come out bit for bit.
 local order = count_text(record.num_accumulated)
-local bytes = record.parked_bytes + #data
+local size = #data
+for k = 1, parts do
+  size = size + lengths[k]
+end
+local bytes = record.parked_bytes + size
 for k = #replaced, 1, -1 do
   local entry = redis.call('HGET', keys.parked, replaced[k])
   if not entry then
@@ -84,9 +88,6 @@ for k = #replaced, 1, -1 do
   end
   order = string.match(entry, '^%d+') or order
   bytes = bytes - redis.call('HSTRLEN', keys.small, replaced[k])
-end
-for k = 1, parts do
-  bytes = bytes + lengths[k]
 end
 for _, key in ipairs(replaced_parts) do
   bytes = bytes - redis.call('STRLEN', key)
@@ -122,5 +123,10 @@ redis.call('HSET', keys.record, 'parked_bytes', count_text(bytes))
 keep(record.lease_ms, keys.parked, keys.small)
 local _, power_before = math.frexp(record.parked_bytes)
 local _, power = math.frexp(bytes)
-local fetch_ahead = parts > 0 or (bytes >= AHEAD_BYTES and power > power_before)
-return count_gradient(keys, request, admission, id, fetch_ahead)
+local ahead
+if size >= AHEAD_BYTES then
+  ahead = id
+elseif bytes >= AHEAD_BYTES and power > power_before then
+  ahead = '*'
+end
+return count_gradient(keys, request, admission, id, ahead)

@@ -54,6 +54,6 @@ end
 redis.call('HDEL', taken, old)
 redis.call('HSET', taken, token,
   string.format('granted %s %s %.0f %s %s', reply[2], reply[3], now_ms(), reply[4], taker))
-announce(record_key, false, string.format('recovered step=%s count=%s taken=%s taker=%s',
+announce(record_key, string.format('recovered step=%s count=%s taken=%s taker=%s',
   record.global_step, count_text(record.num_accumulated), reply[3], taker))
 return reply

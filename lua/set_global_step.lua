@@ -43,5 +43,5 @@ local reply = {
 redis.call('HSET', record_key, 'global_step', step)
 write_client(clients, client, sequence, entry, reply, worker)
 keep(record.lease_ms, clients)
-announce(record_key, false, string.format('%s step=%s count=%s', reply[1], reply[2], reply[3]))
+announce(record_key, string.format('%s step=%s count=%s', reply[1], reply[2], reply[3]))
 return reply

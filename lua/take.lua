@@ -98,8 +98,8 @@ if record.num_accumulated >= num_required and (not head or head == token) then
   redis.call('HSET', record_key, 'num_accumulated', '0', 'round_shape', '', 'parked_bytes', '0',
     'takes', count_text(record.takes + 1))
   -- Only who stands behind is to be woken.
-  announce(record_key, redis.call('EXISTS', queue) == 1,
-    string.format('taken step=%s count=0 taken=%s taker=%s', step, count, taker))
+  local said = string.format('taken step=%s count=0 taken=%s taker=%s', step, count, taker)
+  announce(record_key, said, redis.call('EXISTS', queue) == 1 and said)
   return {'granted', record.global_step, count, record.round_shape}
 end
 
@@ -107,7 +107,7 @@ if not ticket then
   ticket = record.tickets + 1
   redis.call('HSET', record_key, 'tickets', count_text(ticket))
   redis.call('ZADD', queue, ticket, token)
-  announce(record_key, false, string.format('waiting step=%s count=%s num_required=%.0f taker=%s',
+  announce(record_key, string.format('waiting step=%s count=%s num_required=%.0f taker=%s',
     record.global_step, count_text(record.num_accumulated), num_required, taker))
 end
 redis.call('HSET', takers, token, string.format('%.0f %.0f %s', num_required, now + lease_ms, taker))

@@ -249,21 +249,14 @@ def part_keys(keys: Keys, parked: Parked) -> list[str]:
     return [] if parked.small else [keys.part(parked.id, number) for number in range(len(parked.lengths))]
 
 
-# What scripts don't free themselves, in bytes: lua/include/drop.lua.
-LARGE_BYTES = 65536
+# What scripts free themselves, in bytes: lua/include/drop.lua.
+DROPPED_BYTES = 4 * 2**20
 
 
 def remove_large(link: Link, keys: Keys, parked: Sequence[Parked]) -> None:
-    """Frees the large parts of gradients that a script has just dropped: one to a command, so that others get between.
+    """Frees what a script has just dropped and left to us: one part to a command, so that others get between.
 
     The script gave them an expiry, so that nothing stays if this doesn't happen.
     """
-    large = [
-        ("UNLINK", key)
-        for gradient in parked
-        if not gradient.small
-        for key, length in zip(part_keys(keys, gradient), gradient.lengths, strict=True)
-        if length > LARGE_BYTES
-    ]
-    if large:
-        link.pipeline(large)
+    if sum(gradient.nbytes for gradient in parked if not gradient.small) > DROPPED_BYTES:
+        link.pipeline([("UNLINK", key) for gradient in parked for key in part_keys(keys, gradient)])

@@ -120,6 +120,8 @@ class Wait:
             self._heard.append(_MISSED)
         elif "taken" in words:
             self._heard.append(_OVER)
+        elif parked == "*":
+            self._heard.append(_MISSED)
         elif parked:
             self._heard.append(parked[:64])
         if words.keys() & {"applied", "stale", "waiting"}:

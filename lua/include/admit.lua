@@ -28,7 +28,7 @@ local function admit(keys, request, more)
     redis.call('HINCRBY', keys.record, 'stale', 1)
     write_client(keys.clients, request.client, request.sequence, entry, reply, request.worker)
     keep(record.lease_ms, keys.clients)
-    announce(keys.record, false, string.format('stale step=%s count=%s local_step=%s worker=%s',
+    announce(keys.record, string.format('stale step=%s count=%s local_step=%s worker=%s',
       reply[2], reply[3], request.local_step, request.worker))
     return nil, reply
   end
@@ -45,8 +45,9 @@ local function admit(keys, request, more)
 end
 
 -- Counts a gradient that has just been added, and says so, with the id of a parked one. Wakes the first of those who
--- wait if there are enough gradients now, or if it should fetch ahead what is parked. Returns the reply.
-local function count_gradient(keys, request, admission, parked_id, fetch_ahead)
+-- wait if there are enough gradients now, or if there is something to fetch ahead: the id of that gradient, or "*" for
+-- all that are parked. Returns the reply.
+local function count_gradient(keys, request, admission, parked_id, ahead)
   local record, entry = admission.record, admission.entry
   local count = record.num_accumulated + 1
   local reply = {'applied', record.global_step, count_text(count)}
@@ -56,7 +57,12 @@ local function count_gradient(keys, request, admission, parked_id, fetch_ahead)
   redis.call('HSET', keys.workers, request.worker, count_text(admission.in_round + 1))
   write_client(keys.clients, request.client, request.sequence, entry, reply, request.worker)
   keep(record.lease_ms, keys.clients, keys.workers)
-  announce(keys.record, count >= record.wanted or fetch_ahead, string.format('applied step=%s count=%s %sworker=%s',
-    reply[2], reply[3], parked_id and 'parked=' .. parked_id .. ' ' or '', request.worker))
+  local said = string.format('applied step=%s count=%s %sworker=%s',
+    reply[2], reply[3], parked_id and 'parked=' .. parked_id .. ' ' or '', request.worker)
+  if ahead then
+    announce(keys.record, said, string.format('applied step=%s count=%s parked=%s', reply[2], reply[3], ahead))
+  else
+    announce(keys.record, said, count >= record.wanted and said)
+  end
   return reply
 end

@@ -11,8 +11,8 @@ import redisacc
 from redisacc import _rounds
 from redisacc._rounds import Reader
 
-# A waiting taker is woken for each of the large ones, and not for small ones.
-pytestmark = pytest.mark.usefixtures("in_parts")
+# A taker that waits is woken for each gradient from 1 MiB on.
+COPIES = 100_000
 
 
 @pytest.fixture
@@ -54,11 +54,11 @@ def waiting(until):
 
 
 def values(k):
-    return np.array([0.1 * 3**k, -(0.7**k), 1e-3 * k], np.float32)
+    return np.tile(np.array([0.1 * 3**k, -(0.7**k), 1e-3 * k], np.float32), COPIES)
 
 
 def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, background, waiting, until, fetched, ahead):
-    acc = open_dense("float32", [3], "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
     acc.apply_grad(values(0))
     take = background(acc.take_grad, 6)
     waiting(acc, 1)
@@ -75,22 +75,22 @@ def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, backgr
 
 
 def test_sparse_and_in_place_meet(open_sparse, real_server, background, waiting, until, fetched):
-    parked = open_sparse("float64", [9, 2], "w", in_place_limit=0)
-    placed = open_sparse("float64", [9, 2], "w", in_place_limit=10**9)
+    parked = open_sparse("float64", [9, COPIES], "w", in_place_limit=0)
+    placed = open_sparse("float64", [9, COPIES], "w", in_place_limit=10**9)
     take = background(parked.take_grad, 4)
     waiting(parked, 1)
-    parked.apply_grad([1, 2], [[1, 1], [2, 2]])
-    placed.apply_grad([2, 3], [[4, 4], [3, 3]])
+    parked.apply_grad([1, 2], [[1.0] * COPIES, [2.0] * COPIES])
+    placed.apply_grad([2, 3], [[4.0] * COPIES, [3.0] * COPIES])
     until(lambda: len(fetched) == 1)
-    parked.apply_grad([2], [[6, 6]])
-    placed.apply_grad([8], [[8, 8]])
+    parked.apply_grad([2], [[6.0] * COPIES])
+    placed.apply_grad([8], [[8.0] * COPIES])
     indices, rows, _ = take.result()
     assert indices.tolist() == [1, 2, 3, 8]
-    assert rows.tolist() == [[1, 1], [4, 4], [3, 3], [8, 8]]
+    assert [set(row) for row in rows] == [{1}, {4}, {3}, {8}]
 
 
 def test_a_round_that_somebody_else_took_costs_only_the_work(open_dense, background, waiting, until, fetched):
-    first = open_dense("float32", [3], "w", reduction_type="SUM", in_place_limit=0)
+    first = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
     head = background(first.take_grad, 3)
     waiting(first, 1)
     for k in range(2):
@@ -100,14 +100,14 @@ def test_a_round_that_somebody_else_took_costs_only_the_work(open_dense, backgro
     first.delete()
     with pytest.raises(redisacc.AccumulatorNotFoundError):
         head.result()
-    again = open_dense("float32", [3], "w", reduction_type="SUM", in_place_limit=0)
+    again = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
     again.apply_grad(values(7))
     np.testing.assert_array_equal(again.take_grad(1), values(7))
 
 
 def test_rounds_do_not_mix(open_dense, background, waiting, until, fetched):
     """Two takers wait; what was begun for the first round is no part of the second."""
-    acc = open_dense("float32", [3], "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
     first = background(acc.take_grad, 2)
     waiting(acc, 1)
     second = background(acc.take_grad, 2)
@@ -120,18 +120,18 @@ def test_rounds_do_not_mix(open_dense, background, waiting, until, fetched):
 
 
 def test_what_was_folded_meanwhile_is_read_anew(open_dense, background, waiting, until, fetched):
-    acc = open_dense("int64", [10], "w", reduction_type="SUM", in_place_limit=0, parked_limit=300)
+    acc = open_dense("int64", [2**17], "w", reduction_type="SUM", in_place_limit=0, parked_limit=4 * 2**20)
     take = background(acc.take_grad, 12)
     waiting(acc, 1)
     for k in range(11):
-        acc.apply_grad(np.full(10, 10**k))
+        acc.apply_grad(np.full(2**17, 10**k))
         until(lambda: len(fetched) > 0)
-    acc.apply_grad(np.full(10, 10**11))
+    acc.apply_grad(np.full(2**17, 10**11))
     assert set(take.result()) == {111_111_111_111}
 
 
 def test_announcements_that_are_forged_do_no_harm(client, open_dense, background, waiting):
-    acc = open_dense("float32", [3], "w", reduction_type="SUM", in_place_limit=0)
+    acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
     take = background(acc.take_grad, 2)
     waiting(acc, 1)
     for text in (
@@ -166,3 +166,17 @@ def test_many_small_ones_while_the_taker_waits(open_sparse, background, waiting)
     indices, sums, _ = take.result()
     assert indices.tolist() == [*range(100), 1000, 1001, 1002]
     assert sums.tolist() == [3] * 100 + [100] * 3
+
+
+def test_small_ones_are_fetched_when_there_are_many(open_dense, background, waiting, until, fetched):
+    acc = open_dense("float32", [10_000], "w", reduction_type="SUM", in_place_limit=0)
+    take = background(acc.take_grad, 41)
+    waiting(acc, 1)
+    for k in range(40):
+        acc.apply_grad(np.full(10_000, float(k)))
+    # 27 of them pass 1 MiB; for 40 of them nobody is woken again.
+    until(lambda: len(fetched) >= 27)
+    assert take.running
+    acc.apply_grad(np.zeros(10_000))
+    assert set(take.result()) == {sum(range(40))}
+    assert len(fetched) == len(set(fetched)) == 41
