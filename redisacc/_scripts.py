@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 from redisacc._arguments import shape_text
 from redisacc._clients import Client
 from redisacc._keys import Keys
-from redisacc._link import OPENING_PATIENCE, PATIENCE, Link
+from redisacc._link import OPENING_PATIENCE, PATIENCE, Call, Link
 from redisacc._lua import load
 from redisacc._wire import Argument, Command
 from redisacc.errors import (
@@ -107,6 +107,13 @@ class Waiting:
     global_step: int
     num_accumulated: int
     ahead: int
+
+
+class Take(Protocol):
+    """A take that may have to be tried several times."""
+
+    def __call__(self, *, patience: float = PATIENCE) -> tuple[Granted | Waiting, list[Any]]:
+        """Takes the round, or a place in the queue; and the replies to the commands that read the round."""
 
 
 class Scripts:
@@ -243,44 +250,41 @@ class Scripts:
         lease_ms: int,
         taker: str,
         read: Sequence[Command] = (),
-        patience: float = PATIENCE,
-    ) -> tuple[Granted | Waiting, list[Any]]:
-        """Takes the round, or a place in the queue.
+    ) -> Take:
+        """Makes a take, to be tried until it is granted.
 
         Args:
             read: commands that read the round if it is granted; they travel along.
-
-        Returns:
-            What was decided, and the replies to ``read``.
         """
         keys, taken = self._keys, self._keys.taken_round(token)
-        reply, pieces = self._link.run_and_read(
-            load("take"),
-            [
-                keys.record,
-                keys.current.sums,
-                keys.current.parked,
-                keys.current.small,
-                keys.current.workers,
-                keys.queue,
-                keys.takers,
-                keys.taken,
-                taken.sums,
-                taken.parked,
-                taken.small,
-                taken.workers,
-            ],
-            [self.incarnation, token, num_required, lease_ms, taker],
-            after=read,
-            patience=patience,
-        )
-        match reply:
-            case [b"waiting", step, count, ahead]:
-                waiting = Waiting(
-                    self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue")
-                )
-                return waiting, pieces
-        return self._granted(token, reply), pieces
+        named = [
+            keys.record,
+            keys.current.sums,
+            keys.current.parked,
+            keys.current.small,
+            keys.current.workers,
+            keys.queue,
+            keys.takers,
+            keys.taken,
+            taken.sums,
+            taken.parked,
+            taken.small,
+            taken.workers,
+        ]
+        tail: tuple[Argument, ...] = (len(named), *named, self.incarnation, token, num_required, lease_ms, taker)
+        call = Call(load("take"), tail, (), tuple(read))
+
+        def attempt(*, patience: float = PATIENCE) -> tuple[Granted | Waiting, list[Any]]:
+            reply, pieces = self._link.repeat(call, patience=patience)
+            match reply:
+                case [b"waiting", step, count, ahead]:
+                    waiting = Waiting(
+                        self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue")
+                    )
+                    return waiting, pieces
+            return self._granted(token, reply), pieces
+
+        return attempt
 
     def leave(self, *, token: str, patience: float = PATIENCE) -> Granted | None:
         """Leaves the queue. Returns the round if it was granted meanwhile."""

@@ -112,6 +112,15 @@ class Wait:
     _heard: deque[object] = field(default_factory=deque)
     _look_now: bool = True
 
+    def __post_init__(self) -> None:
+        self._take = self.scripts.take(
+            token=self._token,
+            num_required=self.num_required,
+            lease_ms=LEASE_MS,
+            taker=self.taker,
+            read=read_commands(self.keys.taken_round(self._token)),
+        )
+
     def on_event(self, event: str | None) -> None:
         """Runs on the hub's thread. Most events say that the time hasn't come; those wake nobody."""
         words = dict(word.partition("=")[::2] for word in event.split(" ", 4)) if event is not None else {}
@@ -188,14 +197,7 @@ class Wait:
     def look(self) -> tuple[Granted, list[Any]] | None:
         """Asks for the round once. An unreachable server is said in the log, and waited for."""
         try:
-            reply, pieces = self.scripts.take(
-                token=self._token,
-                num_required=self.num_required,
-                lease_ms=LEASE_MS,
-                taker=self.taker,
-                read=read_commands(self.keys.taken_round(self._token)),
-                patience=self._patience(),
-            )
+            reply, pieces = self._take(patience=self._patience())
         except ServerUnavailableError as error:
             if self._unreachable is None:
                 if self._seen is None and self.deadline == math.inf:
