@@ -278,7 +278,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """`redis://127.0.0.1:PORT/0`, or `unix://PATH`. Stays readable after `stop()`.
+        """``redis://127.0.0.1:PORT/0``, or ``unix://PATH``. Stays readable after `stop()`.
 
         Raises:
             ServerError: never started.
