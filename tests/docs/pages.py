@@ -5,7 +5,7 @@ A page gets an empty directory and a server of its own, whose URL stands in ``RE
 ========================================  ==========================================================================
 block                                     what is done with it
 ========================================  ==========================================================================
-its first line is a comment, ``# NAME.X``   written to that file; a later console block has to use it
+its first line is a comment, ``# NAME.X``   written to that file; a later block has to use it
 ``python``                                executed; the blocks of a page share their names
 ``console``                               what follows ``$ `` (and ``> ``, for further lines) goes to bash
 ``text``, or no language                  nothing: a picture made of letters
@@ -40,6 +40,7 @@ _FENCE = re.compile(
     r"(?:^<!-- not run: (?P<excuse>.*?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 _FILE = re.compile(r"^# ([\w-]+\.\w+)$", re.MULTILINE)
+_IMPORT = re.compile(r"^from (\w+) import", re.MULTILINE)
 _PRINT = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 
 
@@ -112,13 +113,14 @@ class Reader:
                 if block.file is not None:
                     (self._directory / block.file).write_text(block.text)
                     self._unused.add(block.file)
+                    self._unused -= {f"{module}.py" for module in _IMPORT.findall(block.text)}
                 elif block.language == "python":
                     self._python(block, where)
                 elif block.language == "console":
                     self._console(block, where)
                 else:
                     assert block.language in ("", "text"), f"{where}: nobody knows how to run {block.language!r}"
-            assert not self._unused, f"{self._page.name}: files that no console block uses: {self._unused}"
+            assert not self._unused, f"{self._page.name}: files that no later block uses: {self._unused}"
         finally:
             self._stop()
 
