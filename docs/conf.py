@@ -1,5 +1,7 @@
 """How Sphinx builds these pages: ``make docs``. They can be read on GitHub, too, so they are plain Markdown."""
 
+import re
+
 import redisacc
 
 project = "redisacc"
@@ -12,9 +14,6 @@ exclude_patterns = ["_build"]
 
 # So that links to headings (`semantics.md#numbers`) are checked.
 myst_heading_anchors = 3
-
-# A pattern of the navigation that matches nothing: pages that come and go.
-suppress_warnings = ["toc.empty_glob"]
 
 html_theme = "furo"
 html_title = "redisacc"
@@ -36,3 +35,13 @@ napoleon_numpy_docstring = False
 # "Attributes:" of a class as a list in its text; each of them again as a member would be said twice.
 napoleon_use_ivar = True
 add_module_names = False
+
+
+def _by_name(*event):
+    """Aliases in unions and tuples come out as the repr of what stands for them."""
+    *_, signature, returns = event
+    return tuple(text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text) for text in (signature, returns))
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", _by_name)

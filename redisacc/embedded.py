@@ -1,4 +1,4 @@
-"""A Redis or Valkey server as a child of this process, for tests, demos and one-machine jobs.
+"""A Redis or Valkey server as a child of this process, for tests, demos and one-machine jobs::
 
     with redisacc.embedded.Server() as server:
         acc = redisacc.ConditionalAccumulator("float32", redis=server.url)

@@ -126,10 +126,8 @@ def test_redis_cli_shows_step_and_count(real_server, open_dense):
     acc.delete()
 
 
-def test_the_parts_of_a_large_gradient_fit_the_blocks_of_the_allocator(make_dense, real_client, holding):
-    if holding == "in_place":
-        return
-    acc = make_dense("float32", [10**6], "large")
+def test_the_parts_of_a_large_gradient_fit_the_blocks_of_the_allocator(open_dense, real_client):
+    acc = open_dense("float32", [10**6], "large")
     acc.apply_grad(np.ones(10**6, np.float32))
     parts = list(real_client.scan_iter("redisacc:{large}:part:*"))
     assert len(parts) == 2

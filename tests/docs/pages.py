@@ -109,6 +109,7 @@ class Reader:
             for block in blocks:
                 where = f"{self._page.name}, line {block.line}"
                 if block.excuse is not None:
+                    self._unused = {name for name in self._unused if name not in block.text}
                     continue
                 if block.file is not None:
                     (self._directory / block.file).write_text(block.text)
