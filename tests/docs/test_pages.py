@@ -102,7 +102,7 @@ def test_reader_is_content_with_a_good_page(tmp_path: Path) -> None:
         ("3.… ms", "3.… s"),
         ("$ python file.py\none", "$ python file.py; false\none"),
         ("$ python file.py\none\n…\n3.… ms", "$ true"),
-        ("```console", "```lua"),
+        ("```python", "```lua"),
     ],
 )
 def test_reader_notices(tmp_path: Path, before: str, after: str) -> None:
