@@ -15,8 +15,8 @@ its first line is a comment, ``# NAME.X``   written to that file; a later block 
 Output that a page shows is compared: of Python, what stands behind ``print(…)  # ``; of the shell, the lines without
 ``$ ``. There ``…`` stands for anything, and alone on its line for any number of lines.
 
-``<!-- not run: REASON -->`` above a block excuses it: it becomes a skipped test with that reason. A page that another
-test runs says ``<!-- run by: PATH -->`` in its first line.
+``<!-- not run: REASON -->`` above a block excuses it: it becomes a skipped test with that reason. Pages that another
+test runs stand in ``RUN_BY``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+# Page → the test that runs it, where that isn't this one.
+RUN_BY = {"redis-cli.md": "tests/redis_cli/test_inspect_scripts.py"}
 
 _FENCE = re.compile(
     r"(?:^<!-- not run: (?P<excuse>.*?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -72,8 +75,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 def run_by(page: Path) -> str | None:
     """The test that runs a page, if it isn't this one."""
-    match = re.match(r"<!-- run by: (.*?) -->$", page.read_text(), re.MULTILINE)
-    return match[1] if match else None
+    return RUN_BY.get(str(page.relative_to(DOCS)))
 
 
 class Reader:
