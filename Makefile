@@ -8,12 +8,14 @@ JOBS ?= 2
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
 
-.PHONY: help demo server test bench conformance record lint types wheel compose check clean
+.PHONY: help demo server test bench conformance record lint types wheel compose docs examples check clean
 
 help:
 	@echo "make demo         train word vectors with several processes through a real server"
 	@echo "make test         run every test"
-	@echo "make check        what CI runs: lint, types, test, wheel, compose"
+	@echo "make check        what CI runs: lint, types, test, wheel, compose, docs, examples"
+	@echo "make docs         build the documentation in build/docs; a warning is an error"
+	@echo "make examples     test the examples with torch and scikit-learn (installs them in .venv-torch)"
 	@echo "make bench        measure beside TensorFlow, torch and others; writes docs/performance"
 	@echo "make conformance  compare with TensorFlow, live (installs it in .venv-tensorflow)"
 	@echo "make server       run a server in the foreground, for trying things out"
@@ -90,7 +92,24 @@ B ?=
 bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done
 	$(BIN)/python -m benchmarks --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
 
-check: lint types test wheel compose
+$(VENV)/.docs: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+# That its code blocks work, `make test` finds out.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+
+# torch stays out of the environment of the tests, for it is large.
+$(TORCH)/.examples: $(TORCH)/.done pyproject.toml
+	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]'
+	@touch $@
+
+examples: $(TORCH)/.examples
+	$(TORCH)/bin/python -m pytest tests/examples
+
+check: lint types test wheel compose docs examples
 
 clean:
 	rm -rf $(VENV) $(TENSORFLOW) $(TORCH) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -182,7 +182,7 @@ class ConditionalAccumulatorBase(ABC):
 
     @property
     def shape(self) -> Shape:
-        """The declared shape: None for an unknown rank, with None for every unknown dimension."""
+        """The declared shape, which is None for an unknown rank, with None for every unknown dimension."""
         return self._shape
 
     @property
@@ -202,7 +202,7 @@ class ConditionalAccumulatorBase(ABC):
 
     @property
     def accumulator_ref(self) -> str:
-        """The handle: the key of the accumulator's record in Redis, good for ``raw_ops`` and for ``redis-cli``."""
+        """The handle, which is the key of the accumulator's record in Redis; good for ``raw_ops`` and ``redis-cli``."""
         return self._keys.record
 
     def __repr__(self) -> str:

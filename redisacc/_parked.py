@@ -24,8 +24,9 @@ from redisacc._link import Link
 from redisacc._wire import Command
 from redisacc.errors import CorruptDataError
 
-# Larger strings cost redis-py more copies, smaller ones more commands: see docs/measurements.md.
-PART_BYTES = 2 * 2**20
+# Larger strings cost redis-py more copies, smaller ones more commands: see docs/measurements.md. A little less than
+# 2 MiB, for the server's allocator has blocks of 2 MiB, and the next are of 2.5: a string has a head and a final zero.
+PART_BYTES = 2 * 2**20 - 64
 
 # Gradients of up to so many bytes are small; those without any always are.
 SMALL_BYTES = 64 * 1024
