@@ -43,7 +43,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build/lua && $(BIN)/python -c 'import pathlib, redisacc._lua as lua; lua.write(pathlib.Path("build/lua"))'
-	luacheck --quiet build/lua
+	luacheck --quiet build/lua lua/inspect
 
 types: $(VENV)/.test
 	$(BIN)/mypy
