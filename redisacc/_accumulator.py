@@ -25,7 +25,8 @@ from redisacc._arguments import Array, Shape
 from redisacc._clients import Clients
 from redisacc._info import AccumulatorInfo, Record, parse_taken, read_info
 from redisacc._keys import NAMES, Keys
-from redisacc._link import link_to
+from redisacc._link import PATIENCE, link_to
+from redisacc._observing import Events, wait_for_step
 from redisacc._parked import Gradient, Parked
 from redisacc._parking import PARKED_LIMIT, Parking
 from redisacc._rounds import Contents, Reader, Round, batches, read_commands, scan
@@ -234,6 +235,50 @@ class ConditionalAccumulatorBase(ABC):
         info = read_info(self._link, self._keys)
         self._check_incarnation(info.incarnation)
         return info
+
+    def events(self, *, timeout: float | None = None) -> Events:
+        """What happens to the accumulator, from now on, as an iterator over typed events.
+
+        Listening begins with this call, not with the first ``next()``. An event is a hint: where the connection was
+        lost, or the reader was slow, one of kind "missed" stands for those that may be lacking. The iterator ends when
+        the accumulator is deleted (the last event says so) and when this handle is closed.
+
+        Args:
+            timeout: ends after so many seconds without an event; None: never.
+        """
+        seconds = _arguments.timeout(timeout)
+        self._check_open()
+        return Events(self._link, self._keys, timeout=seconds, closed=self._closed, register=self._register)
+
+    def wait_for_step(self, step: int, name: str | None = None, *, timeout: float | None = None) -> int:
+        """Blocks until the global step is at least ``step``.
+
+        A server that goes away meanwhile is waited for, as in a take.
+
+        Args:
+            step: integer scalar in [-2**63, 2**63 - 1].
+            name: labels log records.
+            timeout: seconds to wait at most, 0 or more; None: without end.
+
+        Returns:
+            The step as it was seen then, ``step`` or higher.
+
+        Raises:
+            StepTimeoutError: the step was not reached in time. It says which one was.
+            CancelledError: the handle was closed.
+            AccumulatorNotFoundError: the accumulator was deleted.
+        """
+        label = self._label(name)
+        wanted = _arguments.integer(step, "step")
+        seconds = _arguments.timeout(timeout)
+        return wait_for_step(
+            lambda patience: self._record(patience).global_step,
+            self.events,
+            wanted=wanted,
+            deadline=math.inf if seconds is None else time.monotonic() + seconds,
+            label=label,
+            check_open=self._check_open,
+        )
 
     def set_global_step(self, new_global_step: int, name: str | None = None) -> None:
         """Sets the step. What has been accumulated stays, also what came for an earlier step.
@@ -537,9 +582,9 @@ class ConditionalAccumulatorBase(ABC):
         if self._closed.is_set():
             raise CancelledError(f"this handle on {self._keys.name!r} is closed")
 
-    def _record(self) -> Record:
+    def _record(self, patience: float = PATIENCE) -> Record:
         self._check_open()
-        record = Record(self._keys, self._link.call(*Record.command(self._keys)))
+        record = Record(self._keys, self._link.call(*Record.command(self._keys), patience=patience))
         self._check_incarnation(record.incarnation)
         return record
 

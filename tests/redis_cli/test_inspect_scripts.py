@@ -197,6 +197,16 @@ def test_a_gradient_of_several_parts_is_searched_and_not_loaded(client, open_spa
     acc.delete()
 
 
+def test_a_search_is_short_whatever_the_indices_are(client, open_sparse):
+    """Guessing by the values alone would go through these one by one."""
+    acc = open_sparse("float32", None, "w", in_place_limit=0)
+    acc.apply_grad([*range(5000), 2**62], np.ones(5001))
+    before = client.info("commandstats").get("cmdstat_getrange", {"calls": 0})["calls"]
+    assert index_of(client, acc, 4321)["count"] == "1"
+    assert client.info("commandstats")["cmdstat_getrange"]["calls"] - before <= 2 * 13 + 3
+    acc.delete()
+
+
 def test_too_many_parked_are_refused(client, open_sparse):
     acc = open_sparse("float32", [5], "w", in_place_limit=0)
     for _ in range(201):
