@@ -311,10 +311,14 @@ class ConditionalAccumulatorBase(ABC):
         Raises:
             PeekTimeoutError: gradients kept coming for 30 seconds and every attempt was disturbed.
         """
+        return self._look(self._result)
+
+    def _look(self, reduce: Callable[[Any, int], Any]) -> Round:
+        """The current round, of which ``reduce`` makes the gradient: it gets the total and how many are in it."""
         self._check_open()
         give_up = time.monotonic() + PEEK_PATIENCE
         while True:
-            found = self._peek_once()
+            found = self._peek_once(reduce)
             if found is not None:
                 return found
             if time.monotonic() >= give_up:
@@ -322,7 +326,7 @@ class ConditionalAccumulatorBase(ABC):
                     f"accumulator {self._keys.name!r} changed under every look at it for {PEEK_PATIENCE:.0f} s"
                 )
 
-    def _peek_once(self) -> Round | None:
+    def _peek_once(self, reduce: Callable[[Any, int], Any]) -> Round | None:
         current = self._keys.current
         before, *pieces, after = self._link.pipeline(
             [
@@ -342,7 +346,7 @@ class ConditionalAccumulatorBase(ABC):
         try:
             reader = self._reader()
             contents = reader.contents(current, pieces, record.round_shape)
-            gradient = self._result(reader.add_up(contents, record.round_shape), record.num_accumulated)
+            gradient = reduce(reader.add_up(contents, record.round_shape), record.num_accumulated)
         except (CorruptDataError, _parked.PartMissing) as error:
             # Pieces of two rounds don't fit together either; only in one that stood still is it corruption.
             if self._record().state != record.state:

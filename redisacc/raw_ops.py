@@ -18,9 +18,8 @@ from redisacc import _arguments, _dense, _sparse
 from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
 from redisacc._arguments import Array
 from redisacc._dtypes import find
-from redisacc._info import Record
+from redisacc._existing import open_existing
 from redisacc._keys import Keys
-from redisacc._link import link_to
 from redisacc.errors import AccumulatorNotFoundError, InvalidArgumentError
 
 __all__ = [
@@ -183,12 +182,7 @@ def _accumulator_of(handle: str, redis: object) -> Iterator[ConditionalAccumulat
     with _lock:
         accumulator = _opened.get(_key(handle, redis))
     if accumulator is None:
-        link = link_to(redis)
-        record = Record(keys, link.call(*Record.command(keys)))
-        kind = {"dense": _dense.ConditionalAccumulator, "sparse": _sparse.SparseConditionalAccumulator}.get(record.kind)
-        if kind is None:
-            raise InvalidArgumentError(f"handle {handle!r} is an accumulator of the unknown kind {record.kind!r}")
-        accumulator = kind(record.dtype, record.shape, keys.name, reduction_type=record.reduction_type, redis=redis)
+        accumulator = open_existing(keys, redis=redis)
         _remember(accumulator, redis)
     try:
         yield accumulator

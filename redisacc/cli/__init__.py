@@ -18,7 +18,11 @@ __all__ = ["main"]
 # Stated here and not taken from the commands, so that `redisacc --help` imports none of them.
 _COMMANDS = {
     "demo": ("redisacc.cli.demo", "Train word vectors with several processes."),
+    "ls": ("redisacc.cli.ls", "List accumulators."),
     "server": ("redisacc.cli.server", "Run a server for accumulators on this machine."),
+    "show": ("redisacc.cli.show", "Show an accumulator, or rows of its current round."),
+    "tail": ("redisacc.cli.tail", "Print what happens to an accumulator, as it happens."),
+    "watch": ("redisacc.cli.watch", "Watch rounds fill up, live, and see who is missing."),
 }
 
 
