@@ -100,7 +100,7 @@ class Events:
         register: Callable[[threading.Event], Callable[[], None]] | None = None,
     ) -> None:
         self._link = link
-        self._timeout = timeout
+        self.timeout = timeout
         self._closed = closed or threading.Event()
         self._over = False
         self._wake = wake = threading.Event()
@@ -130,7 +130,7 @@ class Events:
     def __next__(self) -> Event:
         if self._over:
             raise StopIteration
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
         while not self._heard:
             self._wake.clear()
             if self._heard:

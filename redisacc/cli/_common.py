@@ -242,7 +242,10 @@ class Failure(click.ClickException):
         setattr(self, "exit_code", exit_code)  # noqa: B010 - click declares it a class variable
 
     def show(self, file: Any = None) -> None:  # noqa: ARG002
-        click.echo(f"redisacc: {safe(self.message)}", err=True)
+        text = f"redisacc: {safe(self.message)}"
+        if sys.stderr.isatty():
+            text = click.wrap_text(text, console(stderr=True).width - 1, subsequent_indent="  ")
+        click.echo(text, err=True)
 
 
 def fail(message: str, exit_code: int = FAILED) -> NoReturn:
@@ -281,6 +284,9 @@ def _reporting() -> Iterator[None]:
         # `redisacc tail | head`: whoever read us has enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
+    except OSError as error:
+        # A full disk, say.
+        raise Failure(str(error)) from None
     finally:
         logger.removeHandler(handler)
 

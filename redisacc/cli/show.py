@@ -150,10 +150,9 @@ def _chosen(accumulator: ConditionalAccumulatorBase, indices: Sequence[int], top
 
 
 def _norms(values: Array) -> Array:
-    flat = values.reshape(len(values), -1)
-    wide = np.abs(flat.astype(np.complex128 if flat.dtype.kind == "c" else np.float64))
+    wide = np.abs(values.astype(np.complex128 if values.dtype.kind == "c" else np.float64))
     with np.errstate(all="ignore"):
-        norms: Array = np.sqrt((wide * wide).sum(axis=1))
+        norms: Array = np.sqrt((wide * wide).sum(axis=tuple(range(1, wide.ndim))))
     return norms
 
 

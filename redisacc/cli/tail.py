@@ -38,9 +38,12 @@ def tail(*, name: str, number: int | None, timeout: float | None, url: str | Non
     each line.
     """
     link, keys = link_of(url), keys_of(name)
+    # A name that nobody has is an error, not a long silence.
+    Record(keys, link.call(*Record.command(keys)))
     with Events(link, keys, timeout=timeout) as events:
-        # After the subscription, so that nothing is missed; and a name that nobody has is an error, not a long silence.
-        Record(keys, link.call(*Record.command(keys)))
+        if not link.call("EXISTS", keys.record):
+            # Deleted meanwhile; what was heard of it is there already.
+            events.timeout = 0.0
         if sys.stderr.isatty():
             click.echo(f"listening to {safe(keys.name)} at {link.address}, Ctrl-C ends", err=True)
         for count, event in enumerate(events, 1):

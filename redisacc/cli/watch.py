@@ -59,7 +59,7 @@ _PATIENCE = 1.0
 @json_option
 @reported
 def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: str | None, as_json: bool) -> None:
-    """Watch accumulators, live: all of them, or those that are named.
+    """Watch accumulators, live: all of them, or those that are named (globs as for ls).
 
     For each: the step; how full the round is for the taker at the head of the queue; how many gradients are applied
     and dropped a second, and how many rounds are taken; and the workers that haven't contributed to this round, with
@@ -68,7 +68,7 @@ def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: s
     Into a pipe, a line for each accumulator and look; with --json, an object.
     """
     link = link_of(url)
-    board = Board(link, [keys_of(name) for name in names])
+    board = Board(link, names)
     board.look()
     if names and not board.views:
         fail(f"there is no accumulator {', '.join(names)} at {link.address}", NOT_FOUND)
@@ -146,9 +146,10 @@ class View:
 class Board:
     """All views."""
 
-    def __init__(self, link: Link, named: Sequence[Keys]) -> None:
+    def __init__(self, link: Link, names: Sequence[str]) -> None:
         self._link = link
-        self._named = named
+        self._patterns = [name for name in names if _is_pattern(name)] or ([] if names else ["*"])
+        self._named = [keys_of(name) for name in names if not _is_pattern(name)]
         self.views: dict[str, View] = {}
         self.problem = ""
 
@@ -156,10 +157,11 @@ class Board:
         """Reads everything anew. A server that doesn't answer is a problem to be shown, and may come back."""
         try:
             self._link.call("PING", patience=_PATIENCE)
-            wanted = self._named or [Keys(name) for name in list_names(self._link)]
+            names = {name for pattern in self._patterns for name in list_names(self._link, pattern)}
+            wanted = {keys.name: keys for keys in (*map(Keys, names), *self._named)}
             self.problem = ""
             found = {}
-            for keys in wanted:
+            for _, keys in sorted(wanted.items()):
                 try:
                     info = read_info(self._link, keys)
                 except AccumulatorNotFoundError:
@@ -186,6 +188,10 @@ class Board:
         return Group(*parts)
 
 
+def _is_pattern(name: str) -> bool:
+    return any(character in name for character in "*?[")
+
+
 def _lines(view: View) -> list[RenderableType]:
     info = view.info
     applied, stale, takes = view.rates
@@ -206,7 +212,8 @@ def _lines(view: View) -> list[RenderableType]:
     lines: list[RenderableType] = [head, bar, Text(facts, no_wrap=True, overflow="ellipsis")]
     missing = view.missing_text()
     if missing:
-        lines.append(Text(f"  missing: {missing}", style="yellow"))
+        # Where nobody waits for them, it's no trouble yet.
+        lines.append(Text(f"  missing: {missing}", style="bold yellow" if info.waiting else "dim"))
     return lines
 
 
