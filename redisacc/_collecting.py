@@ -36,8 +36,8 @@ BATCH = 100
 
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):\d+")
-_ROUND = re.compile(r"taken:([^:]+):(?:sums|parked|workers)")
-_WHOLE = frozenset(("sums", "parked", "workers", "clients", "queue", "takers", "taken", "folding"))
+_ROUND = re.compile(r"taken:([^:]+):(?:sums|parked|small|workers)")
+_WHOLE = frozenset(("sums", "parked", "small", "workers", "clients", "queue", "takers", "taken", "folding"))
 
 DELETING = b"deleted:"
 

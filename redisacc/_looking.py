@@ -93,6 +93,7 @@ def memory(link: Link, keys: Keys) -> list[Memory]:
         "record": record,
         "sums": [of.sums for of in rounds],
         "parked": [of.parked for of in rounds],
+        "small": [of.small for of in rounds],
         "workers": [of.workers for of in rounds],
         "clients": [keys.clients],
         "takers": [keys.queue, keys.takers],
@@ -213,8 +214,15 @@ def _rows_of(accumulator: ConditionalAccumulatorBase, record: Record, wanted: li
     )
     total = accumulator._total(record.round_shape)
     total.number = 0
-    for gradient, places in zip(parked, _find(link, keys, parked, wanted), strict=True):
-        total.add(_read_rows(link, keys, gradient, places))
+    large = [gradient for gradient in parked if not gradient.small]
+    places = dict(zip((gradient.id for gradient in large), _find(link, keys, large, wanted), strict=True))
+    # In order of arrival, in which a take adds them.
+    for gradient in parked:
+        if gradient.small:
+            (whole,) = _parked.fetch(link, keys, keys.current, [gradient])
+            total.add(_rows_among(whole, wanted))
+        else:
+            total.add(_read_rows(link, keys, gradient, places[gradient.id]))
     fields = [str(index) for index in wanted]
     sums = link.call("HMGET", keys.current.sums, *fields)
     total.add_sums({field.encode(): row for field, row in zip(fields, sums, strict=True) if row is not None})
@@ -264,6 +272,14 @@ def _find(link: Link, keys: Keys, parked: list[Parked], wanted: list[int]) -> li
         if search.found is not None:
             found[number // len(wanted)][search.index] = search.found
     return found
+
+
+def _rows_among(gradient: Gradient, wanted: list[int]) -> Gradient:
+    """Those rows of a gradient that are wanted."""
+    assert gradient.indices is not None
+    places = np.flatnonzero(np.isin(gradient.indices, np.array(wanted, np.int64)))
+    counts = None if gradient.counts is None else gradient.counts[places]
+    return Gradient(gradient.values[places], gradient.indices[places], counts, gradient.number)
 
 
 def _read_rows(link: Link, keys: Keys, gradient: Parked, places: dict[int, int]) -> Gradient:

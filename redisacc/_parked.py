@@ -239,6 +239,8 @@ def part_lengths(entry: bytes) -> list[int] | None:
     """Bytes of the parts that an entry of the ``parked`` hash names; None where the entry can't be read."""
     try:
         header = msgpack.unpackb(entry.partition(b" ")[2])
+        if header["small"]:
+            return []
         return [length for name in _SECTIONS for length in _lengths(header[name], name)]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException):
         return None

@@ -1,6 +1,6 @@
 -- The exact sum, count and mean of one index of the current round, in text: what a take would return for it now. Reads
--- only. A sum in place is one HGET; in a parked gradient the index is found by binary search over its sorted indices
--- with GETRANGE, so that nothing is loaded but the row. A file of its own, without includes:
+-- only. A sum in place is one HGET; in a parked gradient the index is found by a search over its sorted indices, of a
+-- large one with GETRANGE, so that nothing is loaded but the row. A file of its own, without includes:
 --
 --   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , 7        row 7
 --   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , 7,3 1    element 3 of row 7
@@ -246,18 +246,37 @@ local function parse(id, entry, sparse, row_elements, components)
   if not how or not indices or not counts or not values or not sizes(header.shape)
       or type(rows) ~= 'number' or type(header.gradients) ~= 'number'
       or values ~= rows * row_elements * how.bytes * components or (sparse and indices ~= rows * 8)
-      or (counts ~= 0 and counts ~= indices) then
+      or (counts ~= 0 and counts ~= indices) or type(header.small) ~= 'boolean' then
     fail('gradient %s has a header that redisacc did not write', id)
   end
   return {
-    id = id, order = tonumber(order), how = how, rows = rows, number = header.gradients, summed = counts > 0,
-    indices = {first = 0, lengths = header.indices}, counts = {first = #header.indices, lengths = header.counts},
-    values = {first = #header.indices + #header.counts, lengths = header.values},
+    id = id, small = header.small, order = tonumber(order), how = how, rows = rows, number = header.gradients,
+    summed = counts > 0,
+    indices = {first = 0, start = 0, bytes = indices, lengths = header.indices},
+    counts = {first = #header.indices, start = indices, bytes = counts, lengths = header.counts},
+    values = {first = #header.indices + #header.counts, start = indices + counts, bytes = values,
+      lengths = header.values},
   }
 end
 
--- Bytes of one of its sections, which may lie in several parts.
+-- A small one, whole: it is a field of a hash, which can't be read in pieces.
+local function small_data(gradient)
+  if not gradient.data then
+    local data = redis.call('HGET', record_key .. ':small', gradient.id) or ''
+    local size = gradient.values.start + gradient.values.bytes
+    if #data ~= size then
+      fail('%s:small %s is gone, or has another length: removed by hand', record_key, gradient.id)
+    end
+    gradient.data = data
+  end
+  return gradient.data
+end
+
+-- Bytes of one of its sections, which of a large one may lie in several parts.
 local function bytes_of(gradient, section, from, length)
+  if gradient.small then
+    return string.sub(small_data(gradient), section.start + from + 1, section.start + from + length)
+  end
   local pieces, start = {}, 0
   for k, size in ipairs(section.lengths) do
     local first, last = math.max(from, start), math.min(from + length, start + size)

@@ -230,16 +230,17 @@ def test_recover(cli, cli_json, dense, tmp_path):
 
 
 @pytest.fixture
-def busy(open_dense, open_sparse):
+def busy(open_dense, open_sparse, monkeypatch):
     """Everything that is alive: a round in each way of holding, taken rounds, a waiting taker, a private one."""
+    private = open_dense("float32", [2], in_place_limit=0)
+    private.apply_grad([1, 2])
+    monkeypatch.setattr("redisacc._parked.SMALL_BYTES", 5)
     dense = open_dense("float32", [3], "live", worker="ann", in_place_limit=0)
     dense.apply_grad([1, 2, 3])
     dense.take(1).__enter__()
     dense.apply_grad([4, 5, 6], 1)
     sparse = open_sparse("float32", [9, 1], "live2")
     sparse.apply_grad([1], [[1.0]])
-    private = open_dense("float32", [2], in_place_limit=0)
-    private.apply_grad([1, 2])
     yield dense
     private.close()
     sparse.delete()

@@ -209,7 +209,10 @@ def test_every_command_is_a_module_with_help(cli):
 
 
 def test_help_imports_no_command():
-    code = "import sys, redisacc.cli as c; c.main(['--help'], standalone_mode=False); print([m for m in sys.modules if m.startswith('redisacc.cli.')])"
+    code = (
+        "import sys, redisacc.cli as c; c.main(['--help'], standalone_mode=False); "
+        "print([m for m in sys.modules if m.startswith('redisacc.cli.')])"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.splitlines()[-1] == "[]"
 

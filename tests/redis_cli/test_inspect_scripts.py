@@ -15,7 +15,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 import redisacc
-from redisacc import _lua
+from redisacc import _lua, _parked
 from redisacc._dtypes import TABLE
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
@@ -66,9 +66,16 @@ def same(left, right):
     )
 
 
-# How gradients come to be held: the in_place_limit of each handle that applies in turn, and whether what is parked has
-# so little room that it must be folded.
-HELD = {"in_place": ([10**9], False), "parked": ([0], False), "folded": ([0], True), "mixed": ([10**9, 0, 0, 0], True)}
+# How gradients come to be held: the in_place_limit of each handle that applies in turn, up to how many bytes a parked
+# one is small, and whether what is parked has so little room that it must be folded.
+HELD = {
+    "in_place": ([10**9], 65536, False),
+    "small": ([0], 65536, False),
+    "parts": ([0], -1, False),
+    "folded": ([0], 65536, True),
+    "folded parts": ([0], -1, True),
+    "mixed": ([10**9, 0, 0, 0], 300, True),
+}
 
 
 def is_folded(client, acc):
@@ -79,8 +86,9 @@ def is_folded(client, acc):
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("dtype", TABLE)
-def test_sparse_equals_peek(client, open_sparse, dtype, held):
-    limits, folded = HELD[held]
+def test_sparse_equals_peek(client, open_sparse, dtype, held, monkeypatch):
+    limits, small, folded = HELD[held]
+    monkeypatch.setattr(_parked, "SMALL_BYTES", small)
     # Room for a sum that holds every index, and little more.
     parked_limit = int(ROWS * (16 + 6 * TABLE[dtype].sum.itemsize) * 1.1) if folded else 2**30
     rng = np.random.default_rng([*dtype.encode(), *held.encode()])
@@ -124,8 +132,9 @@ def test_sparse_equals_peek(client, open_sparse, dtype, held):
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("dtype", TABLE)
-def test_dense_equals_peek(client, open_dense, dtype, held):
-    limits, folded = HELD[held]
+def test_dense_equals_peek(client, open_dense, dtype, held, monkeypatch):
+    limits, small, folded = HELD[held]
+    monkeypatch.setattr(_parked, "SMALL_BYTES", small)
     rng = np.random.default_rng([*dtype.encode(), *held.encode()])
     shape = (7, 90)
     limit = int(7 * 90 * TABLE[dtype].sum.itemsize * 1.1) if folded else 2**30
@@ -250,6 +259,7 @@ def test_wrong_arguments_are_said(client, open_sparse, args, message):
         lambda header: {**header, "indices": 5},
         lambda header: {**header, "values": [-1]},
         lambda header: {**header, "version": 2},
+        lambda header: {**header, "small": 1},
         lambda header: {**header, "counts": [3]},
     ],
 )
@@ -267,7 +277,13 @@ def test_foreign_headers_are_an_error(client, open_sparse, forge):
 
 
 @pytest.mark.forges
-def test_a_part_that_is_gone_is_an_error(client, open_sparse):
+def test_data_that_are_gone_are_an_error(client, open_sparse, monkeypatch):
+    acc = open_sparse("float32", [5, 2], "v", in_place_limit=0)
+    acc.apply_grad([1], [[1.0, 2.0]])
+    client.delete("redisacc:{v}:small")
+    with pytest.raises(ResponseError, match="is gone, or has another length"):
+        index_of(client, acc, 1)
+    monkeypatch.setattr(_parked, "SMALL_BYTES", -1)
     acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
     acc.apply_grad([1], [[1.0, 2.0]])
     (part,) = client.keys("redisacc:{w}:part:*:1")
