@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 
 from redisacc import _arguments, _deletion, _dtypes, _parked, _private, _sums
-from redisacc._arguments import Array, Shape
+from redisacc._arguments import Shape
 from redisacc._clients import Clients
 from redisacc._info import AccumulatorInfo, Record, parse_taken, read_info
 from redisacc._keys import NAMES, Keys
@@ -32,7 +32,6 @@ from redisacc._parking import PARKED_LIMIT, Parking
 from redisacc._rounds import Contents, Reader, Round, batches, read_commands, scan
 from redisacc._scripts import Counted, Deleting, Granted, Opened, Request, Schema, Scripts
 from redisacc._shapes import round_shape_of
-from redisacc._slices import IndexedSlices
 from redisacc._taking import Wait, wait_for_round
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -84,7 +83,11 @@ def _host_and_process(pid: int) -> str:
     return f"{socket.gethostname()}:{pid}"
 
 
-class ConditionalAccumulatorBase(ABC):
+# What a take gives: an array, or IndexedSlices.
+G = TypeVar("G")
+
+
+class ConditionalAccumulatorBase(ABC, Generic[G]):
     """A handle on an accumulator in Redis. Threads may share it; after a fork the child may go on using it.
 
     Closing a handle (``close()``, or leaving its ``with`` block) leaves a shared accumulator as it is, and removes a
@@ -299,7 +302,7 @@ class ConditionalAccumulatorBase(ABC):
         if counted.outcome == "lowered":
             logger.warning("%s: the global step was lowered to %d", label, step)
 
-    def peek(self) -> Round:
+    def peek(self) -> Round[G | None]:
         """The aggregate as it is now, without taking it: step and count stay as they are.
 
         It is read in pieces, and anew from the beginning if a gradient came meanwhile; a busy accumulator may take
@@ -313,7 +316,7 @@ class ConditionalAccumulatorBase(ABC):
         """
         return self._look(self._result)
 
-    def _look(self, reduce: Callable[[Any, int], Any]) -> Round:
+    def _look(self, reduce: Callable[[Any, int], Any]) -> Round[Any]:
         """The current round, of which ``reduce`` makes the gradient: it gets the total and how many are in it."""
         self._check_open()
         give_up = time.monotonic() + PEEK_PATIENCE
@@ -326,7 +329,7 @@ class ConditionalAccumulatorBase(ABC):
                     f"accumulator {self._keys.name!r} changed under every look at it for {PEEK_PATIENCE:.0f} s"
                 )
 
-    def _peek_once(self, reduce: Callable[[Any, int], Any]) -> Round | None:
+    def _peek_once(self, reduce: Callable[[Any, int], Any]) -> Round[Any] | None:
         current = self._keys.current
         before, *pieces, after = self._link.pipeline(
             [
@@ -393,7 +396,7 @@ class ConditionalAccumulatorBase(ABC):
     # Taking
 
     @contextlib.contextmanager
-    def take(self, num_required: int, *, timeout: float | None = None) -> Iterator[Round]:
+    def take(self, num_required: int, *, timeout: float | None = None) -> Iterator[Round[G]]:
         """Takes a round for the length of a ``with`` block, and acknowledges it when the block ends well.
 
         Blocks like ``take_grad``. If the block raises, or the process dies in it, the round stays in Redis and
@@ -414,7 +417,7 @@ class ConditionalAccumulatorBase(ABC):
             yield taken
 
     @contextlib.contextmanager
-    def recover(self, token: str | None = None) -> Iterator[Round | None]:
+    def recover(self, token: str | None = None) -> Iterator[Round[G] | None]:
         """Hands out, for the length of a ``with`` block, a round that was taken but never acknowledged.
 
         Its former taker can't read or acknowledge it any more, so make sure that it is dead: ``info().unacknowledged``
@@ -463,12 +466,12 @@ class ConditionalAccumulatorBase(ABC):
         self._acknowledge_parts(token, parts)
 
     @contextlib.contextmanager
-    def _handed_out(self, granted: Granted, pieces: list[Any], reader: Reader) -> Iterator[Round]:
+    def _handed_out(self, granted: Granted, pieces: list[Any], reader: Reader) -> Iterator[Round[G]]:
         gradient, contents = self._read_taken(granted, pieces, reader)
         yield Round(gradient, granted.global_step, granted.num_accumulated, contents.workers)
         self._acknowledge(granted.token, contents.parked)
 
-    def _take_gradient(self, num_required: int, timeout: float | None, name: str | None) -> Array | IndexedSlices:
+    def _take_gradient(self, num_required: int, timeout: float | None, name: str | None) -> G:
         granted, pieces, reader = self._wait(num_required, timeout, self._label(name))
         gradient, contents = self._read_taken(granted, pieces, reader)
         self._acknowledge(granted.token, contents.parked)
@@ -498,9 +501,7 @@ class ConditionalAccumulatorBase(ABC):
         self._waiting.add(wake)
         return lambda: self._waiting.discard(wake)
 
-    def _read_taken(
-        self, granted: Granted, pieces: list[Any], reader: Reader
-    ) -> tuple[Array | IndexedSlices, Contents]:
+    def _read_taken(self, granted: Granted, pieces: list[Any], reader: Reader) -> tuple[G, Contents]:
         shape = round_shape_of(self._keys, granted.round_shape)
         if shape is None:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
@@ -538,7 +539,7 @@ class ConditionalAccumulatorBase(ABC):
         """Where a round of that shape is added up."""
 
     @abstractmethod
-    def _result(self, total: Any, num_accumulated: int) -> Array | IndexedSlices:
+    def _result(self, total: Any, num_accumulated: int) -> G:
         """The reduced round."""
 
     # Ending

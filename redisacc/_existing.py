@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from redisacc._accumulator import ConditionalAccumulatorBase
 from redisacc._dense import ConditionalAccumulator
 from redisacc._info import Record
@@ -18,7 +20,7 @@ _KINDS: dict[str, type[ConditionalAccumulator | SparseConditionalAccumulator]] =
 
 def open_existing(
     keys: Keys, *, redis: object, worker: str | None = None, patience: float = PATIENCE
-) -> ConditionalAccumulatorBase:
+) -> ConditionalAccumulatorBase[Any]:
     """A handle on the accumulator of these keys.
 
     Raises:

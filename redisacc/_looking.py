@@ -5,6 +5,7 @@ Everything here only reads, and in small pieces: a look must not hold up those w
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from redisacc import _parked
 from redisacc._accumulator import PEEK_PATIENCE, ConditionalAccumulatorBase
 from redisacc._arguments import INT64_MAX, Array
+from redisacc._fetching import add_parked
 from redisacc._info import Record
 from redisacc._keys import NAMES, PREFIX, Keys
 from redisacc._link import Link
@@ -137,7 +139,7 @@ class Rows:
     num_accumulated: int
 
 
-def all_rows(accumulator: ConditionalAccumulatorBase) -> Rows:
+def all_rows(accumulator: ConditionalAccumulatorBase[Any]) -> Rows:
     """The whole round: a dense gradient as its rows along the first dimension (a scalar as one)."""
 
     def reduce(total: SparseTotal | DenseTotal, number: int) -> tuple[Array, Array, Array, Array]:
@@ -158,13 +160,13 @@ def all_rows(accumulator: ConditionalAccumulatorBase) -> Rows:
     return Rows(indices, counts, sums, results, found.global_step, found.num_accumulated)
 
 
-def _nothing(accumulator: ConditionalAccumulatorBase, step: int) -> Rows:
+def _nothing(accumulator: ConditionalAccumulatorBase[Any], step: int) -> Rows:
     empty = np.empty((0, 0), accumulator._dtype.storage)
     return Rows(np.empty(0, np.int64), np.empty(0, np.uint64), empty, empty, step, 0)
 
 
 def _reduced(
-    accumulator: ConditionalAccumulatorBase, total: SparseTotal, number: int
+    accumulator: ConditionalAccumulatorBase[Any], total: SparseTotal, number: int
 ) -> tuple[Array, Array, Array, Array]:
     held = total.sum()
     assert held.indices is not None
@@ -176,7 +178,7 @@ def _reduced(
     return held.indices, held.counts, sums, result.values
 
 
-def some_rows(accumulator: ConditionalAccumulatorBase, indices: Sequence[int]) -> Rows:
+def some_rows(accumulator: ConditionalAccumulatorBase[Any], indices: Sequence[int]) -> Rows:
     """Rows of a sparse accumulator, found in parked gradients by searching their indices: only they are read.
 
     Raises:
@@ -201,7 +203,7 @@ def some_rows(accumulator: ConditionalAccumulatorBase, indices: Sequence[int]) -
             raise PeekTimeoutError(f"{accumulator.accumulator_ref} changed under every look at it")
 
 
-def _rows_of(accumulator: ConditionalAccumulatorBase, record: Record, wanted: list[int]) -> Rows:
+def _rows_of(accumulator: ConditionalAccumulatorBase[Any], record: Record, wanted: list[int]) -> Rows:
     if record.num_accumulated == 0 or record.round_shape is None:
         return _nothing(accumulator, record.global_step)
     link, keys = accumulator._link, accumulator._keys
@@ -217,12 +219,12 @@ def _rows_of(accumulator: ConditionalAccumulatorBase, record: Record, wanted: li
     large = [gradient for gradient in parked if not gradient.small]
     places = dict(zip((gradient.id for gradient in large), _find(link, keys, large, wanted), strict=True))
     # In order of arrival, in which a take adds them.
-    for gradient in parked:
-        if gradient.small:
-            (whole,) = _parked.fetch(link, keys, keys.current, [gradient])
-            total.add(_rows_among(whole, wanted))
+    for small, gradients in itertools.groupby(parked, lambda gradient: gradient.small):
+        if small:
+            add_parked(link, keys, keys.current, list(gradients), total=_Sieve(total, wanted))
         else:
-            total.add(_read_rows(link, keys, gradient, places[gradient.id]))
+            for gradient in gradients:
+                total.add(_read_rows(link, keys, gradient, places[gradient.id]))
     fields = [str(index) for index in wanted]
     sums = link.call("HMGET", keys.current.sums, *fields)
     total.add_sums({field.encode(): row for field, row in zip(fields, sums, strict=True) if row is not None})
@@ -274,12 +276,24 @@ def _find(link: Link, keys: Keys, parked: list[Parked], wanted: list[int]) -> li
     return found
 
 
-def _rows_among(gradient: Gradient, wanted: list[int]) -> Gradient:
-    """Those rows of a gradient that are wanted."""
-    assert gradient.indices is not None
-    places = np.flatnonzero(np.isin(gradient.indices, np.array(wanted, np.int64)))
-    counts = None if gradient.counts is None else gradient.counts[places]
-    return Gradient(gradient.values[places], gradient.indices[places], counts, gradient.number)
+class _Sieve:
+    """Passes on those rows of gradients that are wanted."""
+
+    takes_pieces = False
+
+    def __init__(self, total: SparseTotal, wanted: list[int]) -> None:
+        self._total = total
+        self._wanted = np.array(wanted, np.int64)
+        self.number = 0
+
+    def add(self, gradient: Gradient) -> None:
+        assert gradient.indices is not None
+        places = np.flatnonzero(np.isin(gradient.indices, self._wanted))
+        counts = None if gradient.counts is None else gradient.counts[places]
+        self._total.add(Gradient(gradient.values[places], gradient.indices[places], counts, gradient.number))
+
+    def add_piece(self, start: int, elements: Array) -> None:
+        raise AssertionError("it takes no pieces")
 
 
 def _read_rows(link: Link, keys: Keys, gradient: Parked, places: dict[int, int]) -> Gradient:

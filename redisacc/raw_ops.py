@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy.typing as npt
 
@@ -35,7 +36,7 @@ __all__ = [
 
 # Accumulators by handle. Those that were created here stay open as long as the process, as TensorFlow's do as long
 # as their session; a private one would otherwise be gone before its handle is used.
-_opened: dict[tuple[str, object], ConditionalAccumulatorBase] = {}
+_opened: dict[tuple[str, object], ConditionalAccumulatorBase[Any]] = {}
 _lock = threading.Lock()
 
 
@@ -157,7 +158,7 @@ def _check_container(container: object) -> None:
         raise InvalidArgumentError(f"container must be empty, not {_arguments.shown(container)}: Redis has none")
 
 
-def _check_dtype(accumulator: ConditionalAccumulatorBase, dtype: object) -> None:
+def _check_dtype(accumulator: ConditionalAccumulatorBase[Any], dtype: object) -> None:
     if find(dtype).public != accumulator.dtype:
         raise InvalidArgumentError(
             f"dtype must be the accumulator's, {accumulator.dtype}, not {_arguments.shown(dtype)}"
@@ -168,7 +169,7 @@ def _key(ref: str, redis: object) -> tuple[str, object]:
     return ref, redis if redis is None or isinstance(redis, str) else id(getattr(redis, "connection_pool", redis))
 
 
-def _remember(accumulator: ConditionalAccumulatorBase, redis: object) -> str:
+def _remember(accumulator: ConditionalAccumulatorBase[Any], redis: object) -> str:
     ref = accumulator.accumulator_ref
     with _lock:
         for key in {_key(ref, redis), (ref, None)}:
@@ -177,7 +178,7 @@ def _remember(accumulator: ConditionalAccumulatorBase, redis: object) -> str:
 
 
 @contextlib.contextmanager
-def _accumulator_of(handle: str, redis: object) -> Iterator[ConditionalAccumulatorBase]:
+def _accumulator_of(handle: str, redis: object) -> Iterator[ConditionalAccumulatorBase[Any]]:
     keys = Keys.of_ref(handle)
     with _lock:
         accumulator = _opened.get(_key(handle, redis))

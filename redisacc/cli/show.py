@@ -128,7 +128,7 @@ def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
     )
 
 
-def _chosen(accumulator: ConditionalAccumulatorBase, indices: Sequence[int], top: int | None, by: str) -> Rows:
+def _chosen(accumulator: ConditionalAccumulatorBase[Any], indices: Sequence[int], top: int | None, by: str) -> Rows:
     if indices and accumulator._sparse:
         return some_rows(accumulator, indices)
     rows = all_rows(accumulator)
@@ -156,7 +156,9 @@ def _norms(values: Array) -> Array:
     return norms
 
 
-def _print_rows(accumulator: ConditionalAccumulatorBase, rows: Rows, wanted: Sequence[int], *, as_json: bool) -> None:
+def _print_rows(
+    accumulator: ConditionalAccumulatorBase[Any], rows: Rows, wanted: Sequence[int], *, as_json: bool
+) -> None:
     norms = _norms(rows.results)
     reduction = accumulator.reduction_type.lower()
     if as_json:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -74,7 +75,7 @@ def take(
     report_round("took", taken, output, as_json=as_json)
 
 
-def report_round(verb: str, taken: Round, output: Path | None, *, as_json: bool) -> None:
+def report_round(verb: str, taken: Round[Any], output: Path | None, *, as_json: bool) -> None:
     """Says what was taken: to stderr where stdout has the gradient."""
     to_stdout = str(output) == "-"
     if as_json and not to_stdout:
@@ -96,7 +97,7 @@ def report_round(verb: str, taken: Round, output: Path | None, *, as_json: bool)
 
 
 @contextlib.contextmanager
-def _waiting(accumulator: ConditionalAccumulatorBase, num_required: int) -> Iterator[None]:
+def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int) -> Iterator[None]:
     """A bar of how full the round is, on a terminal, while the take waits."""
     out = console(stderr=True)
     if not out.is_terminal:
