@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redisacc._arguments import Shape
 from redisacc._keys import Keys
@@ -120,7 +120,8 @@ class AccumulatorInfo:
     created_at: datetime.datetime
     known_workers: list[Worker]
     last_activity: datetime.datetime
-    read_at: datetime.datetime
+    # Two looks at the same state are equal.
+    read_at: datetime.datetime = field(compare=False)
 
     @property
     def missing(self) -> list[Worker]:

@@ -292,7 +292,7 @@ class _Sieve:
         counts = None if gradient.counts is None else gradient.counts[places]
         self._total.add(Gradient(gradient.values[places], gradient.indices[places], counts, gradient.number))
 
-    def add_piece(self, start: int, elements: Array) -> None:
+    def add_piece(self, start: int, elements: Array) -> None:  # noqa: ARG002
         raise AssertionError("it takes no pieces")
 
 

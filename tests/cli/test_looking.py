@@ -67,7 +67,7 @@ def test_ls_passes_over_names_without_a_record(cli, cli_json, client, open_dense
 
 
 def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
-    monkeypatch.setattr("redisacc._parked.SMALL_BYTES", -1)
+    monkeypatch.setattr("redisacc._parked.SMALL_BYTES", 0)
     ann, bob = (open_sparse("float32", [100, 2], "w", worker=name) for name in ("ann", "bob"))
     for acc in (ann, bob):
         acc.apply_grad([1], [[1, 2]])

@@ -71,9 +71,9 @@ def same(left, right):
 HELD = {
     "in_place": ([10**9], 65536, False),
     "small": ([0], 65536, False),
-    "parts": ([0], -1, False),
+    "parts": ([0], 0, False),
     "folded": ([0], 65536, True),
-    "folded parts": ([0], -1, True),
+    "folded parts": ([0], 0, True),
     "mixed": ([10**9, 0, 0, 0], 300, True),
 }
 
@@ -283,7 +283,7 @@ def test_data_that_are_gone_are_an_error(client, open_sparse, monkeypatch):
     client.delete("redisacc:{v}:small")
     with pytest.raises(ResponseError, match="is gone, or has another length"):
         index_of(client, acc, 1)
-    monkeypatch.setattr(_parked, "SMALL_BYTES", -1)
+    monkeypatch.setattr(_parked, "SMALL_BYTES", 0)
     acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
     acc.apply_grad([1], [[1.0, 2.0]])
     (part,) = client.keys("redisacc:{w}:part:*:1")
