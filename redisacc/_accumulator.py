@@ -280,6 +280,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             wanted=wanted,
             deadline=math.inf if seconds is None else time.monotonic() + seconds,
             label=label,
+            name=self._keys.name,
             check_open=self._check_open,
         )
 
@@ -300,7 +301,12 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
                 client=client, sequence=client.next(), worker=self._worker, new_global_step=step
             )
         if counted.outcome == "lowered":
-            logger.warning("%s: the global step was lowered to %d", label, step)
+            logger.warning(
+                "%s: the global step was lowered to %d",
+                label,
+                step,
+                extra={"accumulator": self._keys.name, "global_step": step},
+            )
 
     def peek(self) -> Round[G | None]:
         """The aggregate as it is now, without taking it: step and count stay as they are.
@@ -371,7 +377,18 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             if counted is None:
                 counted = self._parking.park(gradient, request)
         if counted.outcome == "stale":
-            logger.debug("%s: dropped a gradient of step %d, the step is %d", label, local_step, counted.global_step)
+            logger.debug(
+                "%s: dropped a gradient of step %d, the step is %d",
+                label,
+                local_step,
+                counted.global_step,
+                extra={
+                    "accumulator": self._keys.name,
+                    "local_step": local_step,
+                    "global_step": counted.global_step,
+                    "num_accumulated": counted.num_accumulated,
+                },
+            )
             return ApplyResult("stale", counted.global_step, counted.num_accumulated)
         return ApplyResult("applied", counted.global_step, counted.num_accumulated)
 
@@ -520,6 +537,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
                 "%s: round %s was no longer there to be acknowledged: recovered by somebody else, or deleted",
                 self._keys.name,
                 token,
+                extra={"accumulator": self._keys.name, "token": token},
             )
             return
         _parked.remove_large(self._link, self._keys, parked)

@@ -100,6 +100,7 @@ class Events:
         register: Callable[[threading.Event], Callable[[], None]] | None = None,
     ) -> None:
         self._link = link
+        self._name = keys.name
         self.timeout = timeout
         self._closed = closed or threading.Event()
         self._over = False
@@ -123,6 +124,9 @@ class Events:
         # The first thing that a new subscription says is that what came before it was missed.
         if heard and heard[0] is None:
             heard.popleft()
+
+    def __repr__(self) -> str:
+        return f"Events({self._name!r} at {self._link.address}{', ended' if self._over else ''})"
 
     def __iter__(self) -> Self:
         return self
@@ -181,6 +185,7 @@ def wait_for_step(
     wanted: int,
     deadline: float,
     label: str,
+    name: str,
     check_open: Callable[[], None],
 ) -> int:
     """Blocks until the global step is at least ``wanted``.
@@ -188,6 +193,7 @@ def wait_for_step(
     Args:
         read: reads the step; gets for how many seconds to try.
         events: begins to listen.
+        label, name: how log records call the accumulator, and its name in Redis.
         deadline: on ``time.monotonic()``'s clock; infinity: never.
         check_open: raises CancelledError once the handle is closed.
 
@@ -204,13 +210,18 @@ def wait_for_step(
             try:
                 step = read(min(LOOK_PATIENCE, max(deadline - time.monotonic(), 0.5)))
                 if unreachable is not None:
-                    logger.warning("%s: the server is back", label)
+                    logger.warning("%s: the server is back", label, extra={"accumulator": name})
                     unreachable = None
             except ServerUnavailableError as error:
                 if unreachable is None:
                     if step is None and deadline == math.inf:
                         raise
-                    logger.warning("%s: lost the server while waiting for a step, and goes on trying: %s", label, error)
+                    logger.warning(
+                        "%s: lost the server while waiting for a step, and goes on trying: %s",
+                        label,
+                        error,
+                        extra={"accumulator": name},
+                    )
                 unreachable = error
             if unreachable is None and step is not None and step >= wanted:
                 return step

@@ -169,6 +169,42 @@ def test_wait_for_step_outlasts_a_server_that_is_silent(real_server, open_dense,
     acc.set_global_step(1)
     assert wait.result(40) == 1
     assert "the server is back" in caplog.text
+    assert {record.accumulator for record in caplog.records if "server" in record.message} == {"w"}
+    acc.delete()
+
+
+def test_log_records_have_fields(open_dense, caplog):
+    caplog.set_level("DEBUG", "redisacc")
+    acc = open_dense("float32", [1], "w", name="mine")
+    acc.set_global_step(5)
+    acc.set_global_step(3)
+    acc.apply_grad([1.0], local_step=2)
+    acc.apply_grad([1.0], local_step=3)
+    lowered = next(record for record in caplog.records if "lowered" in record.message)
+    assert (lowered.name, lowered.levelname, lowered.accumulator, lowered.global_step) == (
+        "redisacc",
+        "WARNING",
+        "w",
+        3,
+    )
+    assert lowered.message == "mine (w): the global step was lowered to 3"
+    dropped = next(record for record in caplog.records if "dropped" in record.message)
+    assert (dropped.levelname, dropped.local_step, dropped.global_step) == ("DEBUG", 2, 3)
+    with acc.take(1):
+        token = acc.info().unacknowledged[0].token
+        with acc.recover() as found:
+            assert found is not None
+    gone = next(record for record in caplog.records if "no longer there" in record.message)
+    assert (gone.accumulator, gone.token) == ("w", token)
+    acc.delete()
+
+
+def test_reprs_say_what_and_where(open_dense):
+    acc = open_dense("float32", [1], "w")
+    events = acc.events(timeout=0)
+    assert repr(events).startswith("Events('w' at ")
+    events.close()
+    assert repr(events).endswith(", ended)")
     acc.delete()
 
 
