@@ -67,6 +67,11 @@ def bytes_text(number: float) -> str:
     return f"{number:.0f} {units[0]}" if units[0] == "B" or number >= 99.5 else f"{number:.3g} {units[0]}"
 
 
+def counted(number: int, what: str) -> str:
+    """1 gradient, 2 gradients."""
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
 def seconds_text(seconds: float) -> str:
     """1.2 s, 34 s, 5 min, 6 h, 7 d."""
     seconds = max(seconds, 0.0)
@@ -161,6 +166,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, indent
         click.echo(" " * indent + "  ".join(padded).rstrip())
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Prints a line, broken between words where a terminal would break it anywhere. Escape what is foreign in it."""
+    out = console(stderr=err)
+    if out.is_terminal:
+        text = click.wrap_text(text, out.width - 1, subsequent_indent="  ")
+    click.echo(text, err=err)
+
+
 # Options
 
 
@@ -242,10 +255,7 @@ class Failure(click.ClickException):
         setattr(self, "exit_code", exit_code)  # noqa: B010 - click declares it a class variable
 
     def show(self, file: Any = None) -> None:  # noqa: ARG002
-        text = f"redisacc: {safe(self.message)}"
-        if sys.stderr.isatty():
-            text = click.wrap_text(text, console(stderr=True).width - 1, subsequent_indent="  ")
-        click.echo(text, err=True)
+        say(f"redisacc: {safe(self.message)}", err=True)
 
 
 def fail(message: str, exit_code: int = FAILED) -> NoReturn:

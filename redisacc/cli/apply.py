@@ -10,6 +10,7 @@ from redisacc._sparse import SparseConditionalAccumulator
 from redisacc.cli._common import (
     EXIT_CODES,
     STALE,
+    counted,
     echo_json,
     fail,
     json_option,
@@ -64,6 +65,7 @@ def apply(*, name: str, file: str, local_step: int | None, worker: str | None, u
             }
         )
     else:
-        click.echo(f"{result.outcome}: step {result.global_step}, {result.num_accumulated} gradients in this round")
+        gradients = counted(result.num_accumulated, "gradient")
+        click.echo(f"{result.outcome}: step {result.global_step}, {gradients} in this round")
     if not result:
         fail(f"the gradient is for step {step}, and the step is {result.global_step}: it was dropped", STALE)

@@ -12,6 +12,7 @@ from redisacc.cli._common import (
     EXIT_CODES,
     age_text,
     confirm,
+    counted,
     echo_json,
     fail,
     json_option,
@@ -22,6 +23,7 @@ from redisacc.cli._common import (
     redis_option,
     reported,
     safe,
+    say,
     yes_option,
 )
 from redisacc.cli._files import check_output, save
@@ -75,8 +77,8 @@ def recover(
     if not rounds:
         fail("there is no such round" if token else "every round that was taken has been acknowledged")
     chosen = rounds[0]
-    click.echo(
-        f"step {chosen.global_step}, {chosen.num_accumulated} gradients, taken "
+    say(
+        f"step {chosen.global_step}, {counted(chosen.num_accumulated, 'gradient')}, taken "
         f"{age_text(info.read_at, chosen.granted_at)} ago by {safe(chosen.taker)}",
         err=True,
     )

@@ -10,6 +10,7 @@ from redisacc._keys import Keys
 from redisacc.cli._common import (
     EXIT_CODES,
     confirm,
+    counted,
     echo_json,
     json_option,
     keys_of,
@@ -18,6 +19,7 @@ from redisacc.cli._common import (
     redis_option,
     reported,
     safe,
+    say,
     yes_option,
 )
 
@@ -42,7 +44,7 @@ def rm(*, names: tuple[str, ...], url: str | None, yes: bool, as_json: bool) -> 
         (keys, read_info(link, keys)) for keys in {keys.name: keys for keys in map(keys_of, names)}.values()
     ]
     for _, info in found:
-        click.echo(f"{safe(info.name)}: {_contents(info)}", err=True)
+        say(f"{safe(info.name)}: {_contents(info)}", err=True)
     confirm(f"Remove {'it' if len(found) == 1 else f'these {len(found)}'} for everybody?", yes=yes)
     for keys, info in found:
         # The incarnation that was shown, not one that somebody creates meanwhile.
@@ -50,13 +52,13 @@ def rm(*, names: tuple[str, ...], url: str | None, yes: bool, as_json: bool) -> 
     if as_json:
         echo_json({"removed": [info.name for _, info in found]})
     else:
-        click.echo(f"removed {', '.join(safe(info.name) for _, info in found)}")
+        say(f"removed {', '.join(safe(info.name) for _, info in found)}")
 
 
 def _contents(info: AccumulatorInfo) -> str:
-    text = f"step {info.global_step}, {info.num_accumulated} gradients in this round"
+    text = f"step {info.global_step}, {counted(info.num_accumulated, 'gradient')} in this round"
     if info.unacknowledged:
-        text += f", {len(info.unacknowledged)} rounds taken and not acknowledged"
+        text += f", {counted(len(info.unacknowledged), 'round')} taken and not acknowledged"
     if info.waiting:
-        text += f", {len(info.waiting)} takers that wait"
+        text += f", {counted(len(info.waiting), 'taker')} waiting"
     return text

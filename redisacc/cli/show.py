@@ -18,6 +18,7 @@ from redisacc.cli._common import (
     EXIT_CODES,
     age_text,
     bytes_text,
+    counted,
     echo_json,
     json_option,
     keys_of,
@@ -116,8 +117,8 @@ def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
         click.echo("\nrounds taken and not acknowledged")
         for taken in info.unacknowledged:
             click.echo(
-                f"  step {taken.global_step}, {taken.num_accumulated} gradients, {ago(taken.granted_at)} ago to "
-                f"{safe(taken.taker)}\n    token {safe(taken.token)}"
+                f"  step {taken.global_step}, {counted(taken.num_accumulated, 'gradient')}, "
+                f"{ago(taken.granted_at)} ago to {safe(taken.taker)}\n    token {safe(taken.token)}"
             )
     click.echo("\nmemory")
     print_table(
@@ -180,7 +181,7 @@ def _print_rows(
             }
         )
         return
-    click.echo(f"{safe(accumulator._keys.name)}: step {rows.global_step}, {rows.num_accumulated} gradients")
+    click.echo(f"{safe(accumulator._keys.name)}: step {rows.global_step}, {counted(rows.num_accumulated, 'gradient')}")
     for n, index in enumerate(rows.indices):
         click.echo(f"row {index}  held by {rows.counts[n]}  norm {norms[n]:.6g}")
         click.echo(f"  sum   {_elements(rows.sums[n])}")

@@ -18,6 +18,7 @@ from redisacc.cli._common import (
     EXIT_CODES,
     confirm,
     console,
+    counted,
     echo_json,
     json_option,
     keys_of,
@@ -26,6 +27,7 @@ from redisacc.cli._common import (
     redis_option,
     reported,
     safe,
+    say,
     yes_option,
 )
 from redisacc.cli._files import check_output, save
@@ -90,8 +92,9 @@ def report_round(verb: str, taken: Round[Any], output: Path | None, *, as_json: 
         return
     workers = ", ".join(f"{safe(worker)} ({number})" for worker, number in taken.workers.items())
     where = "" if output is None or to_stdout else f" into {safe(str(output))}"
-    click.echo(
-        f"{verb} the round of step {taken.global_step}{where}: {taken.num_accumulated} gradients, from {workers}",
+    say(
+        f"{verb} the round of step {taken.global_step}{where}: {counted(taken.num_accumulated, 'gradient')}, "
+        f"from {workers}",
         err=to_stdout,
     )
 

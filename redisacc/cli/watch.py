@@ -24,6 +24,7 @@ from redisacc.cli._common import (
     EXIT_CODES,
     NOT_FOUND,
     console,
+    counted,
     echo_json,
     fail,
     json_option,
@@ -224,7 +225,7 @@ def _rate(value: float) -> str:
 def _waiting(view: View) -> str:
     info = view.info
     if not info.waiting:
-        return f"{info.num_accumulated} gradients, nobody waits"
+        return f"{counted(info.num_accumulated, 'gradient')}, nobody waits"
     head = info.waiting[0]
     behind = f" +{len(info.waiting) - 1}" if len(info.waiting) > 1 else ""
     return f"{info.num_accumulated} of {head.num_required} for {safe(head.taker)}{behind}"

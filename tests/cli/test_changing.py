@@ -39,7 +39,7 @@ def test_take_into_npy(cli, cli_json, dense, tmp_path):
     assert os.listdir(tmp_path) == ["g.npy"]
     dense.apply_grad([1, 2, 3], 1)
     found = cli("take", "w", 1, "-o", tmp_path / "g.npz")
-    assert found.stdout == f"took the round of step 1 into {tmp_path}/g.npz: 1 gradients, from ann (1)\n"
+    assert found.stdout == f"took the round of step 1 into {tmp_path}/g.npz: 1 gradient, from ann (1)\n"
     assert np.load(tmp_path / "g.npz")["gradient"].tolist() == [1, 2, 3]
     assert dense.info().unacknowledged == []
 
@@ -48,7 +48,7 @@ def test_take_to_stdout(cli, dense):
     dense.apply_grad([1, 2, 3])
     found = cli("take", "w", 1, "-o", "-")
     assert np.load(io.BytesIO(found.stdout_bytes)).tolist() == [1, 2, 3]
-    assert "took the round of step 0: 1 gradients" in found.stderr
+    assert "took the round of step 0: 1 gradient" in found.stderr
 
 
 def test_take_and_apply_sparse(cli, cli_json, open_sparse, tmp_path):
@@ -141,7 +141,7 @@ def test_ctrl_c_ends_a_take(real_server, dense, tmp_path, until):
 def test_apply(cli, cli_json, dense, tmp_path):
     np.save(tmp_path / "g.npy", np.array([1.0, 2, 3], np.float32))
     dense.set_global_step(7)
-    assert cli("apply", "w", tmp_path / "g.npy").stdout == "applied: step 7, 1 gradients in this round\n"
+    assert cli("apply", "w", tmp_path / "g.npy").stdout == "applied: step 7, 1 gradient in this round\n"
     found = cli("apply", "w", tmp_path / "g.npy", "--local-step", 6)
     assert found.exit_code == 5
     assert found.stderr == "redisacc: the gradient is for step 6, and the step is 7: it was dropped\n"
@@ -200,7 +200,7 @@ def test_rm(cli, client, open_dense, monkeypatch):
     monkeypatch.setenv("REDISACC_URL", redis_url(open_dense("float32", [1], "a")))
     found = cli("rm", "a", "b", "--yes")
     assert (found.exit_code, found.stdout) == (0, "removed a, b\n")
-    assert "a: step 0, 1 gradients in this round" in found.stderr
+    assert "a: step 0, 1 gradient in this round" in found.stderr
     assert client.keys() == []
 
 
@@ -222,7 +222,7 @@ def test_recover(cli, cli_json, dense, tmp_path):
     assert said["global_step"] == 1
     assert np.load(tmp_path / "g.npy").tolist() == [1, 2, 3]
     found = cli("recover", "w", "--discard", "--yes")
-    assert "recovered the round of step 0: 1 gradients, from ann (1)" in found.stdout
+    assert "recovered the round of step 0: 1 gradient, from ann (1)" in found.stdout
     assert cli("recover", "w", "--discard", "--yes").exit_code == 1
 
 
