@@ -45,10 +45,13 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build/lua && $(BIN)/python -c 'import pathlib, redisacc._lua as lua; lua.write(pathlib.Path("build/lua"))'
-	luacheck --quiet build/lua
+	luacheck --quiet build/lua lua/inspect
 
+# Ours, and users' code against our hints.
 types: $(VENV)/.test
 	$(BIN)/mypy
+	$(BIN)/mypy --strict tests/typing/user_code.py
+	$(BIN)/pyright -p tests/typing --pythonpath $(BIN)/python
 
 # The wheel in a fresh environment, away from the checkout: what users get is what is tested.
 wheel: $(VENV)/.test

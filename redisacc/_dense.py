@@ -15,7 +15,7 @@ from redisacc._totals import DenseTotal
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 
-class ConditionalAccumulator(ConditionalAccumulatorBase):
+class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
     """Adds up dense gradients of one shape, and hands out their mean or sum once there are enough.
 
     Args:
@@ -121,9 +121,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase):
             AccumulatorNotFoundError: the accumulator was deleted.
             StepOverflowError: the step is 2**63 - 1. Nothing was taken.
         """
-        gradient = self._take_gradient(num_required, timeout, name)
-        assert not isinstance(gradient, tuple)
-        return gradient  # type: ignore[return-value]
+        return self._take_gradient(num_required, timeout, name)
 
     def _check_shape(self, values: Array) -> None:
         declared = self._shape

@@ -236,6 +236,17 @@ def _lengths(value: object, name: str) -> list[int]:
     return value
 
 
+def part_lengths(entry: bytes) -> list[int] | None:
+    """Bytes of the parts that an entry of the ``parked`` hash names; None where the entry can't be read."""
+    try:
+        header = msgpack.unpackb(entry.partition(b" ")[2])
+        if header["small"]:
+            return []
+        return [length for name in _SECTIONS for length in _lengths(header[name], name)]
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+        return None
+
+
 def number_of_parts(entry: bytes) -> int | None:
     """How many parts an entry of the ``parked`` hash has, for cleaning up; None where the entry can't be read."""
     try:

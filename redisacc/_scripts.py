@@ -6,7 +6,7 @@ here. What each script does, and all that it may reply, stands in the head of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -361,6 +361,26 @@ class Scripts:
                 return "missing"
             case b"replaced":
                 return "replaced"
+        self._refuse(reply)
+
+    def sweep(self, *, tokens: Sequence[str], owners: Mapping[str, str]) -> int:
+        """Removes keys that nobody owns. Returns how many; 0 if the accumulator isn't as it was found (any more).
+
+        Args:
+            tokens: of all taken rounds.
+            owners: key to remove → who would have to be there for it to be in use.
+        """
+        keys = self._keys
+        reply = self._link.run(
+            load("sweep"),
+            [keys.record, keys.taken, keys.current.parked, *(keys.taken_round(t).parked for t in tokens), *owners],
+            [self.incarnation, len(tokens), *tokens, *owners.values()],
+        )
+        match reply:
+            case [b"swept", number]:
+                return self._number(number, "sweep")
+            case [b"changed"]:
+                return 0
         self._refuse(reply)
 
     def _request(self, request: Request) -> list[Argument]:

@@ -18,7 +18,7 @@ from redisacc._totals import SparseTotal
 from redisacc.errors import InvalidArgumentError
 
 
-class SparseConditionalAccumulator(ConditionalAccumulatorBase):
+class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
     """Adds up sparse gradients (rows and their indices), and hands out their mean or sum once there are enough.
 
     "MEAN" divides the sum of each row by the number of gradients *that held its index*.
@@ -168,9 +168,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         self, num_required: int, name: str | None = None, *, timeout: float | None = None
     ) -> IndexedSlices:
         """As ``take_grad``, with the result as ``IndexedSlices``."""
-        gradient = self._take_gradient(num_required, timeout, name)
-        assert isinstance(gradient, IndexedSlices)
-        return gradient
+        return self._take_gradient(num_required, timeout, name)
 
     @property
     def _rows(self) -> int | None:

@@ -160,7 +160,7 @@ class Wait:
                     return granted
             if now >= next_log:
                 next_log = now + LOG_EVERY
-                logger.warning("%s", self._state("still waits"))
+                logger.warning("%s", self._state("still waits"), extra=self._fields)
             if self._look_ahead():
                 continue
             self.wake.wait(min(next_look, self.deadline, next_log) - now)
@@ -202,16 +202,29 @@ class Wait:
             if self._unreachable is None:
                 if self._seen is None and self.deadline == math.inf:
                     raise
-                logger.warning("%s: lost the server while a take waits, and goes on trying: %s", self.label, error)
+                logger.warning(
+                    "%s: lost the server while a take waits, and goes on trying: %s",
+                    self.label,
+                    error,
+                    extra=self._fields,
+                )
             self._unreachable = error
             return None
         if self._unreachable is not None:
-            logger.warning("%s: the server is back", self.label)
+            logger.warning("%s: the server is back", self.label, extra=self._fields)
             self._unreachable = None
         if isinstance(reply, Granted):
             return reply, pieces
         self._seen = reply
         return None
+
+    @property
+    def _fields(self) -> dict[str, object]:
+        """Of log records, for handlers that format them."""
+        fields: dict[str, object] = {"accumulator": self.keys.name, "num_required": self.num_required}
+        if self._seen is not None:
+            fields |= {"global_step": self._seen.global_step, "num_accumulated": self._seen.num_accumulated}
+        return fields
 
     def _patience(self) -> float:
         # The last look of a take whose time is up still gets a moment for its round trip.
@@ -241,6 +254,12 @@ class Wait:
                 self.label,
                 granted.global_step,
                 granted.num_accumulated,
+                extra={
+                    "accumulator": self.keys.name,
+                    "global_step": granted.global_step,
+                    "num_accumulated": granted.num_accumulated,
+                    "token": granted.token,
+                },
             )
 
     def cancelled(self) -> CancelledError:
