@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -79,3 +80,26 @@ def test_a_round_takes_what_the_page_says(
     assert is_used <= said
     # Nor much more than twice as much.
     assert said <= 2 * is_used + 6000
+
+
+# Rows of the page's table: elements and rows of a gradient, and whether each has rows of its own.
+TABLE = {
+    "sparse 10x16, other rows in each": (160, 10, True),
+    "sparse 100x64": (6400, 100, False),
+    "sparse 10,000x64": (640_000, 10_000, False),
+    "dense, 1 million elements": (10**6, 0, False),
+    "dense, 25 million elements (a ResNet-50)": (25 * 10**6, 0, False),
+}
+
+
+def test_the_table_is_what_the_calculator_says(round_bytes: Callable[..., int]) -> None:
+    text = (DOCS / "sizing.md").read_text()
+    found = re.findall(r"^\| (.*?) \| (?:in place|parked) \| (.*?) \|$", text, re.MULTILINE)
+    assert [gradient for gradient, _ in found] == list(TABLE)
+    for gradient, cells in found:
+        elements, rows, own = TABLE[gradient]
+        for workers, cell in zip((4, 16, 64), cells.split(" | "), strict=True):
+            number, unit = cell.split()
+            said = float(number) * {"MB": 1e6, "GB": 1e9}[unit]
+            distinct = workers * rows if own else None
+            assert said == pytest.approx(round_bytes(workers, elements, rows, distinct=distinct), rel=0.12)
