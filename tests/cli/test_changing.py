@@ -264,7 +264,7 @@ def test_gc_finds_and_removes_what_is_left_behind(cli, cli_json, busy, client, o
     alive = contents(client)
     # Parts that no round names, a small and a large one; and a round that isn't listed, with a part of its own.
     client.set("redisacc:{live}:part:dead-1:0", b"x" * 10)
-    client.set("redisacc:{live}:part:dead-1:1", b"x" * 100_000)
+    client.set("redisacc:{live}:part:dead-1:1", b"x" * 5_000_000)
     header = msgpack.packb({"version": 1, "indices": [], "counts": [], "values": [3]})
     client.hset("redisacc:{live}:taken:lost:parked", "dead-2", b"1 " + header)
     client.hset("redisacc:{live}:taken:lost:workers", "ann", "1")
