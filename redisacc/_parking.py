@@ -102,8 +102,11 @@ class Parking:
     def _send(
         self, gradient: Gradient, request: Request, *, replaced: Sequence[Parked] = (), ask: bool = False
     ) -> Reply:
-        # The same id when the request is sent again, so that the same keys are written.
+        # The same id when the request is sent again, so that the same keys are written. But a sum has one of its own:
+        # a late copy of what was staged before must not get into its place.
         name = f"{request.client.id}-{request.sequence}"
+        if replaced:
+            name += f"-{secrets.token_hex(4)}"
         staged = _parked.stage(self._keys, name, gradient)
         # A small one costs no more than the question.
         ask = ask and not staged.data

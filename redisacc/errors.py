@@ -15,11 +15,13 @@
     ├── CorruptDataError                         what stands under our keys is not what we wrote
     └── ServerError                              the server refused a command
         └── ServerUnavailableError (ConnectionError)   no server answers
+            └── OutcomeUnknownError              nor did it before it may have done what was asked
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 __all__ = [
     "AccumulatorFullError",
@@ -27,6 +29,7 @@ __all__ = [
     "CancelledError",
     "CorruptDataError",
     "InvalidArgumentError",
+    "OutcomeUnknownError",
     "PeekTimeoutError",
     "RedisAccError",
     "SchemaMismatchError",
@@ -106,3 +109,28 @@ class ServerError(RedisAccError):
 
 class ServerUnavailableError(ServerError, ConnectionError):
     """No server answers at the address."""
+
+
+class OutcomeUnknownError(ServerUnavailableError):
+    """The server fell silent after a request may have reached it, so it is not known whether it was executed.
+
+    Calling the method again would make a new request, by which a gradient may be counted twice: call ``retry()``.
+    """
+
+    def __init__(self, message: str, retry: Callable[[], Any]) -> None:
+        super().__init__(message)
+        self._retry = retry
+
+    def retry(self) -> Any:
+        """Goes on with the same request. However often it is sent, and however late, it is executed once.
+
+        Blocks like the method that raised this error.
+
+        Returns:
+            What that method would have returned: for ``apply_grad`` the result, for ``take_grad`` the gradient.
+
+        Raises:
+            OutcomeUnknownError: the server is still silent.
+            RedisAccError: the request was not executed, and never will be.
+        """
+        return self._retry()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,17 @@ from servers import ServerUnderTest
 
 import redisacc
 from redisacc import _parked
-from redisacc._clients import Client, Clients
+from redisacc._clients import Clients
+from redisacc._clients import Client as ClientAt
 from redisacc._keys import Keys
 from redisacc._link import link_to
 from redisacc._parked import Gradient
 from redisacc._scripts import Counted, Granted, Opened, Request, Schema, Scripts, Waiting
+
+
+def Client() -> ClientAt:  # noqa: N802
+    return ClientAt(int(time.time() * 1000))
+
 
 SCHEMA = Schema("1", "dense", "float32", "[2]", "SUM")
 
@@ -118,7 +125,7 @@ def test_a_missing_part_is_told_and_changes_nothing(client: redis.Redis, scripts
 
 def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
     handle(client).apply_grad([1, 2])
-    ask = {"token": "t1", "num_required": 1, "lease_ms": 3000, "taker": "me"}
+    ask = {"token": "t1", "client": Client(), "sequence": 1, "num_required": 1, "lease_ms": 3000, "taker": "me"}
     first, _ = scripts.take(**ask)
     assert first == Granted("t1", 0, 1, "[2]")
     handle(client).apply_grad([3, 4], 1)
@@ -131,8 +138,11 @@ def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Script
 
 
 def test_joining_the_queue_twice_keeps_one_place(client: redis.Redis, scripts: Scripts) -> None:
+    clients = {"a": Client(), "b": Client()}
     for token, ahead in (("a", 0), ("b", 1), ("a", 0), ("b", 1)):
-        reply, _ = scripts.take(token=token, num_required=1, lease_ms=60_000, taker="me")
+        reply, _ = scripts.take(
+            token=token, client=clients[token], sequence=1, num_required=1, lease_ms=60_000, taker="me"
+        )
         assert reply == Waiting(0, 0, ahead)
     assert [waiting.token for waiting in handle(client).info().waiting] == ["a", "b"]
     for _ in range(2):
@@ -154,7 +164,7 @@ def test_setting_the_step_twice_sets_it_once(client: redis.Redis, scripts: Scrip
 
 def test_recovering_twice_gives_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
     handle(client).apply_grad([1, 2])
-    scripts.take(token="dead", num_required=1, lease_ms=3000, taker="me")
+    scripts.take(token="dead", client=Client(), sequence=1, num_required=1, lease_ms=3000, taker="me")
     ask = {"old": "dead", "token": "new", "taker": "heir"}
     first = scripts.recover(**ask)
     assert first == Granted("new", 0, 1, "[2]")
@@ -180,7 +190,7 @@ def test_opening_and_deleting_twice(client: redis.Redis, scripts: Scripts) -> No
 
 
 def test_a_client_is_nobody_elses_while_it_is_lent() -> None:
-    clients = Clients()
+    clients = Clients(0)
     with clients.lend() as one, clients.lend() as other:
         assert one.id != other.id
         assert (one.next(), one.next(), other.next()) == (1, 2, 1)
