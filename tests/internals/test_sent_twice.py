@@ -12,15 +12,15 @@ from servers import ServerUnderTest
 
 import redisacc
 from redisacc import _parked
-from redisacc._clients import Clients
 from redisacc._clients import Client as ClientAt
+from redisacc._clients import Clients
 from redisacc._keys import Keys
 from redisacc._link import link_to
 from redisacc._parked import Gradient
 from redisacc._scripts import Counted, Granted, Opened, Request, Schema, Scripts, Waiting
 
 
-def Client() -> ClientAt:  # noqa: N802
+def Client() -> ClientAt:
     return ClientAt(int(time.time() * 1000))
 
 
