@@ -348,6 +348,9 @@ def _client_of(url: str) -> redis.Redis:
         # The retries are ours.
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
+        # Only for redis-py's handshakes; an exchange has a limit of its own. Before redis-py 8 there was none, and a
+        # server that takes a connection and then stands still held whoever opened it for good.
+        "socket_timeout": 5.0,
         # Nothing of RESP3 is of use here, and its handshakes cost round trips.
         "protocol": 2,
     }

@@ -124,7 +124,7 @@ class Parking:
     def _make_room(self, gradient: Gradient, request: Request, full: Full) -> Reply:
         """Folds, or lets the one who is at it go on."""
         token = secrets.token_hex(8)
-        if self._link.call("SET", self._keys.folding, token, "NX", "PX", FOLDING_MS) is None:
+        if self._link.call("SET", self._keys.folding, token, "NX", "PX", FOLDING_MS) is None and not self._folds(token):
             time.sleep(FOLDING_PAUSE)
             return full
         try:
@@ -132,8 +132,13 @@ class Parking:
         except PartMissing:
             return full
         finally:
-            if self._link.call("GET", self._keys.folding) == token.encode():
+            if self._folds(token):
                 self._link.call("UNLINK", self._keys.folding)
+
+    def _folds(self, token: str) -> bool:
+        """Whether it is this one's turn. Its SET may have been sent twice, and the second copy have found the first."""
+        reply: object = self._link.call("GET", self._keys.folding)
+        return reply == token.encode()
 
     def _full(self, gradient: Gradient, full: Full, why: str) -> AccumulatorFullError:
         return AccumulatorFullError(

@@ -97,6 +97,7 @@ class Proxy:
     Attributes:
         port: where it listens, on 127.0.0.1.
         bytewise: pass everything on byte by byte.
+        refuses: close new connections at once.
         fired: how many faults there were of each kind.
         when_it_happens: called when an armed fault has come, before its connection breaks.
     """
@@ -115,6 +116,7 @@ class Proxy:
         self._flowing.set()
         self._closed = False
         self.bytewise = False
+        self.refuses = False
         self.when_it_happens: Callable[[], object] = lambda: None
         self.fired: dict[str, int] = {}
         self.lengths: dict[Direction, list[int]] = {"request": [], "reply": []}
@@ -187,6 +189,8 @@ class Proxy:
             except OSError:
                 return
             try:
+                if self.refuses:
+                    raise ConnectionRefusedError
                 server = self._connect()
             except OSError:
                 _close(client)

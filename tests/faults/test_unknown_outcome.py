@@ -64,11 +64,15 @@ def test_a_retry_may_be_in_vain_many_times(proxy, both):
     with silence(proxy, "reply"):
         with pytest.raises(redisacc.OutcomeUnknownError) as failure:
             through.apply_grad(np.ones(4))
+    error = failure.value
+    proxy.refuses = True
+    proxy.cut_all()
+    for _ in range(3):
+        # No copy leaves in these; but the first one did.
+        with pytest.raises(redisacc.OutcomeUnknownError) as failure:
+            error.retry()
         error = failure.value
-        for _ in range(2):
-            with pytest.raises(redisacc.OutcomeUnknownError) as failure:
-                error.retry()
-            error = failure.value
+    proxy.refuses = False
     assert error.retry()
     assert direct.num_accumulated() == 1
 
@@ -83,6 +87,13 @@ def test_a_retry_of_what_has_become_stale_says_so(proxy, both):
         direct.set_global_step(1)
     assert failure.value.retry().outcome == "stale"
     assert direct.num_accumulated() == 0
+
+
+def test_a_server_that_stands_still_is_an_error_at_opening(proxy):
+    """It takes connections, as the kernel does for a process that is stopped, and answers nothing."""
+    proxy.stall()
+    with pytest.raises(redisacc.ServerUnavailableError):
+        redisacc.ConditionalAccumulator("float32", [4], "w", redis=proxy.url)
 
 
 def test_what_never_left_is_not_unknown(proxy, both):
