@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import redis
 from faults.proxy import Fault, Proxy, all_faults
+from leaks import leftovers
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
-from servers import leftovers
 
 import redisacc
 

@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 from faults.proxy import Fault
-from servers import leftovers
+from leaks import leftovers
 
 import redisacc
 from redisacc._scripts import Scripts
@@ -61,9 +61,8 @@ def test_an_apply_without_reply_is_finished_by_retry(proxy, both, direction):
 
 def test_a_retry_may_be_in_vain_many_times(proxy, both):
     through, direct = both
-    with silence(proxy, "reply"):
-        with pytest.raises(redisacc.OutcomeUnknownError) as failure:
-            through.apply_grad(np.ones(4))
+    with silence(proxy, "reply"), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+        through.apply_grad(np.ones(4))
     error = failure.value
     proxy.refuses = True
     proxy.cut_all()

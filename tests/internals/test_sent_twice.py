@@ -123,6 +123,8 @@ def test_a_missing_part_is_told_and_changes_nothing(client: redis.Redis, scripts
     assert not [key for key in client.scan_iter() if b":staged:" in key]
 
 
+# Acknowledged by hand, without its parts.
+@pytest.mark.forges
 def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
     handle(client).apply_grad([1, 2])
     ask = {"token": "t1", "client": Client(), "sequence": 1, "num_required": 1, "lease_ms": 3000, "taker": "me"}
@@ -162,6 +164,8 @@ def test_setting_the_step_twice_sets_it_once(client: redis.Redis, scripts: Scrip
     assert handle(client).global_step() == 6
 
 
+# Acknowledged by hand, without its parts.
+@pytest.mark.forges
 def test_recovering_twice_gives_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
     handle(client).apply_grad([1, 2])
     scripts.take(token="dead", client=Client(), sequence=1, num_required=1, lease_ms=3000, taker="me")
