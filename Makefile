@@ -52,6 +52,12 @@ redis-py-matrix: $(VENV)/.test
 	    tests/behaviour tests/internals tests/faults $(T); \
 	done
 
+# Options, for example: make chaos C="--seconds 600 --seed 7"
+C ?=
+chaos: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --long --servers valkey tests/faults
+
 # The scripts are linted as the server gets them, with what they include.
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
