@@ -273,6 +273,10 @@ class Chaos:
         if accumulator.num_accumulated():
             with accumulator.take(1, timeout=30) as taken:
                 tale.add_round(taken.global_step, contents(taken))
+        # A taker that was killed, or whose request came late, stands in the queue until its lease runs out.
+        deadline = time.monotonic() + 30
+        while accumulator.info().waiting and time.monotonic() < deadline:
+            time.sleep(0.1)
         info = accumulator.info()
         tale.check(info)
         if info.waiting or info.unacknowledged:
