@@ -58,6 +58,5 @@ class Clients:
 
     def give_back(self, client: Client) -> None:
         """Lends the client to others from now on."""
-        if client.born_ms > self.now_ms:
-            self.now_ms = client.born_ms
+        self.now_ms = max(self.now_ms, client.born_ms)
         self._idle.append(client)

@@ -17,7 +17,7 @@ _KEY = re.compile(rb"redisacc:\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 # What an accumulator may have for as long as it lives.
 LASTING = {b"clients", b"taken"}
 # What it may have while its round holds gradients.
-ROUND = {b"sums", b"parked", b"workers"}
+ROUND = {b"sums", b"parked", b"small", b"workers"}
 
 
 def leftovers(client: redis.Redis) -> list[str]:

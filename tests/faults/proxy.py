@@ -17,8 +17,9 @@ from typing import Literal
 
 Direction = Literal["request", "reply"]
 # cut: close both sides. reset: the same with a TCP reset. late (requests only): close the client's side, keep what it
-# sent, and hand it to the server later, as a network may. stall: forward nothing more until resume().
-Action = Literal["cut", "reset", "late", "stall"]
+# sent, and hand it to the server later, as a network may. stall: pass nothing on until resume(); hold: the same, but
+# only on this connection, and only this way.
+Action = Literal["cut", "reset", "late", "stall", "hold"]
 
 # How long a held request waits for what travels with it, in seconds.
 TOGETHER = 0.05
@@ -112,7 +113,7 @@ class Proxy:
         self._happened = threading.Event()
         self._open: set[socket.socket] = set()
         self._late: list[tuple[threading.Event, threading.Thread]] = []
-        self._flowing = threading.Event()
+        self._flowing, self._released = threading.Event(), threading.Event()
         self._flowing.set()
         self._closed = False
         self.bytewise = False
@@ -156,6 +157,7 @@ class Proxy:
 
     def resume(self) -> None:
         self._flowing.set()
+        self._released.set()
 
     def deliver_late(self) -> int:
         """Hands the server all requests that were kept back, and waits until it has answered. How many they were."""
@@ -300,13 +302,16 @@ class Proxy:
     def _happen(self, fault: Fault, source: socket.socket, target: socket.socket, rest: bytes) -> bool:
         """Lets a fault happen; ``rest`` came and was not passed on. True if the connection goes on."""
         self._count(fault.action)
-        if fault is self._fault:
+        armed = fault is self._fault
+        if armed:
             self._fault = None
             self.when_it_happens()
-            self._happened.set()
-        if fault.action == "stall":
-            self.stall()
-            self._flowing.wait()
+        if fault.action in ("stall", "hold"):
+            gate = self._flowing if fault.action == "stall" else self._released
+            gate.clear()
+            if armed:
+                self._happened.set()
+            gate.wait()
             return True
         if fault.action == "late":
             self._keep_back(source, rest)
@@ -316,6 +321,8 @@ class Proxy:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         _close(source)
         _close(target)
+        if armed:
+            self._happened.set()
         return False
 
     def _keep_back(self, client: socket.socket, held: bytes) -> None:

@@ -21,7 +21,8 @@ import redisacc
 
 pytestmark = pytest.mark.servers("valkey")
 
-LARGE = 1_200_000  # float32: more than what asks first, and several parts
+# Elements of float32: more than are held as a field of a hash; more than are sent without asking, in several parts.
+IN_PARTS, LARGE = 20_000, 1_200_000
 
 
 @contextlib.contextmanager
@@ -115,6 +116,11 @@ class ApplyParked(Apply):
     limit = 0
 
 
+class ApplyInParts(Apply):
+    limit = 0
+    size = IN_PARTS
+
+
 class ApplyLarge(Apply):
     limit = 0
     size = LARGE
@@ -183,6 +189,10 @@ class ApplyWithRoomToMake(Operation):
         assert scene.direct.peek().gradient.tolist() == [15.0] * self.size
 
 
+class ApplyWithRoomToMakeInParts(ApplyWithRoomToMake):
+    size = IN_PARTS
+
+
 class Take(Operation):
     """A late copy must not be granted the round that comes after."""
 
@@ -209,6 +219,11 @@ class Take(Operation):
 
 class TakeParked(Take):
     limit = 0
+
+
+class TakeInParts(Take):
+    limit = 0
+    size = IN_PARTS
 
 
 class TakeLarge(Take):
@@ -336,12 +351,15 @@ class Delete(Operation):
 OPERATIONS = [
     Apply,
     ApplyParked,
+    ApplyInParts,
     ApplyLarge,
     ApplyStale,
     ApplyRefused,
     ApplyWithRoomToMake,
+    ApplyWithRoomToMakeInParts,
     Take,
     TakeParked,
+    TakeInParts,
     TakeLarge,
     TakeInABlock,
     TakeInVain,

@@ -105,9 +105,15 @@ def test_the_table_stays_small_however_many_clients_come_and_go(client: redis.Re
 
 def park(scripts: Scripts, client: Client, sequence: int) -> object:
     gradient = f"{client.id}-{sequence}"
-    header, lengths, stage = _parked.stage(KEYS, gradient, Gradient(np.ones(2, np.float32)))
-    request = Request(client, sequence, "w", 0, (2,))
-    return scripts.park(request, gradient=gradient, header=header, lengths=lengths, stage=stage)
+    staged = _parked.stage(KEYS, gradient, Gradient(np.ones(2, np.float32)))
+    return scripts.park(
+        Request(client, sequence, "w", 0, (2,)),
+        gradient=gradient,
+        header=staged.header,
+        data=staged.data,
+        lengths=staged.lengths,
+        stage=staged.commands,
+    )
 
 
 def test_a_client_that_was_forgotten_is_not_counted_twice(client: redis.Redis) -> None:

@@ -195,8 +195,9 @@ def test_opening_and_deleting_twice(client: redis.Redis, scripts: Scripts) -> No
 
 def test_a_client_is_nobody_elses_while_it_is_lent() -> None:
     clients = Clients(0)
-    with clients.lend() as one, clients.lend() as other:
-        assert one.id != other.id
-        assert (one.next(), one.next(), other.next()) == (1, 2, 1)
-    with clients.lend() as again:
-        assert again.id in (one.id, other.id)
+    one, other = clients.borrow(), clients.borrow()
+    assert one.id != other.id
+    assert (one.next(), one.next(), other.next()) == (1, 2, 1)
+    clients.give_back(one)
+    assert clients.borrow() is one
+    assert clients.borrow() not in (one, other)
