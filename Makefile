@@ -58,6 +58,11 @@ chaos: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --long --servers valkey tests/faults
 
+# Options, for example: make soak S="--seconds 3600"
+S ?=
+soak: $(VENV)/.test
+	$(BIN)/python tests/soak.py $(S)
+
 # The scripts are linted as the server gets them, with what they include.
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

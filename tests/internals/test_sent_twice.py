@@ -201,3 +201,25 @@ def test_a_client_is_nobody_elses_while_it_is_lent() -> None:
     clients.give_back(one)
     assert clients.borrow() is one
     assert clients.borrow() not in (one, other)
+
+
+def test_a_sum_is_not_staged_where_the_gradient_alone_was(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late copy of what was staged first would else get between a sum and the script that takes it in."""
+    monkeypatch.setattr(_parked, "SMALL_BYTES", -1)
+    accumulator = redisacc.ConditionalAccumulator(
+        "float32", [2], "fold", reduction_type="SUM", redis=client, in_place_limit=0, parked_limit=2 * 2 * 4
+    )
+    staged = []
+    park = Scripts.park
+
+    def watch(self: Scripts, *args: Any, **options: Any) -> Any:
+        staged.extend((command[1], bytes(command[2])) for command in options["stage"])
+        return park(self, *args, **options)
+
+    monkeypatch.setattr(Scripts, "park", watch)
+    for _ in range(3):
+        accumulator.apply_grad([1, 2])
+    assert len(staged) > 3
+    # The same key never gets two contents.
+    assert len({key for key, _ in staged}) == len(set(staged))
+    np.testing.assert_array_equal(accumulator.take_grad(3), [3, 6])

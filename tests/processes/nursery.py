@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import redisacc
-from redisacc import _taking
+from redisacc import _parking, _taking
 
 NAME = "mortal"
 # A row of it says which gradients are in a sum: the dead one's is 1, those of others are larger powers of two.
@@ -64,6 +64,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # Leases are what takes time here.
     _taking.LEASE_MS = 1000
+    _parking.FOLDING_MS = 500
     for line in sys.stdin:
         task = json.loads(line)
         pid = os.fork()
