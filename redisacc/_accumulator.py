@@ -249,6 +249,10 @@ class ConditionalAccumulatorBase(ABC):
         Args:
             new_global_step: integer scalar in [-2**63, 2**63 - 1].
             name: labels log records.
+
+        Raises:
+            OutcomeUnknownError: the server fell silent. Setting the step again might take it back from where others
+                have moved it since: call the error's ``retry()``.
         """
         label = self._label(name)
         step = _arguments.integer(new_global_step, "new_global_step")
@@ -378,6 +382,8 @@ class ConditionalAccumulatorBase(ABC):
         Raises:
             InvalidArgumentError, TakeTimeoutError, CancelledError, AccumulatorNotFoundError, StepOverflowError: as
                 ``take_grad``.
+            OutcomeUnknownError: at the end of the block, where the round could not be acknowledged. The block has ended
+                well; the error's ``retry()`` acknowledges.
         """
         with self._handed_out(*self._wait(num_required, timeout, self._label(None))) as taken:
             yield taken
@@ -437,10 +443,13 @@ class ConditionalAccumulatorBase(ABC):
         yield Round(gradient, granted.global_step, granted.num_accumulated, contents.workers)
         self._acknowledge(granted.token, contents.parked, None)
 
-    def _take_gradient(self, num_required: int, timeout: float | None, name: str | None) -> Array | IndexedSlices:
+    def _take_gradient(
+        self, num_required: int, timeout: float | None, name: str | None, form: Callable[[Any], Value]
+    ) -> Value:
+        """Takes and acknowledges a round. ``form`` makes of its gradient what the caller returns."""
         granted, pieces, reader = self._wait(num_required, timeout, self._label(name))
         gradient, contents = self._read_taken(granted, pieces, reader)
-        return self._acknowledge(granted.token, contents.parked, gradient)
+        return self._acknowledge(granted.token, contents.parked, form(gradient))
 
     def _wait(self, num_required: object, timeout: object, label: str) -> tuple[Granted, list[Any], Reader]:
         required = _arguments.integer(num_required, "num_required", low=1)

@@ -71,6 +71,9 @@ class StepOverflowError(RedisAccError, OverflowError):
 class TakeTimeoutError(RedisAccError, TimeoutError):
     """A take's ``timeout=`` ran out before enough gradients had come. Nothing was taken.
 
+    But where its ``__cause__`` is a ``ServerUnavailableError``, the server was silent at the end, and may have granted
+    a round all the same: ``info().unacknowledged`` names it then, and ``recover()`` gets it.
+
     Attributes:
         num_required: how many gradients the take asked for.
         num_accumulated: how many had come.
@@ -114,7 +117,8 @@ class ServerUnavailableError(ServerError, ConnectionError):
 class OutcomeUnknownError(ServerUnavailableError):
     """The server fell silent after a request may have reached it, so it is not known whether it was executed.
 
-    Calling the method again would make a new request, by which a gradient may be counted twice: call ``retry()``.
+    Calling the method again would make a new request, by which a gradient may be counted twice: call ``retry()``. Until
+    then leave the arrays that were given as they are.
     """
 
     def __init__(self, message: str, retry: Callable[[], Any]) -> None:

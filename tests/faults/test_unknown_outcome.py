@@ -143,6 +143,29 @@ def test_a_round_in_memory_is_delivered_by_retry(proxy, both):
         assert direct.info().unacknowledged == []
 
 
+def test_every_way_of_taking_returns_by_retry_what_it_returns_itself(proxy, real_client, short_patience):
+    acc = redisacc.SparseConditionalAccumulator("float32", [None, 1], "s", redis=proxy.url)
+    for take, unpacked in (
+        (acc.take_grad, lambda t: t),
+        (acc.take_indexed_slices_grad, lambda t: (t.indices, t.values)),
+    ):
+        for silent in (False, True):
+            acc.apply_grad([3], [[2.0]], local_step=acc.global_step())
+            if not silent:
+                proxy.arm(None)
+                indices, values, *_ = unpacked(take(1))
+                number = acknowledgement(proxy)
+            else:
+                proxy.arm(Fault("reply", number, 0, "stall"))
+                with pytest.raises(redisacc.OutcomeUnknownError) as failure:
+                    take(1)
+                assert proxy.happened()
+                proxy.resume()
+                indices, values, *_ = unpacked(failure.value.retry())
+            assert (indices.tolist(), values.tolist()) == ([3], [[2.0]])
+    acc.delete()
+
+
 def test_a_block_whose_acknowledgement_is_lost_says_so(proxy, both):
     through, direct = both
     direct.apply_grad(np.full(4, 5.0))
