@@ -113,7 +113,7 @@ def growth(before: Memory, after: Memory, *, rounds: int) -> list[str]:
     found += [
         f"{key} grew from {before.keys[key]} to {after.keys[key]} bytes in {rounds} rounds"
         for key in after.keys.keys() & before.keys.keys()
-        if after.keys[key] > 2 * before.keys[key] + 4096
+        if after.keys[key] > 1.5 * before.keys[key] + 2048
     ]
     return found
 

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -121,6 +122,9 @@ class Actor:
 
     def _hand_in(self, taken: Any, block: Any) -> None:
         self.note(round=taken.global_step, **contents(taken))
+        if self._random.random() < 0.3:
+            # It uses the round; whoever is killed here leaves one that is handed out again.
+            time.sleep(self._random.random())
         finished(lambda: block.__exit__(None, None, None))
 
 
