@@ -167,7 +167,7 @@ class Chaos:
         self._server.start()
         self._stack.callback(self._kill_all)
         self._proxy: Proxy = self._stack.enter_context(proxy_before(self._server.socket, self._seed))
-        self._accumulator = opened(self._server.client(), "observer")
+        self._accumulator = opened(self._stack.enter_context(self._server.client()), "observer")
         self._stop = self._directory / "stop"
         for name in self._roles:
             self._start(name)

@@ -208,7 +208,11 @@ class Proxy:
     def _connect(self) -> socket.socket:
         if isinstance(self._server, str):
             sock = socket.socket(socket.AF_UNIX)
-            sock.connect(self._server)
+            try:
+                sock.connect(self._server)
+            except OSError:
+                sock.close()
+                raise
             return sock
         return socket.create_connection(self._server)
 

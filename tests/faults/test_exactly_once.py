@@ -416,7 +416,7 @@ def test_a_connection_that_breaks_anywhere_changes_nothing_else(proxy, stage, ki
     if not request.config.getoption("--long"):
         late = [fault for fault in faults if fault.action == "late"]
         rest = [fault for fault in faults if fault.action != "late"]
-        faults = late[:10] + rest[:: len(rest) // 26 + 1]
+        faults = late[:10] + rest[:: len(rest) // 12 + 1]
     for fault, client in zip(faults, itertools.cycle(CLIENTS), strict=False):
         with stage(operation, client) as scene:
             proxy.arm(fault)

@@ -190,7 +190,7 @@ def places(proxy, nursery, client, until, case, request):
         for number, length in enumerate(lengths[direction])
         for offset in (0, length // 2, None)
     ]
-    most = 10**6 if request.config.getoption("--long") else 16
+    most = 10**6 if request.config.getoption("--long") else 8
     # From a place that isn't always the first.
     return found[len(found) % 2 :: len(found) // most + 1]
 
