@@ -11,11 +11,11 @@ import redis
 from servers import ServerUnderTest
 
 import redisacc
-from redisacc import _parked
+from redisacc import _parked, _parking
 from redisacc._clients import Client as ClientAt
 from redisacc._clients import Clients
 from redisacc._keys import Keys
-from redisacc._link import link_to
+from redisacc._link import Link, link_to
 from redisacc._parked import Gradient
 from redisacc._scripts import Counted, Granted, Opened, Request, Schema, Scripts, Waiting
 
@@ -223,3 +223,24 @@ def test_a_sum_is_not_staged_where_the_gradient_alone_was(client: redis.Redis, m
     # The same key never gets two contents.
     assert len({key for key, _ in staged}) == len(set(staged))
     np.testing.assert_array_equal(accumulator.take_grad(3), [3, 6])
+
+
+def test_whoever_makes_room_knows_his_own_first_copy(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else he waits for himself to be ready."""
+    monkeypatch.setattr(_parking, "FOLDING_MS", 60_000)
+    monkeypatch.setattr(_parking, "PATIENCE", 1.0)
+    accumulator = redisacc.ConditionalAccumulator(
+        "float32", [2], "fold", reduction_type="SUM", redis=client, in_place_limit=0, parked_limit=2 * 2 * 4
+    )
+    call = Link.call
+
+    def twice(self: Link, *command: Any, **options: Any) -> Any:
+        if command[0] == "SET":
+            call(self, *command, **options)
+        return call(self, *command, **options)
+
+    monkeypatch.setattr(Link, "call", twice)
+    for _ in range(4):
+        assert accumulator.apply_grad([1, 2])
+    np.testing.assert_array_equal(accumulator.take_grad(4), [4, 8])
+    assert not client.exists("redisacc:{fold}:folding")
