@@ -8,7 +8,8 @@ JOBS ?= 2
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
 
-.PHONY: help demo server test bench conformance record lint types wheel compose docs examples check clean
+.PHONY: help demo server test redis-py-matrix chaos soak bench conformance record lint types wheel compose docs examples \
+        check clean
 
 help:
 	@echo "make demo         train word vectors with several processes through a real server"
@@ -16,6 +17,9 @@ help:
 	@echo "make check        what CI runs: lint, types, test, wheel, compose, docs, examples"
 	@echo "make docs         build the documentation in build/docs; a warning is an error"
 	@echo "make examples     test the examples with torch and scikit-learn (installs them in .venv-torch)"
+	@echo "make redis-py-matrix  the tests of the client's side, with redis-py 5, 6, 7 and 8"
+	@echo "make chaos        break everything for some minutes: connections, processes, the server (C=--seed=7)"
+	@echo "make soak         apply and take for some minutes, and see that no memory grows"
 	@echo "make bench        measure beside TensorFlow, torch and others; writes docs/performance"
 	@echo "make conformance  compare with TensorFlow, live (installs it in .venv-tensorflow)"
 	@echo "make server       run a server in the foreground, for trying things out"
@@ -39,6 +43,28 @@ server: $(VENV)/.demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(T)
+
+# Versions of redis-py, as pip writes them. Everything else stays as it is in the environment of the tests.
+REDIS_PY ?= 5.0.* 5.3.* 6.* 7.* 8.*
+redis-py-matrix: $(VENV)/.test
+	set -e; for version in $(REDIS_PY); do \
+	  place="build/redis-py/$${version%.\*}"; rm -rf "$$place"; \
+	  $(BIN)/pip install --quiet --disable-pip-version-check --target "$$place" "redis==$$version"; \
+	  PYTHONPATH="$$place:$(CURDIR)" $(BIN)/python -c 'import redis; print("redis-py", redis.__version__)'; \
+	  PYTHONPATH="$$place:$(CURDIR)" $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --servers valkey \
+	    tests/behaviour tests/internals tests/faults $(T); \
+	done
+
+# Options, for example: make chaos C="--seconds 600 --seed 7"
+C ?=
+chaos: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --long --servers valkey tests/faults
+
+# Options, for example: make soak S="--seconds 3600"
+S ?=
+soak: $(VENV)/.test
+	$(BIN)/python tests/soak.py $(S)
 
 # The scripts are linted as the server gets them, with what they include.
 lint: $(VENV)/.test

@@ -1,6 +1,7 @@
 -- Opens the accumulator of a name, or creates it.
 --
--- KEYS[1] redisacc:{NAME}    the record
+-- KEYS[1] redisacc:{NAME}            the record
+-- KEYS[2] redisacc:{NAME}:clients    client -> last request and totals
 -- ARGV[1] incarnation        random id, which the accumulator gets if it is created now
 -- ARGV[2] format             version of the data model
 -- ARGV[3] kind               "dense" or "sparse"
@@ -12,16 +13,17 @@
 -- ARGV[9] parked_limit       bytes that the parked gradients of a round may have together
 --
 -- Replies:
--- {'opened', struct, incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms,
+-- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms,
 --  parked_limit}
---                            as it was created; struct is "yes" where the server's Lua has that library
+--                            as it was created; struct is "yes" where the server's Lua has that library, now_ms
+--                            the server's clock
 -- {'deleting', incarnation}  it is being deleted; whoever did may have died: finish it, then open again
 -- {'corrupt', where, text}   the record isn't ours; nothing changed
 
--- #include "now_ms"
+-- #include "forget_idle"
 -- #include "keep"
 
-local record = KEYS[1]
+local record, clients = KEYS[1], KEYS[2]
 local incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms, parked_limit =
   ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 
@@ -29,6 +31,7 @@ local names = {
   'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'chunk', 'lease_ms', 'parked_limit',
 }
 
+forget_idle(clients)
 if redis.call('EXISTS', record) == 0 then
   redis.call('HSET', record, 'format', format, 'kind', kind, 'dtype', dtype, 'shape', shape,
     'reduction_type', reduction_type, 'incarnation', incarnation, 'global_step', '0', 'num_accumulated', '0',
@@ -40,12 +43,12 @@ end
 
 local fields = redis.call('HMGET', record, unpack(names))
 -- rawget: naming a global that isn't there is an error in Redis.
-local reply = {'opened', rawget(_G, 'struct') and 'yes' or 'no'}
+local reply = {'opened', rawget(_G, 'struct') and 'yes' or 'no', string.format('%.0f', now_ms())}
 for i, name in ipairs(names) do
   if not fields[i] then
     return {'corrupt', name, ''}
   end
-  reply[i + 2] = fields[i]
+  reply[i + 3] = fields[i]
 end
 local deleted = string.match(fields[1], '^deleted:(.*)$')
 if deleted then

@@ -32,6 +32,7 @@
 -- {'misshapen', round_shape}                   the round holds gradients of another shape; nothing changed
 -- {'unstaged', K}                              part K isn't there with its length; nothing changed: stage again
 -- {'superseded', sequence}                     a later request of this client has been executed; nothing changed
+-- {'forgotten', now_ms}                        this client is unknown, and too old to be new; nothing changed
 -- {'missing'}                                  no such accumulator
 -- {'replaced'}                                 it was deleted and created anew
 -- {'corrupt', where, text}                     something under our keys isn't ours; nothing changed

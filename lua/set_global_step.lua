@@ -12,6 +12,7 @@
 -- {'set', global_step, num_accumulated}        done
 -- {'lowered', global_step, num_accumulated}    done; the step was higher before
 -- {'superseded', sequence}                     a later request of this client has been executed; nothing changed
+-- {'forgotten', now_ms}                        this client is unknown, and too old to be new; nothing changed
 -- {'missing'}                                  no such accumulator
 -- {'replaced'}                                 it was deleted and created anew
 -- {'corrupt', where, text}                     something under our keys isn't ours; nothing changed

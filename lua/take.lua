@@ -13,30 +13,35 @@
 -- KEYS[10] redisacc:{NAME}:taken:TOKEN:parked
 -- KEYS[11] redisacc:{NAME}:taken:TOKEN:small
 -- KEYS[12] redisacc:{NAME}:taken:TOKEN:workers
+-- KEYS[13] redisacc:{NAME}:clients              client -> last request and totals
 -- ARGV[1] incarnation                           the one that the handle opened
 -- ARGV[2] token                                 random id of this take; the same again gets the same round
 -- ARGV[3] num_required                          granted when num_accumulated >= num_required; at least 1
 -- ARGV[4] lease_ms                              the taker leaves the queue unless it asks again within this time
 -- ARGV[5] taker                                 name of who asks
+-- ARGV[6] client                                id of the sender
+-- ARGV[7] sequence                              number of the take, growing for each client
 --
 -- Replies:
 -- {'granted', global_step, num_accumulated, round_shape}   the step that was closed, and what the round holds
 -- {'waiting', global_step, num_accumulated, ahead}         in the queue behind `ahead` others
 -- {'overflow', global_step}                                the step can't grow; nothing changed
+-- {'superseded', sequence}                                 the take is over: acknowledged, recovered or left
+-- {'forgotten', now_ms}                                    this client is unknown, and too old to be new
 -- {'missing'}                                              no such accumulator
 -- {'replaced'}                                             it was deleted and created anew
 -- {'corrupt', where, text}                                 something under our keys isn't ours; nothing changed
 
 -- #include "read_record"
 -- #include "granted_round"
--- #include "now_ms"
+-- #include "client_entry"
 -- #include "keep"
 -- #include "announce"
 
 local record_key, sums, parked, small, workers, queue, takers, taken = unpack(KEYS, 1, 8)
-local taken_sums, taken_parked, taken_small, taken_workers = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local incarnation, token, num_required, lease_ms, taker =
-  ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local taken_sums, taken_parked, taken_small, taken_workers, clients = KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
+local incarnation, token, num_required, lease_ms, taker, client, sequence =
+  ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6], tonumber(ARGV[7])
 
 -- So many dead takers are passed over in one call; more wait for the next.
 local SWEEP = 100
@@ -53,6 +58,14 @@ end
 
 local now = now_ms()
 local ticket = redis.call('ZSCORE', queue, token)
+-- A copy that was kept back somewhere until its take was over must neither take a round, which nobody would fetch, nor
+-- a place in the queue. Who stands in it already is not new, and may have waited for longer than clients are known.
+local entry, over, repeated = read_client(clients, client, sequence)
+if repeated then
+  return {'superseded', count_text(sequence)}
+elseif not entry and not (ticket and over[1] == 'forgotten') then
+  return over
+end
 local head
 for _ = 1, SWEEP do
   head = redis.call('ZRANGE', queue, 0, 0)[1]
@@ -91,7 +104,11 @@ if record.num_accumulated >= num_required and (not head or head == token) then
   local count = count_text(record.num_accumulated)
   redis.call('HSET', taken, token, string.format('granted %s %s %.0f %s %s',
     record.global_step, count, now, record.round_shape, taker))
-  keep(record.lease_ms, taken)
+  entry = entry or {applied = 0, stale = 0}
+  -- The table shrinks again with every round, also where nobody new comes any more.
+  entry.new = true
+  write_client(clients, client, sequence, entry, {'taken', record.global_step, count}, taker)
+  keep(record.lease_ms, taken, clients)
   redis.call('HINCRBY', record_key, 'global_step', 1)
   -- Read back as text: HINCRBY's own reply has gone through a double.
   local step = redis.call('HGET', record_key, 'global_step')

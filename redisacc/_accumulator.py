@@ -22,13 +22,14 @@ import numpy as np
 
 from redisacc import _arguments, _deletion, _dtypes, _parked, _private, _sums
 from redisacc._arguments import Shape
-from redisacc._clients import Clients
+from redisacc._clients import Client, Clients
 from redisacc._info import AccumulatorInfo, Record, parse_taken, read_info
 from redisacc._keys import NAMES, Keys
 from redisacc._link import PATIENCE, link_to
 from redisacc._observing import Events, wait_for_step
 from redisacc._parked import Gradient, Parked
 from redisacc._parking import PARKED_LIMIT, Parking
+from redisacc._requests import Attempt, Requests
 from redisacc._rounds import Contents, Reader, Round, batches, read_commands, scan
 from redisacc._scripts import Counted, Deleting, Granted, Opened, Request, Schema, Scripts
 from redisacc._shapes import round_shape_of
@@ -37,11 +38,15 @@ from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
     CorruptDataError,
+    OutcomeUnknownError,
     PeekTimeoutError,
     SchemaMismatchError,
+    ServerUnavailableError,
 )
 
 logger = logging.getLogger("redisacc")
+
+Value = TypeVar("Value")
 
 # The version of the data model, in every record.
 FORMAT = "1"
@@ -124,12 +129,13 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         self._link = link_to(redis)
         self._keys = Keys(self._shared_name or _private.new_name())
         self._scripts = Scripts(self._link, self._keys)
-        self._clients = Clients()
         self._closed = threading.Event()
         self._waiting: set[threading.Event] = set()
         self._finalizer: Callable[[], object] | None = None
         opened = self._open(given_limit)
         self._scripts.incarnation = opened.incarnation
+        self._clients = Clients(opened.now_ms)
+        self._requests = Requests(self._link, self._scripts, self._clients)
         self._chunk = opened.chunk
         self._parking = Parking(
             self._link, self._keys, self._scripts, dtype=self._dtype, sparse=self._sparse, total=self._total
@@ -292,21 +298,29 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         Args:
             new_global_step: integer scalar in [-2**63, 2**63 - 1].
             name: labels log records.
+
+        Raises:
+            OutcomeUnknownError: the server fell silent. Setting the step again might take it back from where others
+                have moved it since: call the error's ``retry()``.
         """
         label = self._label(name)
         step = _arguments.integer(new_global_step, "new_global_step")
         self._check_open()
-        with self._clients.lend() as client:
-            counted = self._scripts.set_global_step(
-                client=client, sequence=client.next(), worker=self._worker, new_global_step=step
-            )
-        if counted.outcome == "lowered":
-            logger.warning(
-                "%s: the global step was lowered to %d",
-                label,
-                step,
-                extra={"accumulator": self._keys.name, "global_step": step},
-            )
+        worker = self._worker
+
+        def send(client: Client, sequence: int) -> Counted:
+            return self._scripts.set_global_step(client=client, sequence=sequence, worker=worker, new_global_step=step)
+
+        def finish(counted: Counted) -> None:
+            if counted.outcome == "lowered":
+                logger.warning(
+                    "%s: the global step was lowered to %d",
+                    label,
+                    step,
+                    extra={"accumulator": self._keys.name, "global_step": step},
+                )
+
+        self._requests.execute(Attempt(send, finish, worker, f"{label}: to set the global step to {step}"))
 
     def peek(self) -> Round[G | None]:
         """The aggregate as it is now, without taking it: step and count stay as they are.
@@ -371,26 +385,32 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
 
     def _apply(self, gradient: Gradient, *, local_step: int, round_shape: tuple[int, ...], label: str) -> ApplyResult:
         self._check_open()
-        with self._clients.lend() as client:
-            request = Request(client, client.next(), self._worker, local_step, round_shape)
+        worker = self._worker
+
+        def send(client: Client, sequence: int) -> Counted:
+            request = Request(client, sequence, worker, local_step, round_shape)
             counted = self._add_in_place(gradient, request) if self._fits_in_place(gradient) else None
-            if counted is None:
-                counted = self._parking.park(gradient, request)
-        if counted.outcome == "stale":
-            logger.debug(
-                "%s: dropped a gradient of step %d, the step is %d",
-                label,
-                local_step,
-                counted.global_step,
-                extra={
-                    "accumulator": self._keys.name,
-                    "local_step": local_step,
-                    "global_step": counted.global_step,
-                    "num_accumulated": counted.num_accumulated,
-                },
-            )
-            return ApplyResult("stale", counted.global_step, counted.num_accumulated)
-        return ApplyResult("applied", counted.global_step, counted.num_accumulated)
+            return self._parking.park(gradient, request) if counted is None else counted
+
+        def finish(counted: Counted) -> ApplyResult:
+            if counted.outcome == "stale":
+                logger.debug(
+                    "%s: dropped a gradient of step %d, the step is %d",
+                    label,
+                    local_step,
+                    counted.global_step,
+                    extra={
+                        "accumulator": self._keys.name,
+                        "local_step": local_step,
+                        "global_step": counted.global_step,
+                        "num_accumulated": counted.num_accumulated,
+                    },
+                )
+                return ApplyResult("stale", counted.global_step, counted.num_accumulated)
+            return ApplyResult("applied", counted.global_step, counted.num_accumulated)
+
+        result: ApplyResult = self._requests.execute(Attempt(send, finish, worker, f"{label}: to apply a gradient"))
+        return result
 
     def _fits_in_place(self, gradient: Gradient) -> bool:
         if not self._can_add_in_place:
@@ -429,6 +449,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         Raises:
             InvalidArgumentError, TakeTimeoutError, CancelledError, AccumulatorNotFoundError, StepOverflowError: as
                 ``take_grad``.
+            OutcomeUnknownError: at the end of the block, where the round could not be acknowledged. The block has ended
+                well; the error's ``retry()`` acknowledges.
         """
         with self._handed_out(*self._wait(num_required, timeout, self._label(None))) as taken:
             yield taken
@@ -486,29 +508,36 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     def _handed_out(self, granted: Granted, pieces: list[Any], reader: Reader) -> Iterator[Round[G]]:
         gradient, contents = self._read_taken(granted, pieces, reader)
         yield Round(gradient, granted.global_step, granted.num_accumulated, contents.workers)
-        self._acknowledge(granted.token, contents.parked)
+        self._acknowledge(granted.token, contents.parked, None)
 
-    def _take_gradient(self, num_required: int, timeout: float | None, name: str | None) -> G:
+    def _take_gradient(
+        self, num_required: int, timeout: float | None, name: str | None, form: Callable[[Any], Value]
+    ) -> Value:
+        """Takes and acknowledges a round. ``form`` makes of its gradient what the caller returns."""
         granted, pieces, reader = self._wait(num_required, timeout, self._label(name))
         gradient, contents = self._read_taken(granted, pieces, reader)
-        self._acknowledge(granted.token, contents.parked)
-        return gradient
+        return self._acknowledge(granted.token, contents.parked, form(gradient))
 
     def _wait(self, num_required: object, timeout: object, label: str) -> tuple[Granted, list[Any], Reader]:
         required = _arguments.integer(num_required, "num_required", low=1)
         seconds = _arguments.timeout(timeout)
         self._check_open()
-        wait = Wait(
-            link=self._link,
-            keys=self._keys,
-            scripts=self._scripts,
-            num_required=required,
-            deadline=math.inf if seconds is None else time.monotonic() + seconds,
-            taker=self._worker,
-            label=label,
-            reader=self._reader(),
-        )
-        granted, pieces = wait_for_round(wait, closed=self._closed, register=self._register)
+        client = self._clients.borrow()
+        try:
+            wait = Wait(
+                link=self._link,
+                keys=self._keys,
+                scripts=self._scripts,
+                client=client,
+                num_required=required,
+                deadline=math.inf if seconds is None else time.monotonic() + seconds,
+                taker=self._worker,
+                label=label,
+                reader=self._reader(),
+            )
+            granted, pieces = wait_for_round(wait, closed=self._closed, register=self._register)
+        finally:
+            self._clients.give_back(client)
         return granted, pieces, wait.reader
 
     def _reader(self) -> Reader:
@@ -531,16 +560,30 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
                 "recover(). The round stays listed in info().unacknowledged"
             ) from error
 
-    def _acknowledge(self, token: str, parked: list[Parked]) -> None:
-        if not self._acknowledge_parts(token, [k for p in parked for k in _parked.part_keys(self._keys, p)]):
+    def _acknowledge(self, token: str, parked: list[Parked], value: Value) -> Value:
+        """Acknowledges a round and returns the value."""
+        parts = [k for p in parked for k in _parked.part_keys(self._keys, p)]
+        lost = self._link.lost
+        try:
+            acknowledged = self._acknowledge_parts(token, parts)
+        except ServerUnavailableError as error:
+            raise OutcomeUnknownError(
+                f"{self._keys.name}: round {token} is in memory, but the server fell silent before it said that it has "
+                "removed it. retry() of this error acknowledges it; until then info().unacknowledged may list it, and "
+                f"recover() would hand it out again ({error})",
+                lambda: self._acknowledge(token, parked, value),
+            ) from error
+        if acknowledged:
+            _parked.remove_large(self._link, self._keys, parked)
+        elif self._link.lost == lost:
+            # Else it may have been an earlier copy of ours that removed it.
             logger.warning(
                 "%s: round %s was no longer there to be acknowledged: recovered by somebody else, or deleted",
                 self._keys.name,
                 token,
                 extra={"accumulator": self._keys.name, "token": token},
             )
-            return
-        _parked.remove_large(self._link, self._keys, parked)
+        return value
 
     def _acknowledge_parts(self, token: str, parts: list[str]) -> bool:
         pieces = list(batches(parts))

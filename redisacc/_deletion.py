@@ -21,7 +21,10 @@ def delete(link: Link, keys: Keys, incarnation: str) -> None:
     for round_keys in all_rounds(link, keys):
         for gradient, entry in scan(link, round_keys.parked).items():
             _unlink_parts(link, keys, gradient.decode(errors="replace"), entry)
-        link.call("UNLINK", round_keys.sums, round_keys.parked, round_keys.small, round_keys.workers)
+        if round_keys != keys.current:
+            # Not those of the current round, which the script removes: a copy of this that comes late would take them
+            # from whoever has created the name anew.
+            link.call("UNLINK", round_keys.sums, round_keys.parked, round_keys.small, round_keys.workers)
     link.call("SREM", NAMES, keys.name)
     scripts.delete(finish=True)
 

@@ -90,7 +90,9 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
             InvalidArgumentError: wrong dtype, shape or step. Nothing was changed.
             AccumulatorNotFoundError: the accumulator was deleted.
             AccumulatorFullError: what is parked has reached its limit, and adding it up makes no room.
-            ServerUnavailableError: no server answered. Whether the gradient was counted isn't known.
+            ServerUnavailableError: no server could be reached. Nothing was sent.
+            OutcomeUnknownError: the server fell silent after it may have counted the gradient, or before it will. Don't
+                apply it again: call the error's ``retry()``.
         """
         label = self._label(name)
         step = _arguments.integer(local_step, "local_step")
@@ -120,8 +122,12 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
             CancelledError: the handle was closed.
             AccumulatorNotFoundError: the accumulator was deleted.
             StepOverflowError: the step is 2**63 - 1. Nothing was taken.
+            OutcomeUnknownError: the round was read, and the server fell silent before it was acknowledged. The error's
+                ``retry()`` acknowledges it and returns the gradient.
+            ServerUnavailableError: the server fell silent before the round was read. ``info().unacknowledged`` names
+                the round if it was granted, and ``recover()`` gets it.
         """
-        return self._take_gradient(num_required, timeout, name)
+        return self._take_gradient(num_required, timeout, name, lambda gradient: gradient)
 
     def _check_shape(self, values: Array) -> None:
         declared = self._shape

@@ -81,6 +81,9 @@ class Link:
         self._kept: list[tuple[int, Wire]] = []
         self._may_keep = getattr(self._pool, "max_connections", 0) >= 16
         self.address = _address(client, self._pool)
+        # Exchanges that broke off, whoever's: the server may execute what was sent, now or later. Who finds the same
+        # number before and after a request knows that no copy of it is about.
+        self.lost = 0
 
         weakref.finalize(self, _give_back, self._pool, self._kept).atexit = False
 
@@ -224,6 +227,7 @@ class Link:
 
     def _spoil(self, wire: Wire, error: BaseException) -> None:
         """Closes a connection: replies that nobody read must not be taken for those of the next command."""
+        self.lost += 1
         lost = not wire.alive()
         wire.connection.disconnect()
         self._pool.release(wire.connection)
@@ -231,6 +235,8 @@ class Link:
             raise redis.ConnectionError("the connection was closed by somebody else") from error
 
     def _exchange_by_client(self, commands: Sequence[Command]) -> list[Any]:
+        # This client sends again by itself, and doesn't say so.
+        self.lost += 1
         replies: list[Any] = []
         for command in commands:
             try:
@@ -359,6 +365,9 @@ def _client_of(url: str) -> redis.Redis:
         # The retries are ours.
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
+        # Only for redis-py's handshakes; an exchange has a limit of its own. Before redis-py 8 there was none, and a
+        # server that takes a connection and then stands still held whoever opened it for good.
+        "socket_timeout": 5.0,
         # Nothing of RESP3 is of use here, and its handshakes cost round trips.
         "protocol": 2,
     }

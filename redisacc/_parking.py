@@ -102,8 +102,11 @@ class Parking:
     def _send(
         self, gradient: Gradient, request: Request, *, replaced: Sequence[Parked] = (), ask: bool = False
     ) -> Reply:
-        # The same id when the request is sent again, so that the same keys are written.
+        # The same id when the request is sent again, so that the same keys are written. But a sum has one of its own:
+        # a late copy of what was staged before must not get into its place.
         name = f"{request.client.id}-{request.sequence}"
+        if replaced:
+            name += f"-{secrets.token_hex(4)}"
         staged = _parked.stage(self._keys, name, gradient)
         # A small one costs no more than the question.
         ask = ask and not staged.data
@@ -121,7 +124,7 @@ class Parking:
     def _make_room(self, gradient: Gradient, request: Request, full: Full) -> Reply:
         """Folds, or lets the one who is at it go on."""
         token = secrets.token_hex(8)
-        if self._link.call("SET", self._keys.folding, token, "NX", "PX", FOLDING_MS) is None:
+        if self._link.call("SET", self._keys.folding, token, "NX", "PX", FOLDING_MS) is None and not self._folds(token):
             time.sleep(FOLDING_PAUSE)
             return full
         try:
@@ -129,8 +132,13 @@ class Parking:
         except PartMissing:
             return full
         finally:
-            if self._link.call("GET", self._keys.folding) == token.encode():
+            if self._folds(token):
                 self._link.call("UNLINK", self._keys.folding)
+
+    def _folds(self, token: str) -> bool:
+        """Whether it is this one's turn. Its SET may have been sent twice, and the second copy have found the first."""
+        reply: object = self._link.call("GET", self._keys.folding)
+        return reply == token.encode()
 
     def _full(self, gradient: Gradient, full: Full, why: str) -> AccumulatorFullError:
         return AccumulatorFullError(

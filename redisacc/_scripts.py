@@ -38,8 +38,9 @@ class Schema:
 
 @dataclass(frozen=True)
 class Opened:
-    """An accumulator as ``open`` found or made it."""
+    """An accumulator as ``open`` found or made it, and when, by the server's clock."""
 
+    now_ms: int
     incarnation: str
     schema: Schema
     chunk: int
@@ -77,7 +78,7 @@ class Request:
 class Counted:
     """How a request ended: its outcome, and step and count right after it."""
 
-    outcome: Literal["applied", "stale", "set", "lowered"]
+    outcome: Literal["applied", "stale", "set", "lowered", "taken"]
     global_step: int
     num_accumulated: int
 
@@ -113,7 +114,19 @@ class Take(Protocol):
     """A take that may have to be tried several times."""
 
     def __call__(self, *, patience: float = PATIENCE) -> tuple[Granted | Waiting, list[Any]]:
-        """Takes the round, or a place in the queue; and the replies to the commands that read the round."""
+        """Takes the round, or a place in the queue; and the replies to the commands that read the round.
+
+        Raises:
+            StaleSequenceError: this take is over.
+        """
+
+
+class ForgottenError(StaleSequenceError):
+    """The server has forgotten this client. Nothing was changed by this copy of the request."""
+
+    def __init__(self, message: str, now_ms: int) -> None:
+        super().__init__(message)
+        self.now_ms = now_ms
 
 
 class Scripts:
@@ -130,7 +143,7 @@ class Scripts:
         """Opens or creates the accumulator."""
         reply = self._link.run(
             load("open"),
-            [self._keys.record],
+            [self._keys.record, self._keys.clients],
             [
                 incarnation,
                 schema.format,
@@ -145,8 +158,9 @@ class Scripts:
             patience=OPENING_PATIENCE,
         )
         match reply:
-            case [b"opened", struct, incarnation_, format_, kind, dtype, shape, reduction, chunk_, lease, limit]:
+            case [b"opened", struct, now, incarnation_, format_, kind, dtype, shape, reduction, chunk_, lease, limit]:
                 return Opened(
+                    now_ms=self._number(now, "TIME"),
                     incarnation=_text(incarnation_),
                     schema=Schema(_text(format_), _text(kind), _text(dtype), _text(shape), _text(reduction)),
                     chunk=self._number(chunk_, "chunk", least=1),
@@ -246,6 +260,8 @@ class Scripts:
         self,
         *,
         token: str,
+        client: Client,
+        sequence: int,
         num_required: int,
         lease_ms: int,
         taker: str,
@@ -270,8 +286,10 @@ class Scripts:
             taken.parked,
             taken.small,
             taken.workers,
+            keys.clients,
         ]
-        tail: tuple[Argument, ...] = (len(named), *named, self.incarnation, token, num_required, lease_ms, taker)
+        args = (self.incarnation, token, num_required, lease_ms, taker, client.id, sequence)
+        tail: tuple[Argument, ...] = (len(named), *named, *args)
         call = Call(load("take"), tail, (), tuple(read))
 
         def attempt(*, patience: float = PATIENCE) -> tuple[Granted | Waiting, list[Any]]:
@@ -333,6 +351,16 @@ class Scripts:
             [self.incarnation, client.id, sequence, worker, new_global_step],
         )
         return self._counted(reply, ())
+
+    def settle(self, *, client: Client, sequence: int, worker: str, patience: float = PATIENCE) -> Counted | None:
+        """What became of a request. None: it was not executed, and from now on never will be."""
+        reply = self._link.run(
+            load("settle"),
+            [self._keys.record, self._keys.clients],
+            [self.incarnation, client.id, sequence, worker],
+            patience=patience,
+        )
+        return None if reply[0] == b"withdrawn" else self._counted(reply, ())
 
     def delete(self, *, finish: bool) -> Literal["closed", "deleted", "missing", "replaced"]:
         """Closes the accumulator for everybody, or removes it once it is closed."""
@@ -396,7 +424,7 @@ class Scripts:
 
     def _counted(self, reply: list[bytes], round_shape: tuple[int, ...]) -> Counted:
         match reply:
-            case [(b"applied" | b"stale" | b"set" | b"lowered") as outcome, step, count]:
+            case [(b"applied" | b"stale" | b"set" | b"lowered" | b"taken") as outcome, step, count]:
                 return Counted(
                     outcome.decode(),  # type: ignore[arg-type]
                     self._step(step),
@@ -445,6 +473,12 @@ class Scripts:
                 raise StaleSequenceError(
                     f"{name!r}: the server has executed request {_text(sequence)} of this client, "
                     "which is later than this one"
+                )
+            case [b"forgotten", now]:
+                raise ForgottenError(
+                    f"{name!r}: the server has forgotten this client, which was idle for long, and can't say whether "
+                    "it has executed the request before",
+                    self._number(now, "TIME"),
                 )
             case [b"overflow", step]:
                 raise StepOverflowError(f"{name!r}: the global step is {_text(step)} and can't grow")

@@ -107,7 +107,9 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             InvalidArgumentError: wrong dtype, index, shape or step. Nothing was changed.
             AccumulatorNotFoundError: the accumulator was deleted.
             AccumulatorFullError: what is parked has reached its limit, and adding it up makes no room.
-            ServerUnavailableError: no server answered. Whether the gradient was counted isn't known.
+            ServerUnavailableError: no server could be reached. Nothing was sent.
+            OutcomeUnknownError: the server fell silent after it may have counted the gradient, or before it will. Don't
+                apply it again: call the error's ``retry()``.
         """
         label = self._label(name)
         step = _arguments.integer(local_step, "local_step")
@@ -159,16 +161,21 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             CancelledError: the handle was closed.
             AccumulatorNotFoundError: the accumulator was deleted.
             StepOverflowError: the step is 2**63 - 1. Nothing was taken.
+            OutcomeUnknownError: the round was read, and the server fell silent before it was acknowledged. The error's
+                ``retry()`` acknowledges it and returns the gradient.
+            ServerUnavailableError: the server fell silent before the round was read. ``info().unacknowledged`` names
+                the round if it was granted, and ``recover()`` gets it.
         """
-        slices = self.take_indexed_slices_grad(num_required, name, timeout=timeout)
-        assert slices.dense_shape is not None
-        return slices.indices, slices.values, slices.dense_shape
+        return self._take_gradient(
+            num_required, timeout, name, lambda slices: (slices.indices, slices.values, slices.dense_shape)
+        )
 
     def take_indexed_slices_grad(
         self, num_required: int, name: str | None = None, *, timeout: float | None = None
     ) -> IndexedSlices:
         """As ``take_grad``, with the result as ``IndexedSlices``."""
-        return self._take_gradient(num_required, timeout, name)
+        slices: IndexedSlices = self._take_gradient(num_required, timeout, name, lambda slices: slices)
+        return slices
 
     @property
     def _rows(self) -> int | None:

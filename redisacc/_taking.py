@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-import secrets
 import threading
 import time
 from collections import deque
@@ -12,17 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from redisacc._clients import Client
 from redisacc._events import hub_of
 from redisacc._keys import Keys
 from redisacc._link import Link
 from redisacc._parked import PartMissing
 from redisacc._rounds import Reader, parse_workers, read_commands, scan
-from redisacc._scripts import Granted, Scripts, Waiting
+from redisacc._scripts import ForgottenError, Granted, Scripts, Waiting
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
     RedisAccError,
     ServerUnavailableError,
+    StaleSequenceError,
     TakeTimeoutError,
 )
 
@@ -89,6 +91,7 @@ class Wait:
     """A take that waits.
 
     Attributes:
+        client: nobody else's while it waits.
         num_required: granted when that many gradients have come.
         deadline: when to give up, on ``time.monotonic()``'s clock; infinity: never.
         taker: name of who waits.
@@ -99,13 +102,16 @@ class Wait:
     link: Link
     keys: Keys
     scripts: Scripts
+    client: Client
     num_required: int
     deadline: float
     taker: str
     label: str
     reader: Reader
     wake: threading.Event = field(default_factory=threading.Event)
-    _token: str = field(default_factory=lambda: secrets.token_hex(16))
+    _sequence: int = field(init=False)
+    _token: str = field(init=False)
+    _lost: int = field(init=False)
     _seen: Waiting | None = None
     _unreachable: ServerUnavailableError | None = None
     # Filled on the hub's thread.
@@ -113,8 +119,16 @@ class Wait:
     _look_now: bool = True
 
     def __post_init__(self) -> None:
+        self._lost = self.link.lost
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sequence = self.client.next()
+        self._token = f"{self.client.id}-{self._sequence}"
         self._take = self.scripts.take(
             token=self._token,
+            client=self.client,
+            sequence=self._sequence,
             num_required=self.num_required,
             lease_ms=LEASE_MS,
             taker=self.taker,
@@ -197,7 +211,7 @@ class Wait:
     def look(self) -> tuple[Granted, list[Any]] | None:
         """Asks for the round once. An unreachable server is said in the log, and waited for."""
         try:
-            reply, pieces = self._take(patience=self._patience())
+            reply, pieces = self._ask()
         except ServerUnavailableError as error:
             if self._unreachable is None:
                 if self._seen is None and self.deadline == math.inf:
@@ -226,6 +240,17 @@ class Wait:
             fields |= {"global_step": self._seen.global_step, "num_accumulated": self._seen.num_accumulated}
         return fields
 
+    def _ask(self) -> tuple[Granted | Waiting, list[Any]]:
+        while True:
+            try:
+                return self._take(patience=self._patience())
+            except ForgottenError as error:
+                self.client.begin_anew(error.now_ms)
+                self._begin()
+            except StaleSequenceError:
+                # It was granted, the reply was lost, and before this copy came somebody else recovered the round.
+                self._begin()
+
     def _patience(self) -> float:
         # The last look of a take whose time is up still gets a moment for its round trip.
         return min(LOOK_PATIENCE, max(self.deadline - time.monotonic(), 0.5))
@@ -235,15 +260,22 @@ class Wait:
         if self._unreachable is not None:
             # Nobody to tell; the lease runs out.
             return None
-        granted = self.scripts.leave(token=self._token, patience=LOOK_PATIENCE)
+        granted = self._leave(LOOK_PATIENCE)
         if granted is None:
             return None
         return granted, self.link.pipeline(read_commands(self.keys.taken_round(self._token)))
 
+    def _leave(self, patience: float) -> Granted | None:
+        if self.link.lost != self._lost:
+            # A copy may be on its way still: it must not be granted a round when nobody waits for it any more.
+            with contextlib.suppress(ForgottenError):
+                self.scripts.settle(client=self.client, sequence=self._sequence, worker=self.taker, patience=patience)
+        return self.scripts.leave(token=self._token, patience=patience)
+
     def leave_quietly(self) -> None:
         """Leaves the queue because of an error, which is what the caller has to hear of."""
         try:
-            granted = self.scripts.leave(token=self._token, patience=1.0)
+            granted = self._leave(1.0)
         except RedisAccError as error:
             logger.debug("%s: could not leave the queue: %s", self.label, error)
             return

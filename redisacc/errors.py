@@ -16,11 +16,13 @@
     ├── CorruptDataError                         what stands under our keys is not what we wrote
     └── ServerError                              the server refused a command
         └── ServerUnavailableError (ConnectionError)   no server answers
+            └── OutcomeUnknownError              nor did it before it may have done what was asked
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 __all__ = [
     "AccumulatorFullError",
@@ -28,6 +30,7 @@ __all__ = [
     "CancelledError",
     "CorruptDataError",
     "InvalidArgumentError",
+    "OutcomeUnknownError",
     "PeekTimeoutError",
     "RedisAccError",
     "SchemaMismatchError",
@@ -69,6 +72,9 @@ class StepOverflowError(RedisAccError, OverflowError):
 
 class TakeTimeoutError(RedisAccError, TimeoutError):
     """A take's ``timeout=`` ran out before enough gradients had come. Nothing was taken.
+
+    But where its ``__cause__`` is a ``ServerUnavailableError``, the server was silent at the end, and may have granted
+    a round all the same: ``info().unacknowledged`` names it then, and ``recover()`` gets it.
 
     Attributes:
         num_required: how many gradients the take asked for.
@@ -122,3 +128,29 @@ class ServerError(RedisAccError):
 
 class ServerUnavailableError(ServerError, ConnectionError):
     """No server answers at the address."""
+
+
+class OutcomeUnknownError(ServerUnavailableError):
+    """The server fell silent after a request may have reached it, so it is not known whether it was executed.
+
+    Calling the method again would make a new request, by which a gradient may be counted twice: call ``retry()``. Until
+    then leave the arrays that were given as they are.
+    """
+
+    def __init__(self, message: str, retry: Callable[[], Any]) -> None:
+        super().__init__(message)
+        self._retry = retry
+
+    def retry(self) -> Any:
+        """Goes on with the same request. However often it is sent, and however late, it is executed once.
+
+        Blocks like the method that raised this error.
+
+        Returns:
+            What that method would have returned: for ``apply_grad`` the result, for ``take_grad`` the gradient.
+
+        Raises:
+            OutcomeUnknownError: the server is still silent.
+            RedisAccError: the request was not executed, and never will be.
+        """
+        return self._retry()

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import redis
-from servers import FAKE, NAMES, MissingError, Servers, ServerUnderTest, leftovers
+from leaks import leftovers
+from servers import FAKE, NAMES, MissingError, Servers, ServerUnderTest
 
 import redisacc
 from redisacc import _parked
@@ -72,9 +73,10 @@ def _servers() -> Iterator[Servers]:
 
 
 @pytest.fixture
-def server(server_name: str, _servers: Servers) -> Iterator[ServerUnderTest]:
-    """One of the chosen servers, with an empty database."""
-    yield from _server(server_name, _servers)
+def server(request: pytest.FixtureRequest, server_name: str, _servers: Servers) -> Iterator[ServerUnderTest]:
+    """One of the chosen servers, with an empty database. At the end nothing may be in it that has no owner."""
+    forges = request.node.get_closest_marker("forges") is not None
+    yield from _server(server_name, _servers, look=not forges)
 
 
 @pytest.fixture
@@ -84,15 +86,7 @@ def real_server(server: ServerUnderTest) -> ServerUnderTest:
     return server
 
 
-@pytest.fixture
-def _keys_checked(request: pytest.FixtureRequest, server: ServerUnderTest) -> Iterator[None]:
-    # Below the factories, so that it runs when their accumulators have been closed.
-    yield
-    if request.node.get_closest_marker("forges") is None:
-        assert leftovers(server.client()) == []
-
-
-def _server(name: str, servers: Servers) -> Iterator[ServerUnderTest]:
+def _server(name: str, servers: Servers, *, look: bool) -> Iterator[ServerUnderTest]:
     if name == FAKE:
         under_test = ServerUnderTest(name, None)
     else:
@@ -104,11 +98,16 @@ def _server(name: str, servers: Servers) -> Iterator[ServerUnderTest]:
             pytest.skip(f"no server {name}: {error}")
         under_test.client().flushall()
     yield under_test
-    under_test.close()
+    # Every fixture that opens accumulators stands above this one, and has closed them.
+    try:
+        if look:
+            assert leftovers(under_test.client()) == []
+    finally:
+        under_test.close()
 
 
 @pytest.fixture
-def client(server: ServerUnderTest, _keys_checked: None) -> redis.Redis:
+def client(server: ServerUnderTest) -> redis.Redis:
     """A client of the server, at its empty database."""
     return server.client()
 

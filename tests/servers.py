@@ -164,31 +164,3 @@ def contents(client: redis.Redis) -> dict[bytes, Any]:
         for key, kind in kinds.items():
             _READERS[kind](pipe, key)
         return dict(zip(kinds, pipe.execute(), strict=True))
-
-
-def leftovers(client: redis.Redis) -> list[str]:
-    """What stands in a database though nothing should: every key has to end by itself or to have an owner.
-
-    An owner is the record of an accumulator that still exists. `client` answers in bytes.
-    """
-    found = []
-    names = set()
-    keys = sorted(client.scan_iter(count=1000))
-    for key in keys:
-        match = re.fullmatch(rb"redisacc:\{([^{}]+)\}(:.+)?", key, re.DOTALL)
-        if key == b"redisacc:names":
-            continue
-        if match is None:
-            found.append(f"{key!r}: not a key of ours")
-            continue
-        record = b"redisacc:{" + match[1] + b"}"
-        if key == record:
-            names.add(match[1])
-        if client.ttl(key) >= 0:
-            continue
-        if client.type(record) != b"hash" or not client.hexists(record, "incarnation"):
-            found.append(f"{key!r}: no record, no expiry")
-    if b"redisacc:names" in keys:
-        orphans = client.smembers("redisacc:names") - names
-        found += [f"redisacc:names: {name!r} has no record" for name in orphans]
-    return found

@@ -23,7 +23,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from servers import FAKE, ServerUnderTest, leftovers
+from leaks import leftovers
+from servers import FAKE, ServerUnderTest
 
 import redisacc
 from redisacc import _parked

@@ -1,14 +1,26 @@
--- #include "count_text"
--- #include "now_ms"
+-- #include "forget_idle"
 
 -- What is known of a client: the field CLIENT of the clients hash is the text
 -- "sequence outcome global_step num_accumulated seen_ms applied stale worker".
--- Reads it to decide whether a request is new. Returns the entry for a new one; for one that was executed before,
--- nil and its first reply once more; else nil and {'superseded', last sequence} or {'corrupt', 'clients', text}.
+-- CLIENT is "BORN-RANDOM", where BORN is a time of the server's clock, in milliseconds, before the client's first
+-- request.
+
+-- A client that was forgotten must not come back: its last request might be executed once more. So who isn't known, and
+-- was born so long ago that it may have been known once, is turned away. The minute is for clocks that differ, of a
+-- server and of the one that takes its place.
+local UNKNOWN_MS = FORGET_MS - 60000
+
+-- Reads what is known of a client to decide whether a request is new. Returns the entry for a new one; for one that
+-- was executed before, nil and its first reply once more; else nil and {'superseded', last sequence},
+-- {'forgotten', now} or {'corrupt', 'clients', text}.
 local function read_client(clients_key, client, sequence)
   local text = redis.call('HGET', clients_key, client)
   if not text then
-    return {applied = 0, stale = 0}
+    local born, now = parse_count(string.match(client, '^(%d+)%-')), now_ms()
+    if not born or now - born > UNKNOWN_MS then
+      return nil, {'forgotten', count_text(now)}
+    end
+    return {applied = 0, stale = 0, new = true}
   end
   local last, outcome, step, count, applied, stale =
     string.match(text, '^(%d+) (%a+) (%-?%d+) (%d+) %d+ (%d+) (%d+) ')
@@ -29,4 +41,7 @@ end
 local function write_client(clients_key, client, sequence, entry, reply, worker)
   redis.call('HSET', clients_key, client, string.format('%.0f %s %s %s %.0f %.0f %.0f %s',
     sequence, reply[1], reply[2], reply[3], now_ms(), entry.applied, entry.stale, worker))
+  if entry.new then
+    forget_idle(clients_key)
+  end
 end

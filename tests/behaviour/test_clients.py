@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib.util
 import logging
 import os
@@ -16,6 +18,7 @@ from model import assert_same
 
 import redisacc
 from redisacc import embedded
+from redisacc._link import _getter
 
 
 def exercise(where, name=None, limit=None):
@@ -79,7 +82,8 @@ def short_patience(monkeypatch):
 def test_a_client_whose_pool_is_exhausted(real_server, short_patience):
     # Two: one to work with, one to listen on.
     client = real_server.client(max_connections=2)
-    held = [client.connection_pool.get_connection() for _ in range(2)]
+    get_connection = _getter(client.connection_pool)
+    held = [get_connection() for _ in range(2)]
     acc = None
     try:
         with pytest.raises(redisacc.RedisAccError):
@@ -129,12 +133,17 @@ def test_a_password(real_server):
         real_server.client(password="secret word").config_set("requirepass", "")
 
 
+# redis-py before 6 forgets to close a unix socket that nobody listens on.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_no_server_is_an_error_that_says_how_to_start_one(short_patience):
     for where in ("redis://:hidden@127.0.0.1:1/0", "unix:///nonexistent/socket"):
         with pytest.raises(redisacc.ServerUnavailableError, match="redisacc server") as failure:
             redisacc.ConditionalAccumulator("float32", [1], redis=where)
         assert isinstance(failure.value, ConnectionError)
         assert "hidden" not in str(failure.value)
+    # Here, where the warning is expected, and not in whatever test comes next.
+    del failure
+    gc.collect()
 
 
 @pytest.mark.parametrize(
@@ -265,6 +274,8 @@ def test_a_connection_may_vanish_while_it_is_taken_out_of_the_pool(real_server, 
     get_connection = pool.get_connection
     calls = []
 
+    # Whose signature says whether it wants to be told a command, as redis-py before 5.3 does.
+    @functools.wraps(get_connection)
     def stumbling(*args, **options):
         calls.append(args)
         if len(calls) % 2 == 0:

@@ -1,0 +1,18 @@
+"""The chaos of `make chaos`, for a few seconds."""
+
+from __future__ import annotations
+
+import pytest
+from chaos.run import Chaos
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", [1])
+def test_nothing_is_lost_and_nothing_counted_twice(seed):
+    with Chaos(seed=seed, workers=3, takers=2) as chaos:
+        chaos.rage(12)
+        tale = chaos.end()
+    assert tale.problems == []
+    # How many there are depends on the machine.
+    assert chaos.done["gradients"] > 0
+    assert chaos.done["rounds"] > 0
