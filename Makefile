@@ -8,12 +8,15 @@ JOBS ?= 2
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
 
-.PHONY: help demo server test redis-py-matrix chaos soak bench conformance record lint types wheel compose check clean
+.PHONY: help demo server test redis-py-matrix chaos soak bench conformance record lint types wheel compose docs examples
+.PHONY: check clean
 
 help:
 	@echo "make demo         train word vectors with several processes through a real server"
 	@echo "make test         run every test"
-	@echo "make check        what CI runs: lint, types, test, wheel, compose"
+	@echo "make check        what CI runs: lint, types, test, wheel, compose, docs, examples"
+	@echo "make docs         build the documentation in build/docs; a warning is an error"
+	@echo "make examples     test the examples with torch and scikit-learn (installs them in .venv-torch)"
 	@echo "make redis-py-matrix  the tests of the client's side, with redis-py 5, 6, 7 and 8"
 	@echo "make chaos        break everything for some minutes: connections, processes, the server (C=--seed=7)"
 	@echo "make soak         apply and take for some minutes, and see that no memory grows"
@@ -68,10 +71,13 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build/lua && $(BIN)/python -c 'import pathlib, redisacc._lua as lua; lua.write(pathlib.Path("build/lua"))'
-	luacheck --quiet build/lua
+	luacheck --quiet build/lua lua/inspect
 
+# Ours, and users' code against our hints.
 types: $(VENV)/.test
 	$(BIN)/mypy
+	$(BIN)/mypy --strict tests/typing/user_code.py
+	$(BIN)/pyright -p tests/typing --pythonpath $(BIN)/python
 
 # The wheel in a fresh environment, away from the checkout: what users get is what is tested.
 wheel: $(VENV)/.test
@@ -115,7 +121,24 @@ B ?=
 bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done
 	$(BIN)/python -m benchmarks --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
 
-check: lint types test wheel compose
+$(VENV)/.docs: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+# That its code blocks work, `make test` finds out.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+
+# torch stays out of the environment of the tests, for it is large.
+$(TORCH)/.examples: $(TORCH)/.done pyproject.toml
+	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]'
+	@touch $@
+
+examples: $(TORCH)/.examples
+	$(TORCH)/bin/python -m pytest tests/examples
+
+check: lint types test wheel compose docs examples
 
 clean:
 	rm -rf $(VENV) $(TENSORFLOW) $(TORCH) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,8 @@
 from redisacc import errors, raw_ops
 from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
 from redisacc._dense import ConditionalAccumulator
-from redisacc._info import AccumulatorInfo, Unacknowledged, Waiting
+from redisacc._info import AccumulatorInfo, Unacknowledged, Waiting, Worker
+from redisacc._observing import Event, Events
 from redisacc._rounds import Round
 from redisacc._slices import IndexedSlices
 from redisacc._sparse import SparseConditionalAccumulator
@@ -21,6 +22,7 @@ from redisacc.errors import (
     ServerUnavailableError,
     StaleSequenceError,
     StepOverflowError,
+    StepTimeoutError,
     TakeTimeoutError,
 )
 
@@ -35,6 +37,8 @@ __all__ = [
     "ConditionalAccumulator",
     "ConditionalAccumulatorBase",
     "CorruptDataError",
+    "Event",
+    "Events",
     "IndexedSlices",
     "InvalidArgumentError",
     "OutcomeUnknownError",
@@ -47,9 +51,11 @@ __all__ = [
     "SparseConditionalAccumulator",
     "StaleSequenceError",
     "StepOverflowError",
+    "StepTimeoutError",
     "TakeTimeoutError",
     "Unacknowledged",
     "Waiting",
+    "Worker",
     "errors",
     "raw_ops",
 ]

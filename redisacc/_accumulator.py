@@ -16,23 +16,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 
 from redisacc import _arguments, _deletion, _dtypes, _parked, _private, _sums
-from redisacc._arguments import Array, Shape
+from redisacc._arguments import Shape
 from redisacc._clients import Client, Clients
 from redisacc._info import AccumulatorInfo, Record, parse_taken, read_info
 from redisacc._keys import NAMES, Keys
-from redisacc._link import link_to
+from redisacc._link import PATIENCE, link_to
+from redisacc._observing import Events, wait_for_step
 from redisacc._parked import Gradient, Parked
 from redisacc._parking import PARKED_LIMIT, Parking
 from redisacc._requests import Attempt, Requests
 from redisacc._rounds import Contents, Reader, Round, batches, read_commands, scan
 from redisacc._scripts import Counted, Deleting, Granted, Opened, Request, Schema, Scripts
 from redisacc._shapes import round_shape_of
-from redisacc._slices import IndexedSlices
 from redisacc._taking import Wait, wait_for_round
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -88,7 +88,11 @@ def _host_and_process(pid: int) -> str:
     return f"{socket.gethostname()}:{pid}"
 
 
-class ConditionalAccumulatorBase(ABC):
+# What a take gives: an array, or IndexedSlices.
+G = TypeVar("G")
+
+
+class ConditionalAccumulatorBase(ABC, Generic[G]):
     """A handle on an accumulator in Redis. Threads may share it; after a fork the child may go on using it.
 
     Closing a handle (``close()``, or leaving its ``with`` block) leaves a shared accumulator as it is, and removes a
@@ -188,7 +192,7 @@ class ConditionalAccumulatorBase(ABC):
 
     @property
     def shape(self) -> Shape:
-        """The declared shape: None for an unknown rank, with None for every unknown dimension."""
+        """The declared shape, which is None for an unknown rank, with None for every unknown dimension."""
         return self._shape
 
     @property
@@ -208,7 +212,7 @@ class ConditionalAccumulatorBase(ABC):
 
     @property
     def accumulator_ref(self) -> str:
-        """The handle: the key of the accumulator's record in Redis, good for ``raw_ops`` and for ``redis-cli``."""
+        """The handle, which is the key of the accumulator's record in Redis; good for ``raw_ops`` and ``redis-cli``."""
         return self._keys.record
 
     def __repr__(self) -> str:
@@ -241,6 +245,51 @@ class ConditionalAccumulatorBase(ABC):
         self._check_incarnation(info.incarnation)
         return info
 
+    def events(self, *, timeout: float | None = None) -> Events:
+        """What happens to the accumulator, from now on, as an iterator over typed events.
+
+        Listening begins with this call, not with the first ``next()``. An event is a hint: where the connection was
+        lost, or the reader was slow, one of kind "missed" stands for those that may be lacking. The iterator ends when
+        the accumulator is deleted (the last event says so) and when this handle is closed.
+
+        Args:
+            timeout: ends after so many seconds without an event; None: never.
+        """
+        seconds = _arguments.timeout(timeout)
+        self._check_open()
+        return Events(self._link, self._keys, timeout=seconds, closed=self._closed, register=self._register)
+
+    def wait_for_step(self, step: int, name: str | None = None, *, timeout: float | None = None) -> int:
+        """Blocks until the global step is at least ``step``.
+
+        A server that goes away meanwhile is waited for, as in a take.
+
+        Args:
+            step: integer scalar in [-2**63, 2**63 - 1].
+            name: labels log records.
+            timeout: seconds to wait at most, 0 or more; None: without end.
+
+        Returns:
+            The step as it was seen then, ``step`` or higher.
+
+        Raises:
+            StepTimeoutError: the step was not reached in time. It says which one was.
+            CancelledError: the handle was closed.
+            AccumulatorNotFoundError: the accumulator was deleted.
+        """
+        label = self._label(name)
+        wanted = _arguments.integer(step, "step")
+        seconds = _arguments.timeout(timeout)
+        return wait_for_step(
+            lambda patience: self._record(patience).global_step,
+            self.events,
+            wanted=wanted,
+            deadline=math.inf if seconds is None else time.monotonic() + seconds,
+            label=label,
+            name=self._keys.name,
+            check_open=self._check_open,
+        )
+
     def set_global_step(self, new_global_step: int, name: str | None = None) -> None:
         """Sets the step. What has been accumulated stays, also what came for an earlier step.
 
@@ -264,11 +313,16 @@ class ConditionalAccumulatorBase(ABC):
 
         def finish(counted: Counted) -> None:
             if counted.outcome == "lowered":
-                logger.warning("%s: the global step was lowered to %d", label, step)
+                logger.warning(
+                    "%s: the global step was lowered to %d",
+                    label,
+                    step,
+                    extra={"accumulator": self._keys.name, "global_step": step},
+                )
 
         self._requests.execute(Attempt(send, finish, worker, f"{label}: to set the global step to {step}"))
 
-    def peek(self) -> Round:
+    def peek(self) -> Round[G | None]:
         """The aggregate as it is now, without taking it: step and count stay as they are.
 
         It is read in pieces, and anew from the beginning if a gradient came meanwhile; a busy accumulator may take
@@ -280,10 +334,14 @@ class ConditionalAccumulatorBase(ABC):
         Raises:
             PeekTimeoutError: gradients kept coming for 30 seconds and every attempt was disturbed.
         """
+        return self._look(self._result)
+
+    def _look(self, reduce: Callable[[Any, int], Any]) -> Round[Any]:
+        """The current round, of which ``reduce`` makes the gradient: it gets the total and how many are in it."""
         self._check_open()
         give_up = time.monotonic() + PEEK_PATIENCE
         while True:
-            found = self._peek_once()
+            found = self._peek_once(reduce)
             if found is not None:
                 return found
             if time.monotonic() >= give_up:
@@ -291,7 +349,7 @@ class ConditionalAccumulatorBase(ABC):
                     f"accumulator {self._keys.name!r} changed under every look at it for {PEEK_PATIENCE:.0f} s"
                 )
 
-    def _peek_once(self) -> Round | None:
+    def _peek_once(self, reduce: Callable[[Any, int], Any]) -> Round[Any] | None:
         current = self._keys.current
         before, *pieces, after = self._link.pipeline(
             [
@@ -311,7 +369,7 @@ class ConditionalAccumulatorBase(ABC):
         try:
             reader = self._reader()
             contents = reader.contents(current, pieces, record.round_shape)
-            gradient = self._result(reader.add_up(contents, record.round_shape), record.num_accumulated)
+            gradient = reduce(reader.add_up(contents, record.round_shape), record.num_accumulated)
         except (CorruptDataError, _parked.PartMissing) as error:
             # Pieces of two rounds don't fit together either; only in one that stood still is it corruption.
             if self._record().state != record.state:
@@ -337,7 +395,16 @@ class ConditionalAccumulatorBase(ABC):
         def finish(counted: Counted) -> ApplyResult:
             if counted.outcome == "stale":
                 logger.debug(
-                    "%s: dropped a gradient of step %d, the step is %d", label, local_step, counted.global_step
+                    "%s: dropped a gradient of step %d, the step is %d",
+                    label,
+                    local_step,
+                    counted.global_step,
+                    extra={
+                        "accumulator": self._keys.name,
+                        "local_step": local_step,
+                        "global_step": counted.global_step,
+                        "num_accumulated": counted.num_accumulated,
+                    },
                 )
                 return ApplyResult("stale", counted.global_step, counted.num_accumulated)
             return ApplyResult("applied", counted.global_step, counted.num_accumulated)
@@ -366,7 +433,7 @@ class ConditionalAccumulatorBase(ABC):
     # Taking
 
     @contextlib.contextmanager
-    def take(self, num_required: int, *, timeout: float | None = None) -> Iterator[Round]:
+    def take(self, num_required: int, *, timeout: float | None = None) -> Iterator[Round[G]]:
         """Takes a round for the length of a ``with`` block, and acknowledges it when the block ends well.
 
         Blocks like ``take_grad``. If the block raises, or the process dies in it, the round stays in Redis and
@@ -389,7 +456,7 @@ class ConditionalAccumulatorBase(ABC):
             yield taken
 
     @contextlib.contextmanager
-    def recover(self, token: str | None = None) -> Iterator[Round | None]:
+    def recover(self, token: str | None = None) -> Iterator[Round[G] | None]:
         """Hands out, for the length of a ``with`` block, a round that was taken but never acknowledged.
 
         Its former taker can't read or acknowledge it any more, so make sure that it is dead: ``info().unacknowledged``
@@ -438,7 +505,7 @@ class ConditionalAccumulatorBase(ABC):
         self._acknowledge_parts(token, parts)
 
     @contextlib.contextmanager
-    def _handed_out(self, granted: Granted, pieces: list[Any], reader: Reader) -> Iterator[Round]:
+    def _handed_out(self, granted: Granted, pieces: list[Any], reader: Reader) -> Iterator[Round[G]]:
         gradient, contents = self._read_taken(granted, pieces, reader)
         yield Round(gradient, granted.global_step, granted.num_accumulated, contents.workers)
         self._acknowledge(granted.token, contents.parked, None)
@@ -480,9 +547,7 @@ class ConditionalAccumulatorBase(ABC):
         self._waiting.add(wake)
         return lambda: self._waiting.discard(wake)
 
-    def _read_taken(
-        self, granted: Granted, pieces: list[Any], reader: Reader
-    ) -> tuple[Array | IndexedSlices, Contents]:
+    def _read_taken(self, granted: Granted, pieces: list[Any], reader: Reader) -> tuple[G, Contents]:
         shape = round_shape_of(self._keys, granted.round_shape)
         if shape is None:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
@@ -516,6 +581,7 @@ class ConditionalAccumulatorBase(ABC):
                 "%s: round %s was no longer there to be acknowledged: recovered by somebody else, or deleted",
                 self._keys.name,
                 token,
+                extra={"accumulator": self._keys.name, "token": token},
             )
         return value
 
@@ -534,7 +600,7 @@ class ConditionalAccumulatorBase(ABC):
         """Where a round of that shape is added up."""
 
     @abstractmethod
-    def _result(self, total: Any, num_accumulated: int) -> Array | IndexedSlices:
+    def _result(self, total: Any, num_accumulated: int) -> G:
         """The reduced round."""
 
     # Ending
@@ -582,9 +648,9 @@ class ConditionalAccumulatorBase(ABC):
         if self._closed.is_set():
             raise CancelledError(f"this handle on {self._keys.name!r} is closed")
 
-    def _record(self) -> Record:
+    def _record(self, patience: float = PATIENCE) -> Record:
         self._check_open()
-        record = Record(self._keys, self._link.call(*Record.command(self._keys)))
+        record = Record(self._keys, self._link.call(*Record.command(self._keys), patience=patience))
         self._check_incarnation(record.incarnation)
         return record
 

@@ -15,7 +15,7 @@ from redisacc._totals import DenseTotal
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 
-class ConditionalAccumulator(ConditionalAccumulatorBase):
+class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
     """Adds up dense gradients of one shape, and hands out their mean or sum once there are enough.
 
     Args:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redisacc._arguments import Shape
 from redisacc._keys import Keys
 from redisacc._link import Link
-from redisacc._rounds import parse_workers, scan_command, scan_rest
+from redisacc._rounds import Fields, parse_workers, scan_command, scan_rest
 from redisacc._shapes import parse_shape, round_shape_of
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError
 
@@ -21,11 +21,13 @@ class Waiting:
         token: id of the take.
         num_required: for how many gradients it waits.
         taker: name of who waits.
+        lease_ends_at: when it is passed over unless it says again that it waits, by the server's clock.
     """
 
     token: str
     num_required: int
     taker: str
+    lease_ends_at: datetime.datetime
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,25 @@ class Unacknowledged:
     num_accumulated: int
     taker: str
     granted_at: datetime.datetime
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Who has ever sent a gradient, by name. Handles and processes of the same name are one worker.
+
+    Attributes:
+        name: the worker's name, "host:pid" unless it was given another.
+        in_round: gradients in the current round; 0: it is missing there.
+        applied: gradients accepted since the accumulator was created.
+        stale: gradients dropped because their step had passed.
+        seen_at: when its last request came, by the server's clock.
+    """
+
+    name: str
+    in_round: int
+    applied: int
+    stale: int
+    seen_at: datetime.datetime
 
 
 @dataclass(frozen=True)
@@ -72,6 +93,9 @@ class AccumulatorInfo:
         waiting: takers in the queue, in order of arrival.
         unacknowledged: rounds that were granted and not yet acknowledged, oldest first.
         created_at: when it was created, by the server's clock.
+        known_workers: everybody who ever sent a gradient, by name.
+        last_activity: when the last request came that counted a gradient, set the step or was granted a round.
+        read_at: the server's clock when all this was read.
     """
 
     name: str
@@ -94,6 +118,16 @@ class AccumulatorInfo:
     waiting: list[Waiting]
     unacknowledged: list[Unacknowledged]
     created_at: datetime.datetime
+    known_workers: list[Worker]
+    last_activity: datetime.datetime
+    # Two looks at the same state are equal.
+    read_at: datetime.datetime = field(compare=False)
+
+    @property
+    def missing(self) -> list[Worker]:
+        """Workers without a gradient in the current round, who was seen last first."""
+        absent = [worker for worker in self.known_workers if not worker.in_round]
+        return sorted(absent, key=lambda worker: worker.seen_at, reverse=True)
 
 
 _TEXTS = ("kind", "dtype", "shape", "reduction_type", "incarnation", "round_shape")
@@ -170,20 +204,24 @@ def _created_at(keys: Keys, ms: int) -> datetime.datetime:
 
 def read_info(link: Link, keys: Keys) -> AccumulatorInfo:
     """Reads everything but the gradients."""
-    hashes = (keys.current.workers, keys.takers, keys.taken)
-    record, parked, queue, *firsts = link.pipeline(
+    hashes = (keys.current.workers, keys.takers, keys.taken, keys.clients)
+    record, parked, queue, clock, *firsts = link.pipeline(
         [
             Record.command(keys),
             ("HLEN", keys.current.parked),
             ("ZRANGE", keys.queue, 0, -1),
+            ("TIME",),
             *(scan_command(key) for key in hashes),
         ]
     )
     fields = Record(keys, record)
-    workers, takers, taken = (scan_rest(link, key, first) for key, first in zip(hashes, firsts, strict=True))
+    workers, takers, taken, clients = (scan_rest(link, key, first) for key, first in zip(hashes, firsts, strict=True))
     # A taker that joined or left between two reads is in only one of them.
     waiting = [_waiting(keys, token, takers[token]) for token in queue if token in takers]
     rounds = [parse_taken(keys, token, text) for token, text in taken.items()]
+    created_at = _created_at(keys, fields.created_ms)
+    in_round = parse_workers(workers, keys.current.workers)
+    known_workers, seen = _known_workers(keys, clients, in_round)
     return AccumulatorInfo(
         name=keys.name,
         kind=fields.kind,
@@ -201,16 +239,46 @@ def read_info(link: Link, keys: Keys) -> AccumulatorInfo:
         parked=int(parked),
         parked_bytes=fields.parked_bytes,
         parked_limit=fields.parked_limit,
-        workers=parse_workers(workers, keys.current.workers),
+        workers=in_round,
         waiting=waiting,
         unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),
-        created_at=_created_at(keys, fields.created_ms),
+        created_at=created_at,
+        known_workers=known_workers,
+        last_activity=max([created_at, *seen, *(found.granted_at for _, found in rounds)]),
+        read_at=_time(int(clock[0]) * 1000 + int(clock[1]) // 1000),
     )
+
+
+def _known_workers(
+    keys: Keys, clients: Fields, in_round: dict[str, int]
+) -> tuple[list[Worker], list[datetime.datetime]]:
+    """Workers by name, and when each client was seen last."""
+    found: dict[str, Worker] = {}
+    seen = []
+    for client, text in clients.items():
+        try:
+            _, _, _, _, seen_ms, applied_text, stale_text, name = text.decode(errors="backslashreplace").split(" ", 7)
+            seen_at, applied, stale = _time(int(seen_ms)), int(applied_text), int(stale_text)
+        except (ValueError, OverflowError, OSError) as error:
+            raise CorruptDataError(
+                f"{keys.clients}: {client[:64]!r} holds {text[:64]!r}, which is no client"
+            ) from error
+        seen.append(seen_at)
+        if applied or stale:
+            known = found.get(name)
+            if known is not None:
+                applied, stale, seen_at = known.applied + applied, known.stale + stale, max(known.seen_at, seen_at)
+            found[name] = Worker(name, in_round.get(name, 0), applied, stale, seen_at)
+    return sorted(found.values(), key=lambda worker: worker.name), seen
 
 
 def _waiting(keys: Keys, token: bytes, text: bytes) -> Waiting:
     number, _, rest = text.decode(errors="backslashreplace").partition(" ")
-    _, _, taker = rest.partition(" ")
-    if not (number.isdigit() and len(number) <= 20):
+    lease_end, _, taker = rest.partition(" ")
+    if not (number.isdigit() and len(number) <= 20 and lease_end.isdigit() and len(lease_end) <= 15):
         raise CorruptDataError(f"{keys.takers}: {text[:64]!r} is no taker")
-    return Waiting(token.decode(errors="backslashreplace"), int(number), taker)
+    try:
+        lease_ends_at = _time(int(lease_end))
+    except (ValueError, OverflowError, OSError) as error:
+        raise CorruptDataError(f"{keys.takers}: {text[:64]!r} is no taker") from error
+    return Waiting(token.decode(errors="backslashreplace"), int(number), taker, lease_ends_at)

@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -33,7 +34,7 @@ from redis.retry import Retry
 
 from redisacc import _wire
 from redisacc._lua import Script
-from redisacc._wire import Argument, Arrivals, Command, Wire
+from redisacc._wire import Argument, Arrivals, Command, Packed, Wire
 from redisacc.errors import CorruptDataError, InvalidArgumentError, ServerError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
@@ -52,6 +53,19 @@ _BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 # Replies that pass by themselves: a server that loads its data, runs a long script, or has just been demoted.
 _PASSING = ("BUSY ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN")
+
+
+@dataclass
+class Call:
+    """A script, what it gets behind its SHA or text, and the commands around it."""
+
+    script: Script
+    tail: tuple[Argument, ...]
+    before: tuple[Command, ...]
+    after: tuple[Command, ...]
+
+    def __post_init__(self) -> None:
+        self.commands = Packed((*self.before, ("EVALSHA", self.script.sha, *self.tail), *self.after))
 
 
 class Link:
@@ -111,15 +125,18 @@ class Link:
         Returns:
             The script's reply, and those of the commands ``after`` it.
         """
-        tail = (len(keys), *keys, *args)
-        here = len(before)
-        replies = self._exchange([*before, ("EVALSHA", script.sha, *tail), *after], patience)
+        return self.repeat(Call(script, (len(keys), *keys, *args), tuple(before), tuple(after)), patience=patience)
+
+    def repeat(self, call: Call, *, patience: float = PATIENCE) -> tuple[list[bytes], list[Any]]:
+        """As ``run_and_read``, for a call that is made again and again."""
+        here = len(call.before)
+        replies = self._exchange(call.commands, patience)
         if isinstance(replies[here], NoScriptError):
             # A server that is new, was restarted, or had its scripts flushed.
-            replies[here:] = self._exchange([("EVAL", script.text, *tail), *after], patience)
+            replies[here:] = self._exchange([("EVAL", call.script.text, *call.tail), *call.after], patience)
         reply = _checked(replies)[here]
         if not isinstance(reply, list) or not reply:
-            raise CorruptDataError(f"script {script.name} replied {reply!r:.100}")
+            raise CorruptDataError(f"script {call.script.name} replied {reply!r:.100}")
         return [item if isinstance(item, bytes) else str(item).encode() for item in reply], replies[here + 1 :]
 
     def fetch(self, arrivals: Arrivals, *, patience: float = PATIENCE) -> None:

@@ -24,8 +24,9 @@ from redisacc._link import Link
 from redisacc._wire import Command
 from redisacc.errors import CorruptDataError
 
-# Larger strings cost redis-py more copies, smaller ones more commands: see docs/measurements.md.
-PART_BYTES = 2 * 2**20
+# Larger strings cost redis-py more copies, smaller ones more commands: see docs/measurements.md. A little less than
+# 2 MiB, for the server's allocator has blocks of 2 MiB, and the next are of 2.5: a string has a head and a final zero.
+PART_BYTES = 2 * 2**20 - 64
 
 # Gradients of up to so many bytes are small; those without any always are.
 SMALL_BYTES = 64 * 1024
@@ -233,6 +234,17 @@ def _lengths(value: object, name: str) -> list[int]:
     if not isinstance(value, list) or not all(type(v) is int and 0 <= v <= INT64_MAX for v in value):
         raise ValueError(f"{name} is no list of sizes")
     return value
+
+
+def part_lengths(entry: bytes) -> list[int] | None:
+    """Bytes of the parts that an entry of the ``parked`` hash names; None where the entry can't be read."""
+    try:
+        header = msgpack.unpackb(entry.partition(b" ")[2])
+        if header["small"]:
+            return []
+        return [length for name in _SECTIONS for length in _lengths(header[name], name)]
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+        return None
 
 
 def number_of_parts(entry: bytes) -> int | None:

@@ -95,7 +95,12 @@ class Owner:
                 with self._lock:
                     if self._owned.get(owned.keys.name) is not owned:
                         continue
-                logger.warning("can't renew the lease of private accumulator %s: %s", owned.keys.name, error)
+                logger.warning(
+                    "can't renew the lease of private accumulator %s: %s",
+                    owned.keys.name,
+                    error,
+                    extra={"accumulator": owned.keys.name},
+                )
 
 
 def renew(link: Link, keys: Keys, lease_ms: int) -> None:

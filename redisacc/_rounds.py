@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from redisacc import _fetching, _parked
-from redisacc._arguments import Array
 from redisacc._dtypes import DType
 from redisacc._fetching import SMALL_FIELDS, add_parked
 from redisacc._keys import Keys, RoundKeys
 from redisacc._link import PATIENCE, Link
 from redisacc._parked import Parked
 from redisacc._shapes import round_shape_of
-from redisacc._slices import IndexedSlices
 from redisacc._wire import Command
 from redisacc.errors import CorruptDataError
 
@@ -27,8 +25,11 @@ BATCH = 250
 Fields = dict[bytes, bytes]
 
 
+G_co = TypeVar("G_co", covariant=True)
+
+
 @dataclass(frozen=True)
-class Round:
+class Round(Generic[G_co]):
     """What gradients of one step add up to.
 
     Attributes:
@@ -39,7 +40,7 @@ class Round:
         workers: from whom they came: worker's name → number.
     """
 
-    gradient: Array | IndexedSlices | None
+    gradient: G_co
     global_step: int
     num_accumulated: int
     workers: dict[str, int] = field(default_factory=dict)

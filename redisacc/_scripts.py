@@ -6,14 +6,14 @@ here. What each script does, and all that it may reply, stands in the head of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 from redisacc._arguments import shape_text
 from redisacc._clients import Client
 from redisacc._keys import Keys
-from redisacc._link import OPENING_PATIENCE, PATIENCE, Link
+from redisacc._link import OPENING_PATIENCE, PATIENCE, Call, Link
 from redisacc._lua import load
 from redisacc._wire import Argument, Command
 from redisacc.errors import (
@@ -116,6 +116,13 @@ class ForgottenError(StaleSequenceError):
     def __init__(self, message: str, now_ms: int) -> None:
         super().__init__(message)
         self.now_ms = now_ms
+
+
+class Take(Protocol):
+    """A take that may have to be tried several times."""
+
+    def __call__(self, *, patience: float = PATIENCE) -> tuple[Granted | Waiting, list[Any]]:
+        """Takes the round, or a place in the queue; and the replies to the commands that read the round."""
 
 
 class Scripts:
@@ -255,48 +262,46 @@ class Scripts:
         lease_ms: int,
         taker: str,
         read: Sequence[Command] = (),
-        patience: float = PATIENCE,
-    ) -> tuple[Granted | Waiting, list[Any]]:
-        """Takes the round, or a place in the queue.
+    ) -> Take:
+        """Makes a take, to be tried until it is granted.
 
         Args:
             read: commands that read the round if it is granted; they travel along.
 
         Returns:
-            What was decided, and the replies to ``read``.
-
-        Raises:
-            StaleSequenceError: this take is over.
+            What takes it, and may be called again. It raises StaleSequenceError if this take is over.
         """
         keys, taken = self._keys, self._keys.taken_round(token)
-        reply, pieces = self._link.run_and_read(
-            load("take"),
-            [
-                keys.record,
-                keys.current.sums,
-                keys.current.parked,
-                keys.current.small,
-                keys.current.workers,
-                keys.queue,
-                keys.takers,
-                keys.taken,
-                taken.sums,
-                taken.parked,
-                taken.small,
-                taken.workers,
-                keys.clients,
-            ],
-            [self.incarnation, token, num_required, lease_ms, taker, client.id, sequence],
-            after=read,
-            patience=patience,
-        )
-        match reply:
-            case [b"waiting", step, count, ahead]:
-                waiting = Waiting(
-                    self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue")
-                )
-                return waiting, pieces
-        return self._granted(token, reply), pieces
+        named = [
+            keys.record,
+            keys.current.sums,
+            keys.current.parked,
+            keys.current.small,
+            keys.current.workers,
+            keys.queue,
+            keys.takers,
+            keys.taken,
+            taken.sums,
+            taken.parked,
+            taken.small,
+            taken.workers,
+            keys.clients,
+        ]
+        asked = (self.incarnation, token, num_required, lease_ms, taker, client.id, sequence)
+        tail: tuple[Argument, ...] = (len(named), *named, *asked)
+        call = Call(load("take"), tail, (), tuple(read))
+
+        def attempt(*, patience: float = PATIENCE) -> tuple[Granted | Waiting, list[Any]]:
+            reply, pieces = self._link.repeat(call, patience=patience)
+            match reply:
+                case [b"waiting", step, count, ahead]:
+                    waiting = Waiting(
+                        self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue")
+                    )
+                    return waiting, pieces
+            return self._granted(token, reply), pieces
+
+        return attempt
 
     def leave(self, *, token: str, patience: float = PATIENCE) -> Granted | None:
         """Leaves the queue. Returns the round if it was granted meanwhile."""
@@ -383,6 +388,26 @@ class Scripts:
                 return "missing"
             case b"replaced":
                 return "replaced"
+        self._refuse(reply)
+
+    def sweep(self, *, tokens: Sequence[str], owners: Mapping[str, str]) -> int:
+        """Removes keys that nobody owns. Returns how many; 0 if the accumulator isn't as it was found (any more).
+
+        Args:
+            tokens: of all taken rounds.
+            owners: key to remove → who would have to be there for it to be in use.
+        """
+        keys = self._keys
+        reply = self._link.run(
+            load("sweep"),
+            [keys.record, keys.taken, keys.current.parked, *(keys.taken_round(t).parked for t in tokens), *owners],
+            [self.incarnation, len(tokens), *tokens, *owners.values()],
+        )
+        match reply:
+            case [b"swept", number]:
+                return self._number(number, "sweep")
+            case [b"changed"]:
+                return 0
         self._refuse(reply)
 
     def _request(self, request: Request) -> list[Argument]:

@@ -18,7 +18,7 @@ from redisacc._totals import SparseTotal
 from redisacc.errors import InvalidArgumentError
 
 
-class SparseConditionalAccumulator(ConditionalAccumulatorBase):
+class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
     """Adds up sparse gradients (rows and their indices), and hands out their mean or sum once there are enough.
 
     "MEAN" divides the sum of each row by the number of gradients *that held its index*.

@@ -18,7 +18,7 @@ from redisacc._keys import Keys
 from redisacc._link import Link
 from redisacc._parked import PartMissing
 from redisacc._rounds import Reader, parse_workers, read_commands, scan
-from redisacc._scripts import ForgottenError, Granted, Scripts, Waiting
+from redisacc._scripts import ForgottenError, Granted, Scripts, Take, Waiting
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
@@ -111,6 +111,7 @@ class Wait:
     wake: threading.Event = field(default_factory=threading.Event)
     _sequence: int = field(init=False)
     _token: str = field(init=False)
+    _take: Take = field(init=False)
     _lost: int = field(init=False)
     _seen: Waiting | None = None
     _unreachable: ServerUnavailableError | None = None
@@ -125,6 +126,15 @@ class Wait:
     def _begin(self) -> None:
         self._sequence = self.client.next()
         self._token = f"{self.client.id}-{self._sequence}"
+        self._take = self.scripts.take(
+            token=self._token,
+            client=self.client,
+            sequence=self._sequence,
+            num_required=self.num_required,
+            lease_ms=LEASE_MS,
+            taker=self.taker,
+            read=read_commands(self.keys.taken_round(self._token)),
+        )
 
     def on_event(self, event: str | None) -> None:
         """Runs on the hub's thread. Most events say that the time hasn't come; those wake nobody."""
@@ -165,7 +175,7 @@ class Wait:
                     return granted
             if now >= next_log:
                 next_log = now + LOG_EVERY
-                logger.warning("%s", self._state("still waits"))
+                logger.warning("%s", self._state("still waits"), extra=self._fields)
             if self._look_ahead():
                 continue
             self.wake.wait(min(next_look, self.deadline, next_log) - now)
@@ -207,30 +217,34 @@ class Wait:
             if self._unreachable is None:
                 if self._seen is None and self.deadline == math.inf:
                     raise
-                logger.warning("%s: lost the server while a take waits, and goes on trying: %s", self.label, error)
+                logger.warning(
+                    "%s: lost the server while a take waits, and goes on trying: %s",
+                    self.label,
+                    error,
+                    extra=self._fields,
+                )
             self._unreachable = error
             return None
         if self._unreachable is not None:
-            logger.warning("%s: the server is back", self.label)
+            logger.warning("%s: the server is back", self.label, extra=self._fields)
             self._unreachable = None
         if isinstance(reply, Granted):
             return reply, pieces
         self._seen = reply
         return None
 
+    @property
+    def _fields(self) -> dict[str, object]:
+        """Of log records, for handlers that format them."""
+        fields: dict[str, object] = {"accumulator": self.keys.name, "num_required": self.num_required}
+        if self._seen is not None:
+            fields |= {"global_step": self._seen.global_step, "num_accumulated": self._seen.num_accumulated}
+        return fields
+
     def _ask(self) -> tuple[Granted | Waiting, list[Any]]:
         while True:
             try:
-                return self.scripts.take(
-                    token=self._token,
-                    client=self.client,
-                    sequence=self._sequence,
-                    num_required=self.num_required,
-                    lease_ms=LEASE_MS,
-                    taker=self.taker,
-                    read=read_commands(self.keys.taken_round(self._token)),
-                    patience=self._patience(),
-                )
+                return self._take(patience=self._patience())
             except ForgottenError as error:
                 self.client.begin_anew(error.now_ms)
                 self._begin()
@@ -273,6 +287,12 @@ class Wait:
                 self.label,
                 granted.global_step,
                 granted.num_accumulated,
+                extra={
+                    "accumulator": self.keys.name,
+                    "global_step": granted.global_step,
+                    "num_accumulated": granted.num_accumulated,
+                    "token": granted.token,
+                },
             )
 
     def cancelled(self) -> CancelledError:

@@ -14,6 +14,8 @@ from redisacc._parked import Gradient
 from redisacc.errors import CorruptDataError
 
 _COUNT = np.dtype("<u8")
+# Of the largest int64.
+_DIGITS = 19
 
 # Gradients of at least so many bytes wait before they are added to a smaller sum.
 WINDOW_BYTES = 16 * 2**20
@@ -27,25 +29,27 @@ def _ieee() -> np.errstate:
     return np.errstate(all="ignore")
 
 
-def _parse_rows(fields: Mapping[bytes, bytes], where: str) -> tuple[Array, Array, list[bytes]]:
-    """Indices, counts, and packed rows of a ``sums`` hash."""
-    for field, row in fields.items():
-        if not (field.isdigit() and len(field) <= 19 and (field == b"0" or field[0] != ord("0"))):
-            raise CorruptDataError(f"{where}: {field[:64]!r} is no index")
-        if len(row) < _COUNT.itemsize:
-            raise CorruptDataError(f"{where}: the row of index {field.decode()} has {len(row)} bytes")
+def _parse_indices(fields: Mapping[bytes, bytes], where: str) -> Array:
+    """The indices that a ``sums`` hash has as its fields, and nothing else than their usual decimal text."""
+    usual = all(map(bytes.isdigit, fields)) and max(map(len, fields)) <= _DIGITS
+    if usual:
+        numbers = list(map(int, fields))
+        usual = " ".join(map(str, numbers)).encode() == b" ".join(fields)
+    if not usual:
+        raise CorruptDataError(f"{where}: {next(filter(_is_no_index, fields))[:64]!r} is no index")
     try:
-        indices = np.array([int(field) for field in fields], np.int64)
+        return np.array(numbers, np.int64)
     except OverflowError:
         raise CorruptDataError(f"{where}: an index above 2**63 - 1") from None
-    rows = list(fields.values())
-    counts = np.frombuffer(b"".join(row[:8] for row in rows), _COUNT)
-    return indices, counts, rows
 
 
-def _from_packed(data: bytes, dtype: DType, where: str) -> Array:
+def _is_no_index(field: bytes) -> bool:
+    return not field.isdigit() or len(field) > _DIGITS or str(int(field)).encode() != field
+
+
+def _from_packed(data: bytearray | Array, dtype: DType, where: str) -> Array:
     """Packed real numbers as elements of the sum dtype, flat."""
-    numbers = np.frombuffer(bytearray(data), dtype.in_place_dtype)
+    numbers = np.frombuffer(data, dtype.in_place_dtype)
     if dtype.is_integer:
         if not (np.abs(numbers) <= EXACT_IN_DOUBLE).all() or (numbers != np.trunc(numbers)).any():
             raise CorruptDataError(f"{where}: a sum of {dtype.name} that is no exact integer")
@@ -97,19 +101,20 @@ class DenseTotal:
         """Adds what was summed in place: chunk number → count and packed chunk."""
         if not fields:
             return
-        indices, counts, rows = _parse_rows(fields, self._where)
+        indices, rows = _parse_indices(fields, self._where), list(fields.values())
         order = np.argsort(indices)
         size = math.prod(self.shape)
         if not np.array_equal(indices[order], np.arange(math.ceil(size / self._chunk))):
             raise CorruptDataError(f"{self._where} hasn't the chunks of a gradient of {size} elements")
-        if (counts != counts[0]).any() or counts[0] > EXACT_IN_DOUBLE:
+        heads = {row[: _COUNT.itemsize] for row in rows}
+        head = heads.pop()
+        number = int.from_bytes(head, "little")
+        if heads or len(head) != _COUNT.itemsize or number > EXACT_IN_DOUBLE:
             raise CorruptDataError(f"{self._where}: chunks that were held by different numbers of gradients")
-        data = b"".join([rows[i][_COUNT.itemsize :] for i in order])
+        data = bytearray().join(rows[i][_COUNT.itemsize :] for i in order)
         if len(data) != size * self._dtype.components * self._dtype.in_place_dtype.itemsize:
             raise CorruptDataError(f"{self._where} has {len(data)} bytes for {size} elements of {self._dtype.name}")
-        sums = Gradient(
-            _from_packed(data, self._dtype, self._where).reshape(self.shape), number=int(counts[0]), ours=True
-        )
+        sums = Gradient(_from_packed(data, self._dtype, self._where).reshape(self.shape), number=number, ours=True)
         self.add(sums)
 
     def add(self, gradient: Gradient) -> None:
@@ -169,18 +174,20 @@ class SparseTotal:
         """Adds what was summed in place: index → count and packed row."""
         if not fields:
             return
-        indices, counts, rows = _parse_rows(fields, self._where)
-        if (counts < 1).any() or (counts > EXACT_IN_DOUBLE).any():
-            raise CorruptDataError(f"{self._where}: an index that was held by no gradient")
+        indices = _parse_indices(fields, self._where)
         expected = (
             _COUNT.itemsize + math.prod(self._shape) * self._dtype.components * self._dtype.in_place_dtype.itemsize
         )
-        if any(len(row) != expected for row in rows):
+        if set(map(len, fields.values())) != {expected}:
             raise CorruptDataError(f"{self._where}: a row of another length than {expected} bytes")
         order = np.argsort(indices)
-        data = b"".join([rows[i][_COUNT.itemsize :] for i in order])
-        values = _from_packed(data, self._dtype, self._where).reshape(len(rows), *self._shape)
-        self._take_in(Gradient(values, indices[order], counts[order], ours=True))
+        rows = np.frombuffer(b"".join(fields.values()), np.uint8).reshape(len(indices), expected)[order]
+        counts = np.ascontiguousarray(rows[:, : _COUNT.itemsize]).view(_COUNT).reshape(-1)
+        if (counts < 1).any() or (counts > EXACT_IN_DOUBLE).any():
+            raise CorruptDataError(f"{self._where}: an index that was held by no gradient")
+        packed = np.ascontiguousarray(rows[:, _COUNT.itemsize :]).reshape(-1)
+        values = _from_packed(packed, self._dtype, self._where).reshape(len(indices), *self._shape)
+        self._take_in(Gradient(values, indices[order], counts, ours=True))
 
     def add(self, gradient: Gradient) -> None:
         """Adds a gradient; its indices are strictly increasing."""

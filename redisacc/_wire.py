@@ -42,6 +42,19 @@ _TICK = struct.pack("ll", 0, _TICK_US)
 _NO_TICK = struct.pack("ll", 0, 0)
 
 
+class Packed(tuple[Command, ...]):
+    """Commands that are sent more than once: put into RESP the first time only."""
+
+    _buffers: list[bytes | memoryview] | None = None
+
+    @property
+    def buffers(self) -> list[bytes | memoryview]:
+        """What ``pack`` makes of them."""
+        if self._buffers is None:
+            self._buffers = pack(self)
+        return self._buffers
+
+
 class Arrivals(Protocol):
     """Strings that somebody wants, in order. What has come is not asked for again if the connection breaks."""
 
@@ -154,7 +167,7 @@ class Plain:
             self._sock.settimeout(self.connection.socket_timeout)
 
     def exchange(self, commands: Sequence[Command], give_up: float) -> list[Any]:
-        self._send(pack(commands), give_up)
+        self._send(list(commands.buffers) if isinstance(commands, Packed) else pack(commands), give_up)
         reader, wanted = self._reader, len(commands)
         replies: list[Any] = []
         while len(replies) < wanted:

@@ -1,4 +1,4 @@
-"""A Redis or Valkey server as a child of this process, for tests, demos and one-machine jobs.
+"""A Redis or Valkey server as a child of this process, for tests, demos and one-machine jobs::
 
     with redisacc.embedded.Server() as server:
         acc = redisacc.ConditionalAccumulator("float32", redis=server.url)
@@ -278,7 +278,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """`redis://127.0.0.1:PORT/0`, or `unix://PATH`. Stays readable after `stop()`.
+        """``redis://127.0.0.1:PORT/0``, or ``unix://PATH``. Stays readable after `stop()`.
 
         Raises:
             ServerError: never started.

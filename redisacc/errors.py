@@ -9,6 +9,7 @@
     ├── AccumulatorFullError                     the parked gradients have reached their limit
     ├── StepOverflowError (OverflowError)        a take at the last step an int64 can hold
     ├── TakeTimeoutError (TimeoutError)          not enough gradients came in time
+    ├── StepTimeoutError (TimeoutError)          the step that was waited for did not come in time
     ├── PeekTimeoutError (TimeoutError)          the accumulator changed under every look at it
     ├── CancelledError                           the handle was closed
     ├── StaleSequenceError                       the server has seen a later request of this client
@@ -37,6 +38,7 @@ __all__ = [
     "ServerUnavailableError",
     "StaleSequenceError",
     "StepOverflowError",
+    "StepTimeoutError",
     "TakeTimeoutError",
 ]
 
@@ -85,6 +87,20 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         self.num_required = num_required
         self.num_accumulated = num_accumulated
         self.workers = dict(workers)
+
+
+class StepTimeoutError(RedisAccError, TimeoutError):
+    """A ``wait_for_step``'s ``timeout=`` ran out before the step was reached.
+
+    Attributes:
+        wanted: the step that was waited for.
+        global_step: the step as it was seen last; None: no server answered.
+    """
+
+    def __init__(self, message: str, *, wanted: int, global_step: int | None) -> None:
+        super().__init__(message)
+        self.wanted = wanted
+        self.global_step = global_step
 
 
 class PeekTimeoutError(RedisAccError, TimeoutError):

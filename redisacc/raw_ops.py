@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy.typing as npt
 
@@ -18,9 +19,8 @@ from redisacc import _arguments, _dense, _sparse
 from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
 from redisacc._arguments import Array
 from redisacc._dtypes import find
-from redisacc._info import Record
+from redisacc._existing import open_existing
 from redisacc._keys import Keys
-from redisacc._link import link_to
 from redisacc.errors import AccumulatorNotFoundError, InvalidArgumentError
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 
 # Accumulators by handle. Those that were created here stay open as long as the process, as TensorFlow's do as long
 # as their session; a private one would otherwise be gone before its handle is used.
-_opened: dict[tuple[str, object], ConditionalAccumulatorBase] = {}
+_opened: dict[tuple[str, object], ConditionalAccumulatorBase[Any]] = {}
 _lock = threading.Lock()
 
 
@@ -158,7 +158,7 @@ def _check_container(container: object) -> None:
         raise InvalidArgumentError(f"container must be empty, not {_arguments.shown(container)}: Redis has none")
 
 
-def _check_dtype(accumulator: ConditionalAccumulatorBase, dtype: object) -> None:
+def _check_dtype(accumulator: ConditionalAccumulatorBase[Any], dtype: object) -> None:
     if find(dtype).public != accumulator.dtype:
         raise InvalidArgumentError(
             f"dtype must be the accumulator's, {accumulator.dtype}, not {_arguments.shown(dtype)}"
@@ -169,7 +169,7 @@ def _key(ref: str, redis: object) -> tuple[str, object]:
     return ref, redis if redis is None or isinstance(redis, str) else id(getattr(redis, "connection_pool", redis))
 
 
-def _remember(accumulator: ConditionalAccumulatorBase, redis: object) -> str:
+def _remember(accumulator: ConditionalAccumulatorBase[Any], redis: object) -> str:
     ref = accumulator.accumulator_ref
     with _lock:
         for key in {_key(ref, redis), (ref, None)}:
@@ -178,17 +178,12 @@ def _remember(accumulator: ConditionalAccumulatorBase, redis: object) -> str:
 
 
 @contextlib.contextmanager
-def _accumulator_of(handle: str, redis: object) -> Iterator[ConditionalAccumulatorBase]:
+def _accumulator_of(handle: str, redis: object) -> Iterator[ConditionalAccumulatorBase[Any]]:
     keys = Keys.of_ref(handle)
     with _lock:
         accumulator = _opened.get(_key(handle, redis))
     if accumulator is None:
-        link = link_to(redis)
-        record = Record(keys, link.call(*Record.command(keys)))
-        kind = {"dense": _dense.ConditionalAccumulator, "sparse": _sparse.SparseConditionalAccumulator}.get(record.kind)
-        if kind is None:
-            raise InvalidArgumentError(f"handle {handle!r} is an accumulator of the unknown kind {record.kind!r}")
-        accumulator = kind(record.dtype, record.shape, keys.name, reduction_type=record.reduction_type, redis=redis)
+        accumulator = open_existing(keys, redis=redis)
         _remember(accumulator, redis)
     try:
         yield accumulator

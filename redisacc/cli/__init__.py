@@ -17,8 +17,21 @@ __all__ = ["main"]
 
 # Stated here and not taken from the commands, so that `redisacc --help` imports none of them.
 _COMMANDS = {
+    "apply": ("redisacc.cli.apply", "Apply the gradient in a file."),
+    "completion": ("redisacc.cli.completion", "Print the script that completes commands and names."),
     "demo": ("redisacc.cli.demo", "Train word vectors with several processes."),
+    "doctor": ("redisacc.cli.doctor", "Check a server, and say what to change."),
+    "export": ("redisacc.cli.export", "Serve metrics for Prometheus."),
+    "gc": ("redisacc.cli.gc", "Remove what nobody owns any more."),
+    "ls": ("redisacc.cli.ls", "List accumulators."),
+    "recover": ("redisacc.cli.recover", "Get back a round whose taker died."),
+    "rm": ("redisacc.cli.rm", "Remove accumulators, with all that is in them."),
     "server": ("redisacc.cli.server", "Run a server for accumulators on this machine."),
+    "set-step": ("redisacc.cli.set_step", "Set the global step."),
+    "show": ("redisacc.cli.show", "Show an accumulator, or rows of its current round."),
+    "tail": ("redisacc.cli.tail", "Print what happens to an accumulator, as it happens."),
+    "take": ("redisacc.cli.take", "Take a round and write it to a file."),
+    "watch": ("redisacc.cli.watch", "Watch rounds fill up, live, and see who is missing."),
 }
 
 
@@ -37,7 +50,9 @@ def _group() -> click.Group:
         def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
             if cmd_name not in _COMMANDS:
                 return None
-            command: click.Command = getattr(importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name)
+            command: click.Command = getattr(
+                importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name.replace("-", "_")
+            )
             return command
 
         def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

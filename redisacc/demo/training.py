@@ -87,13 +87,13 @@ class Accumulators:
             np.float64, shape=(2,), shared_name=f"demo-{run}/loss", reduction_type="SUM", **common
         )
 
-    def all(self) -> tuple[redisacc.ConditionalAccumulatorBase, ...]:
+    def all(self) -> tuple[redisacc.ConditionalAccumulatorBase[Any], ...]:
         """All four, in the order in which workers apply and the chief takes."""
         return self.input, self.output, self.position, self.loss
 
     def apply(self, found: Gradients, step: int) -> None:
         """Apply a worker's gradients of one step. DemoError if an accumulator is at a later step already."""
-        results = [
+        results: list[tuple[redisacc.ConditionalAccumulatorBase[Any], redisacc.ApplyResult]] = [
             (self.input, self.input.apply_grad(*found.input, local_step=step)),
             (self.output, self.output.apply_grad(*found.output, local_step=step)),
             (self.position, self.position.apply_grad(found.position, local_step=step)),
@@ -237,7 +237,9 @@ class Chief:
         self._wait_for_reports(parameters_digest(parameters))
         return Trained(parameters, tuple(losses))
 
-    def _take(self, rounds: contextlib.ExitStack, accumulator: redisacc.ConditionalAccumulatorBase, step: int) -> Any:
+    def _take(
+        self, rounds: contextlib.ExitStack, accumulator: redisacc.ConditionalAccumulatorBase[Any], step: int
+    ) -> Any:
         deadline = time.monotonic() + self._timeout
         while True:
             try:

@@ -124,3 +124,13 @@ def test_redis_cli_shows_step_and_count(real_server, open_dense):
     assert shown[shown.index("global_step") + 1] == "41"
     assert shown[shown.index("num_accumulated") + 1] == "1"
     acc.delete()
+
+
+def test_the_parts_of_a_large_gradient_fit_the_blocks_of_the_allocator(open_dense, real_client):
+    acc = open_dense("float32", [10**6], "large")
+    acc.apply_grad(np.ones(10**6, np.float32))
+    parts = list(real_client.scan_iter("redisacc:{large}:part:*"))
+    assert len(parts) == 2
+    # jemalloc has blocks of 2 MiB, and then of 2.5: a part that needs one byte more would waste a quarter.
+    assert sum(real_client.memory_usage(part) for part in parts) < 1.12 * 4 * 10**6
+    acc.delete()

@@ -128,10 +128,10 @@ def test_a_missing_part_is_told_and_changes_nothing(client: redis.Redis, scripts
 def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
     handle(client).apply_grad([1, 2])
     ask = {"token": "t1", "client": Client(), "sequence": 1, "num_required": 1, "lease_ms": 3000, "taker": "me"}
-    first, _ = scripts.take(**ask)
+    first, _ = scripts.take(**ask)()
     assert first == Granted("t1", 0, 1, "[2]")
     handle(client).apply_grad([3, 4], 1)
-    assert scripts.take(**ask)[0] == first
+    assert scripts.take(**ask)()[0] == first
     assert scripts.leave(token="t1") == first
     assert handle(client).global_step() == 1
     assert handle(client).num_accumulated() == 1
@@ -144,7 +144,7 @@ def test_joining_the_queue_twice_keeps_one_place(client: redis.Redis, scripts: S
     for token, ahead in (("a", 0), ("b", 1), ("a", 0), ("b", 1)):
         reply, _ = scripts.take(
             token=token, client=clients[token], sequence=1, num_required=1, lease_ms=60_000, taker="me"
-        )
+        )()
         assert reply == Waiting(0, 0, ahead)
     assert [waiting.token for waiting in handle(client).info().waiting] == ["a", "b"]
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_setting_the_step_twice_sets_it_once(client: redis.Redis, scripts: Scrip
 @pytest.mark.forges
 def test_recovering_twice_gives_the_same_round(client: redis.Redis, scripts: Scripts) -> None:
     handle(client).apply_grad([1, 2])
-    scripts.take(token="dead", client=Client(), sequence=1, num_required=1, lease_ms=3000, taker="me")
+    scripts.take(token="dead", client=Client(), sequence=1, num_required=1, lease_ms=3000, taker="me")()
     ask = {"old": "dead", "token": "new", "taker": "heir"}
     first = scripts.recover(**ask)
     assert first == Granted("new", 0, 1, "[2]")

@@ -1,0 +1,63 @@
+"""A worker of synchronous training: copy this folder to each machine, and start one of these for each worker.
+
+    python worker.py --redis redis://HOST:6379/0 --index 0
+
+It may be started before the chief, killed, and started again at any time.
+"""
+
+import argparse
+import os
+
+import numpy as np
+import redis
+
+import redisacc
+
+FEATURES, BATCH, STEPS, RATE = 8, 64, 100, 0.1
+
+
+def batch(step, index):
+    """What worker `index` trains on in that step. Here it is made up; the same again after a restart."""
+    random = np.random.default_rng([step, index])
+    x = random.normal(size=(BATCH, FEATURES))
+    return x, x @ np.arange(1.0, FEATURES + 1) + random.normal(scale=0.01, size=BATCH)
+
+
+def gradient(weights, x, y):
+    """Of half the mean squared error."""
+    return (x @ weights - y) @ x / len(y)
+
+
+def newest_weights(client, name, seen):
+    """Blocks until the chief has published something after the entry `seen`; returns the last there is."""
+    while not client.xread({f"{name}:weights": seen}, block=1000):
+        pass
+    [(entry, fields)] = client.xrevrange(f"{name}:weights", count=1)
+    return entry, int(fields[b"step"]), np.frombuffer(fields[b"weights"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--redis", default=os.environ.get("REDISACC_URL", "redis://localhost:6379/0"), metavar="URL")
+    parser.add_argument("--name", default="two-machines", help="of the training, the same for all")
+    parser.add_argument("--index", type=int, required=True, help="0, 1, 2, …: another one for each worker")
+    args = parser.parse_args()
+
+    client = redis.Redis.from_url(args.redis)
+    worker = f"worker-{args.index}"
+    gradients = redisacc.ConditionalAccumulator(np.float64, [FEATURES], args.name, redis=client, worker=worker)
+    seen = "0"
+    while True:
+        seen, step, weights = newest_weights(client, args.name, seen)
+        if step == STEPS:
+            break
+        if worker in gradients.info().workers:
+            # This worker had been killed just after its gradient was counted. A second one would stand in for
+            # somebody else's.
+            continue
+        gradients.apply_grad(gradient(weights, *batch(step, args.index)), local_step=step)
+    print(f"{worker}: done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

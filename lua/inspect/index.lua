@@ -1,0 +1,497 @@
+-- The exact sum, count and mean of one index of the current round, in text: what a take would return for it now. Reads
+-- only. A sum in place is one HGET; in a parked gradient the index is found by a search over its sorted indices, of a
+-- large one with GETRANGE, so that nothing is loaded but the row. A file of its own, without includes:
+--
+--   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , 7        row 7
+--   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , 7,3 1    element 3 of row 7
+--
+-- KEYS[1] redisacc:{NAME}     the record. The other keys carry the same hash tag and are named after it here: which
+--                             ones there are, only the headers say
+-- ARGV[1] index               coordinates parted by commas: sparse, the index, and which elements of its row; dense,
+--                             which elements. Fewer coordinates than dimensions mean all elements below. May be left
+--                             out for a dense accumulator
+-- ARGV[2] most                elements shown, 1 to 1000; 16 if it isn't given
+--
+-- Replies: lines "what value", or an error. It refuses, and changes nothing, where more than 200 gradients are parked:
+-- to search them all would hold the server too long. `redisacc show NAME --index` has no such bound.
+
+local record_key, index, most = KEYS[1] or '', ARGV[1] or '', tonumber(ARGV[2] or '16')
+
+local MOST_PARKED, MOST_ELEMENTS = 200, 1000
+local TWO_32 = 4294967296
+
+-- Control characters must not reach a terminal.
+local function safe(text)
+  text = string.gsub(string.gsub(text, '%c', '?'), '\194[\128-\159]', '?')
+  return text
+end
+
+local function fail(...)
+  error({err = 'ERR ' .. safe(string.format(...))}, 0)
+end
+
+-- Real numbers. Sums of "f" are rounded to float32 after each addition, as numpy does; struct rounds.
+
+local function float32(x)
+  return (struct.unpack('<f', struct.pack('<f', x)))
+end
+
+local function same(x)
+  return x
+end
+
+-- To the nearest number of so many binary digits, halves to the even one. smallest is the exponent of the smallest
+-- subnormal, and beyond is the first number that is infinite.
+local function narrow(digits, smallest, beyond)
+  return function(x)
+    if x ~= x or x == 0 or x == math.huge or x == -math.huge then
+      return x
+    end
+    local sign = x < 0 and -1 or 1
+    local _, exponent = math.frexp(x)
+    local unit = math.ldexp(1, math.max(exponent - digits, smallest))
+    local scaled = math.abs(x) / unit
+    local whole = math.floor(scaled + 0.5)
+    if whole - scaled == 0.5 and whole % 2 == 1 then
+      whole = whole - 1
+    end
+    local rounded = whole * unit
+    return sign * (rounded >= beyond and math.huge or rounded)
+  end
+end
+
+local function float16(data, at)
+  local bits = struct.unpack('<I2', data, at)
+  local sign = bits >= 32768 and -1 or 1
+  local exponent, fraction = math.floor(bits / 1024) % 32, bits % 1024
+  if exponent == 31 then
+    return fraction == 0 and sign * math.huge or 0 / 0
+  elseif exponent == 0 then
+    return sign * math.ldexp(fraction, -24)
+  end
+  return sign * math.ldexp(1024 + fraction, exponent - 25)
+end
+
+local function bfloat16(data, at)
+  return (struct.unpack('<f', '\0\0' .. string.sub(data, at, at + 1)))
+end
+
+-- The fewest digits that tell a number from its neighbours.
+local function real_text(round, from, to)
+  return function(x)
+    if x ~= x then
+      return 'nan'
+    elseif x == math.huge or x == -math.huge then
+      return x > 0 and 'inf' or '-inf'
+    end
+    local text
+    for digits = from, to do
+      text = string.format('%.' .. digits .. 'g', x)
+      if round(tonumber(text)) == x then
+        break
+      end
+    end
+    return text
+  end
+end
+
+local function reals(round, final, digits)
+  return {
+    from_sum = same,
+    add = function(a, b) return round(a + b) end,
+    divide = function(a, count) return round(a / round(count)) end,
+    final = final, text = real_text(final == same and round or final, digits[1], digits[2]),
+  }
+end
+
+-- Integers: two's complement of 64 bits as {high, low}, for Lua's numbers are doubles and exact only up to 2^53.
+
+local function wide(x)
+  return {math.floor(x / TWO_32) % TWO_32, x % TWO_32}
+end
+
+local function negated(a)
+  return {(-a[1] - (a[2] > 0 and 1 or 0)) % TWO_32, -a[2] % TWO_32}
+end
+
+local function wide_text(a, signed)
+  local sign = ''
+  if signed and a[1] >= TWO_32 / 2 then
+    sign, a = '-', negated(a)
+  end
+  local high, low, groups = a[1], a[2], {}
+  repeat
+    -- Long division by 10^6: a remainder times 2^32 stays below 2^53.
+    local remainder = high % 1000000
+    high = math.floor(high / 1000000)
+    local rest = remainder * TWO_32 + low
+    low = math.floor(rest / 1000000)
+    table.insert(groups, 1, string.format('%06.0f', rest % 1000000))
+  until high == 0 and low == 0
+  local text = string.gsub(table.concat(groups), '^0+', '')
+  return sign .. (text == '' and '0' or text)
+end
+
+local function integers(bits, signed)
+  return {
+    from_sum = function(x)
+      if x ~= math.floor(x) or math.abs(x) > 9007199254740991 then
+        fail('a sum in place is no exact integer')
+      end
+      return wide(x)
+    end,
+    add = function(a, b)
+      local low = a[2] + b[2]
+      return {(a[1] + b[1] + (low >= TWO_32 and 1 or 0)) % TWO_32, low % TWO_32}
+    end,
+    -- Truncates toward zero.
+    divide = function(a, count)
+      if count >= 137438953472 then
+        fail('a mean over 2^37 gradients or more can not be formed here')
+      end
+      -- Sums of the narrower types are signed, whatever those are.
+      local negative = (signed or bits < 64) and a[1] >= TWO_32 / 2
+      if negative then
+        a = negated(a)
+      end
+      local quotient, remainder = {0, 0}, 0
+      for word = 1, 2 do
+        for _, piece in ipairs({math.floor(a[word] / 65536), a[word] % 65536}) do
+          local rest = remainder * 65536 + piece
+          quotient[word] = quotient[word] * 65536 + math.floor(rest / count)
+          remainder = rest % count
+        end
+      end
+      return negative and negated(quotient) or quotient
+    end,
+    -- What numpy makes of it when it casts back: it wraps.
+    final = function(a)
+      if bits == 64 then
+        return a
+      end
+      local low = a[2] % 2 ^ bits
+      return wide((signed and low >= 2 ^ (bits - 1)) and low - 2 ^ bits or low)
+    end,
+    text = function(a) return wide_text(a, signed) end,
+  }
+end
+
+-- How a dtype is stored: bytes of a number, and what reads one.
+
+local function by_struct(bytes, letter)
+  return {bytes = bytes, read = function(data, at) return (struct.unpack(letter, data, at)) end}
+end
+
+local function integer(bytes, letter)
+  return {bytes = bytes, read = function(data, at) return wide((struct.unpack(letter, data, at))) end}
+end
+
+local function eight(data, at)
+  local low, high = struct.unpack('<I4I4', data, at)
+  return {high, low}
+end
+
+local stored = {
+  float32 = by_struct(4, '<f'), float64 = by_struct(8, '<d'), complex64 = by_struct(4, '<f'),
+  complex128 = by_struct(8, '<d'), float16 = {bytes = 2, read = float16}, bfloat16 = {bytes = 2, read = bfloat16},
+  int8 = integer(1, '<i1'), int16 = integer(2, '<i2'), int32 = integer(4, '<i4'), int64 = {bytes = 8, read = eight},
+  uint8 = integer(1, '<I1'), uint16 = integer(2, '<I2'), uint32 = integer(4, '<I4'), uint64 = {bytes = 8, read = eight},
+}
+
+-- How the elements of an accumulator are added up: components, the type of sums in place, and the arithmetic.
+local function element_type(name)
+  local single, double = {6, 9}, {15, 17}
+  local known = {
+    float32 = {1, 'f', reals(float32, same, single)}, float64 = {1, 'd', reals(same, same, double)},
+    complex64 = {2, 'f', reals(float32, same, single)}, complex128 = {2, 'd', reals(same, same, double)},
+    float16 = {1, 'f', reals(float32, narrow(11, -24, 65536), {3, 9})},
+    bfloat16 = {1, 'f', reals(float32, narrow(8, -133, 2 ^ 128), {2, 9})},
+  }
+  if known[name] then
+    return known[name]
+  end
+  local unsigned, bits = string.match(name, '^q?(u?)int(%d+)$')
+  if not stored[unsigned .. 'int' .. (bits or '')] then
+    fail('no way to read elements of %s', name)
+  end
+  return {1, 'd', integers(tonumber(bits), unsigned == '')}
+end
+
+-- Parked gradients.
+
+local function sizes(value)
+  if type(value) ~= 'table' then
+    return nil
+  end
+  local total = 0
+  for _, size in ipairs(value) do
+    if type(size) ~= 'number' or size < 0 or size ~= math.floor(size) then
+      return nil
+    end
+    total = total + size
+  end
+  return total
+end
+
+-- A header, with what it says checked against itself: anybody may have written it.
+local function parse(id, entry, sparse, row_elements, components)
+  local order, packed = string.match(entry, '^(%d+) (.*)$')
+  local ok, header = pcall(cmsgpack.unpack, packed or '')
+  if not ok or type(header) ~= 'table' or header.version ~= 1 then
+    fail('gradient %s has a header that redisacc did not write', id)
+  end
+  local how = stored[header.dtype]
+  local rows = sparse and type(header.shape) == 'table' and header.shape[1] or 1
+  local indices, counts, values = sizes(header.indices), sizes(header.counts), sizes(header.values)
+  if not how or not indices or not counts or not values or not sizes(header.shape)
+      or type(rows) ~= 'number' or type(header.gradients) ~= 'number'
+      or values ~= rows * row_elements * how.bytes * components or (sparse and indices ~= rows * 8)
+      or (counts ~= 0 and counts ~= indices) or type(header.small) ~= 'boolean' then
+    fail('gradient %s has a header that redisacc did not write', id)
+  end
+  return {
+    id = id, small = header.small, order = tonumber(order), how = how, rows = rows, number = header.gradients,
+    summed = counts > 0,
+    indices = {first = 0, start = 0, bytes = indices, lengths = header.indices},
+    counts = {first = #header.indices, start = indices, bytes = counts, lengths = header.counts},
+    values = {first = #header.indices + #header.counts, start = indices + counts, bytes = values,
+      lengths = header.values},
+  }
+end
+
+-- A small one, whole: it is a field of a hash, which can't be read in pieces.
+local function small_data(gradient)
+  if not gradient.data then
+    local data = redis.call('HGET', record_key .. ':small', gradient.id) or ''
+    local size = gradient.values.start + gradient.values.bytes
+    if #data ~= size then
+      fail('%s:small %s is gone, or has another length: removed by hand', record_key, gradient.id)
+    end
+    gradient.data = data
+  end
+  return gradient.data
+end
+
+-- Bytes of one of its sections, which of a large one may lie in several parts.
+local function bytes_of(gradient, section, from, length)
+  if gradient.small then
+    return string.sub(small_data(gradient), section.start + from + 1, section.start + from + length)
+  end
+  local pieces, start = {}, 0
+  for k, size in ipairs(section.lengths) do
+    local first, last = math.max(from, start), math.min(from + length, start + size)
+    if first < last then
+      local key = string.format('%s:part:%s:%d', record_key, gradient.id, section.first + k - 1)
+      local piece = redis.call('GETRANGE', key, string.format('%.0f', first - start),
+        string.format('%.0f', last - 1 - start))
+      if #piece ~= last - first then
+        fail('%s is gone, or too short: evicted, or removed by hand', key)
+      end
+      pieces[#pieces + 1] = piece
+    end
+    start = start + size
+  end
+  return table.concat(pieces)
+end
+
+-- The place of an index among a gradient's, from 0, or nil. Every other guess halves what is left, so that it ends
+-- soon whatever the indices are; the others go by the values, which finds evenly spread indices in a few reads.
+local function find(gradient, wanted)
+  local function read(place)
+    local found = eight(bytes_of(gradient, gradient.indices, place * 8, 8), 1)
+    return found, found[1] * TWO_32 + found[2]
+  end
+  local low, high = 0, gradient.rows - 1
+  if high < 0 then
+    return nil
+  end
+  local target, halve = wanted[1] * TWO_32 + wanted[2], false
+  local least, greatest = select(2, read(low)), select(2, read(high))
+  while low <= high do
+    local guess = math.floor((low + high) / 2)
+    if not halve and greatest > least then
+      guess = low + math.floor((high - low) * ((target - least) / (greatest - least)))
+      guess = math.max(low, math.min(high, guess))
+    end
+    halve = not halve
+    local found, value = read(guess)
+    if found[1] == wanted[1] and found[2] == wanted[2] then
+      return guess
+    elseif found[1] < wanted[1] or (found[1] == wanted[1] and found[2] < wanted[2]) then
+      low, least = guess + 1, value
+    else
+      high, greatest = guess - 1, value
+    end
+  end
+  return nil
+end
+
+local function parse_index(text)
+  local high, low = 0, 0
+  for digit in string.gmatch(text, '%d') do
+    low = low * 10 + tonumber(digit)
+    high = high * 10 + math.floor(low / TWO_32)
+    low = low % TWO_32
+    if high >= TWO_32 / 2 then
+      fail('index %s is above 2^63 - 1', text)
+    end
+  end
+  return {high, low}
+end
+
+-- Which elements of an array of these dimensions the coordinates mean: the first, and how many.
+local function span(coordinates, dims)
+  if #coordinates > #dims then
+    fail('%d coordinates, and there are %d dimensions', #coordinates, #dims)
+  end
+  local first, number = 0, 1
+  for axis, dim in ipairs(dims) do
+    local coordinate = coordinates[axis]
+    if coordinate and coordinate >= dim then
+      fail('coordinate %.0f of a dimension of %.0f', coordinate, dim)
+    end
+    first = first * dim + (coordinate or 0)
+    number = number * (coordinate and 1 or dim)
+  end
+  return first, number
+end
+
+local function main()
+  if not (rawget(_G, 'struct') and rawget(_G, 'cmsgpack')) then
+    fail("this server's Lua has no struct or no cmsgpack: use `redisacc show NAME --index`")
+  end
+  local kind, dtype, round_shape, step, accumulated, chunk = unpack(redis.call('HMGET', record_key, 'kind', 'dtype',
+    'round_shape', 'global_step', 'num_accumulated', 'chunk'))
+  chunk = tonumber(chunk)
+  if not (kind and dtype and round_shape and step and accumulated and chunk) then
+    fail('there is no accumulator %s; SMEMBERS redisacc:names lists them', record_key)
+  end
+  if index ~= '' and (string.match(index, '[^%d,]') or string.match(',' .. index .. ',', ',,')
+      or string.match(index, string.rep('%d', 20))) then
+    fail('the index must be whole numbers parted by commas, not %s', index)
+  end
+  if not most or most ~= math.floor(most) or most < 1 or most > MOST_ELEMENTS then
+    fail('1 to %d elements can be shown', MOST_ELEMENTS)
+  end
+  local sparse = kind == 'sparse'
+  if sparse and index == '' then
+    fail('which index?')
+  end
+  local lines = {}
+  local function say(...)
+    lines[#lines + 1] = safe(string.format(...))
+  end
+  say('accumulator %s %s %s', record_key, kind, dtype)
+  say('index %s', index == '' and 'all' or index)
+  say('step %s', step)
+  say('gradients %s', accumulated)
+  if accumulated == '0' then
+    say('count 0')
+    return lines
+  end
+
+  local coordinates, dims, row_elements = {}, {}, 1
+  local row = string.match(index, '^%d+')
+  for coordinate in string.gmatch(sparse and string.sub(index, #row + 1) or index, '%d+') do
+    coordinates[#coordinates + 1] = tonumber(coordinate)
+  end
+  for dim in string.gmatch(round_shape, '%d+') do
+    dims[#dims + 1] = tonumber(dim)
+    row_elements = row_elements * tonumber(dim)
+  end
+  local first, number = span(coordinates, dims)
+  local shown = math.min(number, most)
+  local components, packed_as, arithmetic = unpack(element_type(dtype))
+
+  local total, count, in_place, parked_in = {}, 0, 0, 0
+  local function add(data, how, convert, from)
+    for i = 1, #data / how.bytes do
+      local value = convert(how.read(data, (i - 1) * how.bytes + 1))
+      local at = from + i
+      total[at] = total[at] and arithmetic.add(total[at], value) or value
+    end
+  end
+
+  -- Parked ones first and in order of arrival, then what was summed in place: as a take adds them.
+  local parked_key = record_key .. ':parked'
+  local parked_number = redis.call('HLEN', parked_key)
+  if parked_number > MOST_PARKED then
+    fail('%d gradients are parked, and this looks through %d at most: use `redisacc show NAME --index`',
+      parked_number, MOST_PARKED)
+  end
+  local entries, gradients = redis.call('HGETALL', parked_key), {}
+  for i = 1, #entries, 2 do
+    gradients[#gradients + 1] = parse(entries[i], entries[i + 1], sparse, row_elements, components)
+  end
+  table.sort(gradients, function(a, b) return a.order < b.order end)
+  local wanted = sparse and parse_index(row)
+  for _, gradient in ipairs(gradients) do
+    local place = not sparse and 0 or find(gradient, wanted)
+    if place then
+      local held = gradient.number
+      if sparse then
+        held = gradient.summed and struct.unpack('<I8', bytes_of(gradient, gradient.counts, place * 8, 8)) or 1
+      end
+      count, parked_in = count + held, parked_in + held
+      local element = gradient.how.bytes * components
+      local data = bytes_of(gradient, gradient.values, (place * row_elements + first) * element, shown * element)
+      add(data, gradient.how, same, 0)
+    end
+  end
+
+  local how = packed_as == 'f' and stored.float32 or stored.float64
+  local element = how.bytes * components
+  local from, stop = first, first + shown
+  repeat
+    local field = sparse and (string.gsub(row, '^0+(%d)', '%1')) or string.format('%.0f', math.floor(from / chunk))
+    local base = sparse and 0 or math.floor(from / chunk) * chunk
+    local next_chunk = sparse and stop or math.min(base + chunk, stop)
+    local packed = redis.call('HGET', record_key .. ':sums', field)
+    if packed then
+      local data = string.sub(packed, 9 + (from - base) * element, 8 + (next_chunk - base) * element)
+      if #packed < 8 or #data ~= (next_chunk - from) * element then
+        fail('row %s of the sums has %d bytes', field, #packed)
+      end
+      in_place = struct.unpack('<I8', packed)
+      add(data, how, arithmetic.from_sum, (from - first) * components)
+    end
+    from = next_chunk
+  until from >= stop
+  count = count + in_place
+
+  if not sparse and row_elements > 0 and count ~= tonumber(accumulated) then
+    fail('of %s gradients only %.0f were found: keys were evicted or removed', accumulated, count)
+  end
+  if not sparse then
+    count = tonumber(accumulated)
+  end
+  say('count %.0f', count)
+  say('held in place %.0f, parked %.0f', in_place, parked_in)
+  if count == 0 then
+    return lines
+  end
+  say('elements %d of %.0f', shown, number)
+  local sums, means = {}, {}
+  local function write(into, values, at)
+    local one = arithmetic.text(arithmetic.final(values(total[at])))
+    if components == 2 then
+      local imaginary = arithmetic.text(arithmetic.final(values(total[at + 1])))
+      one = one .. (string.match(imaginary, '^%-') and '' or '+') .. imaginary .. 'j'
+    end
+    into[#into + 1] = one
+  end
+  for at = 1, shown * components, components do
+    write(sums, same, at)
+    write(means, function(a) return arithmetic.divide(a, count) end, at)
+  end
+  say('sum %s', table.concat(sums, ' '))
+  say('mean %s', table.concat(means, ' '))
+  return lines
+end
+
+local ok, result = pcall(main)
+if ok or (type(result) == 'table' and result.err) then
+  return result
+end
+-- An error of redis.call, which servers before 7.0 raise as text.
+return redis.error_reply(tostring(result))

@@ -1,0 +1,103 @@
+-- Says in plain text how an accumulator stands: what it is, its round, who waits, what was taken and not acknowledged.
+-- Reads only, and never more than some dozens of fields, however large the accumulator is. A file of its own, without
+-- includes:
+--
+--   redis-cli --raw --eval lua/inspect/summary.lua 'redisacc:{NAME}'
+--
+-- KEYS[1] redisacc:{NAME}     the record. The other keys carry the same hash tag and are named after it here, so that
+--                             nobody has to type them all
+--
+-- Replies: lines of text, or an error.
+
+local record_key = KEYS[1] or ''
+
+-- So many workers, takers and rounds are named; the rest is counted.
+local SHOWN = 10
+
+-- Names come from whoever wrote them, and may go to a terminal: no control characters, in ASCII or in UTF-8.
+local function safe(text)
+  text = string.gsub(string.gsub(text, '%c', '?'), '\194[\128-\159]', '?')
+  return text
+end
+
+local lines = {}
+local function say(...)
+  lines[#lines + 1] = safe(string.format(...))
+end
+
+local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
+  'num_accumulated', 'round_shape', 'applied', 'stale', 'duplicates', 'takes', 'parked_bytes', 'parked_limit',
+  'created_ms', 'incarnation')
+for i = 1, 15 do
+  if not fields[i] then
+    return redis.error_reply(
+      'ERR there is no accumulator ' .. safe(record_key) .. '; SMEMBERS redisacc:names lists them')
+  end
+end
+local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, duplicates, takes, parked_bytes,
+  parked_limit, created_ms, incarnation = unpack(fields)
+
+local time = redis.call('TIME')
+local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local function ago(ms)
+  return string.format('%.1f s', (now_ms - (tonumber(ms) or now_ms)) / 1000)
+end
+
+say('%s: %s %s %s %s', record_key, kind, dtype, shape, reduction)
+if string.match(incarnation, '^deleted:') then
+  say('it is being deleted')
+end
+say('step %s, %s gradients in this round%s', step, count, round_shape ~= '' and ' of shape ' .. round_shape or '')
+local sums = redis.call('HLEN', record_key .. ':sums')
+local parked = redis.call('HLEN', record_key .. ':parked')
+say('held: %d rows in place, %d parked with %s of %s bytes', sums, parked, parked_bytes, parked_limit)
+say('so far: %s applied, %s stale, %s sent twice, %s rounds taken; created %s ago', applied, stale, duplicates, takes,
+  ago(created_ms))
+
+-- The first fields of a hash. A small hash answers HSCAN whole, however few are asked for.
+local function some(key)
+  local found = redis.call('HSCAN', key, '0', 'COUNT', SHOWN)[2]
+  return found, redis.call('HLEN', key)
+end
+local function rest(shown, all)
+  if all > shown then
+    say('  and %d more', all - shown)
+  end
+end
+
+local workers, number = some(record_key .. ':workers')
+say('workers that contributed to this round: %d', number)
+local shown = math.min(#workers / 2, SHOWN)
+for i = 1, shown do
+  say('  %s: %s', workers[2 * i - 1], workers[2 * i])
+end
+rest(shown, number)
+
+local queue = redis.call('ZRANGE', record_key .. ':queue', 0, SHOWN - 1)
+number = redis.call('ZCARD', record_key .. ':queue')
+say('takers that wait: %d', number)
+for _, token in ipairs(queue) do
+  local entry = redis.call('HGET', record_key .. ':takers', token) or ''
+  local required, lease_end, taker = string.match(entry, '^(%d+) (%d+) (.*)$')
+  if required then
+    say('  %s of %s: %s%s', count, required, taker, tonumber(lease_end) < now_ms and ' (gone)' or '')
+  end
+end
+rest(#queue, number)
+
+local taken
+taken, number = some(record_key .. ':taken')
+say('rounds taken and not acknowledged: %d', number)
+shown = math.min(#taken / 2, SHOWN)
+for i = 1, shown do
+  local state, closed, held, granted_ms, taker = string.match(taken[2 * i],
+    '^(%a+) (%-?%d+) (%d+) (%d+) %S+ (.*)$')
+  if state then
+    say('  step %s with %s gradients, %s %s ago to %s, token %s', closed, held, state, ago(granted_ms), taker,
+      taken[2 * i - 1])
+  end
+end
+rest(shown, number)
+
+say('clients that ever sent something: %d', redis.call('HLEN', record_key .. ':clients'))
+return lines

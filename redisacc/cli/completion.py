@@ -1,0 +1,29 @@
+"""`redisacc completion`: for the shell."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+__all__ = ["completion"]
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script that completes commands, options and names of accumulators.
+
+    \b
+    bash   eval "$(redisacc completion bash)"          in ~/.bashrc
+    zsh    eval "$(redisacc completion zsh)"           in ~/.zshrc
+    fish   redisacc completion fish | source           in config.fish
+
+    Names are asked from the server that REDISACC_URL or --redis names.
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    root = context.find_root()
+    # Not source(), which runs a shell to learn its version.
+    script = found(root.command, {}, "redisacc", "_REDISACC_COMPLETE")
+    click.echo(script.source_template % script.source_vars())

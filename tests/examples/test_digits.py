@@ -1,0 +1,33 @@
+"""The example of handwritten digits, with a worker killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+from running import Programs, children_of, output_of, until
+
+from redisacc.embedded import Server
+
+pytest.importorskip("sklearn", reason="scikit-learn isn't installed; `make examples` installs it")
+
+
+@pytest.mark.timeout(300)
+def test_digits(tmp_path: Path) -> None:
+    picture = tmp_path / "digits.png"
+    with Server() as server, Programs(server.url) as programs, redis.Redis.from_url(server.url) as client:
+        chief = programs.start("digits.py", "--workers", "2", "--steps", "300", "--plot", str(picture))
+        if sys.platform == "linux":
+            until(lambda: int(client.hget("redisacc:{digits}", "global_step") or 0) >= 5, chief)
+            os.kill(max(children_of(chief.pid)), signal.SIGKILL)
+        printed = output_of(chief, 250)
+        if sys.platform == "linux":
+            assert "of 2 gradients had come" in printed
+        assert float(re.search(r"test accuracy ([\d.]+)", printed)[1]) > 0.9  # type: ignore[index]
+        assert client.keys() == []
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,429 @@
+"""The scripts of lua/inspect: what they say is what peek() shows, however the gradients are held."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+from redis.exceptions import ResponseError
+
+import redisacc
+from redisacc import _lua, _parked
+from redisacc._dtypes import TABLE
+
+pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
+
+FOLDER = _lua.folder() / "inspect"
+ROWS = 16
+
+
+def run(client, script, *args):
+    return [line.decode() for line in client.eval((FOLDER / f"{script}.lua").read_text(), 1, *args)]
+
+
+def index_of(client, acc, *args):
+    """The reply of index.lua as a dict: first word → the rest."""
+    lines = run(client, "index", acc.accumulator_ref, *args)
+    return dict(line.partition(" ")[::2] for line in lines)
+
+
+def numbers(text, dtype):
+    storage = TABLE[dtype].storage
+    if storage.kind in "iu":
+        return np.array([int(word) for word in text.split()], storage)
+    return np.array([(complex if storage.kind == "c" else float)(word) for word in text.split()]).astype(storage)
+
+
+def random_values(rng, dtype, shape):
+    storage = TABLE[dtype].storage
+    if storage.kind in "iu":
+        bounds = np.iinfo(storage)
+        return rng.integers(bounds.min, bounds.max, shape, storage, endpoint=True)
+    values = rng.normal(size=shape) * 10.0 ** rng.integers(-6, 6, shape)
+    special = rng.random(shape) < 0.1
+    values[special] = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-42, 7e4, 3e38], special.sum())
+    with np.errstate(all="ignore"):
+        return (values + 1j * values[::-1] if storage.kind == "c" else values).astype(storage)
+
+
+def same(left, right):
+    """Bit for bit, but for the signs and payloads of NaNs."""
+    if left.dtype.kind == "c":
+        left, right = (np.stack([a.real, a.imag]) for a in (left, right))
+    if left.dtype.kind in "iu":
+        return np.array_equal(left, right)
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    number = ~np.isnan(left)
+    return np.array_equal(left, right, equal_nan=True) and np.array_equal(
+        np.signbit(left[number]), np.signbit(right[number])
+    )
+
+
+# How gradients come to be held: the in_place_limit of each handle that applies in turn, up to how many bytes a parked
+# one is small, and whether what is parked has so little room that it must be folded.
+HELD = {
+    "in_place": ([10**9], 65536, False),
+    "small": ([0], 65536, False),
+    "parts": ([0], 0, False),
+    "folded": ([0], 65536, True),
+    "folded parts": ([0], 0, True),
+    "mixed": ([10**9, 0, 0, 0], 300, True),
+}
+
+
+def is_folded(client, acc):
+    headers = [msgpack.unpackb(entry.partition(b" ")[2]) for entry in client.hvals(f"{acc.accumulator_ref}:parked")]
+    return any(header["gradients"] > 1 for header in headers)
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("dtype", TABLE)
+def test_sparse_equals_peek(client, open_sparse, dtype, held, monkeypatch):
+    limits, small, folded = HELD[held]
+    monkeypatch.setattr(_parked, "SMALL_BYTES", small)
+    # Room for a sum that holds every index, and little more.
+    parked_limit = int(ROWS * (16 + 6 * TABLE[dtype].sum.itemsize) * 1.1) if folded else 2**30
+    rng = np.random.default_rng([*dtype.encode(), *held.encode()])
+    for reduction in ("MEAN", "SUM"):
+        accs = [
+            open_sparse(
+                dtype,
+                [ROWS, 2, 3],
+                f"w{reduction}",
+                reduction_type=reduction,
+                in_place_limit=limit,
+                parked_limit=parked_limit,
+            )
+            for limit in limits
+        ]
+        holders = np.zeros(ROWS, int)
+        for number in range(40):
+            indices = rng.choice(ROWS - 1, rng.integers(0, 9), replace=False)
+            holders[indices] += 1
+            accs[number % len(accs)].apply_grad(indices, random_values(rng, dtype, (len(indices), 2, 3)))
+        acc = accs[0]
+        assert is_folded(client, acc) == folded
+        look = acc.peek().gradient
+        for index in range(ROWS):
+            said = index_of(client, acc, index)
+            assert (said["step"], said["gradients"], said["count"]) == ("0", "40", str(holders[index]))
+            if holders[index] == 0:
+                assert "sum" not in said
+                continue
+            expected = look.values[np.searchsorted(look.indices, index)]
+            assert said["elements"] == "6 of 6"
+            assert same(numbers(said[acc.reduction_type.lower()], dtype), expected.reshape(-1)), (index, said, expected)
+        one = int(np.flatnonzero(holders)[0])
+        expected = look.values[np.searchsorted(look.indices, one)][1]
+        said = index_of(client, acc, f"{one},1", 2)
+        assert said["elements"] == "2 of 3"
+        assert same(numbers(said[acc.reduction_type.lower()], dtype), expected[:2])
+        acc.delete()
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("dtype", TABLE)
+def test_dense_equals_peek(client, open_dense, dtype, held, monkeypatch):
+    limits, small, folded = HELD[held]
+    monkeypatch.setattr(_parked, "SMALL_BYTES", small)
+    rng = np.random.default_rng([*dtype.encode(), *held.encode()])
+    shape = (7, 90)
+    limit = int(7 * 90 * TABLE[dtype].sum.itemsize * 1.1) if folded else 2**30
+    for reduction in ("MEAN", "SUM"):
+        accs = [
+            open_dense(
+                dtype, shape, f"w{reduction}", reduction_type=reduction, in_place_limit=in_place, parked_limit=limit
+            )
+            for in_place in limits
+        ]
+        for number in range(12):
+            accs[number % len(accs)].apply_grad(random_values(rng, dtype, shape))
+        acc = accs[0]
+        assert is_folded(client, acc) == folded
+        look = acc.peek().gradient
+        for where, most, expected in (
+            ("", 1000, look.reshape(-1)),
+            ("2", 90, look[2]),
+            ("6,89", 1, look[6, 89:]),
+            ("3", 16, look[3, :16]),
+        ):
+            said = index_of(client, acc, where, most)
+            assert (said["count"], said["elements"].split()[0]) == ("12", str(len(expected)))
+            assert same(numbers(said[acc.reduction_type.lower()], dtype), expected), (where, said, expected)
+        acc.delete()
+
+
+def test_a_scalar(client, open_dense):
+    acc = open_dense("float32", [], "w")
+    acc.apply_grad(2.5)
+    acc.apply_grad(1.0)
+    said = index_of(client, acc)
+    assert (said["index"], said["sum"], said["mean"]) == ("all", "3.5", "1.75")
+    acc.delete()
+
+
+def test_an_empty_round_counts_zero(client, open_sparse):
+    acc = open_sparse("float32", [5, 2], "w")
+    assert index_of(client, acc, 3)["count"] == "0"
+    acc.delete()
+
+
+def test_indices_beyond_doubles(client, open_sparse):
+    """Two indices that are the same as doubles, and a gradient whose parts are many."""
+    last = 2**63 - 1
+    acc = open_sparse("float64", None, "w", in_place_limit=0)
+    acc.apply_grad([0, 2**53, 2**53 + 1, last - 1, last], [0.5, 1.0, 2.0, 3.0, 4.0])
+    for index, value in ((2**53, "1"), (2**53 + 1, "2"), (last - 1, "3"), (last, "4"), (0, "0.5")):
+        assert index_of(client, acc, index)["sum"] == value
+    for index in (1, 2**53 + 2, last - 2):
+        assert index_of(client, acc, index)["count"] == "0"
+    with pytest.raises(ResponseError, match="above 2"):
+        index_of(client, acc, last + 1)
+    acc.delete()
+
+
+def test_a_gradient_of_several_parts_is_searched_and_not_loaded(client, open_sparse, real_server):
+    acc = open_sparse("float32", None, "w", parked_limit=2**30)
+    indices = np.sort(np.random.default_rng(3).choice(10**9, 300_000, replace=False))
+    values = np.random.default_rng(4).normal(size=(300_000, 20)).astype(np.float32)
+    acc.apply_grad(indices, values)
+    for place in (0, 1, 131_071, 131_072, 262_143, 262_144, 299_999, 123_456):
+        said = index_of(client, acc, int(indices[place]), 20)
+        assert same(numbers(said["mean"], "float32"), values[place])
+    before = client.info("commandstats")["cmdstat_getrange"]["calls"]
+    index_of(client, acc, int(indices[77_777]))
+    # Halving alone takes 18 reads; every other guess halves, so it's never more than twice that, and two.
+    assert client.info("commandstats")["cmdstat_getrange"]["calls"] - before <= 2 * 19 + 3
+    acc.delete()
+
+
+def test_a_search_is_short_whatever_the_indices_are(client, open_sparse):
+    """Guessing by the values alone would go through these one by one."""
+    acc = open_sparse("float32", None, "w", in_place_limit=0)
+    acc.apply_grad([*range(5000), 2**62], np.ones(5001))
+    before = client.info("commandstats").get("cmdstat_getrange", {"calls": 0})["calls"]
+    assert index_of(client, acc, 4321)["count"] == "1"
+    assert client.info("commandstats")["cmdstat_getrange"]["calls"] - before <= 2 * 13 + 3
+    acc.delete()
+
+
+def test_too_many_parked_are_refused(client, open_sparse):
+    acc = open_sparse("float32", [5], "w", in_place_limit=0)
+    for _ in range(201):
+        acc.apply_grad([1], [1.0])
+    with pytest.raises(ResponseError, match="201 gradients are parked"):
+        index_of(client, acc, 1)
+    acc.delete()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "which index"),
+        (("x",), "whole numbers"),
+        (("1,",), "whole numbers"),
+        (("-1",), "whole numbers"),
+        (("1", "0"), "1 to 1000"),
+        (("1", "1001"), "1 to 1000"),
+        (("1", "1.5"), "1 to 1000"),
+        (("1,2",), "coordinate 2 of a dimension of 2"),
+        (("1,1,1",), "2 coordinates, and there are 1 dimensions"),
+    ],
+)
+def test_wrong_arguments_are_said(client, open_sparse, args, message):
+    acc = open_sparse("float32", [5, 2], "w")
+    acc.apply_grad([1], [[1.0, 2.0]])
+    with pytest.raises(ResponseError, match=message):
+        index_of(client, acc, *args)
+    acc.delete()
+
+
+@pytest.mark.forges
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda header: b"\xff\xff",
+        lambda header: b"",
+        lambda header: {**header, "dtype": "text"},
+        lambda header: {**header, "shape": [2**40, 2]},
+        lambda header: {**header, "shape": ["a", 2]},
+        lambda header: {**header, "indices": 5},
+        lambda header: {**header, "values": [-1]},
+        lambda header: {**header, "version": 2},
+        lambda header: {**header, "small": 1},
+        lambda header: {**header, "counts": [3]},
+    ],
+)
+def test_foreign_headers_are_an_error(client, open_sparse, forge):
+    acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
+    acc.apply_grad([1], [[1.0, 2.0]])
+    ((field, entry),) = client.hgetall("redisacc:{w}:parked").items()
+    order, _, packed = entry.partition(b" ")
+    forged = forge(msgpack.unpackb(packed))
+    client.hset(
+        "redisacc:{w}:parked", field, order + b" " + (forged if isinstance(forged, bytes) else msgpack.packb(forged))
+    )
+    with pytest.raises(ResponseError, match="redisacc did not write"):
+        index_of(client, acc, 1)
+
+
+@pytest.mark.forges
+def test_data_that_are_gone_are_an_error(client, open_sparse, monkeypatch):
+    acc = open_sparse("float32", [5, 2], "v", in_place_limit=0)
+    acc.apply_grad([1], [[1.0, 2.0]])
+    client.delete("redisacc:{v}:small")
+    with pytest.raises(ResponseError, match="is gone, or has another length"):
+        index_of(client, acc, 1)
+    monkeypatch.setattr(_parked, "SMALL_BYTES", 0)
+    acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
+    acc.apply_grad([1], [[1.0, 2.0]])
+    (part,) = client.keys("redisacc:{w}:part:*:1")
+    client.delete(part)
+    with pytest.raises(ResponseError, match="is gone, or too short"):
+        index_of(client, acc, 1)
+
+
+@pytest.mark.parametrize("script", ["summary", "index"])
+def test_no_accumulator_is_an_error(client, script):
+    with pytest.raises(ResponseError, match="there is no accumulator"):
+        run(client, script, "redisacc:{nowhere}", "1")
+
+
+def test_the_summary(client, open_dense, background, until):
+    acc = open_dense("float32", [3], "w", worker="ann", parked_limit=1000)
+    evil = open_dense("float32", [3], "w", worker="bob", parked_limit=1000)
+    acc.apply_grad([1, 2, 3])
+    with acc.take(1), acc:
+        pass
+    acc = open_dense("float32", [3], "w", worker="ann", parked_limit=1000)
+    held = acc.take(1, timeout=20)
+    acc.apply_grad([1, 2, 3], 1)
+    held.__enter__()
+    evil.apply_grad([1, 2, 3], 2)
+    evil.apply_grad([1, 2, 3], 0)
+    take = background(acc.take_grad, 2, timeout=20)
+    until(lambda: acc.info().waiting)
+    client.hset("redisacc:{w}:workers", "\x1b[31mred\u009b", "7")
+    lines = run(client, "summary", acc.accumulator_ref)
+    assert lines[0] == "redisacc:{w}: dense float32 [3] MEAN"
+    assert lines[1] == "step 2, 1 gradients in this round of shape [3]"
+    assert lines[2] == "held: 1 rows in place, 0 parked with 0 of 1000 bytes"
+    assert lines[3].startswith("so far: 3 applied, 1 stale, 0 sent twice, 2 rounds taken; created ")
+    assert "  bob: 1" in lines
+    assert "  ?[31mred?: 7" in lines
+    assert "takers that wait: 1" in lines
+    assert "  1 of 2: ann" in lines
+    assert "rounds taken and not acknowledged: 1" in lines
+    assert any(line.startswith("  step 1 with 1 gradients, granted ") and " to ann, token " in line for line in lines)
+    client.hdel("redisacc:{w}:workers", "\x1b[31mred\u009b")
+    evil.apply_grad([1, 2, 3], 2)
+    take.result()
+    with acc.recover():
+        pass
+    acc.delete()
+
+
+def test_the_summary_names_a_few_of_many(client, open_sparse):
+    acc = open_sparse("float32", [5], "w")
+    client.hset("redisacc:{w}:workers", mapping={f"worker-{n}": 1 for n in range(3000)})
+    lines = run(client, "summary", acc.accumulator_ref)
+    assert "workers that contributed to this round: 3000" in lines
+    assert "  and 2990 more" in lines
+    assert len(lines) < 40
+    acc.delete()
+
+
+@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="there is no redis-cli here")
+@pytest.mark.servers("redis7", "redis62")
+def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, open_dense, background, until):
+    """Every command of docs/redis-cli.md, with its output; ids and times of day aside."""
+    steps, live = console_blocks()
+    a, b, c = (
+        open_sparse("float32", [10000, 4], "embeddings", worker=f"worker-{n}", in_place_limit=0 if n == 1 else None)
+        for n in range(3)
+    )
+    chief = open_sparse("float32", [10000, 4], "embeddings", worker="chief")
+    bias = open_dense("float32", [100, 50], "bias")
+    for worker in (a, b, c):
+        worker.apply_grad([7, 42], np.ones((2, 4)))
+    a.take_grad(3)
+    a.apply_grad([1], np.ones((1, 4)), local_step=1)
+    left = chief.take(1)
+    left.__enter__()
+    c.apply_grad([1], np.ones((1, 4)), local_step=1)
+    a.apply_grad([7, 42], [[1, 2, 3, 4], [0.5] * 4], local_step=2)
+    b.apply_grad([42, 9000], [[1.5, 2.5, 3.5, 4.5], [1] * 4], local_step=2)
+    take = background(chief.take_grad, 3, timeout=60)
+    until(lambda: chief.info().waiting)
+
+    assert len(steps) == 10
+    for command, expected in steps:
+        said = subprocess.run(
+            redis_cli(command, real_server.url), capture_output=True, text=True, timeout=20, check=True, cwd=ROOT
+        ).stdout
+        # redis-cli adds an empty line where it writes plain text.
+        assert masked(said.rstrip()) == masked(expected), command
+
+    command, expected = live
+    channel = "redisacc:{embeddings}:events"
+    before = client.pubsub_numsub(channel)[0][1]
+    with subprocess.Popen(redis_cli(command, real_server.url), stdout=subprocess.PIPE, text=True, cwd=ROOT) as listener:
+        until(lambda: client.pubsub_numsub(channel)[0][1] > before)
+        c.apply_grad([1], np.ones((1, 4)), local_step=1)
+        c.apply_grad([1], np.ones((1, 4)), local_step=2)
+        take.result()
+        # Versions greet differently: "Reading messages...".
+        lines = filter(lambda line: not line.startswith("Reading"), listener.stdout)
+        said = list(itertools.islice(lines, len(expected.splitlines())))
+        listener.kill()
+    assert "".join(said).rstrip() == expected
+    with chief.recover():
+        pass
+    chief.delete()
+    bias.delete()
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def console_blocks():
+    """(command, output) of every command on the page, and last the one that listens."""
+    page = (ROOT / "docs" / "redis-cli.md").read_text()
+    blocks = "\n".join(re.findall(r"```console\n(.*?)\n```", page, re.DOTALL))
+    found = [part.partition("\n")[::2] for part in re.split(r"^\$ ", blocks, flags=re.MULTILINE)[1:]]
+    *steps, live = [(command, output.rstrip()) for command, output in found]
+    return steps, live
+
+
+def redis_cli(command, url):
+    words = shlex.split(command)
+    # Into a pipe redis-cli would write as with --raw.
+    return [words[0], "-u", url, *([] if "--raw" in words else ["--no-raw"]), *words[1:]]
+
+
+def masked(text):
+    """Without what differs each time; in lists whose order is the server's, sorted."""
+    text = re.sub(r"\b[0-9a-f]{32}\b", "TOKEN", text)
+    text = re.sub(r"\b1[0-9]{12}\b", "TIME", text)
+    text = re.sub(r"\b\d+\.\d s\b", "AGO", text)
+    return sorted(re.sub(r"^\d+\) ", "", line) for line in text.splitlines())
+
+
+def test_nothing_is_written(client, open_sparse):
+    acc = open_sparse("float32", [5], "w", in_place_limit=0)
+    acc.apply_grad([1], [1.0])
+    for script in ("summary", "index"):
+        code = (FOLDER / f"{script}.lua").read_text()
+        commands = set(re.findall(r"redis\.call\('(\w+)'", code))
+        assert commands <= {"HMGET", "HGET", "HGETALL", "HLEN", "HSCAN", "TIME", "ZRANGE", "ZCARD", "GETRANGE"}
+    assert isinstance(acc, redisacc.SparseConditionalAccumulator)
+    acc.delete()

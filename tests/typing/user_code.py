@@ -1,0 +1,100 @@
+"""Users' code, to be checked by mypy and pyright in their strict modes. It is not run."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+import redisacc
+from redisacc import errors, raw_ops
+from redisacc.embedded import Server
+
+
+def chief(url: str) -> npt.NDArray[np.float32]:
+    weights = np.zeros(3, np.float32)
+    with redisacc.ConditionalAccumulator(np.float32, shape=[3], shared_name="w", redis=url, worker="chief") as acc:
+        step = acc.global_step()
+        mean = acc.take_grad(num_required=4, timeout=10.0)
+        weights -= 0.1 * mean
+        with acc.take(4) as taken:
+            weights -= taken.gradient
+            assert_type(taken.workers, dict[str, int])
+            assert_type(taken.gradient, npt.NDArray[Any])
+        with acc.recover() as found:
+            if found is not None:
+                weights -= found.gradient
+        look = acc.peek()
+        if look.gradient is not None:
+            print(look.gradient.sum(), look.num_accumulated)
+        assert_type(acc.wait_for_step(step + 1, timeout=1), int)
+        acc.set_global_step(7)
+    return weights
+
+
+def worker(acc: redisacc.ConditionalAccumulator, gradient: npt.NDArray[np.float64]) -> bool:
+    result = acc.apply_grad(gradient, local_step=acc.global_step())
+    if not result:
+        print(result.outcome, result.global_step)
+    return bool(acc.apply_grad([1.0, 2.0, 3.0]))
+
+
+def sparse() -> None:
+    table = redisacc.SparseConditionalAccumulator("float32", [10_000, 2], "embeddings", reduction_type="SUM")
+    table.apply_grad(grad_indices=[7, 42], grad_values=[[1.0, 1.0], [2.0, 2.0]], grad_shape=[10_000, 2])
+    table.apply_grad(np.array([1]), np.ones((1, 2), ml_dtypes.bfloat16))
+    indices, values, shape = table.take_grad(2)
+    assert_type(indices, npt.NDArray[Any])
+    slices = table.take_indexed_slices_grad(2)
+    assert_type(slices, redisacc.IndexedSlices)
+    table.apply_indexed_slices_grad(slices)
+    with table.take(1) as taken:
+        dense = taken.gradient.to_dense()
+        print(dense.shape, values.shape, shape.tolist())
+    table.delete()
+
+
+def observer(acc: redisacc.ConditionalAccumulator) -> list[str]:
+    info = acc.info()
+    assert_type(info, redisacc.AccumulatorInfo)
+    late = [worker.name for worker in info.missing if (info.read_at - worker.seen_at).total_seconds() > 5]
+    for waiting in info.waiting:
+        print(waiting.taker, waiting.num_required, waiting.lease_ends_at.isoformat())
+    for taken in info.unacknowledged:
+        print(taken.token, taken.granted_at)
+    with acc.events(timeout=5) as events:
+        for event in events:
+            assert_type(event, redisacc.Event)
+            if event.kind == "taken":
+                print(event.global_step, event.who, event.details.get("taken"))
+    return late
+
+
+def of_either_kind(acc: redisacc.ConditionalAccumulatorBase[Any]) -> str:
+    return f"{acc.name} {acc.dtype} {acc.shape} {acc.accumulator_ref} {acc.num_accumulated()}"
+
+
+def failures(acc: redisacc.ConditionalAccumulator) -> None:
+    try:
+        acc.take_grad(2, timeout=0)
+    except redisacc.TakeTimeoutError as error:
+        print(error.num_accumulated, error.num_required, error.workers)
+    except redisacc.StepTimeoutError as error:
+        print(error.wanted, error.global_step)
+    except errors.RedisAccError:
+        pass
+
+
+def operations() -> npt.NDArray[Any]:
+    handle = raw_ops.ConditionalAccumulator(dtype=np.float32, shape=[2], shared_name="w")
+    raw_ops.AccumulatorApplyGradient(handle=handle, local_step=0, gradient=[1.0, 2.0])
+    return raw_ops.AccumulatorTakeGradient(handle=handle, num_required=1, dtype=np.float32)
+
+
+def embedded() -> str:
+    with Server() as server:
+        client = server.client()
+        acc = redisacc.ConditionalAccumulator(np.float32, redis=client)
+        return acc.accumulator_ref + server.url
