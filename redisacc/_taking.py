@@ -18,7 +18,7 @@ from redisacc._keys import Keys
 from redisacc._link import Link
 from redisacc._parked import PartMissing
 from redisacc._rounds import Reader, parse_workers, read_commands, scan
-from redisacc._scripts import ForgottenError, Granted, Scripts, Waiting
+from redisacc._scripts import ForgottenError, Granted, Scripts, Take, Waiting
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
@@ -111,6 +111,7 @@ class Wait:
     wake: threading.Event = field(default_factory=threading.Event)
     _sequence: int = field(init=False)
     _token: str = field(init=False)
+    _take: Take = field(init=False)
     _lost: int = field(init=False)
     _seen: Waiting | None = None
     _unreachable: ServerUnavailableError | None = None
