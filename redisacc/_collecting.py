@@ -31,8 +31,8 @@ from redisacc._parked import number_of_parts
 from redisacc._rounds import batches, scan
 from redisacc._scripts import Scripts
 
-# Keys that one call of the script looks at.
-BATCH = 100
+# Lookups that one call of the script makes, about: each key is looked for in every round.
+LOOKUPS = 200
 
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):\d+")
@@ -164,6 +164,7 @@ def remove(link: Link, leftover: Leftover) -> int:
         return int(all(scripts.acknowledge(token=token, parts=p, more=p is not pieces[-1]) for p in pieces))
     removed = 0
     items = list(leftover.keys.items())
-    for start in range(0, len(items), BATCH):
-        removed += scripts.sweep(tokens=leftover.tokens, owners=dict(items[start : start + BATCH]))
+    size = max(1, LOOKUPS // (len(leftover.tokens) + 4))
+    for start in range(0, len(items), size):
+        removed += scripts.sweep(tokens=leftover.tokens, owners=dict(items[start : start + size]))
     return removed

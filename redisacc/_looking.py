@@ -25,7 +25,13 @@ from redisacc._parked import Gradient, Parked, PartMissing
 from redisacc._rounds import all_rounds, scan
 from redisacc._slices import IndexedSlices
 from redisacc._totals import DenseTotal, SparseTotal
-from redisacc.errors import CorruptDataError, InvalidArgumentError, PeekTimeoutError
+from redisacc.errors import (
+    CorruptDataError,
+    InvalidArgumentError,
+    PeekTimeoutError,
+    ServerError,
+    ServerUnavailableError,
+)
 
 # Keys or members asked for in one SCAN, SSCAN.
 SCAN_COUNT = 1000
@@ -89,7 +95,7 @@ class Memory:
 
 
 def memory(link: Link, keys: Keys) -> list[Memory]:
-    """What an accumulator takes, by sort of key, taken rounds included."""
+    """What an accumulator takes, by sort of key, taken rounds included; nothing where this user may not ask."""
     record, *rounds = [keys.record], *all_rounds(link, keys)
     sorts = {
         "record": record,
@@ -102,7 +108,13 @@ def memory(link: Link, keys: Keys) -> list[Memory]:
         "taken": [keys.taken],
     }
     flat = [key for group in sorts.values() for key in group]
-    sizes = dict(zip(flat, link.pipeline([("MEMORY", "USAGE", key) for key in flat]), strict=True))
+    try:
+        sizes = dict(zip(flat, link.pipeline([("MEMORY", "USAGE", key) for key in flat]), strict=True))
+    except ServerUnavailableError:
+        raise
+    except ServerError:
+        # A user who may look but not ask for this.
+        return []
     found = []
     for what, group in sorts.items():
         there = [int(sizes[key]) for key in group if sizes[key] is not None]

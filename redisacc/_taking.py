@@ -14,10 +14,11 @@ from typing import Any
 
 from redisacc._clients import Client
 from redisacc._events import hub_of
+from redisacc._info import AccumulatorInfo, read_info
 from redisacc._keys import Keys
 from redisacc._link import Link
 from redisacc._parked import PartMissing
-from redisacc._rounds import Reader, parse_workers, read_commands, scan
+from redisacc._rounds import Reader, read_commands
 from redisacc._scripts import ForgottenError, Granted, Scripts, Take, Waiting
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -34,6 +35,8 @@ logger = logging.getLogger("redisacc")
 LEASE_MS = 3000
 # It looks at least this often, in seconds.
 LOOK_EVERY = 1.0
+# So many of the workers that are missing are named.
+NAMED = 10
 # A wait that lasts says so this often, in seconds.
 LOG_EVERY = 60.0
 # How long a look tries to reach the server before the wait says in the log that it can't, in seconds.
@@ -175,7 +178,7 @@ class Wait:
                     return granted
             if now >= next_log:
                 next_log = now + LOG_EVERY
-                logger.warning("%s", self._state("still waits"), extra=self._fields)
+                logger.warning("%s", self._state("still waits", self._info()), extra=self._fields)
             if self._look_ahead():
                 continue
             self.wake.wait(min(next_look, self.deadline, next_log) - now)
@@ -301,29 +304,42 @@ class Wait:
 
     def timed_out(self, seconds: float) -> TakeTimeoutError:
         """The error that says what was waited for."""
-        workers: dict[str, int] = {}
-        if self._unreachable is None:
-            try:
-                workers = parse_workers(scan(self.link, self.keys.current.workers), self.keys.current.workers)
-            except RedisAccError as failure:
-                logger.debug("%s: %s", self.label, failure)
+        info = self._info()
         error = TakeTimeoutError(
-            self._state(f"timed out after {seconds:.3g} s", workers),
+            self._state(f"timed out after {seconds:.3g} s", info),
             num_required=self.num_required,
             num_accumulated=self._seen.num_accumulated if self._seen else 0,
-            workers=workers,
+            workers=info.workers if info else {},
+            missing=[worker.name for worker in info.missing] if info else (),
         )
         error.__cause__ = self._unreachable
         return error
 
-    def _state(self, what: str, workers: dict[str, int] | None = None) -> str:
+    def _info(self) -> AccumulatorInfo | None:
+        """Who has come and who has not, if that can be read."""
+        if self._unreachable is not None:
+            return None
+        try:
+            return read_info(self.link, self.keys)
+        except RedisAccError as failure:
+            logger.debug("%s: %s", self.label, failure)
+            return None
+
+    def _state(self, what: str, info: AccumulatorInfo | None) -> str:
         seen = self._seen
         text = f"{self.label}: a take of {self.num_required} {what}"
         if seen is None:
             return f"{text}: the server did not say how many gradients there are"
         text += f": {seen.num_accumulated} of {self.num_required} gradients had come at step {seen.global_step}"
-        if workers:
-            text += ", from " + ", ".join(f"{name} ({number})" for name, number in workers.items())
+        if info is not None and info.workers:
+            text += ", from " + ", ".join(f"{name} ({number})" for name, number in info.workers.items())
+        if info is not None and info.missing:
+            named = [
+                f"{worker.name} (seen {(info.read_at - worker.seen_at).total_seconds():.0f} s ago)"
+                for worker in info.missing[:NAMED]
+            ]
+            more = [f"{len(info.missing) - NAMED} more"] if len(info.missing) > NAMED else []
+            text += "; missing: " + ", ".join(named + more)
         if seen.ahead:
             text += f"; {seen.ahead} takers stand before it"
         if self._unreachable is not None:

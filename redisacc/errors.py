@@ -21,7 +21,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -80,13 +80,24 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         num_required: how many gradients the take asked for.
         num_accumulated: how many had come.
         workers: from whom: worker's name → number of gradients in this round.
+        missing: names of those who applied gradients to the accumulator before and none to this round, who was seen
+            last first.
     """
 
-    def __init__(self, message: str, *, num_required: int, num_accumulated: int, workers: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        num_required: int,
+        num_accumulated: int,
+        workers: Mapping[str, int],
+        missing: Sequence[str] = (),
+    ) -> None:
         super().__init__(message)
         self.num_required = num_required
         self.num_accumulated = num_accumulated
         self.workers = dict(workers)
+        self.missing = list(missing)
 
 
 class StepTimeoutError(RedisAccError, TimeoutError):

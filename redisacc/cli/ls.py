@@ -67,7 +67,7 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
                 str(info.global_step),
                 str(info.num_accumulated),
                 waiting_text(info),
-                bytes_text(size),
+                bytes_text(size) if size else "-",
                 age_text(info.read_at, info.last_activity),
             ]
             for info, size in found

@@ -120,6 +120,9 @@ def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
                 f"  step {taken.global_step}, {counted(taken.num_accumulated, 'gradient')}, "
                 f"{ago(taken.granted_at)} ago to {safe(taken.taker)}\n    token {safe(taken.token)}"
             )
+    if not sizes:
+        click.echo("\nmemory: this user may not ask")
+        return
     click.echo("\nmemory")
     print_table(
         ["WHAT", ">KEYS", ">BYTES"],

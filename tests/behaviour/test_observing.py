@@ -249,3 +249,32 @@ def test_events_go_on_from_where_they_were(open_dense):
     assert [event.num_accumulated for event in itertools.islice(events, 2)] == [1, 2]
     assert next(events).num_accumulated == 3
     acc.delete()
+
+
+def test_a_take_that_times_out_says_who_is_missing(open_dense):
+    ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
+    chief = open_dense("float32", [1], "w", worker="chief")
+    for acc in (ann, bob):
+        acc.apply_grad([1.0])
+    chief.take_grad(2)
+    chief.set_global_step(1)
+    ann.apply_grad([1.0], 1)
+    with pytest.raises(
+        redisacc.TakeTimeoutError,
+        match=r"1 of 2 gradients had come at step 1, from ann \(1\); missing: bob \(seen \d+ s ago\)$",
+    ) as caught:
+        chief.take_grad(2, timeout=0.1)
+    assert caught.value.workers == {"ann": 1}
+    assert caught.value.missing == ["bob"]
+    chief.delete()
+
+
+def test_of_many_who_are_missing_some_are_named(open_dense):
+    for n in range(13):
+        open_dense("float32", [1], "w", worker=f"worker-{n}").apply_grad([1.0])
+    chief = open_dense("float32", [1], "w", worker="chief")
+    chief.take_grad(13)
+    with pytest.raises(redisacc.TakeTimeoutError, match=r"0 of 1 .*missing: worker-.*, 3 more$") as caught:
+        chief.take_grad(1, timeout=0.1)
+    assert len(caught.value.missing) == 13
+    chief.delete()

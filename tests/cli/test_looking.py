@@ -88,7 +88,7 @@ def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
         r"^  bob +missing +1 +0 +\d",
         r"^  chief for 2$",
         r"^  step 0, 2 gradients, .* ago to chief$",
-        r"^    token [0-9a-f]{32}$",
+        r"^    token \d+-[0-9a-f]+-\d+$",
         r"^  parts +2 +32 B$",
     ):
         assert re.search(pattern, said, re.MULTILINE), (pattern, said)
@@ -344,6 +344,25 @@ def test_no_server(cli, words):
     assert found.exit_code == 6
     assert found.stderr.startswith("redisacc: no Redis server answers at 127.0.0.1:1/0")
     assert "secret" not in found.output
+
+
+def test_a_user_who_may_only_look(cli, client, real_server, open_dense):
+    acc = open_dense("float32", [1], "w")
+    acc.apply_grad([1.0])
+    commands = ["+ping", "+hmget", "+hget", "+hlen", "+hscan", "+zrange", "+time", "+sscan"]
+    client.acl_setuser("looker", enabled=True, passwords=["+secret"], keys=["*"], commands=commands)
+    url = real_server.url.replace("redis://", "redis://looker:secret@")
+    try:
+        assert " - " in cli("ls", "--redis", url).stdout
+        assert "memory: this user may not ask" in cli("show", "w", "--redis", url).stdout
+        assert cli("watch", "-n", 1, "--redis", url).exit_code == 0
+        refused = cli("rm", "w", "--yes", "--redis", url)
+    finally:
+        client.acl_deluser("looker")
+    assert refused.exit_code == 1
+    assert "the server refused" in refused.stderr
+    assert acc.num_accumulated() == 1
+    acc.delete()
 
 
 def test_wrong_usage(cli):
