@@ -129,7 +129,7 @@ def test_a_client_that_was_forgotten_is_not_counted_twice(client: redis.Redis) -
     for ask in (
         lambda: scripts.settle(client=sender, sequence=1, worker="w"),
         lambda: scripts.set_global_step(client=sender, sequence=1, worker="w", new_global_step=5),
-        lambda: scripts.take(token="t", client=sender, sequence=1, num_required=1, lease_ms=3000, taker="w")(),
+        scripts.take(token="t", client=sender, sequence=1, num_required=1, lease_ms=3000, taker="w"),
     ):
         with pytest.raises(ForgottenError):
             ask()
