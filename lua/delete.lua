@@ -21,6 +21,7 @@
 -- {'replaced'}               there is another incarnation, which was left alone
 
 -- #include "announce"
+-- #include "even_when_full"
 
 local record, incarnation, finish = KEYS[1], ARGV[1], ARGV[2]
 local closed = 'deleted:' .. incarnation
@@ -31,6 +32,7 @@ if not current then
 end
 if finish == '0' then
   if current == incarnation then
+    even_when_full(record)
     redis.call('HSET', record, 'incarnation', closed)
     announce(record, 'deleted', 'deleted')
     return {'closed'}

@@ -1,6 +1,12 @@
 -- Opens the accumulator of a name, or creates it.
 --
--- KEYS[1] redisacc:{NAME}    the record
+-- KEYS[1] redisacc:{NAME}             the record
+-- KEYS[2] redisacc:{NAME}:sums        what can't be there without a record
+-- KEYS[3] redisacc:{NAME}:parked
+-- KEYS[4] redisacc:{NAME}:small
+-- KEYS[5] redisacc:{NAME}:workers
+-- KEYS[6] redisacc:{NAME}:clients
+-- KEYS[7] redisacc:{NAME}:taken
 -- ARGV[1] incarnation        random id, which the accumulator gets if it is created now
 -- ARGV[2] format             version of the data model
 -- ARGV[3] kind               "dense" or "sparse"
@@ -16,6 +22,7 @@
 --  parked_limit}
 --                            as it was created; struct is "yes" where the server's Lua has that library
 -- {'deleting', incarnation}  it is being deleted; whoever did may have died: finish it, then open again
+-- {'remains', key}           there is no record, but a key of an accumulator that had one; nothing changed
 -- {'corrupt', where, text}   the record isn't ours; nothing changed
 
 -- #include "now_ms"
@@ -30,6 +37,12 @@ local names = {
 }
 
 if redis.call('EXISTS', record) == 0 then
+  -- The record was evicted or removed by hand. A new one would take over sums that it doesn't count.
+  for i = 2, #KEYS do
+    if redis.call('EXISTS', KEYS[i]) == 1 then
+      return {'remains', KEYS[i]}
+    end
+  end
   redis.call('HSET', record, 'format', format, 'kind', kind, 'dtype', dtype, 'shape', shape,
     'reduction_type', reduction_type, 'incarnation', incarnation, 'global_step', '0', 'num_accumulated', '0',
     'round_shape', '', 'applied', '0', 'stale', '0', 'duplicates', '0', 'takes', '0', 'tickets', '0',

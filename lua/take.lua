@@ -32,6 +32,7 @@
 -- #include "now_ms"
 -- #include "keep"
 -- #include "announce"
+-- #include "even_when_full"
 
 local record_key, sums, parked, small, workers, queue, takers, taken = unpack(KEYS, 1, 8)
 local taken_sums, taken_parked, taken_small, taken_workers = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
@@ -51,6 +52,7 @@ if reply then
   return reply
 end
 
+even_when_full(record_key)
 local now = now_ms()
 local ticket = redis.call('ZSCORE', queue, token)
 local head

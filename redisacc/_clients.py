@@ -6,6 +6,8 @@ import os
 import secrets
 from dataclasses import dataclass, field
 
+from redisacc.errors import DataLossError
+
 
 @dataclass
 class Client:
@@ -13,6 +15,8 @@ class Client:
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     sequence: int = 0
+    # The last request of which the outcome is known. A server that doesn't know it has lost data.
+    acknowledged: int = 0
 
     def next(self) -> int:
         """The number of a new request. A request that is sent again keeps its number."""
@@ -58,5 +62,7 @@ class Loan:
             self._client = Client()
         return self._client
 
-    def __exit__(self, *_: object) -> None:
-        self._idle.append(self._client)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Data loss is said once. What this client remembers is gone, so the next request comes from a new one.
+        if kind is not DataLossError:
+            self._idle.append(self._client)

@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import logging
 import os
+import re
 import threading
 import time
 import weakref
@@ -27,15 +28,28 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
     NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
     ResponseError,
+    TryAgainError,
 )
 from redis.retry import Retry
 
 from redisacc import _wire
 from redisacc._lua import Script
 from redisacc._wire import Argument, Arrivals, Command, Packed, Wire
-from redisacc.errors import CorruptDataError, InvalidArgumentError, ServerError, ServerUnavailableError
+from redisacc.errors import (
+    CorruptDataError,
+    InvalidArgumentError,
+    ServerError,
+    ServerOutOfMemoryError,
+    ServerUnavailableError,
+)
 
 logger = logging.getLogger("redisacc")
 
@@ -51,8 +65,28 @@ OPENING_PATIENCE = 3.0
 _BACKOFF = ExponentialBackoff(cap=1.0, base=0.01)
 _BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
 
-# Replies that pass by themselves: a server that loads its data, runs a long script, or has just been demoted.
-_PASSING = ("BUSY ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN")
+# Refusals that pass by themselves: a server that runs a long script, a cluster that moves, a master that has just been
+# demoted. A new connection, by Sentinel or through a name that moves, finds the one that was promoted.
+_PASSING = {
+    "BUSY": "is busy",
+    "LOADING": "still loads its data",
+    "TRYAGAIN": "is moving the key",
+    "CLUSTERDOWN": "belongs to a cluster that is down",
+    "MASTERDOWN": "is a replica that has lost its master",
+    "READONLY": "is a read-only replica: name its master, or go through Sentinel",
+}
+# redis-py takes the code of these off their message.
+_CODES = (
+    (BusyLoadingError, "LOADING"),
+    (ReadOnlyError, "READONLY"),
+    (OutOfMemoryError, "OOM"),
+    (NoPermissionError, "NOPERM"),
+    (TryAgainError, "TRYAGAIN"),
+    (ClusterDownError, "CLUSTERDOWN"),
+    (MasterDownError, "MASTERDOWN"),
+)
+# Servers before 7.0 wrap what a command inside a script was refused with.
+_IN_SCRIPT = re.compile(r"@user_script: ?\d+: -(?P<code>[A-Z]+) ")
 
 
 @dataclass
@@ -158,12 +192,19 @@ class Link:
                 failures += 1
                 pause = _BACKOFF.compute(failures)
                 if time.monotonic() + pause >= give_up:
-                    raise ServerUnavailableError(
-                        f"no Redis server answers at {self.address} ({_reason(error)}). Start one with `redisacc "
-                        "server` (pip install 'redisacc[cli,server]'), or name another by redis= or REDISACC_URL"
-                    ) from error
+                    raise ServerUnavailableError(self._unavailable(error)) from error
                 logger.debug("%s: %s; trying again in %.2f s", self.address, _reason(error), pause)
                 time.sleep(pause)
+
+    def _unavailable(self, error: BaseException) -> str:
+        refused = error.__cause__ if isinstance(error.__cause__, ResponseError) else error
+        state = _PASSING.get(_code(refused))
+        if state is not None:
+            return f"the server at {self.address} {state} ({_reason(refused)})"
+        return (
+            f"no Redis server answers at {self.address} ({_reason(error)}). Start one with `redisacc server` "
+            "(pip install 'redisacc[cli,server]'), or name another by redis= or REDISACC_URL"
+        )
 
     def _exchange_once(self, commands: Sequence[Command], give_up: float) -> list[Any]:
         if self._pool is None:
@@ -172,7 +213,7 @@ class Link:
         try:
             replies = wire.exchange(commands, give_up)
             for reply in replies:
-                if isinstance(reply, ResponseError) and str(reply).startswith(_PASSING):
+                if isinstance(reply, ResponseError) and _code(reply) in _PASSING:
                     raise redis.ConnectionError(str(reply)) from reply
         except BaseException as error:
             self._spoil(wire, error)
@@ -295,12 +336,27 @@ def _checked(replies: list[Any]) -> list[Any]:
     return replies
 
 
+def _code(error: BaseException) -> str:
+    """The first word of a refusal, "OOM"; also where redis-py took it off, or an old server wrapped it."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    text = str(error)
+    wrapped = _IN_SCRIPT.search(text)
+    return wrapped["code"] if wrapped else text.partition(" ")[0]
+
+
 def _refusal(error: Exception) -> ServerError | CorruptDataError:
     message = str(error)
     if "WRONGTYPE" in message:
         return CorruptDataError(f"a key of the accumulator is of another type than redisacc gives it: {message}")
     if "not an integer" in message:
         return CorruptDataError(f"the accumulator's record holds something else than a count: {message}")
+    if _code(error) == "OOM":
+        return ServerOutOfMemoryError(
+            f"the server has reached its maxmemory and stores no more: take rounds, which works all the same, or give "
+            f"it more ({message})"
+        )
     return ServerError(f"the server refused: {message}")
 
 

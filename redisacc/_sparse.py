@@ -42,6 +42,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             ("parked") and added up by the taker, instead of by the server; 0 parks all. None: 2048, measured.
         parked_limit: bytes that the parked gradients of a round may have together, given at creation. Beyond it
             clients add some of them up to make room. None: 256 MiB, or what the accumulator was created with.
+        min_replicas: an accepted gradient and a taken round wait until so many replicas of the server have them, at
+            most 5 seconds, and raise NotReplicatedError if they don't. 0: replication is not waited for.
 
     Raises:
         InvalidArgumentError: an argument can't be right.
@@ -63,6 +65,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
         worker: str | None = None,
         in_place_limit: int | None = None,
         parked_limit: int | None = None,
+        min_replicas: int = 0,
     ) -> None:
         super().__init__(
             dtype,
@@ -74,6 +77,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             worker=worker,
             in_place_limit=in_place_limit,
             parked_limit=parked_limit,
+            min_replicas=min_replicas,
         )
 
     def apply_grad(
@@ -107,6 +111,9 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             InvalidArgumentError: wrong dtype, index, shape or step. Nothing was changed.
             AccumulatorNotFoundError: the accumulator was deleted.
             AccumulatorFullError: what is parked has reached its limit, and adding it up makes no room.
+            DataLossError: an earlier gradient of this handle is lost; this one was not counted.
+            NotReplicatedError: it was counted, but fewer replicas than ``min_replicas`` have it yet.
+            ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server answered. Whether the gradient was counted isn't known.
         """
         label = self._label(name)
@@ -159,6 +166,9 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase):
             CancelledError: the handle was closed.
             AccumulatorNotFoundError: the accumulator was deleted.
             StepOverflowError: the step is 2**63 - 1. Nothing was taken.
+            DataLossError, NotReplicatedError: the round was taken and not acknowledged: ``recover()`` hands it out.
+            CorruptDataError: what stands in Redis doesn't add up, because keys were evicted or changed. What there
+                is of the round stays, listed in ``info().unacknowledged``.
         """
         slices = self.take_indexed_slices_grad(num_required, name, timeout=timeout)
         assert slices.dense_shape is not None

@@ -18,6 +18,7 @@ from redisacc._link import Link
 from redisacc._parked import PartMissing
 from redisacc._rounds import Reader, parse_workers, read_commands, scan
 from redisacc._scripts import Granted, Scripts, Waiting
+from redisacc._wire import Command
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
@@ -51,7 +52,7 @@ def wait_for_round(
         register: gets the event that wakes the wait, and returns what takes it back.
 
     Returns:
-        The round, and the replies to ``read_commands`` for it.
+        The round, the replies to ``read_commands`` for it, and last the number of rounds granted so far.
     """
     started = time.monotonic()
     take_back = register(wait.wake)
@@ -118,7 +119,7 @@ class Wait:
             num_required=self.num_required,
             lease_ms=LEASE_MS,
             taker=self.taker,
-            read=read_commands(self.keys.taken_round(self._token)),
+            read=self._read_commands(),
         )
 
     def on_event(self, event: str | None) -> None:
@@ -213,6 +214,9 @@ class Wait:
         self._seen = reply
         return None
 
+    def _read_commands(self) -> list[Command]:
+        return [*read_commands(self.keys.taken_round(self._token)), ("HGET", self.keys.record, "takes")]
+
     def _patience(self) -> float:
         # The last look of a take whose time is up still gets a moment for its round trip.
         return min(LOOK_PATIENCE, max(self.deadline - time.monotonic(), 0.5))
@@ -225,7 +229,7 @@ class Wait:
         granted = self.scripts.leave(token=self._token, patience=LOOK_PATIENCE)
         if granted is None:
             return None
-        return granted, self.link.pipeline(read_commands(self.keys.taken_round(self._token)))
+        return granted, self.link.pipeline(self._read_commands())
 
     def leave_quietly(self) -> None:
         """Leaves the queue because of an error, which is what the caller has to hear of."""

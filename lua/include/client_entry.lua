@@ -3,12 +3,18 @@
 
 -- What is known of a client: the field CLIENT of the clients hash is the text
 -- "sequence outcome global_step num_accumulated seen_ms applied stale worker".
--- Reads it to decide whether a request is new. Returns the entry for a new one; for one that was executed before,
--- nil and its first reply once more; else nil and {'superseded', last sequence} or {'corrupt', 'clients', text}.
+-- Reads it to decide whether a request is new. `sequence` is the text "number acknowledged".
+-- Returns the entry for a new one; for one that was executed before, nil and its first reply once more; else nil and
+-- {'superseded', last sequence}, {'lost', last sequence} or {'corrupt', 'clients', text}.
 local function read_client(clients_key, client, sequence)
+  local number, acknowledged = string.match(sequence, '^(%d+) (%d+)$')
+  number, acknowledged = tonumber(number), tonumber(acknowledged)
   local text = redis.call('HGET', clients_key, client)
   if not text then
-    return {applied = 0, stale = 0}
+    if acknowledged > 0 then
+      return nil, {'lost', '0'}
+    end
+    return {sequence = number, applied = 0, stale = 0}
   end
   local last, outcome, step, count, applied, stale =
     string.match(text, '^(%d+) (%a+) (%-?%d+) (%d+) %d+ (%d+) (%d+) ')
@@ -16,9 +22,14 @@ local function read_client(clients_key, client, sequence)
   if not (last and applied and stale) then
     return nil, {'corrupt', 'clients', string.sub(text, 1, 64)}
   end
-  if sequence > last then
-    return {applied = applied, stale = stale}
-  elseif sequence == last then
+  if number > last then
+    if acknowledged > last then
+      -- What the client was told has been undone: restarted from older data, or failed over to a replica that was
+      -- behind. It must hear of it, and this is the last moment to notice.
+      return nil, {'lost', count_text(last)}
+    end
+    return {sequence = number, applied = applied, stale = stale}
+  elseif number == last then
     -- The reply was lost and the client, or redis-py beneath it, sent the request again.
     return nil, {outcome, step, count}, true
   end
@@ -26,7 +37,7 @@ local function read_client(clients_key, client, sequence)
   return nil, {'superseded', count_text(last)}
 end
 
-local function write_client(clients_key, client, sequence, entry, reply, worker)
+local function write_client(clients_key, client, entry, reply, worker)
   redis.call('HSET', clients_key, client, string.format('%.0f %s %s %s %.0f %.0f %.0f %s',
-    sequence, reply[1], reply[2], reply[3], now_ms(), entry.applied, entry.stale, worker))
+    entry.sequence, reply[1], reply[2], reply[3], now_ms(), entry.applied, entry.stale, worker))
 end
