@@ -6,7 +6,6 @@
 -- KEYS[4] redisacc:{NAME}:small
 -- KEYS[5] redisacc:{NAME}:workers
 -- KEYS[6] redisacc:{NAME}:clients
--- KEYS[7] redisacc:{NAME}:taken
 -- ARGV[1] incarnation        random id, which the accumulator gets if it is created now
 -- ARGV[2] format             version of the data model
 -- ARGV[3] kind               "dense" or "sparse"

@@ -38,6 +38,7 @@ from redisacc.errors import (
     CancelledError,
     CorruptDataError,
     DataLossError,
+    NotPermittedError,
     NotReplicatedError,
     PeekTimeoutError,
     SchemaMismatchError,
@@ -174,13 +175,22 @@ class ConditionalAccumulatorBase(ABC):
             raise SchemaMismatchError(
                 f"accumulator {self._keys.name!r} was created as something else: its {'; its '.join(differences)}"
             )
-        # A key of its own slot, so it can't be part of the script. A server that is full refuses to add what it has.
-        if self._shared_name is not None and not self._link.call("SISMEMBER", NAMES, self._keys.name):
-            self._link.call("SADD", NAMES, self._keys.name)
+        if self._shared_name is not None:
+            self._list_name()
         _server.look_at(self._link)
         if self._min_replicas:
             self._link.call("WAIT", 0, 1)
         return opened
+
+    def _list_name(self) -> None:
+        try:
+            # A key of its own slot, so it can't be part of the script. Adding what is there would be refused by a
+            # server that is full.
+            if not self._link.call("SISMEMBER", NAMES, self._keys.name):
+                self._link.call("SADD", NAMES, self._keys.name)
+        except NotPermittedError as error:
+            # The list is for people who look around; nothing depends on it.
+            logger.debug("%s isn't listed: %s", self._keys.name, error)
 
     # What it is
 

@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
@@ -46,6 +45,7 @@ from redisacc._wire import Argument, Arrivals, Command, Packed, Wire
 from redisacc.errors import (
     CorruptDataError,
     InvalidArgumentError,
+    NotPermittedError,
     ServerError,
     ServerOutOfMemoryError,
     ServerUnavailableError,
@@ -85,6 +85,8 @@ _CODES = (
     (ClusterDownError, "CLUSTERDOWN"),
     (MasterDownError, "MASTERDOWN"),
 )
+# Redis 7 and Valkey, where the user who runs a script may not run a command in it, or not on that key.
+_FORBIDDEN_IN_SCRIPT = re.compile(r"The user executing the script can't|ACL failure in script")
 # Servers before 7.0 wrap what a command inside a script was refused with.
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -(?P<code>[A-Z]+) ")
 
@@ -165,6 +167,11 @@ class Link:
         if isinstance(replies[here], NoScriptError):
             # A server that is new, was restarted, or had its scripts flushed.
             replies[here:] = self._exchange([("EVAL", call.script.text, *call.tail), *call.after], patience)
+            if isinstance(replies[here], Exception) and _code(replies[here]) == "NOPERM":
+                raise NotPermittedError(
+                    f"{self.address} doesn't have the script {call.script.name!r}, and this user may not load it: "
+                    f"somebody who may has to run `redisacc load-scripts` ({replies[here]})"
+                ) from replies[here]
         reply = _checked(replies)[here]
         if not isinstance(reply, list) or not reply:
             raise CorruptDataError(f"script {call.script.name} replied {reply!r:.100}")
@@ -342,6 +349,8 @@ def _code(error: BaseException) -> str:
         if isinstance(error, kind):
             return code
     text = str(error)
+    if _FORBIDDEN_IN_SCRIPT.search(text):
+        return "NOPERM"
     wrapped = _IN_SCRIPT.search(text)
     return wrapped["code"] if wrapped else text.partition(" ")[0]
 
@@ -352,6 +361,8 @@ def _refusal(error: Exception) -> ServerError | CorruptDataError:
         return CorruptDataError(f"a key of the accumulator is of another type than redisacc gives it: {message}")
     if "not an integer" in message:
         return CorruptDataError(f"the accumulator's record holds something else than a count: {message}")
+    if _code(error) == "NOPERM":
+        return NotPermittedError(f"the server's access control list refuses: {message} (see `redisacc acl`)")
     if _code(error) == "OOM":
         return ServerOutOfMemoryError(
             f"the server has reached its maxmemory and stores no more: take rounds, which works all the same, or give "
@@ -404,13 +415,10 @@ def link_to(where: object) -> Link:
 
 
 def _client_of(url: str) -> redis.Redis:
-    try:
-        scheme = urlsplit(url).scheme
-    except ValueError as error:
-        raise InvalidArgumentError(f"a URL that can't be read: {error}") from None
+    scheme = url.partition(":")[0].lower()
     if scheme not in ("redis", "rediss", "unix"):
         # Not the URL itself: it may carry a password.
-        raise InvalidArgumentError(f"a URL must begin with redis://, rediss:// or unix://, not {scheme!r}")
+        raise InvalidArgumentError("a URL must begin with redis://, rediss:// or unix://")
     settings: dict[str, Any] = {
         # The retries are ours.
         "retry": Retry(NoBackoff(), 0),
@@ -420,10 +428,16 @@ def _client_of(url: str) -> redis.Redis:
     }
     if scheme != "unix":
         settings |= {"socket_connect_timeout": 5.0, "socket_keepalive": True}
-    try:
-        return redis.Redis.from_url(url, **settings)
-    except ValueError as error:
-        raise InvalidArgumentError(f"a {scheme}:// URL that can't be read: {error}") from None
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        client = redis.Redis.from_url(url, **settings)
+        # A setting that redis-py doesn't know shows here.
+        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
+        return client
+    # Outside of the error, which quotes what it couldn't read: a part of the password, if that wasn't percent-encoded.
+    raise InvalidArgumentError(
+        f"a {scheme}:// URL that can't be read: its port, its database or a setting after the question mark isn't "
+        "what redis-py takes, or a password in it has characters that must be percent-encoded"
+    )
 
 
 def _forget_links() -> None:

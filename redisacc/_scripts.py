@@ -7,7 +7,7 @@ here. What each script does, and all that it may reply, stands in the head of it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, Protocol
 
 from redisacc._arguments import shape_text
@@ -21,6 +21,7 @@ from redisacc.errors import (
     CorruptDataError,
     DataLossError,
     InvalidArgumentError,
+    NotPermittedError,
     StaleSequenceError,
     StepOverflowError,
 )
@@ -138,30 +139,36 @@ class Scripts:
         self, *, incarnation: str, schema: Schema, chunk: int, lease_ms: int, parked_limit: int
     ) -> Opened | Deleting:
         """Opens or creates the accumulator."""
-        reply = self._link.run(
-            load("open"),
-            [
-                self._keys.record,
-                self._keys.current.sums,
-                self._keys.current.parked,
-                self._keys.current.small,
-                self._keys.current.workers,
-                self._keys.clients,
-                self._keys.taken,
-            ],
-            [
-                incarnation,
-                schema.format,
-                schema.kind,
-                schema.dtype,
-                schema.shape,
-                schema.reduction_type,
-                chunk,
-                lease_ms,
-                parked_limit,
-            ],
-            patience=OPENING_PATIENCE,
-        )
+        try:
+            reply = self._link.run(
+                load("open"),
+                [
+                    self._keys.record,
+                    self._keys.current.sums,
+                    self._keys.current.parked,
+                    self._keys.current.small,
+                    self._keys.current.workers,
+                    self._keys.clients,
+                ],
+                [
+                    incarnation,
+                    schema.format,
+                    schema.kind,
+                    schema.dtype,
+                    schema.shape,
+                    schema.reduction_type,
+                    chunk,
+                    lease_ms,
+                    parked_limit,
+                ],
+                patience=OPENING_PATIENCE,
+            )
+        except NotPermittedError:
+            # A user who may only look. Whatever else it tries is refused as well.
+            found = self._look()
+            if found is None:
+                raise
+            return found
         match reply:
             case [b"opened", struct, incarnation_, format_, kind, dtype, shape, reduction, chunk_, lease, limit]:
                 return Opened(
@@ -175,6 +182,24 @@ class Scripts:
             case [b"deleting", incarnation_]:
                 return Deleting(_text(incarnation_))
         self._refuse(reply)
+
+    def _look(self) -> Opened | None:
+        """What ``open`` would find, read without a script; None where there is nothing to be used."""
+        names = ("incarnation", *(field.name for field in fields(Schema)), "chunk", "lease_ms", "parked_limit")
+        reply = self._link.call("HMGET", self._keys.record, *names, patience=OPENING_PATIENCE)
+        match reply:
+            case [bytes() as incarnation, *schema, bytes() as chunk, bytes() as lease, bytes() as limit] if all(
+                isinstance(text, bytes) for text in schema
+            ) and not incarnation.startswith(b"deleted:"):
+                return Opened(
+                    incarnation=_text(incarnation),
+                    schema=Schema(*map(_text, schema)),
+                    chunk=self._number(chunk, "chunk", least=1),
+                    lease_ms=self._number(lease, "lease_ms"),
+                    parked_limit=self._number(limit, "parked_limit"),
+                    can_add_in_place=False,
+                )
+        return None
 
     def apply(
         self,
@@ -373,6 +398,7 @@ class Scripts:
                 keys.queue,
                 keys.takers,
                 keys.taken,
+                keys.folding,
             ],
             [self.incarnation, int(finish)],
         )

@@ -16,6 +16,7 @@
     ├── NotReplicatedError                       done, but fewer replicas have it than min_replicas
     ├── CorruptDataError                         what stands under our keys is not what we wrote
     └── ServerError                              the server refused a command
+        ├── NotPermittedError                    the user may not do this there
         ├── ServerOutOfMemoryError               maxmemory is reached, and nothing may be evicted
         └── ServerUnavailableError (ConnectionError)   no server answers
 """
@@ -31,6 +32,7 @@ __all__ = [
     "CorruptDataError",
     "DataLossError",
     "InvalidArgumentError",
+    "NotPermittedError",
     "NotReplicatedError",
     "PeekTimeoutError",
     "RedisAccError",
@@ -137,6 +139,10 @@ class CorruptDataError(RedisAccError):
 
 class ServerError(RedisAccError):
     """The server refused a command: out of memory, read-only replica, missing permission, …"""
+
+
+class NotPermittedError(ServerError):
+    """The server's access control list doesn't let this user do that: ``redisacc acl`` prints rules that do."""
 
 
 class ServerOutOfMemoryError(ServerError):

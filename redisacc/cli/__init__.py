@@ -17,7 +17,9 @@ __all__ = ["main"]
 
 # Stated here and not taken from the commands, so that `redisacc --help` imports none of them.
 _COMMANDS = {
+    "acl": ("redisacc.cli.acl", "Print rules for who may do what on the server."),
     "demo": ("redisacc.cli.demo", "Train word vectors with several processes."),
+    "load-scripts": ("redisacc.cli.load_scripts", "Load the scripts, for users who may only run them."),
     "server": ("redisacc.cli.server", "Run a server for accumulators on this machine."),
 }
 
@@ -37,7 +39,9 @@ def _group() -> click.Group:
         def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
             if cmd_name not in _COMMANDS:
                 return None
-            command: click.Command = getattr(importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name)
+            command: click.Command = getattr(
+                importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name.replace("-", "_")
+            )
             return command
 
         def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
