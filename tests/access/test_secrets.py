@@ -162,6 +162,7 @@ def unread_port():
         return sock.getsockname()[1]
 
 
+@pytest.mark.servers("redis7")
 def test_no_secret_in_any_log_line_error_or_repr(daemon, opened, ears, background, until, monkeypatch, tmp_path):
     """Goes through what can go wrong, with a password that is then looked for everywhere."""
     monkeypatch.setattr("redisacc._scripts.OPENING_PATIENCE", 0.3)
