@@ -119,7 +119,9 @@ class ConditionalAccumulatorBase(ABC):
         )
         given_limit = None if parked_limit is None else _arguments.integer(parked_limit, "parked_limit", low=0)
         self._shared_name = (
-            None if shared_name in (None, "") else _arguments.text(shared_name, "shared_name", max_bytes=512)
+            None
+            if shared_name is None or (isinstance(shared_name, str) and not shared_name)
+            else _arguments.text(shared_name, "shared_name", max_bytes=512)
         )
         self._min_replicas = _arguments.integer(min_replicas, "min_replicas", low=0, high=1000)
         self._link = link_to(redis)

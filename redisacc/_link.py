@@ -63,7 +63,8 @@ PATIENCE = 30.0
 OPENING_PATIENCE = 3.0
 
 _BACKOFF = ExponentialBackoff(cap=1.0, base=0.01)
-_BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
+# The third: whoever answers there speaks another protocol.
+_BROKEN = (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError)
 
 # Refusals that pass by themselves: a server that runs a long script, a cluster that moves, a master that has just been
 # demoted. A new connection, by Sentinel or through a name that moves, finds the one that was promoted.

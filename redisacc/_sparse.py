@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from redisacc import _arguments
 from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
-from redisacc._arguments import Array, Indices, shape_text, shown
+from redisacc._arguments import Array, Indices, shape_text
 from redisacc._dtypes import DType
 from redisacc._parked import Gradient
+from redisacc._shown import shown
 from redisacc._slices import IndexedSlices
 from redisacc._totals import SparseTotal
 from redisacc.errors import InvalidArgumentError

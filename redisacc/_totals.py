@@ -122,6 +122,8 @@ class DenseTotal:
         fields, number, held = _parse_total(fields, self._where)
         if not fields:
             _check_held(0, held, self._where)
+            if math.prod(self.shape):
+                raise CorruptDataError(f"{self._where} hasn't the chunks of a gradient of shape {list(self.shape)}")
             self.add(Gradient(np.zeros(self.shape, self._dtype.sum), number=number, ours=True))
             return
         indices, rows = _parse_indices(fields, self._where), list(fields.values())
