@@ -9,10 +9,11 @@ import contextlib
 import time
 
 import hypothesis.strategies as st
+import msgpack
 import numpy as np
 import pytest
 import redis
-from strategies import TEXTS, headers
+from strategies import SIZES, TEXTS, headers
 
 import redisacc
 from redisacc import _info
@@ -105,29 +106,53 @@ FIELDS = st.one_of(
     st.sampled_from([b"0", b"1", b"3", b"total", b"ann", b"lease_ms", b"tickets", b"wanted", b"chunk"]),
     TEXTS,
 )
+# A field of a header, and what it says instead: mostly something that it might say elsewhere.
+LENGTHS = st.lists(st.sampled_from([0, 1, 2, 3, 4, 8, 9, 12, 16, 24, 32, 2**20, 2**40]), max_size=3)
+LIKELY = {
+    "version": st.sampled_from([0, 2]),
+    "dtype": st.sampled_from(["float64", "float16", "int64"]),
+    "shape": LENGTHS,
+    "gradients": st.sampled_from([0, 2, 3, 2**53]),
+    "small": st.booleans(),
+    "indices": LENGTHS,
+    "counts": LENGTHS,
+    "values": LENGTHS,
+}
+CHANGES = st.sampled_from(sorted(LIKELY)).flatmap(
+    lambda field: st.tuples(st.just(field), st.one_of(LIKELY[field], LIKELY[field], SIZES))
+)
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["set", "set", "set", "header", "remove", "cut", "type", "copy"]),
-        KEYS,
-        FIELDS,
-        TEXTS,
-        headers(),
+        st.sampled_from(["set", "set", "header", "change", "change", "remove", "cut", "type", "copy"]),
+        *(KEYS, FIELDS, TEXTS, headers(), CHANGES),
     ),
     min_size=1,
     max_size=4,
 )
 
 
-def forge(client, action, key, field, text, header):
+def change_header(client, key, which, change):
+    entries = sorted(client.hgetall(key).items())
+    if entries:
+        field, entry = entries[which % len(entries)]
+        order, _, packed = entry.partition(b" ")
+        with contextlib.suppress(ValueError, TypeError):
+            client.hset(key, field, order + b" " + msgpack.packb({**msgpack.unpackb(packed), change[0]: change[1]}))
+
+
+def forge(client, action, key, field, text, header, change):
     keys = sorted(k for k in client.scan_iter() if k.startswith(RECORD.encode()))
     extra = [
         f"{RECORD}:{name}".encode() for name in ("sums", "parked", "small", "workers", "queue", "takers", "folding")
     ]
     keys += [k for k in extra if k not in keys]
-    key = keys[key % len(keys)]
+    which, key = key, keys[key % len(keys)]
     kind = client.type(key)
     with contextlib.suppress(redis.ResponseError):
-        if action == "type":
+        if action == "change":
+            parked = [k for k in keys if k.endswith(b":parked")]
+            change_header(client, parked[which % len(parked)], which // 2, change)
+        elif action == "type":
             client.delete(key)
             {0: client.rpush, 1: client.sadd, 2: client.set}[len(text) % 3](key, text)
         elif action == "copy":
@@ -159,7 +184,7 @@ def test_forged(search, real_client, kind):
         case.everything()
         case.end()
 
-    search(one, ACTIONS, examples=6)
+    search(one, ACTIONS, examples=15)
 
 
 LOSSES = st.lists(st.tuples(st.sampled_from(["key", "field", "end"]), KEYS, KEYS), min_size=1, max_size=3)

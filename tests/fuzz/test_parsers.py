@@ -123,6 +123,9 @@ class Replaying:
     def run(self, *args, **options):
         return self.run_and_read(*args, **options)[0]
 
+    def repeat(self, call, *, patience=1.0):
+        return self.run_and_read(call.script, (), (), after=call.after)
+
     def run_and_read(self, script, keys, args, *, before=(), after=(), patience=1.0):
         # As the real one checks.
         if not isinstance(self._reply, list) or not self._reply:
@@ -141,7 +144,7 @@ def test_replies_of_scripts(search):
             lambda: scripts.open(incarnation="x", schema=schema, chunk=1, lease_ms=0, parked_limit=0),
             lambda: scripts.apply(request, element="f", row_bytes=4, limit=None, indices=b"0", rows=b"1234"),
             lambda: scripts.park(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
-            lambda: scripts.take(token="t", num_required=1, lease_ms=1, taker="w"),
+            scripts.take(token="t", num_required=1, lease_ms=1, taker="w"),
             lambda: scripts.leave(token="t", replicated=True),
             lambda: scripts.acknowledge(token="t", parts=(), more=False),
             lambda: scripts.recover(old="o", token="t", taker="w"),
