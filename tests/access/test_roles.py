@@ -88,6 +88,10 @@ def worker_works(place):
         assert large.apply_grad(np.ones(200_000, np.float32))
     for _ in range(3):
         assert large.apply_grad(np.ones(200_000, np.float32))
+    # So much that scripts don't free it themselves.
+    huge = place.open("worker", "train-huge", in_place_limit=0, parked_limit=14_000_000)
+    for _ in range(3):
+        assert huge.apply_grad(np.ones(1_500_000, np.float32))
     many = place.open("worker", "train-many", in_place_limit=0, parked_limit=3_000)
     for _ in range(6):
         assert many.apply_grad(np.ones(200, np.float32))
