@@ -8,12 +8,13 @@ JOBS ?= 2
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
 
-.PHONY: help demo server test redis-py-matrix chaos soak bench conformance record lint types wheel compose docs examples
-.PHONY: check clean
+.PHONY: help demo server test redis-py-matrix chaos soak fuzz bench conformance record lint types wheel compose docs
+.PHONY: examples check clean
 
 help:
 	@echo "make demo         train word vectors with several processes through a real server"
 	@echo "make test         run every test"
+	@echo "make fuzz         search long for inputs that are not answered as they should be"
 	@echo "make check        what CI runs: lint, types, test, wheel, compose, docs, examples"
 	@echo "make docs         build the documentation in build/docs; a warning is an error"
 	@echo "make examples     test the examples with torch and scikit-learn (installs them in .venv-torch)"
@@ -65,6 +66,10 @@ chaos: $(VENV)/.test
 S ?=
 soak: $(VENV)/.test
 	$(BIN)/python tests/soak.py $(S)
+
+# A hundred times what `make test` does of it, with new examples every time.
+fuzz: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 3600 --servers valkey,redis62 --long tests/fuzz $(T)
 
 # The scripts are linted as the server gets them, with what they include.
 lint: $(VENV)/.test

@@ -11,6 +11,8 @@
 -- KEYS[7] redisacc:{NAME}:queue      sorted set of tokens by ticket number
 -- KEYS[8] redisacc:{NAME}:takers     token -> "num_required lease_end_ms taker"
 -- KEYS[9] redisacc:{NAME}:taken      token -> the round that was granted to it
+-- KEYS[10] redisacc:{NAME}:folding   held by the client that makes room. By the rules of `redisacc acl` takers may not
+--                                    touch it, nor workers the queue, so the server refuses this script to both
 -- ARGV[1] incarnation                the one to delete
 -- ARGV[2] finish                     "0": close it; "1": remove it, if it is closed
 --
@@ -21,6 +23,7 @@
 -- {'replaced'}               there is another incarnation, which was left alone
 
 -- #include "announce"
+-- #include "even_when_full"
 
 local record, incarnation, finish = KEYS[1], ARGV[1], ARGV[2]
 local closed = 'deleted:' .. incarnation
@@ -31,6 +34,7 @@ if not current then
 end
 if finish == '0' then
   if current == incarnation then
+    even_when_full(record)
     redis.call('HSET', record, 'incarnation', closed)
     announce(record, 'deleted', 'deleted')
     return {'closed'}

@@ -1,7 +1,11 @@
 -- Opens the accumulator of a name, or creates it.
 --
--- KEYS[1] redisacc:{NAME}            the record
--- KEYS[2] redisacc:{NAME}:clients    client -> last request and totals
+-- KEYS[1] redisacc:{NAME}             the record
+-- KEYS[2] redisacc:{NAME}:sums        what can't be there without a record
+-- KEYS[3] redisacc:{NAME}:parked
+-- KEYS[4] redisacc:{NAME}:small
+-- KEYS[5] redisacc:{NAME}:workers
+-- KEYS[6] redisacc:{NAME}:clients
 -- ARGV[1] incarnation        random id, which the accumulator gets if it is created now
 -- ARGV[2] format             version of the data model
 -- ARGV[3] kind               "dense" or "sparse"
@@ -18,12 +22,13 @@
 --                            as it was created; struct is "yes" where the server's Lua has that library, now_ms
 --                            the server's clock
 -- {'deleting', incarnation}  it is being deleted; whoever did may have died: finish it, then open again
+-- {'remains', key}           there is no record, but a key of an accumulator that had one; nothing changed
 -- {'corrupt', where, text}   the record isn't ours; nothing changed
 
 -- #include "forget_idle"
 -- #include "keep"
 
-local record, clients = KEYS[1], KEYS[2]
+local record, clients = KEYS[1], KEYS[6]
 local incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms, parked_limit =
   ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 
@@ -33,6 +38,12 @@ local names = {
 
 forget_idle(clients)
 if redis.call('EXISTS', record) == 0 then
+  -- The record was evicted or removed by hand. A new one would take over sums that it doesn't count.
+  for i = 2, #KEYS do
+    if redis.call('EXISTS', KEYS[i]) == 1 then
+      return {'remains', KEYS[i]}
+    end
+  end
   redis.call('HSET', record, 'format', format, 'kind', kind, 'dtype', dtype, 'shape', shape,
     'reduction_type', reduction_type, 'incarnation', incarnation, 'global_step', '0', 'num_accumulated', '0',
     'round_shape', '', 'applied', '0', 'stale', '0', 'duplicates', '0', 'takes', '0', 'tickets', '0',

@@ -12,7 +12,8 @@
 -- KEYS[6+2N..] redisacc:{NAME}:part:ID:K      parts of the gradients that are replaced; some only get an expiry
 -- ARGV[1] incarnation                 the one that the handle opened
 -- ARGV[2] client                      id of the sender
--- ARGV[3] sequence                    number of the request, growing for each client; the same again changes nothing
+-- ARGV[3] sequence                    "number acknowledged": number of the request, growing for each client (the same
+--                                     again changes nothing), and the last one of which the client knows the outcome
 -- ARGV[4] worker                      name under which the gradient is counted
 -- ARGV[5] local_step                  int64 as text
 -- ARGV[6] round_shape                 shape that must be the same for all gradients of a round, "[16]"
@@ -33,16 +34,19 @@
 -- {'unstaged', K}                              part K isn't there with its length; nothing changed: stage again
 -- {'superseded', sequence}                     a later request of this client has been executed; nothing changed
 -- {'forgotten', now_ms}                        this client is unknown, and too old to be new; nothing changed
+-- {'lost', sequence}                           the client knows the outcome of a later request than this, the last one
+--                                              that the server knows; nothing changed
 -- {'missing'}                                  no such accumulator
 -- {'replaced'}                                 it was deleted and created anew
 -- {'corrupt', where, text}                     something under our keys isn't ours; nothing changed
 
 -- #include "admit"
 -- #include "drop"
+-- #include "even_when_full"
 
 local keys = {record = KEYS[1], parked = KEYS[2], small = KEYS[3], workers = KEYS[4], clients = KEYS[5]}
 local request = {
-  incarnation = ARGV[1], client = ARGV[2], sequence = tonumber(ARGV[3]), worker = ARGV[4],
+  incarnation = ARGV[1], client = ARGV[2], sequence = ARGV[3], worker = ARGV[4],
   local_step = ARGV[5], round_shape = ARGV[6],
 }
 local id, header, data, parts = ARGV[7], ARGV[8], ARGV[9], tonumber(ARGV[10])
@@ -65,6 +69,10 @@ local function refuse(reply)
   return reply
 end
 
+if parts > 0 and header ~= '' and redis.call('EXISTS', staged[1]) == 1 then
+  -- Its memory is taken already: a refusal now would free none of it.
+  even_when_full(keys.record)
+end
 local admission, refusal = admit(keys, request, {'parked_bytes', 'parked_limit'})
 if not admission then
   return refuse(refusal)

@@ -27,6 +27,7 @@
 -- #include "granted_round"
 -- #include "now_ms"
 -- #include "announce"
+-- #include "even_when_full"
 
 local record_key, taken = KEYS[1], KEYS[2]
 local incarnation, old, token, taker = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -46,6 +47,7 @@ elseif reply[1] ~= 'granted' then
   return reply
 end
 
+even_when_full(record_key)
 for i = 3, 6 do
   if redis.call('EXISTS', KEYS[i]) == 1 then
     redis.call('RENAME', KEYS[i], KEYS[i + 4])

@@ -5,7 +5,7 @@
 -- KEYS[2] redisacc:{NAME}:clients     client -> last request and totals
 -- ARGV[1] incarnation                 the one that the handle opened
 -- ARGV[2] client                      id of the sender
--- ARGV[3] sequence                    number of the request
+-- ARGV[3] sequence                    "number acknowledged", as the request carried it
 -- ARGV[4] worker                      name of the sender
 --
 -- Replies:
@@ -13,6 +13,8 @@
 -- {'withdrawn', global_step, num_accumulated}  it was not executed, and never will be
 -- {'superseded', sequence}                     a later request of this client has been executed; nothing changed
 -- {'forgotten', now_ms}                        this client is unknown, and too old to be new; nothing changed
+-- {'lost', sequence}                           the client knows the outcome of a later request than this, the last one
+--                                              that the server knows; nothing changed
 -- {'missing'}                                  no such accumulator
 -- {'replaced'}                                 it was deleted and created anew
 -- {'corrupt', where, text}                     something under our keys isn't ours; nothing changed
@@ -20,9 +22,10 @@
 -- #include "read_record"
 -- #include "client_entry"
 -- #include "keep"
+-- #include "even_when_full"
 
 local record_key, clients = KEYS[1], KEYS[2]
-local incarnation, client, sequence, worker = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local incarnation, client, sequence, worker = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 local record, refusal = read_record(record_key, incarnation, {'num_accumulated', 'lease_ms'})
 if not record then
@@ -33,7 +36,8 @@ entry, refusal = read_client(clients, client, sequence)
 if not entry then
   return refusal
 end
+even_when_full(record_key)
 local reply = {'withdrawn', record.global_step, count_text(record.num_accumulated)}
-write_client(clients, client, sequence, entry, reply, worker)
+write_client(clients, client, entry, reply, worker)
 keep(record.lease_ms, clients)
 return reply

@@ -20,7 +20,7 @@
 -- ARGV[4] lease_ms                              the taker leaves the queue unless it asks again within this time
 -- ARGV[5] taker                                 name of who asks
 -- ARGV[6] client                                id of the sender
--- ARGV[7] sequence                              number of the take, growing for each client
+-- ARGV[7] sequence                              "number 0": number of the take, growing for each client
 --
 -- Replies:
 -- {'granted', global_step, num_accumulated, round_shape}   the step that was closed, and what the round holds
@@ -37,11 +37,12 @@
 -- #include "client_entry"
 -- #include "keep"
 -- #include "announce"
+-- #include "even_when_full"
 
 local record_key, sums, parked, small, workers, queue, takers, taken = unpack(KEYS, 1, 8)
 local taken_sums, taken_parked, taken_small, taken_workers, clients = KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 local incarnation, token, num_required, lease_ms, taker, client, sequence =
-  ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6], tonumber(ARGV[7])
+  ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 
 -- So many dead takers are passed over in one call; more wait for the next.
 local SWEEP = 100
@@ -56,13 +57,14 @@ if reply then
   return reply
 end
 
+even_when_full(record_key)
 local now = now_ms()
 local ticket = redis.call('ZSCORE', queue, token)
 -- A copy that was kept back somewhere until its take was over must neither take a round, which nobody would fetch, nor
 -- a place in the queue. Who stands in it already is not new, and may have waited for longer than clients are known.
 local entry, over, repeated = read_client(clients, client, sequence)
 if repeated then
-  return {'superseded', count_text(sequence)}
+  return {'superseded', (string.match(sequence, '^%d+'))}
 elseif not entry and not (ticket and over[1] == 'forgotten') then
   return over
 end
@@ -104,10 +106,10 @@ if record.num_accumulated >= num_required and (not head or head == token) then
   local count = count_text(record.num_accumulated)
   redis.call('HSET', taken, token, string.format('granted %s %s %.0f %s %s',
     record.global_step, count, now, record.round_shape, taker))
-  entry = entry or {applied = 0, stale = 0}
+  entry = entry or {sequence = tonumber(string.match(sequence, '^%d+')), applied = 0, stale = 0}
   -- The table shrinks again with every round, also where nobody new comes any more.
   entry.new = true
-  write_client(clients, client, sequence, entry, {'taken', record.global_step, count}, taker)
+  write_client(clients, client, entry, {'taken', record.global_step, count}, taker)
   keep(record.lease_ms, taken, clients)
   redis.call('HINCRBY', record_key, 'global_step', 1)
   -- Read back as text: HINCRBY's own reply has gone through a double.

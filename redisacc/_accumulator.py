@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 
-from redisacc import _arguments, _deletion, _dtypes, _parked, _private, _sums
+from redisacc import _arguments, _deletion, _dtypes, _parked, _private, _server, _sums
 from redisacc._arguments import Shape
 from redisacc._clients import Client, Clients
 from redisacc._info import AccumulatorInfo, Record, parse_taken, read_info
@@ -38,6 +38,9 @@ from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
     CorruptDataError,
+    DataLossError,
+    NotPermittedError,
+    NotReplicatedError,
     OutcomeUnknownError,
     PeekTimeoutError,
     SchemaMismatchError,
@@ -113,6 +116,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         worker: str | None,
         in_place_limit: int | None,
         parked_limit: int | None,
+        min_replicas: int,
     ) -> None:
         self._dtype = _dtypes.find(dtype)
         self._shape = _arguments.shape(shape)
@@ -124,13 +128,18 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         )
         given_limit = None if parked_limit is None else _arguments.integer(parked_limit, "parked_limit", low=0)
         self._shared_name = (
-            None if shared_name in (None, "") else _arguments.text(shared_name, "shared_name", max_bytes=512)
+            None
+            if shared_name is None or (isinstance(shared_name, str) and not shared_name)
+            else _arguments.text(shared_name, "shared_name", max_bytes=512)
         )
+        self._min_replicas = _arguments.integer(min_replicas, "min_replicas", low=0, high=1000)
         self._link = link_to(redis)
         self._keys = Keys(self._shared_name or _private.new_name())
-        self._scripts = Scripts(self._link, self._keys)
+        self._scripts = Scripts(self._link, self._keys, min_replicas=self._min_replicas)
         self._closed = threading.Event()
         self._waiting: set[threading.Event] = set()
+        # Rounds that the accumulator had granted when this handle took its last one.
+        self._takes_seen = -1
         self._finalizer: Callable[[], object] | None = None
         opened = self._open(given_limit)
         self._scripts.incarnation = opened.incarnation
@@ -179,9 +188,21 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
                 f"accumulator {self._keys.name!r} was created as something else: its {'; its '.join(differences)}"
             )
         if self._shared_name is not None:
-            # A key of its own slot, so it can't be part of the script; adding twice does no harm.
-            self._link.call("SADD", NAMES, self._keys.name)
+            self._list_name()
+        _server.look_at(self._link)
+        if self._min_replicas:
+            self._link.call("WAIT", 0, 1)
         return opened
+
+    def _list_name(self) -> None:
+        try:
+            # A key of its own slot, so it can't be part of the script. Adding what is there would be refused by a
+            # server that is full.
+            if not self._link.call("SISMEMBER", NAMES, self._keys.name):
+                self._link.call("SADD", NAMES, self._keys.name)
+        except NotPermittedError as error:
+            # The list is for people who look around; nothing depends on it.
+            logger.debug("%s isn't listed: %s", self._keys.name, error)
 
     # What it is
 
@@ -369,7 +390,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         try:
             reader = self._reader()
             contents = reader.contents(current, pieces, record.round_shape)
-            gradient = reduce(reader.add_up(contents, record.round_shape), record.num_accumulated)
+            total = self._complete(reader.add_up(contents, record.round_shape), record.num_accumulated)
+            gradient = reduce(total, record.num_accumulated)
         except (CorruptDataError, _parked.PartMissing) as error:
             # Pieces of two rounds don't fit together either; only in one that stood still is it corruption.
             if self._record().state != record.state:
@@ -407,10 +429,20 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
                     },
                 )
                 return ApplyResult("stale", counted.global_step, counted.num_accumulated)
+            if counted.replicas < self._min_replicas:
+                raise self._not_replicated("the gradient was counted", counted.replicas)
             return ApplyResult("applied", counted.global_step, counted.num_accumulated)
 
         result: ApplyResult = self._requests.execute(Attempt(send, finish, worker, f"{label}: to apply a gradient"))
         return result
+
+    def _not_replicated(self, what: str, replicas: int) -> NotReplicatedError:
+        return NotReplicatedError(
+            f"{self._keys.name!r}: {what}, but of the {self._min_replicas} replicas that should have it only "
+            f"{replicas} said so in time",
+            replicas=replicas,
+            min_replicas=self._min_replicas,
+        )
 
     def _fits_in_place(self, gradient: Gradient) -> bool:
         if not self._can_add_in_place:
@@ -535,10 +567,32 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
                 label=label,
                 reader=self._reader(),
             )
-            granted, pieces = wait_for_round(wait, closed=self._closed, register=self._register)
+            seen = self._takes_seen
+            granted, (*pieces, takes) = wait_for_round(wait, closed=self._closed, register=self._register)
         finally:
             self._clients.give_back(client)
+        self._check_nothing_undone(granted, seen, takes)
+        if self._min_replicas:
+            # A server that knows nothing of it was failed over to.
+            known = self._scripts.leave(token=granted.token, replicated=True)
+            if known is None or known.replicas < self._min_replicas:
+                raise self._not_replicated(
+                    f"the round of step {granted.global_step} was taken", known.replicas if known else 0
+                )
         return granted, pieces, wait.reader
+
+    def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:
+        """Compares how many rounds the accumulator has granted with what this handle knew before its take."""
+        if not (isinstance(takes, bytes) and takes.isdigit() and len(takes) <= 15):
+            raise CorruptDataError(f"{self._keys.record}: takes is {takes!r:.100}")
+        self._takes_seen = int(takes)
+        if self._takes_seen <= seen:
+            raise DataLossError(
+                f"{self._keys.name!r} had granted {seen} rounds before, and {self._takes_seen} now: the server was "
+                "restarted from older data, or failed over to a replica that lagged behind. Gradients of this round, "
+                f"of step {granted.global_step}, may have been in one that was taken before. It stays listed in "
+                "info().unacknowledged, and recover() hands it out"
+            )
 
     def _reader(self) -> Reader:
         return Reader(self._link, self._keys, dtype=self._dtype, sparse=self._sparse, total=self._total)
@@ -553,11 +607,11 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
         contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
         try:
-            return self._result(reader.add_up(contents, shape), granted.num_accumulated), contents
+            total = self._complete(reader.add_up(contents, shape), granted.num_accumulated)
+            return self._result(total, granted.num_accumulated), contents
         except _parked.PartMissing as error:
             raise CorruptDataError(
-                f"{error} is gone: evicted (set maxmemory-policy noeviction), removed by hand, or taken over by "
-                "recover(). The round stays listed in info().unacknowledged"
+                f"{error}, or taken over by recover(). The round stays listed in info().unacknowledged"
             ) from error
 
     def _acknowledge(self, token: str, parked: list[Parked], value: Value) -> Value:
@@ -590,6 +644,15 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         return all(
             self._scripts.acknowledge(token=token, parts=piece, more=piece is not pieces[-1]) for piece in pieces
         )
+
+    def _complete(self, total: Any, num_accumulated: int) -> Any:
+        """The total, if everything that was counted is in it."""
+        if total.number != num_accumulated:
+            raise CorruptDataError(
+                f"{self._keys.record}: of {num_accumulated} gradients only {total.number} were found: keys were "
+                "evicted (set maxmemory-policy noeviction) or removed"
+            )
+        return total
 
     @property
     def _sparse(self) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from redisacc._dtypes import DType
+from redisacc._shown import shown
 from redisacc.errors import InvalidArgumentError
 
 Array = npt.NDArray[Any]
@@ -23,16 +24,6 @@ Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...] | None
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-
-
-def shown(value: object) -> str:
-    """A value for an error message: short, whatever it is."""
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - someone else's broken __repr__ must not hide our message
-        text = f"<{type(value).__name__}>"
-    text = " ".join(text.split())
-    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def integer(value: object, what: str, *, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
@@ -44,7 +35,7 @@ def integer(value: object, what: str, *, low: int = INT64_MIN, high: int = INT64
     elif not isinstance(value, (bool, np.bool_)):
         try:
             number = operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
+        except Exception:  # noqa: BLE001 - whatever somebody else's __index__ raises, it is no integer
             number = None
     if number is None:
         raise InvalidArgumentError(f"{what} must be an integer scalar, not {shown(value)}")

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
+
+# A server doesn't forget a client that has been idle for less, in seconds; an hour, in lua/include/forget_idle.lua, but
+# for clocks that differ.
+IDLE_S = 3480.0
 
 
 class Client:
@@ -22,11 +27,24 @@ class Client:
         self.born_ms = now_ms
         self.id = f"{now_ms}-{secrets.token_hex(8)}"
         self.sequence = 0
+        # The last request of which the outcome is known, and when it was learnt, on time.monotonic()'s clock. A server
+        # that doesn't know that request has lost data.
+        self.acknowledged = 0
+        self._learnt = 0.0
 
     def next(self) -> int:
         """The number of a new request. A request that is sent again keeps its number."""
         self.sequence += 1
         return self.sequence
+
+    def learn(self, sequence: int) -> None:
+        """The outcome of that request is known."""
+        self.acknowledged = sequence
+        self._learnt = time.monotonic()
+
+    def was_idle(self) -> bool:
+        """Whether the server may have forgotten it."""
+        return not self.acknowledged or time.monotonic() - self._learnt > IDLE_S
 
 
 class Clients:

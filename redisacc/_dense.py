@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy.typing as npt
@@ -12,7 +11,7 @@ from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
 from redisacc._arguments import Array, shape_text
 from redisacc._parked import Gradient
 from redisacc._totals import DenseTotal
-from redisacc.errors import CorruptDataError, InvalidArgumentError
+from redisacc.errors import InvalidArgumentError
 
 
 class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
@@ -36,6 +35,8 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
             ("parked") and added up by the taker, instead of by the server; 0 parks all. None: 2048, measured.
         parked_limit: bytes that the parked gradients of a round may have together, given at creation. Beyond it
             clients add some of them up to make room. None: 256 MiB, or what the accumulator was created with.
+        min_replicas: an accepted gradient and a taken round wait until so many replicas of the server have them, at
+            most 5 seconds, and raise NotReplicatedError if they don't. 0: replication is not waited for.
 
     Raises:
         InvalidArgumentError: an argument can't be right.
@@ -57,6 +58,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
         worker: str | None = None,
         in_place_limit: int | None = None,
         parked_limit: int | None = None,
+        min_replicas: int = 0,
     ) -> None:
         super().__init__(
             dtype,
@@ -68,6 +70,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
             worker=worker,
             in_place_limit=in_place_limit,
             parked_limit=parked_limit,
+            min_replicas=min_replicas,
         )
 
     def apply_grad(self, grad: npt.ArrayLike, local_step: int = 0, name: str | None = None) -> ApplyResult:
@@ -90,6 +93,9 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
             InvalidArgumentError: wrong dtype, shape or step. Nothing was changed.
             AccumulatorNotFoundError: the accumulator was deleted.
             AccumulatorFullError: what is parked has reached its limit, and adding it up makes no room.
+            DataLossError: an earlier gradient of this handle is lost; this one was not counted.
+            NotReplicatedError: it was counted, but fewer replicas than ``min_replicas`` have it yet.
+            ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server fell silent after it may have counted the gradient, or before it will. Don't
                 apply it again: call the error's ``retry()``.
@@ -126,6 +132,9 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
                 ``retry()`` acknowledges it and returns the gradient.
             ServerUnavailableError: the server fell silent before the round was read. ``info().unacknowledged`` names
                 the round if it was granted, and ``recover()`` gets it.
+            DataLossError, NotReplicatedError: the round was taken and not acknowledged: ``recover()`` hands it out.
+            CorruptDataError: what stands in Redis doesn't add up, because keys were evicted or changed. What there
+                is of the round stays, listed in ``info().unacknowledged``.
         """
         return self._take_gradient(num_required, timeout, name, lambda gradient: gradient)
 
@@ -145,9 +154,4 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
 
     def _result(self, total: Any, num_accumulated: int) -> Array:
         assert isinstance(total, DenseTotal)
-        if math.prod(total.shape) and total.number != num_accumulated:
-            raise CorruptDataError(
-                f"{self._keys.record}: of {num_accumulated} gradients only {total.number} were found: keys were "
-                "evicted or removed"
-            )
         return total.result(self._reduction_type, num_accumulated)

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from redisacc._shown import shown
 from redisacc.errors import InvalidArgumentError
 
 # Doubles hold every integer up to here exactly. They hold 2**53 as well, but a sum of 2**53 + 1 rounds to it: a
@@ -114,11 +115,11 @@ def find(dtype: object) -> DType:
             return TABLE[name]
     try:
         numpy_dtype = np.dtype(dtype)  # type: ignore[call-overload]
-    except (TypeError, ValueError, SyntaxError):
+    except Exception:  # noqa: BLE001 - numpy asks the object, which may raise what it likes
         numpy_dtype = None
     if numpy_dtype is not None:
         native = numpy_dtype.newbyteorder("=")
         for entry in TABLE.values():
             if native == entry.public:
                 return entry
-    raise InvalidArgumentError(f"dtype must be one of {', '.join(sorted(TABLE))}, not {dtype!r}")
+    raise InvalidArgumentError(f"dtype must be one of {', '.join(sorted(TABLE))}, not {shown(dtype)}")

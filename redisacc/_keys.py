@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from redisacc._shown import shown
 from redisacc.errors import InvalidArgumentError
 
 PREFIX = "redisacc:"
@@ -53,7 +54,7 @@ class Keys:
         """The keys behind an ``accumulator_ref``."""
         match = _REF.fullmatch(ref) if isinstance(ref, str) else None
         if match is None:
-            raise InvalidArgumentError(f"handle must be an accumulator_ref, '{PREFIX}{{NAME}}', not {ref!r}")
+            raise InvalidArgumentError(f"handle must be an accumulator_ref, '{PREFIX}{{NAME}}', not {shown(ref)}")
         return cls(match[1])
 
     @property

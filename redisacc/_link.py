@@ -14,28 +14,42 @@ import contextlib
 import inspect
 import logging
 import os
+import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
     NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
     ResponseError,
+    TryAgainError,
 )
 from redis.retry import Retry
 
 from redisacc import _wire
 from redisacc._lua import Script
 from redisacc._wire import Argument, Arrivals, Command, Packed, Wire
-from redisacc.errors import CorruptDataError, InvalidArgumentError, ServerError, ServerUnavailableError
+from redisacc.errors import (
+    CorruptDataError,
+    InvalidArgumentError,
+    NotPermittedError,
+    ServerError,
+    ServerOutOfMemoryError,
+    ServerUnavailableError,
+)
 
 logger = logging.getLogger("redisacc")
 
@@ -49,10 +63,33 @@ PATIENCE = 30.0
 OPENING_PATIENCE = 3.0
 
 _BACKOFF = ExponentialBackoff(cap=1.0, base=0.01)
-_BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
+# The third: whoever answers there speaks another protocol.
+_BROKEN = (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError)
 
-# Replies that pass by themselves: a server that loads its data, runs a long script, or has just been demoted.
-_PASSING = ("BUSY ", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN")
+# Refusals that pass by themselves: a server that runs a long script, a cluster that moves, a master that has just been
+# demoted. A new connection, by Sentinel or through a name that moves, finds the one that was promoted.
+_PASSING = {
+    "BUSY": "is busy",
+    "LOADING": "still loads its data",
+    "TRYAGAIN": "is moving the key",
+    "CLUSTERDOWN": "belongs to a cluster that is down",
+    "MASTERDOWN": "is a replica that has lost its master",
+    "READONLY": "is a read-only replica: name its master, or go through Sentinel",
+}
+# redis-py takes the code of these off their message.
+_CODES = (
+    (BusyLoadingError, "LOADING"),
+    (ReadOnlyError, "READONLY"),
+    (OutOfMemoryError, "OOM"),
+    (NoPermissionError, "NOPERM"),
+    (TryAgainError, "TRYAGAIN"),
+    (ClusterDownError, "CLUSTERDOWN"),
+    (MasterDownError, "MASTERDOWN"),
+)
+# Redis 7 and Valkey, where the user who runs a script may not run a command in it, or not on that key.
+_FORBIDDEN_IN_SCRIPT = re.compile(r"The user executing the script can't|ACL failure in script")
+# Servers before 7.0 wrap what a command inside a script was refused with.
+_IN_SCRIPT = re.compile(r"@user_script: ?\d+: -(?P<code>[A-Z]+) ")
 
 
 @dataclass
@@ -134,6 +171,11 @@ class Link:
         if isinstance(replies[here], NoScriptError):
             # A server that is new, was restarted, or had its scripts flushed.
             replies[here:] = self._exchange([("EVAL", call.script.text, *call.tail), *call.after], patience)
+            if isinstance(replies[here], Exception) and _code(replies[here]) == "NOPERM":
+                raise NotPermittedError(
+                    f"{self.address} doesn't have the script {call.script.name!r}, and this user may not load it: "
+                    f"somebody who may has to run `redisacc load-scripts` ({replies[here]})"
+                ) from replies[here]
         reply = _checked(replies)[here]
         if not isinstance(reply, list) or not reply:
             raise CorruptDataError(f"script {call.script.name} replied {reply!r:.100}")
@@ -161,12 +203,19 @@ class Link:
                 failures += 1
                 pause = _BACKOFF.compute(failures)
                 if time.monotonic() + pause >= give_up:
-                    raise ServerUnavailableError(
-                        f"no Redis server answers at {self.address} ({_reason(error)}). Start one with `redisacc "
-                        "server` (pip install 'redisacc[cli,server]'), or name another by redis= or REDISACC_URL"
-                    ) from error
+                    raise ServerUnavailableError(self._unavailable(error)) from error
                 logger.debug("%s: %s; trying again in %.2f s", self.address, _reason(error), pause)
                 time.sleep(pause)
+
+    def _unavailable(self, error: BaseException) -> str:
+        refused = error.__cause__ if isinstance(error.__cause__, ResponseError) else error
+        state = _PASSING.get(_code(refused))
+        if state is not None:
+            return f"the server at {self.address} {state} ({_reason(refused)})"
+        return (
+            f"no Redis server answers at {self.address} ({_reason(error)}). Start one with `redisacc server` "
+            "(pip install 'redisacc[cli,server]'), or name another by redis= or REDISACC_URL"
+        )
 
     def _exchange_once(self, commands: Sequence[Command], give_up: float) -> list[Any]:
         if self._pool is None:
@@ -175,7 +224,7 @@ class Link:
         try:
             replies = wire.exchange(commands, give_up)
             for reply in replies:
-                if isinstance(reply, ResponseError) and str(reply).startswith(_PASSING):
+                if isinstance(reply, ResponseError) and _code(reply) in _PASSING:
                     raise redis.ConnectionError(str(reply)) from reply
         except BaseException as error:
             self._spoil(wire, error)
@@ -301,12 +350,31 @@ def _checked(replies: list[Any]) -> list[Any]:
     return replies
 
 
+def _code(error: BaseException) -> str:
+    """The first word of a refusal, "OOM"; also where redis-py took it off, or an old server wrapped it."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    text = str(error)
+    if _FORBIDDEN_IN_SCRIPT.search(text):
+        return "NOPERM"
+    wrapped = _IN_SCRIPT.search(text)
+    return wrapped["code"] if wrapped else text.partition(" ")[0]
+
+
 def _refusal(error: Exception) -> ServerError | CorruptDataError:
     message = str(error)
     if "WRONGTYPE" in message:
         return CorruptDataError(f"a key of the accumulator is of another type than redisacc gives it: {message}")
     if "not an integer" in message:
         return CorruptDataError(f"the accumulator's record holds something else than a count: {message}")
+    if _code(error) == "NOPERM":
+        return NotPermittedError(f"the server's access control list refuses: {message} (see `redisacc acl`)")
+    if _code(error) == "OOM":
+        return ServerOutOfMemoryError(
+            f"the server has reached its maxmemory and stores no more: take rounds, which works all the same, or give "
+            f"it more ({message})"
+        )
     return ServerError(f"the server refused: {message}")
 
 
@@ -354,13 +422,10 @@ def link_to(where: object) -> Link:
 
 
 def _client_of(url: str) -> redis.Redis:
-    try:
-        scheme = urlsplit(url).scheme
-    except ValueError as error:
-        raise InvalidArgumentError(f"a URL that can't be read: {error}") from None
+    scheme = url.partition(":")[0].lower()
     if scheme not in ("redis", "rediss", "unix"):
         # Not the URL itself: it may carry a password.
-        raise InvalidArgumentError(f"a URL must begin with redis://, rediss:// or unix://, not {scheme!r}")
+        raise InvalidArgumentError("a URL must begin with redis://, rediss:// or unix://")
     settings: dict[str, Any] = {
         # The retries are ours.
         "retry": Retry(NoBackoff(), 0),
@@ -373,10 +438,16 @@ def _client_of(url: str) -> redis.Redis:
     }
     if scheme != "unix":
         settings |= {"socket_connect_timeout": 5.0, "socket_keepalive": True}
-    try:
-        return redis.Redis.from_url(url, **settings)
-    except ValueError as error:
-        raise InvalidArgumentError(f"a {scheme}:// URL that can't be read: {error}") from None
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        client = redis.Redis.from_url(url, **settings)
+        # A setting that redis-py doesn't know shows here.
+        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
+        return client
+    # Outside of the error, which quotes what it couldn't read: a part of the password, if that wasn't percent-encoded.
+    raise InvalidArgumentError(
+        f"a {scheme}:// URL that can't be read: its port, its database or a setting after the question mark isn't "
+        "what redis-py takes, or a password in it has characters that must be percent-encoded"
+    )
 
 
 def _forget_links() -> None:

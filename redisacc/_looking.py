@@ -239,7 +239,8 @@ def _rows_of(accumulator: ConditionalAccumulatorBase[Any], record: Record, wante
                 total.add(_read_rows(link, keys, gradient, places[gradient.id]))
     fields = [str(index) for index in wanted]
     sums = link.call("HMGET", keys.current.sums, *fields)
-    total.add_sums({field.encode(): row for field, row in zip(fields, sums, strict=True) if row is not None})
+    rows = {field.encode(): row for field, row in zip(fields, sums, strict=True) if row is not None}
+    total.add_rows(rows, record.num_accumulated)
     indices, counts, held, results = _reduced(accumulator, total, record.num_accumulated)
     return Rows(indices, counts, held, results, record.global_step, record.num_accumulated)
 

@@ -98,6 +98,9 @@ class Parked:
 class PartMissing(Exception):
     """A part isn't there (any more)."""
 
+    def __str__(self) -> str:
+        return f"{self.args[0]} is gone: evicted (set maxmemory-policy noeviction) or removed by hand"
+
 
 def _cut(total: int, unit: int) -> list[int]:
     """Lengths of the parts of ``total`` bytes: about PART_BYTES each, cut between units (rows) where they fit."""

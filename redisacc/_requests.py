@@ -9,7 +9,7 @@ from typing import Any
 from redisacc._clients import Client, Clients
 from redisacc._link import Link
 from redisacc._scripts import Counted, ForgottenError, Scripts
-from redisacc.errors import OutcomeUnknownError, RedisAccError, ServerUnavailableError
+from redisacc.errors import DataLossError, OutcomeUnknownError, RedisAccError, ServerUnavailableError
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ class Requests:
         client = self._clients.borrow()
         try:
             value = self._settled(attempt, client, client.next(), self._link.lost)
-        except OutcomeUnknownError:
-            # The client stays with the error: another request of it would make the outcome unknowable.
+        except (OutcomeUnknownError, DataLossError):
+            # Another request of this client would make the outcome unknowable, so it stays with that error. And data
+            # loss is said once: what the client remembers is gone, so the next request comes from a new one.
             raise
         except BaseException:
             self._clients.give_back(client)
@@ -60,8 +61,16 @@ class Requests:
         """Sends until the outcome is known. ``lost``: the link's count from before the first copy."""
         while True:
             try:
-                return attempt.finish(attempt.send(client, sequence))
+                counted = attempt.send(client, sequence)
+            except DataLossError:
+                raise
             except ForgottenError as error:
+                if not client.was_idle():
+                    raise DataLossError(
+                        f"{attempt.what}: the server has acknowledged earlier requests of this client, and knows "
+                        "nothing of it any more: it was restarted from older data, failed over to a replica that lagged "
+                        "behind, or evicted keys. This request was not executed; those that come now will be"
+                    ) from error
                 if self._link.lost != lost:
                     raise self._unknown(attempt, client, sequence, error) from error
                 # It was idle for long, and this is its first request since: it goes on as somebody new.
@@ -77,12 +86,18 @@ class Requests:
                 # This copy was refused. But one that was lost before may have been executed, or may be on its way
                 # still, to be executed when nothing stands against it any more.
                 try:
-                    counted = self._scripts.settle(client=client, sequence=sequence, worker=attempt.worker)
+                    settled = self._scripts.settle(client=client, sequence=sequence, worker=attempt.worker)
                 except RedisAccError as failure:
                     raise self._unknown(attempt, client, sequence, failure) from error
-                if counted is None:
+                if settled is None:
                     raise
-                return attempt.finish(counted)
+                return self._finished(attempt, client, sequence, settled)
+            else:
+                return self._finished(attempt, client, sequence, counted)
+
+    def _finished(self, attempt: Attempt, client: Client, sequence: int, counted: Counted) -> Any:
+        client.learn(sequence)
+        return attempt.finish(counted)
 
     def _unknown(self, attempt: Attempt, client: Client, sequence: int, error: RedisAccError) -> OutcomeUnknownError:
         return OutcomeUnknownError(

@@ -7,7 +7,7 @@ here. What each script does, and all that it may reply, stands in the head of it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, Protocol
 
 from redisacc._arguments import shape_text
@@ -19,10 +19,15 @@ from redisacc._wire import Argument, Command
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CorruptDataError,
+    DataLossError,
     InvalidArgumentError,
+    NotPermittedError,
     StaleSequenceError,
     StepOverflowError,
 )
+
+# How long replicas get to confirm, in milliseconds, where somebody asked for that.
+REPLICATION_MS = 5000
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ class Counted:
     outcome: Literal["applied", "stale", "set", "lowered", "taken"]
     global_step: int
     num_accumulated: int
+    # How many replicas have it, where somebody asked.
+    replicas: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ class Granted:
     global_step: int
     num_accumulated: int
     round_shape: str
+    # How many replicas know of it, where somebody asked.
+    replicas: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,31 +141,47 @@ class ForgottenError(StaleSequenceError):
 class Scripts:
     """The scripts, run on one accumulator."""
 
-    def __init__(self, link: Link, keys: Keys, *, incarnation: str = "") -> None:
+    def __init__(self, link: Link, keys: Keys, *, incarnation: str = "", min_replicas: int = 0) -> None:
         self._link = link
         self._keys = keys
         self.incarnation = incarnation
+        # On the connection of the script that it waits for: after a failover another would ask another server.
+        self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_MS)] if min_replicas else []
 
     def open(
         self, *, incarnation: str, schema: Schema, chunk: int, lease_ms: int, parked_limit: int
     ) -> Opened | Deleting:
         """Opens or creates the accumulator."""
-        reply = self._link.run(
-            load("open"),
-            [self._keys.record, self._keys.clients],
-            [
-                incarnation,
-                schema.format,
-                schema.kind,
-                schema.dtype,
-                schema.shape,
-                schema.reduction_type,
-                chunk,
-                lease_ms,
-                parked_limit,
-            ],
-            patience=OPENING_PATIENCE,
-        )
+        try:
+            reply = self._link.run(
+                load("open"),
+                [
+                    self._keys.record,
+                    self._keys.current.sums,
+                    self._keys.current.parked,
+                    self._keys.current.small,
+                    self._keys.current.workers,
+                    self._keys.clients,
+                ],
+                [
+                    incarnation,
+                    schema.format,
+                    schema.kind,
+                    schema.dtype,
+                    schema.shape,
+                    schema.reduction_type,
+                    chunk,
+                    lease_ms,
+                    parked_limit,
+                ],
+                patience=OPENING_PATIENCE,
+            )
+        except NotPermittedError:
+            # A user who may only look. Whatever else it tries is refused as well.
+            found = self._look()
+            if found is None:
+                raise
+            return found
         match reply:
             case [b"opened", struct, now, incarnation_, format_, kind, dtype, shape, reduction, chunk_, lease, limit]:
                 return Opened(
@@ -172,6 +197,25 @@ class Scripts:
                 return Deleting(_text(incarnation_))
         self._refuse(reply)
 
+    def _look(self) -> Opened | None:
+        """What ``open`` would find, read without a script; None where there is nothing to be used."""
+        names = ("incarnation", *(field.name for field in fields(Schema)), "chunk", "lease_ms", "parked_limit")
+        reply = self._link.call("HMGET", self._keys.record, *names, patience=OPENING_PATIENCE)
+        match reply:
+            case [bytes() as incarnation, *schema, bytes() as chunk, bytes() as lease, bytes() as limit] if all(
+                isinstance(text, bytes) for text in schema
+            ) and not incarnation.startswith(b"deleted:"):
+                return Opened(
+                    now_ms=0,
+                    incarnation=_text(incarnation),
+                    schema=Schema(*map(_text, schema)),
+                    chunk=self._number(chunk, "chunk", least=1),
+                    lease_ms=self._number(lease, "lease_ms"),
+                    parked_limit=self._number(limit, "parked_limit"),
+                    can_add_in_place=False,
+                )
+        return None
+
     def apply(
         self,
         request: Request,
@@ -183,7 +227,7 @@ class Scripts:
         rows: bytes,
     ) -> Counted | None:
         """Adds a gradient in place. None if that would lose digits: then it has to be parked."""
-        reply = self._link.run(
+        reply, replicas = self._link.run_and_read(
             load("apply"),
             [self._keys.record, self._keys.current.sums, self._keys.current.workers, self._keys.clients],
             [
@@ -194,10 +238,11 @@ class Scripts:
                 indices,
                 rows,
             ],
+            after=self._replicate,
         )
         if reply[0] == b"inexact":
             return None
-        return self._counted(reply, request.round_shape)
+        return self._counted(reply, request.round_shape, replicas)
 
     def park(
         self,
@@ -222,7 +267,7 @@ class Scripts:
         """
         keys, current = self._keys, self._keys.current
         parts = range(len(lengths))
-        reply = self._link.run(
+        reply, replicas = self._link.run_and_read(
             load("park"),
             [
                 keys.record,
@@ -244,6 +289,7 @@ class Scripts:
                 *replaced,
             ],
             before=stage,
+            after=self._replicate if header else (),
         )
         match reply:
             case [b"welcome"]:
@@ -254,7 +300,7 @@ class Scripts:
                 return "unstaged"
             case [b"full", parked, limit]:
                 return Full(self._number(parked, "parked_bytes"), self._number(limit, "parked_limit"))
-        return self._counted(reply, request.round_shape)
+        return self._counted(reply, request.round_shape, replicas)
 
     def take(
         self,
@@ -288,7 +334,7 @@ class Scripts:
             taken.workers,
             keys.clients,
         ]
-        args = (self.incarnation, token, num_required, lease_ms, taker, client.id, sequence)
+        args = (self.incarnation, token, num_required, lease_ms, taker, client.id, f"{sequence} 0")
         tail: tuple[Argument, ...] = (len(named), *named, *args)
         call = Call(load("take"), tail, (), tuple(read))
 
@@ -304,13 +350,17 @@ class Scripts:
 
         return attempt
 
-    def leave(self, *, token: str, patience: float = PATIENCE) -> Granted | None:
-        """Leaves the queue. Returns the round if it was granted meanwhile."""
+    def leave(self, *, token: str, patience: float = PATIENCE, replicated: bool = False) -> Granted | None:
+        """Leaves the queue. Returns the round if it was granted meanwhile; ``replicated``: waits for replicas."""
         keys = self._keys
-        reply = self._link.run(
-            load("leave"), [keys.record, keys.queue, keys.takers, keys.taken], [token], patience=patience
+        reply, replicas = self._link.run_and_read(
+            load("leave"),
+            [keys.record, keys.queue, keys.takers, keys.taken],
+            [token],
+            after=self._replicate if replicated else (),
+            patience=patience,
         )
-        return None if reply[0] == b"left" else self._granted(token, reply)
+        return None if reply[0] == b"left" else self._granted(token, reply, replicas)
 
     def acknowledge(self, *, token: str, parts: Sequence[str], more: bool) -> bool:
         """Removes (a piece of) a round. False if there is no such round."""
@@ -348,7 +398,7 @@ class Scripts:
         reply = self._link.run(
             load("set_global_step"),
             [self._keys.record, self._keys.clients],
-            [self.incarnation, client.id, sequence, worker, new_global_step],
+            [self.incarnation, client.id, f"{sequence} {client.acknowledged}", worker, new_global_step],
         )
         return self._counted(reply, ())
 
@@ -357,7 +407,7 @@ class Scripts:
         reply = self._link.run(
             load("settle"),
             [self._keys.record, self._keys.clients],
-            [self.incarnation, client.id, sequence, worker],
+            [self.incarnation, client.id, f"{sequence} {client.acknowledged}", worker],
             patience=patience,
         )
         return None if reply[0] == b"withdrawn" else self._counted(reply, ())
@@ -377,6 +427,7 @@ class Scripts:
                 keys.queue,
                 keys.takers,
                 keys.taken,
+                keys.folding,
             ],
             [self.incarnation, int(finish)],
         )
@@ -416,19 +467,28 @@ class Scripts:
         return [
             self.incarnation,
             request.client.id,
-            request.sequence,
+            f"{request.sequence} {request.client.acknowledged}",
             request.worker,
             request.local_step,
             shape_text(request.round_shape),
         ]
 
-    def _counted(self, reply: list[bytes], round_shape: tuple[int, ...]) -> Counted:
+    def _confirmed(self, replies: Sequence[Any]) -> int:
+        match replies:
+            case []:
+                return 0
+            case [int(replicas)]:
+                return replicas
+        raise CorruptDataError(f"{self._keys.record}: WAIT replied {replies!r:.100}")
+
+    def _counted(self, reply: list[bytes], round_shape: tuple[int, ...], replicas: Sequence[Any] = ()) -> Counted:
         match reply:
             case [(b"applied" | b"stale" | b"set" | b"lowered" | b"taken") as outcome, step, count]:
                 return Counted(
                     outcome.decode(),  # type: ignore[arg-type]
                     self._step(step),
                     self._number(count, "num_accumulated"),
+                    self._confirmed(replicas),
                 )
             case [b"misshapen", bound]:
                 raise InvalidArgumentError(
@@ -437,10 +497,11 @@ class Scripts:
                 )
         self._refuse(reply)
 
-    def _granted(self, token: str, reply: list[bytes]) -> Granted:
+    def _granted(self, token: str, reply: list[bytes], replicas: Sequence[Any] = ()) -> Granted:
         match reply:
             case [b"granted", step, count, shape]:
-                return Granted(token, self._step(step), self._number(count, "num_accumulated"), _text(shape))
+                number = self._number(count, "num_accumulated")
+                return Granted(token, self._step(step), number, _text(shape), self._confirmed(replicas))
         self._refuse(reply)
 
     def _step(self, text: bytes) -> int:
@@ -479,6 +540,18 @@ class Scripts:
                     f"{name!r}: the server has forgotten this client, which was idle for long, and can't say whether "
                     "it has executed the request before",
                     self._number(now, "TIME"),
+                )
+            case [b"remains", key]:
+                raise CorruptDataError(
+                    f"the record of {name!r} is gone, but {_text(key)} is there: keys were evicted (set "
+                    "maxmemory-policy noeviction) or removed by hand. Nothing can be summed from what is left; to "
+                    f"begin anew remove it: redis-cli --scan --pattern '{self._keys.record}*' | xargs redis-cli unlink"
+                )
+            case [b"lost", sequence]:
+                raise DataLossError(
+                    f"{name!r}: the server has acknowledged a later request of this client than {_text(sequence)}, the "
+                    "last one that it knows: it was restarted from older data, failed over to a replica that lagged "
+                    "behind, or evicted keys. This request was not executed; those that come now will be"
                 )
             case [b"overflow", step]:
                 raise StepOverflowError(f"{name!r}: the global step is {_text(step)} and can't grow")

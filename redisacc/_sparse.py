@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from redisacc import _arguments
 from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
-from redisacc._arguments import Array, Indices, shape_text, shown
+from redisacc._arguments import Array, Indices, shape_text
 from redisacc._dtypes import DType
 from redisacc._parked import Gradient
+from redisacc._shown import shown
 from redisacc._slices import IndexedSlices
 from redisacc._totals import SparseTotal
 from redisacc.errors import InvalidArgumentError
@@ -42,6 +43,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             ("parked") and added up by the taker, instead of by the server; 0 parks all. None: 2048, measured.
         parked_limit: bytes that the parked gradients of a round may have together, given at creation. Beyond it
             clients add some of them up to make room. None: 256 MiB, or what the accumulator was created with.
+        min_replicas: an accepted gradient and a taken round wait until so many replicas of the server have them, at
+            most 5 seconds, and raise NotReplicatedError if they don't. 0: replication is not waited for.
 
     Raises:
         InvalidArgumentError: an argument can't be right.
@@ -63,6 +66,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
         worker: str | None = None,
         in_place_limit: int | None = None,
         parked_limit: int | None = None,
+        min_replicas: int = 0,
     ) -> None:
         super().__init__(
             dtype,
@@ -74,6 +78,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             worker=worker,
             in_place_limit=in_place_limit,
             parked_limit=parked_limit,
+            min_replicas=min_replicas,
         )
 
     def apply_grad(
@@ -107,6 +112,9 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             InvalidArgumentError: wrong dtype, index, shape or step. Nothing was changed.
             AccumulatorNotFoundError: the accumulator was deleted.
             AccumulatorFullError: what is parked has reached its limit, and adding it up makes no room.
+            DataLossError: an earlier gradient of this handle is lost; this one was not counted.
+            NotReplicatedError: it was counted, but fewer replicas than ``min_replicas`` have it yet.
+            ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server fell silent after it may have counted the gradient, or before it will. Don't
                 apply it again: call the error's ``retry()``.
@@ -165,6 +173,9 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
                 ``retry()`` acknowledges it and returns the gradient.
             ServerUnavailableError: the server fell silent before the round was read. ``info().unacknowledged`` names
                 the round if it was granted, and ``recover()`` gets it.
+            DataLossError, NotReplicatedError: the round was taken and not acknowledged: ``recover()`` hands it out.
+            CorruptDataError: what stands in Redis doesn't add up, because keys were evicted or changed. What there
+                is of the round stays, listed in ``info().unacknowledged``.
         """
         return self._take_gradient(
             num_required, timeout, name, lambda slices: (slices.indices, slices.values, slices.dense_shape)

@@ -20,6 +20,7 @@ from redisacc._link import Link
 from redisacc._parked import PartMissing
 from redisacc._rounds import Reader, read_commands
 from redisacc._scripts import ForgottenError, Granted, Scripts, Take, Waiting
+from redisacc._wire import Command
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
@@ -56,7 +57,7 @@ def wait_for_round(
         register: gets the event that wakes the wait, and returns what takes it back.
 
     Returns:
-        The round, and the replies to ``read_commands`` for it.
+        The round, the replies to ``read_commands`` for it, and last the number of rounds granted so far.
     """
     started = time.monotonic()
     take_back = register(wait.wake)
@@ -136,7 +137,7 @@ class Wait:
             num_required=self.num_required,
             lease_ms=LEASE_MS,
             taker=self.taker,
-            read=read_commands(self.keys.taken_round(self._token)),
+            read=self._read_commands(),
         )
 
     def on_event(self, event: str | None) -> None:
@@ -232,6 +233,7 @@ class Wait:
             logger.warning("%s: the server is back", self.label, extra=self._fields)
             self._unreachable = None
         if isinstance(reply, Granted):
+            self.client.learn(self._sequence)
             return reply, pieces
         self._seen = reply
         return None
@@ -255,6 +257,9 @@ class Wait:
                 # It was granted, the reply was lost, and before this copy came somebody else recovered the round.
                 self._begin()
 
+    def _read_commands(self) -> list[Command]:
+        return [*read_commands(self.keys.taken_round(self._token)), ("HGET", self.keys.record, "takes")]
+
     def _patience(self) -> float:
         # The last look of a take whose time is up still gets a moment for its round trip.
         return min(LOOK_PATIENCE, max(self.deadline - time.monotonic(), 0.5))
@@ -267,7 +272,7 @@ class Wait:
         granted = self._leave(LOOK_PATIENCE)
         if granted is None:
             return None
-        return granted, self.link.pipeline(read_commands(self.keys.taken_round(self._token)))
+        return granted, self.link.pipeline(self._read_commands())
 
     def _leave(self, patience: float) -> Granted | None:
         if self.link.lost != self._lost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from redisacc.errors import CorruptDataError
 _COUNT = np.dtype("<u8")
 # Of the largest int64.
 _DIGITS = 19
+# The field beside the rows: lua/include/sums_total.lua.
+_TOTAL = b"total"
 
 # Gradients of at least so many bytes wait before they are added to a smaller sum.
 WINDOW_BYTES = 16 * 2**20
@@ -27,6 +30,21 @@ DENSE_UNION = 32
 # Gradients hold what they hold: infinities and overflow are results, not mistakes of ours.
 def _ieee() -> np.errstate:
     return np.errstate(all="ignore")
+
+
+def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes, bytes], int, int]:
+    """The rows of a ``sums`` hash, and of how many gradients and how many of their rows they must be the sum."""
+    rows = dict(fields)
+    total = rows.pop(_TOTAL, b"")
+    match = re.fullmatch(rb"([0-9]{1,15}) ([0-9]{1,15})", total)
+    if match is None:
+        raise CorruptDataError(f"{where}: total is {total[:64]!r}: the hash was evicted or removed")
+    return rows, int(match[1]), int(match[2])
+
+
+def _check_held(held: int, wanted: int, where: str) -> None:
+    if held != wanted:
+        raise CorruptDataError(f"{where}: of {wanted} rows of gradients only {held} were found: evicted or removed")
 
 
 def _parse_indices(fields: Mapping[bytes, bytes], where: str) -> Array:
@@ -101,15 +119,20 @@ class DenseTotal:
         """Adds what was summed in place: chunk number → count and packed chunk."""
         if not fields:
             return
+        fields, number, held = _parse_total(fields, self._where)
+        if not fields:
+            _check_held(0, held, self._where)
+            if math.prod(self.shape):
+                raise CorruptDataError(f"{self._where} hasn't the chunks of a gradient of shape {list(self.shape)}")
+            self.add(Gradient(np.zeros(self.shape, self._dtype.sum), number=number, ours=True))
+            return
         indices, rows = _parse_indices(fields, self._where), list(fields.values())
         order = np.argsort(indices)
         size = math.prod(self.shape)
         if not np.array_equal(indices[order], np.arange(math.ceil(size / self._chunk))):
             raise CorruptDataError(f"{self._where} hasn't the chunks of a gradient of {size} elements")
-        heads = {row[: _COUNT.itemsize] for row in rows}
-        head = heads.pop()
-        number = int.from_bytes(head, "little")
-        if heads or len(head) != _COUNT.itemsize or number > EXACT_IN_DOUBLE:
+        head = number.to_bytes(_COUNT.itemsize, "little")
+        if any(row[: _COUNT.itemsize] != head for row in rows):
             raise CorruptDataError(f"{self._where}: chunks that were held by different numbers of gradients")
         data = bytearray().join(rows[i][_COUNT.itemsize :] for i in order)
         if len(data) != size * self._dtype.components * self._dtype.in_place_dtype.itemsize:
@@ -167,13 +190,25 @@ class SparseTotal:
         self._waiting: list[Gradient] = []
         self._bytes = 0
         self._sum_bytes = 0
-        # Gradients in it, but for those that were summed in place.
+        # Gradients in it.
         self.number = 0
 
     def add_sums(self, fields: Mapping[bytes, bytes]) -> None:
         """Adds what was summed in place: index → count and packed row."""
         if not fields:
             return
+        rows, number, held = _parse_total(fields, self._where)
+        self.number += number
+        _check_held(self.add_rows(rows, number), held, self._where)
+
+    def add_rows(self, fields: Mapping[bytes, bytes], number: int) -> int:
+        """Adds some of the rows that were summed in place, none of them by more than ``number`` gradients.
+
+        Returns:
+            Of how many rows of gradients they are the sum.
+        """
+        if not fields:
+            return 0
         indices = _parse_indices(fields, self._where)
         expected = (
             _COUNT.itemsize + math.prod(self._shape) * self._dtype.components * self._dtype.in_place_dtype.itemsize
@@ -183,11 +218,13 @@ class SparseTotal:
         order = np.argsort(indices)
         rows = np.frombuffer(b"".join(fields.values()), np.uint8).reshape(len(indices), expected)[order]
         counts = np.ascontiguousarray(rows[:, : _COUNT.itemsize]).view(_COUNT).reshape(-1)
-        if (counts < 1).any() or (counts > EXACT_IN_DOUBLE).any():
-            raise CorruptDataError(f"{self._where}: an index that was held by no gradient")
+        if ((counts < 1) | (counts > number)).any():
+            raise CorruptDataError(f"{self._where}: an index that was held by no gradient, or by more than there were")
         packed = np.ascontiguousarray(rows[:, _COUNT.itemsize :]).reshape(-1)
         values = _from_packed(packed, self._dtype, self._where).reshape(len(indices), *self._shape)
-        self._take_in(Gradient(values, indices[order], counts, ours=True))
+        self._take_in(Gradient(values, indices[order], counts, number, ours=True))
+        # As Python's integers, of which no sum wraps.
+        return sum(counts.tolist())
 
     def add(self, gradient: Gradient) -> None:
         """Adds a gradient; its indices are strictly increasing."""

@@ -152,7 +152,9 @@ class Plain:
     def __init__(self, connection: Any, sock: socket.socket) -> None:
         self.connection = connection
         self._sock = sock
-        self._reader = hiredis.Reader(replyError=_reply_error, notEnoughData=_NOT_YET)
+        self._reader = hiredis.Reader(
+            protocolError=redis.ConnectionError, replyError=_reply_error, notEnoughData=_NOT_YET
+        )
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TICK)
@@ -188,7 +190,7 @@ class Plain:
             if head[:1] == b"-":
                 raise _reply_error(head[1:].decode(errors="replace"))
             missing = head in (b"$-1", b"_")
-            if not missing and not (head[:1] == b"$" and head[1:].isdigit()):
+            if not missing and not (head[:1] == b"$" and head[1:].isdigit() and len(head) <= 20):
                 raise redis.ConnectionError(f"an unexpected reply to GET: {head[:64]!r}")
             incoming.fill(arrivals.begin(-1 if missing else int(head[1:])))
             incoming.line()

@@ -13,8 +13,12 @@
     ├── PeekTimeoutError (TimeoutError)          the accumulator changed under every look at it
     ├── CancelledError                           the handle was closed
     ├── StaleSequenceError                       the server has seen a later request of this client
+    ├── DataLossError                            the server has lost what it had acknowledged
+    ├── NotReplicatedError                       done, but fewer replicas have it than min_replicas
     ├── CorruptDataError                         what stands under our keys is not what we wrote
     └── ServerError                              the server refused a command
+        ├── NotPermittedError                    the user may not do this there
+        ├── ServerOutOfMemoryError               maxmemory is reached, and nothing may be evicted
         └── ServerUnavailableError (ConnectionError)   no server answers
             └── OutcomeUnknownError              nor did it before it may have done what was asked
 """
@@ -29,12 +33,16 @@ __all__ = [
     "AccumulatorNotFoundError",
     "CancelledError",
     "CorruptDataError",
+    "DataLossError",
     "InvalidArgumentError",
+    "NotPermittedError",
+    "NotReplicatedError",
     "OutcomeUnknownError",
     "PeekTimeoutError",
     "RedisAccError",
     "SchemaMismatchError",
     "ServerError",
+    "ServerOutOfMemoryError",
     "ServerUnavailableError",
     "StaleSequenceError",
     "StepOverflowError",
@@ -129,12 +137,52 @@ class StaleSequenceError(RedisAccError):
     """
 
 
+class DataLossError(RedisAccError):
+    """The server has lost something that it had acknowledged to this handle.
+
+    It was restarted from older data (``appendfsync everysec``, a snapshot), or failed over to a replica that lagged
+    behind. It is raised once, for the handle knows no more than that; later calls go on with what the server has.
+
+    From an apply or ``set_global_step``: this call was not executed, and an earlier one of this handle is lost. From
+    a take: the round that was granted is not acknowledged, and ``recover()`` hands it out; a round that was taken
+    before is undone, so some of these gradients may have been in that one.
+    """
+
+
+class NotReplicatedError(RedisAccError):
+    """Fewer replicas than ``min_replicas`` confirmed in time, so what was done may be lost if the server fails now.
+
+    It is done all the same: an applied gradient is counted, and must not be applied again; a round that was taken is
+    not acknowledged, and ``recover()`` hands it out.
+
+    Attributes:
+        replicas: how many have it.
+        min_replicas: how many should.
+    """
+
+    def __init__(self, message: str, *, replicas: int, min_replicas: int) -> None:
+        super().__init__(message)
+        self.replicas = replicas
+        self.min_replicas = min_replicas
+
+
 class CorruptDataError(RedisAccError):
     """What stands under an accumulator's keys is not what redisacc writes there. Nothing was changed."""
 
 
 class ServerError(RedisAccError):
     """The server refused a command: out of memory, read-only replica, missing permission, …"""
+
+
+class NotPermittedError(ServerError):
+    """The server's access control list doesn't let this user do that: ``redisacc acl`` prints rules that do."""
+
+
+class ServerOutOfMemoryError(ServerError):
+    """The server has reached its ``maxmemory`` and refuses to store more. Nothing was stored.
+
+    Takes, acknowledgements, ``recover()`` and ``delete()`` still work, and make room.
+    """
 
 
 class ServerUnavailableError(ServerError, ConnectionError):

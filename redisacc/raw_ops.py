@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from redisacc import _arguments, _dense, _sparse
+from redisacc import _dense, _sparse
 from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
 from redisacc._arguments import Array
 from redisacc._dtypes import find
 from redisacc._existing import open_existing
 from redisacc._keys import Keys
+from redisacc._shown import shown
 from redisacc.errors import AccumulatorNotFoundError, InvalidArgumentError
 
 __all__ = [
@@ -115,7 +116,7 @@ def SparseAccumulatorApplyGradient(
     ``gradient_shape`` is checked only if ``has_known_shape``.
     """
     if not isinstance(has_known_shape, bool):
-        raise InvalidArgumentError(f"has_known_shape must be a bool, not {_arguments.shown(has_known_shape)}")
+        raise InvalidArgumentError(f"has_known_shape must be a bool, not {shown(has_known_shape)}")
     if has_known_shape and gradient_shape is None:
         raise InvalidArgumentError("gradient_shape must be an integer vector if has_known_shape, not None")
     with _sparse_of(handle, redis) as accumulator:
@@ -154,15 +155,13 @@ def AccumulatorSetGlobalStep(
 
 
 def _check_container(container: object) -> None:
-    if container != "":
-        raise InvalidArgumentError(f"container must be empty, not {_arguments.shown(container)}: Redis has none")
+    if not (isinstance(container, str) and container == ""):
+        raise InvalidArgumentError(f"container must be empty, not {shown(container)}: Redis has none")
 
 
 def _check_dtype(accumulator: ConditionalAccumulatorBase[Any], dtype: object) -> None:
     if find(dtype).public != accumulator.dtype:
-        raise InvalidArgumentError(
-            f"dtype must be the accumulator's, {accumulator.dtype}, not {_arguments.shown(dtype)}"
-        )
+        raise InvalidArgumentError(f"dtype must be the accumulator's, {accumulator.dtype}, not {shown(dtype)}")
 
 
 def _key(ref: str, redis: object) -> tuple[str, object]:

@@ -8,12 +8,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from daemons import Daemon
 from leaks import leftovers
-from servers import FAKE, NAMES, MissingError, Servers, ServerUnderTest
+from servers import FAKE, NAMES, MissingError, Servers, ServerUnderTest, executable
 
 import redisacc
 from redisacc import _parked
@@ -279,3 +281,40 @@ def _until(condition: Callable[[], Any], timeout: float = 20) -> Any:
 def until() -> Callable[..., Any]:
     """Waits for a condition to come true and returns its first true value."""
     return _until
+
+
+@pytest.fixture
+def daemon(server_name: str, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Makes daemons of one of the chosen servers, each in a folder of its own; they are gone when the test ends."""
+    if server_name == FAKE:
+        pytest.skip("nothing that could be killed")
+    try:
+        program = executable(server_name)
+    except MissingError as error:
+        if os.environ.get("CI", "").lower() in ("true", "1") and not error.excused:
+            pytest.fail(f"no server {server_name}: {error}")
+        pytest.skip(f"no server {server_name}: {error}")
+    made: list[Daemon] = []
+
+    def make(*options: str, **more: Any) -> Daemon:
+        made.append(Daemon(program, tmp_path / f"daemon-{len(made)}", *options, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Any]]:
+    """Opens accumulators that are closed when the test ends."""
+    handles: list[redisacc.ConditionalAccumulatorBase] = []
+
+    def open_one(kind: str, *args: Any, **options: Any) -> Any:
+        make = redisacc.SparseConditionalAccumulator if kind == "sparse" else redisacc.ConditionalAccumulator
+        handles.append(make(*args, **options))
+        return handles[-1]
+
+    yield open_one
+    for handle in handles:
+        handle.close()

@@ -82,6 +82,11 @@ def _redis62() -> str:
 _EXECUTABLES: dict[str, Callable[[], str]] = {"valkey": _valkey, "redis7": _redis7, "redis62": _redis62}
 
 
+def executable(name: str) -> str:
+    """The program of a real server, for tests that start servers of their own. Raises MissingError."""
+    return _EXECUTABLES[name]()
+
+
 class Servers:
     """Starts real servers when they are first asked for, and stops them all."""
 

@@ -26,7 +26,7 @@ local function admit(keys, request, more)
     entry.stale = entry.stale + 1
     -- Raises, before anything changes, where this is no number.
     redis.call('HINCRBY', keys.record, 'stale', 1)
-    write_client(keys.clients, request.client, request.sequence, entry, reply, request.worker)
+    write_client(keys.clients, request.client, entry, reply, request.worker)
     keep(record.lease_ms, keys.clients)
     announce(keys.record, string.format('stale step=%s count=%s local_step=%s worker=%s',
       reply[2], reply[3], request.local_step, request.worker))
@@ -55,7 +55,7 @@ local function count_gradient(keys, request, admission, parked_id, ahead)
   redis.call('HSET', keys.record, 'num_accumulated', reply[3], 'applied', count_text(record.applied + 1),
     'round_shape', request.round_shape)
   redis.call('HSET', keys.workers, request.worker, count_text(admission.in_round + 1))
-  write_client(keys.clients, request.client, request.sequence, entry, reply, request.worker)
+  write_client(keys.clients, request.client, entry, reply, request.worker)
   keep(record.lease_ms, keys.clients, keys.workers)
   local said = string.format('applied step=%s count=%s %sworker=%s',
     reply[2], reply[3], parked_id and 'parked=' .. parked_id .. ' ' or '', request.worker)

@@ -10,17 +10,21 @@
 -- server and of the one that takes its place.
 local UNKNOWN_MS = FORGET_MS - 60000
 
--- Reads what is known of a client to decide whether a request is new. Returns the entry for a new one; for one that
--- was executed before, nil and its first reply once more; else nil and {'superseded', last sequence},
--- {'forgotten', now} or {'corrupt', 'clients', text}.
+-- Reads what is known of a client to decide whether a request is new. `sequence` is the text "number acknowledged".
+-- Returns the entry for a new one; for one that was executed before, nil and its first reply once more; else nil and
+-- {'superseded', last sequence}, {'forgotten', now}, {'lost', last sequence} or {'corrupt', 'clients', text}.
 local function read_client(clients_key, client, sequence)
+  local number, acknowledged = string.match(sequence, '^(%d+) (%d+)$')
+  number, acknowledged = tonumber(number), tonumber(acknowledged)
   local text = redis.call('HGET', clients_key, client)
   if not text then
     local born, now = parse_count(string.match(client, '^(%d+)%-')), now_ms()
     if not born or now - born > UNKNOWN_MS then
       return nil, {'forgotten', count_text(now)}
+    elseif acknowledged > 0 then
+      return nil, {'lost', '0'}
     end
-    return {applied = 0, stale = 0, new = true}
+    return {sequence = number, applied = 0, stale = 0, new = true}
   end
   local last, outcome, step, count, applied, stale =
     string.match(text, '^(%d+) (%a+) (%-?%d+) (%d+) %d+ (%d+) (%d+) ')
@@ -28,9 +32,14 @@ local function read_client(clients_key, client, sequence)
   if not (last and applied and stale) then
     return nil, {'corrupt', 'clients', string.sub(text, 1, 64)}
   end
-  if sequence > last then
-    return {applied = applied, stale = stale}
-  elseif sequence == last then
+  if number > last then
+    if acknowledged > last then
+      -- What the client was told has been undone: restarted from older data, or failed over to a replica that was
+      -- behind. It must hear of it, and this is the last moment to notice.
+      return nil, {'lost', count_text(last)}
+    end
+    return {sequence = number, applied = applied, stale = stale}
+  elseif number == last then
     -- The reply was lost and the client, or redis-py beneath it, sent the request again.
     return nil, {outcome, step, count}, true
   end
@@ -38,9 +47,9 @@ local function read_client(clients_key, client, sequence)
   return nil, {'superseded', count_text(last)}
 end
 
-local function write_client(clients_key, client, sequence, entry, reply, worker)
+local function write_client(clients_key, client, entry, reply, worker)
   redis.call('HSET', clients_key, client, string.format('%.0f %s %s %s %.0f %.0f %.0f %s',
-    sequence, reply[1], reply[2], reply[3], now_ms(), entry.applied, entry.stale, worker))
+    entry.sequence, reply[1], reply[2], reply[3], now_ms(), entry.applied, entry.stale, worker))
   if entry.new then
     forget_idle(clients_key)
   end

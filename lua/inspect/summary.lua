@@ -48,7 +48,8 @@ if string.match(incarnation, '^deleted:') then
   say('it is being deleted')
 end
 say('step %s, %s gradients in this round%s', step, count, round_shape ~= '' and ' of shape ' .. round_shape or '')
-local sums = redis.call('HLEN', record_key .. ':sums')
+-- One field of the sums isn't a row: what they must add up to.
+local sums = math.max(redis.call('HLEN', record_key .. ':sums') - 1, 0)
 local parked = redis.call('HLEN', record_key .. ':parked')
 say('held: %d rows in place, %d parked with %s of %s bytes', sums, parked, parked_bytes, parked_limit)
 say('so far: %s applied, %s stale, %s sent twice, %s rounds taken; created %s ago', applied, stale, duplicates, takes,

@@ -17,12 +17,14 @@ __all__ = ["main"]
 
 # Stated here and not taken from the commands, so that `redisacc --help` imports none of them.
 _COMMANDS = {
+    "acl": ("redisacc.cli.acl", "Print rules for who may do what on the server."),
     "apply": ("redisacc.cli.apply", "Apply the gradient in a file."),
     "completion": ("redisacc.cli.completion", "Print the script that completes commands and names."),
     "demo": ("redisacc.cli.demo", "Train word vectors with several processes."),
     "doctor": ("redisacc.cli.doctor", "Check a server, and say what to change."),
     "export": ("redisacc.cli.export", "Serve metrics for Prometheus."),
     "gc": ("redisacc.cli.gc", "Remove what nobody owns any more."),
+    "load-scripts": ("redisacc.cli.load_scripts", "Load the scripts, for users who may only run them."),
     "ls": ("redisacc.cli.ls", "List accumulators."),
     "recover": ("redisacc.cli.recover", "Get back a round whose taker died."),
     "rm": ("redisacc.cli.rm", "Remove accumulators, with all that is in them."),

@@ -65,7 +65,8 @@ def test_in_place_memory_is_bounded_by_the_rows_touched(real_client, make_sparse
         acc.apply_grad([1, 2], np.ones((2, 4), np.float32))
     keys = {key.decode() for key in real_client.scan_iter()}
     if holding == "in_place":
-        assert real_client.hlen("redisacc:{w}:sums") == 2
+        assert real_client.hlen("redisacc:{w}:sums") == 3
+        assert real_client.hget("redisacc:{w}:sums", "total") == b"30 60"
         assert acc.info().parked == 0
         assert not any(":part:" in key for key in keys)
     else:

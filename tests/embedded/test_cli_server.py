@@ -240,7 +240,7 @@ def test_unknown_command(tmp_path: Path) -> None:
 
 def test_every_command_can_be_loaded() -> None:
     for name, (module, _) in cli._COMMANDS.items():
-        command = getattr(importlib.import_module(module), name)
+        command = getattr(importlib.import_module(module), name.replace("-", "_"))
         assert isinstance(command, click.Command)
         assert command.name == name
 
