@@ -8,8 +8,8 @@ JOBS ?= 2
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
 
-.PHONY: help demo server test redis-py-matrix chaos soak bench conformance record lint types wheel compose docs examples
-.PHONY: check clean
+.PHONY: help demo server test redis-py-matrix chaos soak bench conformance record lint types wheel compose docs examples \
+        check clean
 
 help:
 	@echo "make demo         train word vectors with several processes through a real server"

@@ -110,19 +110,23 @@ class Waiting:
     ahead: int
 
 
+class Take(Protocol):
+    """A take that may have to be tried several times."""
+
+    def __call__(self, *, patience: float = PATIENCE) -> tuple[Granted | Waiting, list[Any]]:
+        """Takes the round, or a place in the queue; and the replies to the commands that read the round.
+
+        Raises:
+            StaleSequenceError: this take is over.
+        """
+
+
 class ForgottenError(StaleSequenceError):
     """The server has forgotten this client. Nothing was changed by this copy of the request."""
 
     def __init__(self, message: str, now_ms: int) -> None:
         super().__init__(message)
         self.now_ms = now_ms
-
-
-class Take(Protocol):
-    """A take that may have to be tried several times."""
-
-    def __call__(self, *, patience: float = PATIENCE) -> tuple[Granted | Waiting, list[Any]]:
-        """Takes the round, or a place in the queue; and the replies to the commands that read the round."""
 
 
 class Scripts:
@@ -267,9 +271,6 @@ class Scripts:
 
         Args:
             read: commands that read the round if it is granted; they travel along.
-
-        Returns:
-            What takes it, and may be called again. It raises StaleSequenceError if this take is over.
         """
         keys, taken = self._keys, self._keys.taken_round(token)
         named = [
@@ -287,8 +288,8 @@ class Scripts:
             taken.workers,
             keys.clients,
         ]
-        asked = (self.incarnation, token, num_required, lease_ms, taker, client.id, sequence)
-        tail: tuple[Argument, ...] = (len(named), *named, *asked)
+        args = (self.incarnation, token, num_required, lease_ms, taker, client.id, sequence)
+        tail: tuple[Argument, ...] = (len(named), *named, *args)
         call = Call(load("take"), tail, (), tuple(read))
 
         def attempt(*, patience: float = PATIENCE) -> tuple[Granted | Waiting, list[Any]]:
