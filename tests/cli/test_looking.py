@@ -88,7 +88,7 @@ def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
         r"^  bob +missing +1 +0 +\d",
         r"^  chief for 2$",
         r"^  step 0, 2 gradients, .* ago to chief$",
-        r"^    token \d+-[0-9a-f]+-\d+$",
+        r"^    token \d{13}-[0-9a-f]{16}-\d+$",
         r"^  parts +2 +32 B$",
     ):
         assert re.search(pattern, said, re.MULTILINE), (pattern, said)
