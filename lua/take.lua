@@ -28,6 +28,7 @@
 -- {'overflow', global_step}                                the step can't grow; nothing changed
 -- {'superseded', sequence}                                 the take is over: acknowledged, recovered or left
 -- {'forgotten', now_ms}                                    this client is unknown, and too old to be new
+-- {'lost', sequence}                                       never: a take doesn't say what its client knows
 -- {'missing'}                                              no such accumulator
 -- {'replaced'}                                             it was deleted and created anew
 -- {'corrupt', where, text}                                 something under our keys isn't ours; nothing changed

@@ -35,16 +35,16 @@ class Role:
     everything: bool = False
 
 
-_OPENS = "evalsha exists hmget hset time info"
+_OPENS = "evalsha exists hmget hset hrandfield hdel time info"
 _APPLIES = "hget hincrby hlen hstrlen strlen publish hdel set get rename persist pexpire unlink hscan"
 _TAKES = (
     "hget hincrby hlen strlen publish hdel hscan get rename pexpire pttl unlink zadd zrange zrank zrem zscore "
     "subscribe unsubscribe"
 )
 _LOOKS = (
-    "hmget hget hgetall hkeys hvals hlen hscan zrange get getrange strlen exists type pttl subscribe unsubscribe info"
+    "hmget hget hgetall hkeys hvals hlen hscan zrange get getrange strlen exists type pttl time subscribe unsubscribe "
+    "info"
 )
-
 ROLES = {
     "worker": Role("opens, creates and applies", f"{_OPENS} {_APPLIES}", "sismember sadd", applies=True),
     "taker": Role("opens, creates, takes, recovers, sets the step", f"{_OPENS} {_TAKES}", "sismember sadd", takes=True),

@@ -68,8 +68,8 @@ class Requests:
                 if not client.was_idle():
                     raise DataLossError(
                         f"{attempt.what}: the server has acknowledged earlier requests of this client, and knows "
-                        "nothing of it any more: it was restarted from older data, failed over to a replica that lagged "
-                        "behind, or evicted keys. This request was not executed; those that come now will be"
+                        "nothing of it any more: it was restarted from older data, failed over to a replica that "
+                        "lagged behind, or evicted keys. This request was not executed; those that come now will be"
                     ) from error
                 if self._link.lost != lost:
                     raise self._unknown(attempt, client, sequence, error) from error

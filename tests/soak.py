@@ -81,6 +81,10 @@ class Soak:
                 words = text.decode().split(" ")
                 words[4] = str(int(words[4]) - 2 * 3_600_000)
                 self._server.hset(key, name, " ".join(words))
+        # After that they would be told that they have been forgotten, and go on as somebody new.
+        for handle in [*self._takers.values(), *(worker for workers in self._workers.values() for worker in workers)]:
+            for client in handle._clients._idle:
+                client.begin_anew(client.born_ms)
 
     def memory(self) -> Memory:
         gc.collect()

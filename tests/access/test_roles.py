@@ -172,7 +172,7 @@ def test_an_operator_can_do_everything(place, background, until):
     fresh = place.open("operator", "train-2")
     assert place.apply(fresh)
     url = place.server.url.replace("redis://", f"redis://operator:{PASSWORD}@")
-    result = CliRunner().invoke(main, ["load-scripts", "--url", url])
+    result = CliRunner().invoke(main, ["load-scripts", "--redis", url])
     assert result.exit_code == 0, result.output
     assert place.apply(place.open("worker", "train-2"))
     assert place.refused() == []
@@ -321,7 +321,7 @@ def test_scripts_that_nobody_loaded_are_an_error_that_says_who_has_to(place):
     place.admin.script_flush()
     with pytest.raises(redisacc.NotPermittedError, match="redisacc load-scripts"):
         place.apply(acc)
-    result = CliRunner().invoke(main, ["load-scripts", "--url", place.server.url])
+    result = CliRunner().invoke(main, ["load-scripts", "--redis", place.server.url])
     assert result.exit_code == 0, result.output
     assert place.apply(acc)
 

@@ -167,7 +167,7 @@ def test_no_secret_in_any_log_line_error_or_repr(daemon, opened, ears, backgroun
     """Goes through what can go wrong, with a password that is then looked for everywhere."""
     monkeypatch.setattr("redisacc._scripts.OPENING_PATIENCE", 0.3)
     monkeypatch.setattr("redisacc._scripts.REPLICATION_MS", 50)
-    monkeypatch.setattr("redisacc.cli.load_scripts.OPENING_PATIENCE", 0.3)
+    monkeypatch.setattr("redisacc.cli._common.OPENING_PATIENCE", 0.3)
     monkeypatch.setattr("redisacc._taking.LOOK_PATIENCE", 0.3)
     monkeypatch.setattr("redisacc._taking.LOG_EVERY", 0.1)
     server = daemon("--requirepass", PASSWORD, "--appendonly", "yes").start(password=PASSWORD)
@@ -216,7 +216,7 @@ def test_no_secret_in_any_log_line_error_or_repr(daemon, opened, ears, backgroun
         fails(lambda where=where: open_at(where))
         monkeypatch.setenv("REDISACC_URL", where)
         fails(lambda: open_at(None))
-        result = CliRunner().invoke(main, ["load-scripts", "--url", where])
+        result = CliRunner().invoke(main, ["load-scripts", "--redis", where])
         seen.append(result.output)
         seen.append("".join(traceback.format_exception(result.exception)) if result.exception else "")
     for where in (server.client(password="wrong-" + PASSWORD), Sentinel([], password=PASSWORD), 7, PASSWORD.encode()):

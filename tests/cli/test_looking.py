@@ -360,7 +360,7 @@ def test_a_user_who_may_only_look(cli, client, real_server, open_dense):
     finally:
         client.acl_deluser("looker")
     assert refused.exit_code == 1
-    assert "the server refused" in refused.stderr
+    assert "access control list refuses" in refused.stderr
     assert acc.num_accumulated() == 1
     acc.delete()
 

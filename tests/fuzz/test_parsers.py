@@ -135,7 +135,7 @@ class Replaying:
 
 
 def test_replies_of_scripts(search):
-    request = Request(Client(), 1, "w", 0, (2,))
+    request = Request(Client(0), 1, "w", 0, (2,))
     schema = Schema("1", "dense", "float32", "[2]", "SUM")
 
     def one(reply):
@@ -144,11 +144,12 @@ def test_replies_of_scripts(search):
             lambda: scripts.open(incarnation="x", schema=schema, chunk=1, lease_ms=0, parked_limit=0),
             lambda: scripts.apply(request, element="f", row_bytes=4, limit=None, indices=b"0", rows=b"1234"),
             lambda: scripts.park(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
-            scripts.take(token="t", num_required=1, lease_ms=1, taker="w"),
+            scripts.take(token="t", client=Client(0), sequence=1, num_required=1, lease_ms=1, taker="w"),
+            lambda: scripts.settle(client=Client(0), sequence=1, worker="w"),
             lambda: scripts.leave(token="t", replicated=True),
             lambda: scripts.acknowledge(token="t", parts=(), more=False),
             lambda: scripts.recover(old="o", token="t", taker="w"),
-            lambda: scripts.set_global_step(client=Client(), sequence=1, worker="w", new_global_step=1),
+            lambda: scripts.set_global_step(client=Client(0), sequence=1, worker="w", new_global_step=1),
             lambda: scripts.delete(finish=True),
         ):
             typed(call)

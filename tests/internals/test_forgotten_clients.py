@@ -152,6 +152,7 @@ def test_a_handle_that_was_idle_for_long_goes_on(client: redis.Redis) -> None:
         # Two hours go by: it is not known any more, and as old as that.
         lent.id = f"{now_ms() - 2 * HOUR}-{lent.id.partition('-')[2]}"
         old = lent.id
+        lent._learnt -= 2 * HOUR / 1000
         acc._clients.now_ms = now_ms() - 2 * HOUR
         client.delete(KEYS.clients)
         act()

@@ -6,7 +6,8 @@ import logging
 
 import numpy as np
 import pytest
-from servers import contents, leftovers
+from leaks import leftovers
+from servers import contents
 
 import redisacc
 

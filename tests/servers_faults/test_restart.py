@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
-from servers import contents, leftovers
+from leaks import leftovers
+from servers import contents
 
 import redisacc
 
