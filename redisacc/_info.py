@@ -51,7 +51,7 @@ class Unacknowledged:
 
 @dataclass(frozen=True)
 class Worker:
-    """Who has ever sent a gradient, by name. Handles and processes of the same name are one worker.
+    """Who has sent a gradient, by name. Handles and processes of the same name are one worker.
 
     Attributes:
         name: the worker's name, "host:pid" unless it was given another.
@@ -93,7 +93,7 @@ class AccumulatorInfo:
         waiting: takers in the queue, in order of arrival.
         unacknowledged: rounds that were granted and not yet acknowledged, oldest first.
         created_at: when it was created, by the server's clock.
-        known_workers: everybody who ever sent a gradient, by name.
+        known_workers: everybody who sent a gradient, by name; who was idle for an hour may have been forgotten.
         last_activity: when the last request came that counted a gradient, set the step or was granted a round.
         read_at: the server's clock when all this was read.
     """

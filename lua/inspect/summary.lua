@@ -100,5 +100,5 @@ for i = 1, shown do
 end
 rest(shown, number)
 
-say('clients that ever sent something: %d', redis.call('HLEN', record_key .. ':clients'))
+say('clients that are remembered: %d', redis.call('HLEN', record_key .. ':clients'))
 return lines

@@ -23,14 +23,14 @@ from departures import DEPARTURES
 from record import load
 
 import redisacc
-from redisacc import _accumulator, raw_ops
+from redisacc import _accumulator, _parked, raw_ops
 
 Case = dict[str, Any]
 Outcome = dict[str, Any]
 
 # How a gradient is held: the handles that apply take turns over these values of in_place_limit. "mixed" has
 # some of a round's gradients in place and some parked, so they aren't added in the order of arrival.
-HOLDINGS: dict[str, tuple[int, ...]] = {"in_place": (10**9,), "parked": (0,), "mixed": (10**9, 0)}
+HOLDINGS: dict[str, tuple[int, ...]] = {"in_place": (10**9,), "parked": (0,), "in_parts": (0,), "mixed": (10**9, 0)}
 
 # A take that has what it needs doesn't wait at all, so these matter only to how long the tests last.
 BLOCKED_AFTER = 0.02
@@ -491,7 +491,9 @@ def replay(cases: Iterable[Case], client: redis.Redis, holding: str, *, sparing:
     """Replays recorded cases on an otherwise empty database, which is emptied after each of them."""
     summary = Summary()
     for case in cases:
-        ours = CaseRun(case, client, holding, sparing=sparing).outcomes()
+        # In parts, as if every gradient were large.
+        with mock.patch.object(_parked, "SMALL_BYTES", 0 if holding == "in_parts" else _parked.SMALL_BYTES):
+            ours = CaseRun(case, client, holding, sparing=sparing).outcomes()
         compare(case, ours, summary, exact=holding != "mixed")
     return summary
 

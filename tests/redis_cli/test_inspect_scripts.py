@@ -412,7 +412,7 @@ def redis_cli(command, url):
 
 def masked(text):
     """Without what differs each time; in lists whose order is the server's, sorted."""
-    text = re.sub(r"\b[0-9a-f]{32}\b", "TOKEN", text)
+    text = re.sub(r"\b\d{13}-[0-9a-f]{16}-\d+\b", "TOKEN", text)
     text = re.sub(r"\b1[0-9]{12}\b", "TIME", text)
     text = re.sub(r"\b\d+\.\d s\b", "AGO", text)
     return sorted(re.sub(r"^\d+\) ", "", line) for line in text.splitlines())
