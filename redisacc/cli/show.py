@@ -86,7 +86,8 @@ def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
     line("step", str(info.global_step))
     of = f" of {info.waiting[0].num_required}" if info.waiting else ""
     shape = "" if info.round_shape is None else f", each {shape_text(info.round_shape)}"
-    line("this round", f"{info.num_accumulated}{of} gradients{shape}")
+    gradients = f"{info.num_accumulated}{of} gradients" if of else counted(info.num_accumulated, "gradient")
+    line("this round", f"{gradients}{shape}")
     line("parked", f"{info.parked} ({bytes_text(info.parked_bytes)} of {bytes_text(info.parked_limit)})")
     line("so far", f"{info.applied} applied, {info.stale} stale, {info.duplicates} sent twice, {info.takes} taken")
     line("last active", f"{ago(info.last_activity)} ago")
