@@ -243,7 +243,7 @@ def part_lengths(entry: bytes) -> list[int] | None:
     """Bytes of the parts that an entry of the ``parked`` hash names; None where the entry can't be read."""
     try:
         header = msgpack.unpackb(entry.partition(b" ")[2])
-        if header["small"]:
+        if header["small"] is True:
             return []
         return [length for name in _SECTIONS for length in _lengths(header[name], name)]
     except (ValueError, TypeError, KeyError, msgpack.UnpackException):
@@ -252,11 +252,8 @@ def part_lengths(entry: bytes) -> list[int] | None:
 
 def number_of_parts(entry: bytes) -> int | None:
     """How many parts an entry of the ``parked`` hash has, for cleaning up; None where the entry can't be read."""
-    try:
-        header = msgpack.unpackb(entry.partition(b" ")[2])
-        return 0 if header["small"] is True else sum(len(header[name]) for name in _SECTIONS)
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException):
-        return None
+    lengths = part_lengths(entry)
+    return None if lengths is None else len(lengths)
 
 
 def part_keys(keys: Keys, parked: Parked) -> list[str]:
