@@ -14,7 +14,7 @@
 -- ARGV[7] element                     "f" or "d": how an element is packed (struct)
 -- ARGV[8] row_bytes                   bytes of a row; the last row may be shorter
 -- ARGV[9] limit                       largest magnitude that stays exact in a sum, or "" for none
--- ARGV[10] indices                    ascending, decimal, parted by spaces
+-- ARGV[10] indices                    ascending, decimal, parted by ", "
 -- ARGV[11] rows                       the rows one after the other, little-endian
 --
 -- Replies:

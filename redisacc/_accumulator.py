@@ -135,6 +135,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         self._min_replicas = _arguments.integer(min_replicas, "min_replicas", low=0, high=1000)
         self._link = link_to(redis)
         self._keys = Keys(self._shared_name or _private.new_name())
+        # How log records and errors of an operation call it, if the caller gives it no name.
+        self._own_label = f"{self._name} ({self._keys.name})"
         self._scripts = Scripts(self._link, self._keys, min_replicas=self._min_replicas)
         self._closed = threading.Event()
         self._waiting: set[threading.Event] = set()
@@ -149,7 +151,9 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         self._parking = Parking(
             self._link, self._keys, self._scripts, dtype=self._dtype, sparse=self._sparse, total=self._total
         )
-        self._can_add_in_place = opened.can_add_in_place and self._dtype.in_place is not None
+        self._can_add_in_place = (
+            opened.can_add_in_place and self._dtype.in_place is not None and self._in_place_limit > 0
+        )
         if self._shared_name is None:
             _private.owner.add(self._link, self._keys, opened.lease_ms)
             self._finalizer = weakref.finalize(
@@ -408,11 +412,15 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     def _apply(self, gradient: Gradient, *, local_step: int, round_shape: tuple[int, ...], label: str) -> ApplyResult:
         self._check_open()
         worker = self._worker
+        in_place = self._can_add_in_place and _sums.fits(gradient, self._dtype, self._chunk, self._in_place_limit)
 
         def send(client: Client, sequence: int) -> Counted:
             request = Request(client, sequence, worker, local_step, round_shape)
-            counted = self._add_in_place(gradient, request) if self._fits_in_place(gradient) else None
-            return self._parking.park(gradient, request) if counted is None else counted
+            if in_place:
+                counted = self._scripts.apply(request, _sums.pack(gradient, self._dtype, self._chunk), self._dtype)
+                if counted is not None:
+                    return counted
+            return self._parking.park(gradient, request)
 
         def finish(counted: Counted) -> ApplyResult:
             if counted.outcome == "stale":
@@ -442,24 +450,6 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             f"{replicas} said so in time",
             replicas=replicas,
             min_replicas=self._min_replicas,
-        )
-
-    def _fits_in_place(self, gradient: Gradient) -> bool:
-        if not self._can_add_in_place:
-            return False
-        if not self._in_place_limit or _sums.cost(gradient, self._chunk) > self._in_place_limit:
-            return False
-        return _sums.exact(gradient, self._dtype)
-
-    def _add_in_place(self, gradient: Gradient, request: Request) -> Counted | None:
-        packed = _sums.pack(gradient, self._dtype, self._chunk)
-        return self._scripts.apply(
-            request,
-            element=self._dtype.in_place or "",
-            row_bytes=packed.row_bytes,
-            limit=self._dtype.limit,
-            indices=packed.indices,
-            rows=packed.rows,
         )
 
     # Taking
@@ -705,7 +695,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         return self._given_worker or _host_and_process(os.getpid())
 
     def _label(self, name: object) -> str:
-        return f"{_arguments.label(name) or self._name} ({self._keys.name})"
+        given = _arguments.label(name)
+        return f"{given} ({self._keys.name})" if given else self._own_label
 
     def _check_open(self) -> None:
         if self._closed.is_set():

@@ -24,10 +24,13 @@ Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...] | None
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+_INT64 = np.dtype(np.int64)
 
 
 def integer(value: object, what: str, *, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
     """An integer scalar: Python's or numpy's, or an array of rank 0 that holds one."""
+    if type(value) is int and low <= value <= high:
+        return value
     number: int | None = None
     if isinstance(value, np.ndarray):
         if value.ndim == 0 and value.dtype.kind in "iu":
@@ -129,6 +132,8 @@ def reduction_type(value: object) -> str:
 
 def array(value: object, what: str) -> Array:
     """Anything that numpy makes an array of; ragged lists, masked arrays and objects are refused."""
+    if type(value) is np.ndarray:
+        return value
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidArgumentError(f"{what} is a masked array, whose mask would be lost; fill it first")
     try:
@@ -154,16 +159,20 @@ def is_untyped(value: object) -> bool:
     return not hasattr(value, "dtype")
 
 
-def cast(given: Array, dtype: DType, what: str, *, untyped: bool) -> Array:
+def cast(given: Array, dtype: DType, what: str, *, value: object) -> Array:
     """Elements converted to the storage dtype, where numpy's "same_kind" cast allows and nothing wraps.
 
-    A list of ints (``untyped``) is fine for every integer type that can hold them. The result may be the caller's own
-    memory. Check shapes before: conversion may need as much memory as the caller claims to have.
+    A list of ints is fine for every integer type that can hold them. The result may be the caller's own memory. Check
+    shapes before: conversion may need as much memory as the caller claims to have.
+
+    Args:
+        value: what the caller gave, of which ``given`` was made.
     """
-    if given.dtype == dtype.public:
-        given = given.view(dtype.storage)
     if given.dtype == dtype.storage:
         return given
+    if given.dtype == dtype.public:
+        return given.view(dtype.storage)
+    untyped = is_untyped(value)
     if untyped and given.size == 0:
         return given.astype(dtype.storage)
     have, need = _rank(given.dtype), _rank(dtype.storage)
@@ -198,11 +207,12 @@ def indices(value: object, what: str = "grad_indices") -> Indices:
         raise InvalidArgumentError(f"{what} must be integers, not {given.dtype}: {shown(value)}")
     if given.size == 0:
         return Indices(given.astype(np.int64, copy=False), -1, True)
-    ascending = bool((given[1:] > given[:-1]).all())
+    # Not .all(), which goes through a function in Python.
+    ascending = bool(np.logical_and.reduce(given[1:] > given[:-1]))
     # Where they ascend, as they mostly do, the ends are the bounds.
     least, last = (int(given[0]), int(given[-1])) if ascending else (int(given.min()), int(given.max()))
     if last > INT64_MAX:
         raise InvalidArgumentError(f"{what} holds {last}, which int64 can't")
     if least < 0:
         raise InvalidArgumentError(f"{what} must not be negative, and holds {least}")
-    return Indices(given.astype(np.int64, copy=False), last, ascending)
+    return Indices(given if given.dtype == _INT64 else given.astype(np.int64), last, ascending)

@@ -100,11 +100,11 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
             OutcomeUnknownError: the server fell silent after it may have counted the gradient, or before it will. Don't
                 apply it again: call the error's ``retry()``.
         """
-        label = self._label(name)
+        label = self._own_label if name is None else self._label(name)
         step = _arguments.integer(local_step, "local_step")
         given = _arguments.array(grad, "grad")
         self._check_shape(given)
-        values = _arguments.cast(given, self._dtype, "grad", untyped=_arguments.is_untyped(grad))
+        values = _arguments.cast(given, self._dtype, "grad", value=grad)
         return self._apply(Gradient(values), local_step=step, round_shape=values.shape, label=label)
 
     def take_grad(self, num_required: int, name: str | None = None, *, timeout: float | None = None) -> Array:

@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
@@ -41,7 +41,7 @@ from redis.retry import Retry
 
 from redisacc import _wire
 from redisacc._lua import Script
-from redisacc._wire import Argument, Arrivals, Command, Packed, Wire
+from redisacc._wire import VALUES, Argument, Arrivals, Command, Packed, Wire
 from redisacc.errors import (
     CorruptDataError,
     InvalidArgumentError,
@@ -53,8 +53,6 @@ from redisacc.errors import (
 
 logger = logging.getLogger("redisacc")
 
-T = TypeVar("T")
-
 DEFAULT_URL = "redis://localhost:6379/0"
 
 # How long a call goes on trying to reach the server, in seconds.
@@ -65,6 +63,10 @@ OPENING_PATIENCE = 3.0
 _BACKOFF = ExponentialBackoff(cap=1.0, base=0.01)
 # The third: whoever answers there speaks another protocol.
 _BROKEN = (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError)
+# How an attempt may end; refusals of the connection, and of what was sent, are no reason for another.
+_FAILED = (AuthenticationError, AuthorizationError, ResponseError, *_BROKEN)
+
+_BYTES = frozenset((bytes,))
 
 # Refusals that pass by themselves: a server that runs a long script, a cluster that moves, a master that has just been
 # demoted. A new connection, by Sentinel or through a name that moves, finds the one that was promoted.
@@ -92,17 +94,18 @@ _FORBIDDEN_IN_SCRIPT = re.compile(r"The user executing the script can't|ACL fail
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -(?P<code>[A-Z]+) ")
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
-    """A script, what it gets behind its SHA or text, and the commands around it."""
+    """A script among other commands, to be sent again and again.
+
+    Attributes:
+        commands: the script's, an EVALSHA, and those before and after it.
+        here: which of them is the script's.
+    """
 
     script: Script
-    tail: tuple[Argument, ...]
-    before: tuple[Command, ...]
-    after: tuple[Command, ...]
-
-    def __post_init__(self) -> None:
-        self.commands = Packed((*self.before, ("EVALSHA", self.script.sha, *self.tail), *self.after))
+    commands: Packed
+    here: int
 
 
 class Link:
@@ -113,9 +116,8 @@ class Link:
         # A cluster client has a pool for each node and picks the node by a command's keys.
         self._pool: Any = getattr(client, "connection_pool", None)
         self._get_connection = _getter(self._pool)
-        # One connection that stays out of the pool between calls, with the process that it belongs to. Not of a pool
-        # so small that somebody may wait for it.
-        self._kept: list[tuple[int, Wire]] = []
+        # One connection that stays out of the pool between calls. Not of a pool so small that somebody may wait for it.
+        self._kept: list[Wire] = []
         self._may_keep = getattr(self._pool, "max_connections", 0) >= 16
         self.address = _address(client, self._pool)
         # Exchanges that broke off, whoever's: the server may execute what was sent, now or later. Who finds the same
@@ -162,50 +164,73 @@ class Link:
         Returns:
             The script's reply, and those of the commands ``after`` it.
         """
-        return self.repeat(Call(script, (len(keys), *keys, *args), tuple(before), tuple(after)), patience=patience)
+        commands = [*before, ("EVALSHA", script.sha, len(keys), *keys, *args), *after]
+        return self._run(script, commands, len(before), patience)
+
+    def prepare(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, after: Sequence[Command] = ()
+    ) -> Call:
+        """What ``run_and_read`` would send, to be sent by ``repeat``."""
+        return Call(script, Packed((("EVALSHA", script.sha, len(keys), *keys, *args), *after)), 0)
 
     def repeat(self, call: Call, *, patience: float = PATIENCE) -> tuple[list[bytes], list[Any]]:
         """As ``run_and_read``, for a call that is made again and again."""
-        here = len(call.before)
-        replies = self._exchange(call.commands, patience)
+        return self._run(call.script, call.commands, call.here, patience)
+
+    def _run(
+        self, script: Script, commands: Sequence[Command], here: int, patience: float
+    ) -> tuple[list[bytes], list[Any]]:
+        """Exchanges commands of which the one at ``here`` runs a script."""
+        replies = self._exchange(commands, patience)
         if isinstance(replies[here], NoScriptError):
             # A server that is new, was restarted, or had its scripts flushed.
-            replies[here:] = self._exchange([("EVAL", call.script.text, *call.tail), *call.after], patience)
+            whole = ("EVAL", script.text, *commands[here][2:])
+            replies[here:] = self._exchange([whole, *commands[here + 1 :]], patience)
             if isinstance(replies[here], Exception) and _code(replies[here]) == "NOPERM":
                 raise NotPermittedError(
-                    f"{self.address} doesn't have the script {call.script.name!r}, and this user may not load it: "
+                    f"{self.address} doesn't have the script {script.name!r}, and this user may not load it: "
                     f"somebody who may has to run `redisacc load-scripts` ({replies[here]})"
                 ) from replies[here]
         reply = _checked(replies)[here]
         if not isinstance(reply, list) or not reply:
-            raise CorruptDataError(f"script {call.script.name} replied {reply!r:.100}")
-        return [item if isinstance(item, bytes) else str(item).encode() for item in reply], replies[here + 1 :]
+            raise CorruptDataError(f"script {script.name} replied {reply!r:.100}")
+        if not _BYTES.issuperset(map(type, reply)):
+            reply = [item if isinstance(item, bytes) else str(item).encode() for item in reply]
+        return reply, replies[here + 1 :]
 
     def fetch(self, arrivals: Arrivals, *, patience: float = PATIENCE) -> None:
         """GETs strings straight to where they go. What ``arrivals`` raises goes through, and spoils the connection."""
-        self._patiently(lambda give_up: self._fetch_once(arrivals, give_up), patience)
-
-    def _exchange(self, commands: Sequence[Command], patience: float) -> list[Any]:
-        return self._patiently(lambda give_up: self._exchange_once(commands, give_up), patience)
-
-    def _patiently(self, attempt: Callable[[float], T], patience: float) -> T:
-        """Attempts something until it works or the time is up. It gets the time by which it has to give up."""
         give_up = time.monotonic() + patience
         failures = 0
         while True:
             try:
-                return attempt(give_up)
-            except (AuthenticationError, AuthorizationError) as error:
-                raise ServerError(f"{self.address} refuses to let us in: {error}") from error
-            except ResponseError as error:
-                raise _refusal(error) from error
-            except _BROKEN as error:
+                return self._fetch_once(arrivals, give_up)
+            except _FAILED as error:
                 failures += 1
-                pause = _BACKOFF.compute(failures)
-                if time.monotonic() + pause >= give_up:
-                    raise ServerUnavailableError(self._unavailable(error)) from error
-                logger.debug("%s: %s; trying again in %.2f s", self.address, _reason(error), pause)
-                time.sleep(pause)
+                self._rest(error, failures, give_up)
+
+    def _exchange(self, commands: Sequence[Command], patience: float) -> list[Any]:
+        """Sends commands until they are answered or the time is up. Errors are among the replies."""
+        give_up = time.monotonic() + patience
+        failures = 0
+        while True:
+            try:
+                return self._exchange_once(commands, give_up)
+            except _FAILED as error:
+                failures += 1
+                self._rest(error, failures, give_up)
+
+    def _rest(self, error: Exception, failures: int, give_up: float) -> None:
+        """Raises what a failed attempt means, or rests before the next one."""
+        if isinstance(error, (AuthenticationError, AuthorizationError)):
+            raise ServerError(f"{self.address} refuses to let us in: {error}") from error
+        if isinstance(error, ResponseError):
+            raise _refusal(error) from error
+        pause = _BACKOFF.compute(failures)
+        if time.monotonic() + pause >= give_up:
+            raise ServerUnavailableError(self._unavailable(error)) from error
+        logger.debug("%s: %s; trying again in %.2f s", self.address, _reason(error), pause)
+        time.sleep(pause)
 
     def _unavailable(self, error: BaseException) -> str:
         refused = error.__cause__ if isinstance(error.__cause__, ResponseError) else error
@@ -223,9 +248,10 @@ class Link:
         wire = self._borrow()
         try:
             replies = wire.exchange(commands, give_up)
-            for reply in replies:
-                if isinstance(reply, ResponseError) and _code(reply) in _PASSING:
-                    raise redis.ConnectionError(str(reply)) from reply
+            if not VALUES.issuperset(map(type, replies)):
+                for reply in replies:
+                    if isinstance(reply, ResponseError) and _code(reply) in _PASSING:
+                        raise redis.ConnectionError(str(reply)) from reply
         except BaseException as error:
             self._spoil(wire, error)
             raise
@@ -250,12 +276,12 @@ class Link:
     def _borrow(self) -> Wire:
         """The connection that is kept, or one of the pool's."""
         try:
-            owner, wire = self._kept.pop()
+            wire = self._kept.pop()
         except IndexError:
             pass
         else:
             # After a fork it is our parent's. One that was closed meanwhile goes back to the pool, which mends it.
-            if owner == os.getpid():
+            if wire.pid == os.getpid():
                 if wire.alive():
                     return wire
                 self._pool.release(wire.connection)
@@ -267,9 +293,9 @@ class Link:
             raise
 
     def _return(self, wire: Wire) -> None:
-        if self._may_keep and not self._kept and wire.alive():
+        if self._may_keep and not self._kept:
             # Taking one out of the pool and putting it back costs as much as a small command.
-            self._kept.append((os.getpid(), wire))
+            self._kept.append(wire)
         else:
             wire.release()
             self._pool.release(wire.connection)
@@ -309,11 +335,11 @@ class Link:
             pool.release(connection)
 
 
-def _give_back(pool: Any, kept: list[tuple[int, Wire]]) -> None:
+def _give_back(pool: Any, kept: list[Wire]) -> None:
     """Puts what a link kept back into the pool, which counts it as in use."""
     while kept:
-        pid, wire = kept.pop()
-        if pid == os.getpid():
+        wire = kept.pop()
+        if wire.pid == os.getpid():
             wire.release()
             pool.release(wire.connection)
 
@@ -344,9 +370,10 @@ def _getter(pool: Any) -> Callable[[], Any]:
 
 def _checked(replies: list[Any]) -> list[Any]:
     """The replies, if none of them is an error; the first that is one is raised."""
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise _refusal(reply) from reply
+    if not VALUES.issuperset(map(type, replies)):
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise _refusal(reply) from reply
     return replies
 
 

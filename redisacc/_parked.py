@@ -42,7 +42,7 @@ INDEX = np.dtype("<i8")
 COUNT = np.dtype("<u8")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Gradient:
     """A gradient as it goes to the server and comes back.
 
@@ -63,10 +63,15 @@ class Gradient:
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays."""
-        return sum(array.nbytes for array in (self.values, self.indices, self.counts) if array is not None)
+        size: int = self.values.nbytes
+        if self.indices is not None:
+            size += self.indices.nbytes
+        if self.counts is not None:
+            size += self.counts.nbytes
+        return size
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Parked:
     """A parked gradient as the ``parked`` hash describes it, checked."""
 

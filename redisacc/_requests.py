@@ -12,7 +12,7 @@ from redisacc._scripts import Counted, ForgottenError, Scripts
 from redisacc.errors import DataLossError, OutcomeUnknownError, RedisAccError, ServerUnavailableError
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Attempt:
     """A request that may be sent any number of times.
 
@@ -91,11 +91,10 @@ class Requests:
                     raise self._unknown(attempt, client, sequence, failure) from error
                 if settled is None:
                     raise
-                return self._finished(attempt, client, sequence, settled)
+                counted = settled
+                break
             else:
-                return self._finished(attempt, client, sequence, counted)
-
-    def _finished(self, attempt: Attempt, client: Client, sequence: int, counted: Counted) -> Any:
+                break
         client.learn(sequence)
         return attempt.finish(counted)
 

@@ -12,10 +12,12 @@ from typing import Any, Literal, NoReturn, Protocol
 
 from redisacc._arguments import shape_text
 from redisacc._clients import Client
+from redisacc._dtypes import DType
 from redisacc._keys import Keys
-from redisacc._link import OPENING_PATIENCE, PATIENCE, Call, Link
+from redisacc._link import OPENING_PATIENCE, PATIENCE, Link
 from redisacc._lua import load
-from redisacc._wire import Argument, Command
+from redisacc._sums import Packed
+from redisacc._wire import Command
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CorruptDataError,
@@ -61,7 +63,7 @@ class Deleting:
     incarnation: str
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Request:
     """What every request to count a gradient carries.
 
@@ -79,7 +81,7 @@ class Request:
     round_shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Counted:
     """How a request ended: its outcome, and step and count right after it."""
 
@@ -98,7 +100,7 @@ class Full:
     parked_limit: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Granted:
     """A round that is the taker's."""
 
@@ -110,7 +112,7 @@ class Granted:
     replicas: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Waiting:
     """A place in the queue."""
 
@@ -216,27 +218,23 @@ class Scripts:
                 )
         return None
 
-    def apply(
-        self,
-        request: Request,
-        *,
-        element: str,
-        row_bytes: int,
-        limit: int | None,
-        indices: bytes,
-        rows: bytes,
-    ) -> Counted | None:
+    def apply(self, request: Request, packed: Packed, dtype: DType) -> Counted | None:
         """Adds a gradient in place. None if that would lose digits: then it has to be parked."""
         reply, replicas = self._link.run_and_read(
             load("apply"),
             [self._keys.record, self._keys.current.sums, self._keys.current.workers, self._keys.clients],
             [
-                *self._request(request),
-                element,
-                row_bytes,
-                "" if limit is None else limit,
-                indices,
-                rows,
+                self.incarnation,
+                request.client.id,
+                f"{request.sequence} {request.client.acknowledged}",
+                request.worker,
+                request.local_step,
+                shape_text(request.round_shape),
+                dtype.in_place or "",
+                packed.row_bytes,
+                "" if dtype.limit is None else dtype.limit,
+                packed.indices,
+                packed.rows,
             ],
             after=self._replicate,
         )
@@ -280,7 +278,12 @@ class Scripts:
                 *replaced_parts,
             ],
             [
-                *self._request(request),
+                self.incarnation,
+                request.client.id,
+                f"{request.sequence} {request.client.acknowledged}",
+                request.worker,
+                request.local_step,
+                shape_text(request.round_shape),
                 gradient,
                 header,
                 data,
@@ -335,8 +338,7 @@ class Scripts:
             keys.clients,
         ]
         args = (self.incarnation, token, num_required, lease_ms, taker, client.id, f"{sequence} 0")
-        tail: tuple[Argument, ...] = (len(named), *named, *args)
-        call = Call(load("take"), tail, (), tuple(read))
+        call = self._link.prepare(load("take"), named, args, after=read)
 
         def attempt(*, patience: float = PATIENCE) -> tuple[Granted | Waiting, list[Any]]:
             reply, pieces = self._link.repeat(call, patience=patience)
@@ -462,21 +464,8 @@ class Scripts:
                 return 0
         self._refuse(reply)
 
-    def _request(self, request: Request) -> list[Argument]:
-        """ARGV[1] to ARGV[6] of the scripts that count a gradient."""
-        return [
-            self.incarnation,
-            request.client.id,
-            f"{request.sequence} {request.client.acknowledged}",
-            request.worker,
-            request.local_step,
-            shape_text(request.round_shape),
-        ]
-
     def _confirmed(self, replies: Sequence[Any]) -> int:
         match replies:
-            case []:
-                return 0
             case [int(replicas)]:
                 return replicas
         raise CorruptDataError(f"{self._keys.record}: WAIT replied {replies!r:.100}")
@@ -488,7 +477,7 @@ class Scripts:
                     outcome.decode(),  # type: ignore[arg-type]
                     self._step(step),
                     self._number(count, "num_accumulated"),
-                    self._confirmed(replicas),
+                    self._confirmed(replicas) if replicas else 0,
                 )
             case [b"misshapen", bound]:
                 raise InvalidArgumentError(
@@ -501,7 +490,8 @@ class Scripts:
         match reply:
             case [b"granted", step, count, shape]:
                 number = self._number(count, "num_accumulated")
-                return Granted(token, self._step(step), number, _text(shape), self._confirmed(replicas))
+                confirmed = self._confirmed(replicas) if replicas else 0
+                return Granted(token, self._step(step), number, _text(shape), confirmed)
         self._refuse(reply)
 
     def _step(self, text: bytes) -> int:

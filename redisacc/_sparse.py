@@ -119,13 +119,14 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             OutcomeUnknownError: the server fell silent after it may have counted the gradient, or before it will. Don't
                 apply it again: call the error's ``retry()``.
         """
-        label = self._label(name)
+        label = self._own_label if name is None else self._label(name)
         step = _arguments.integer(local_step, "local_step")
         indices = _arguments.indices(grad_indices)
         given = _arguments.array(grad_values, "grad_values")
         self._check_rows(indices, given)
-        self._check_whole(grad_shape)
-        values = _arguments.cast(given, self._dtype, "grad_values", untyped=_arguments.is_untyped(grad_values))
+        if grad_shape is not None:
+            self._check_whole(grad_shape)
+        values = _arguments.cast(given, self._dtype, "grad_values", value=grad_values)
         return self._apply(
             Gradient(values, indices.array) if indices.ascending else ascending(indices.array, values, self._dtype),
             local_step=step,
@@ -188,13 +189,9 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
         slices: IndexedSlices = self._take_gradient(num_required, timeout, name, lambda slices: slices)
         return slices
 
-    @property
-    def _rows(self) -> int | None:
-        """The declared dimension 0."""
-        return self._shape[0] if self._shape else None
-
     def _check_rows(self, indices: Indices, values: Array) -> None:
         declared = self._shape or ()
+        rows = declared[0] if declared else None
         if values.ndim == 0:
             raise InvalidArgumentError("grad_values must have a row for each index, and is a scalar")
         if len(values) != len(indices.array):
@@ -206,14 +203,12 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
                 f"grad_values must be rows of the declared shape {shape_text(declared)}, not of shape "
                 f"{shape_text(values.shape)}"
             )
-        if self._rows is not None and indices.last >= self._rows:
+        if rows is not None and indices.last >= rows:
             raise InvalidArgumentError(
-                f"grad_indices must be below dimension 0 of the declared shape, {self._rows}, and holds {indices.last}"
+                f"grad_indices must be below dimension 0 of the declared shape, {rows}, and holds {indices.last}"
             )
 
     def _check_whole(self, grad_shape: object) -> None:
-        if grad_shape is None:
-            return
         whole = _arguments.array(grad_shape, "grad_shape")
         if whole.ndim != 1 or (whole.size and whole.dtype.kind not in "iu"):
             raise InvalidArgumentError(f"grad_shape must be None or an integer vector, not {shown(grad_shape)}")
@@ -227,12 +222,14 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             )
 
     def _total(self, shape: tuple[int, ...]) -> SparseTotal:
-        return SparseTotal(self._dtype, shape, bound=self._rows, where=self._keys.current.sums)
+        bound = self._shape[0] if self._shape else None
+        return SparseTotal(self._dtype, shape, bound=bound, where=self._keys.current.sums)
 
     def _result(self, total: Any, num_accumulated: int) -> IndexedSlices:
         assert isinstance(total, SparseTotal)
         indices, values = total.result(self._reduction_type, num_accumulated)
-        whole = np.array([-1 if self._rows is None else self._rows, *values.shape[1:]], np.int64)
+        rows = self._shape[0] if self._shape else None
+        whole = np.array([-1 if rows is None else rows, *values.shape[1:]], np.int64)
         return IndexedSlices(values, indices, whole)
 
 

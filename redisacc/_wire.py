@@ -12,6 +12,7 @@ that moves data, and two to set it. It is given back to redis-py as it was.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import time
@@ -72,6 +73,8 @@ class Wire(Protocol):
     """A connection out of a pool, for one user at a time. Whatever it raises, the connection is spoilt."""
 
     connection: Any
+    # The process that it belongs to: after a fork it is still the parent's.
+    pid: int
 
     def exchange(self, commands: Sequence[Command], give_up: float) -> list[Any]:
         """Sends commands and returns their replies, errors among them.
@@ -109,6 +112,7 @@ class Wrapped:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+        self.pid = os.getpid()
 
     def alive(self) -> bool:
         return getattr(self.connection, "_sock", self) is not None
@@ -151,6 +155,7 @@ class Plain:
 
     def __init__(self, connection: Any, sock: socket.socket) -> None:
         self.connection = connection
+        self.pid = os.getpid()
         self._sock = sock
         self._reader = hiredis.Reader(
             protocolError=redis.ConnectionError, replyError=_reply_error, notEnoughData=_NOT_YET
@@ -169,15 +174,17 @@ class Plain:
             self._sock.settimeout(self.connection.socket_timeout)
 
     def exchange(self, commands: Sequence[Command], give_up: float) -> list[Any]:
-        self._send(list(commands.buffers) if isinstance(commands, Packed) else pack(commands), give_up)
+        self._send(commands.buffers if isinstance(commands, Packed) else pack(commands), give_up)
         reader, wanted = self._reader, len(commands)
         replies: list[Any] = []
         while len(replies) < wanted:
             reader.feed(self._receive(give_up))
             while (reply := reader.gets()) is not _NOT_YET:
-                if isinstance(reply, BusyLoadingError):
+                if type(reply) in VALUES:
+                    replies.append(reply)
+                elif isinstance(reply, BusyLoadingError):
                     raise reply
-                if not isinstance(reply, _PUSH):
+                elif not isinstance(reply, _PUSH):
                     replies.append(reply)
         return replies
 
@@ -197,7 +204,17 @@ class Plain:
             arrivals.finish()
 
     def _send(self, buffers: list[bytes | memoryview], give_up: float) -> None:
-        first = 0
+        if len(buffers) == 1:
+            # A small command, mostly, to which the loop would cost more than the kernel does.
+            try:
+                sent = self._sock.send(buffers[0])
+            except BlockingIOError:
+                sent = 0
+            if sent == len(buffers[0]):
+                return
+            buffers = [memoryview(buffers[0])[sent:]]
+        # The caller may send these again.
+        buffers, first = list(buffers), 0
         while first < len(buffers):
             try:
                 sent = self._sock.sendmsg(buffers[first : first + GATHER_BUFFERS])
@@ -301,5 +318,7 @@ def _reply_error(text: str) -> Exception:
 
 
 _NOT_YET = object()
+# What replies are that are neither errors nor said unasked.
+VALUES = frozenset((list, bytes, int, type(None)))
 # What the server says unasked under RESP3; replies come by themselves.
 _PUSH: tuple[type, ...] = (hiredis.PushNotification,) if hasattr(hiredis, "PushNotification") else ()

@@ -123,8 +123,11 @@ class Replaying:
     def run(self, *args, **options):
         return self.run_and_read(*args, **options)[0]
 
+    def prepare(self, script, keys, args, *, after=()):
+        return after
+
     def repeat(self, call, *, patience=1.0):
-        return self.run_and_read(call.script, (), (), after=call.after)
+        return self.run_and_read(None, (), (), after=call)
 
     def run_and_read(self, script, keys, args, *, before=(), after=(), patience=1.0):
         # As the real one checks.
@@ -142,7 +145,7 @@ def test_replies_of_scripts(search):
         scripts = Scripts(Replaying(reply), KEYS, incarnation="x", min_replicas=1)
         for call in (
             lambda: scripts.open(incarnation="x", schema=schema, chunk=1, lease_ms=0, parked_limit=0),
-            lambda: scripts.apply(request, element="f", row_bytes=4, limit=None, indices=b"0", rows=b"1234"),
+            lambda: scripts.apply(request, _sums.Packed(b"0", b"1234", 4), _dtypes.TABLE["float32"]),
             lambda: scripts.park(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
             scripts.take(token="t", client=Client(0), sequence=1, num_required=1, lease_ms=1, taker="w"),
             lambda: scripts.settle(client=Client(0), sequence=1, worker="w"),

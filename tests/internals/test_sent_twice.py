@@ -11,7 +11,7 @@ import redis
 from servers import ServerUnderTest
 
 import redisacc
-from redisacc import _parked, _parking
+from redisacc import _dtypes, _parked, _parking, _sums
 from redisacc._clients import Client as ClientAt
 from redisacc._clients import Clients
 from redisacc._keys import Keys
@@ -60,7 +60,7 @@ def park_in_parts(scripts: Scripts, client: Client, sequence: int, values: list[
 def apply(scripts: Scripts, client: Client, sequence: int, values: list[float], local_step: int = 0) -> object:
     rows = np.array(values, "<f4").tobytes()
     request = Request(client, sequence, "w", local_step, (2,))
-    return scripts.apply(request, element="f", row_bytes=1024, limit=None, indices=b"0", rows=rows)
+    return scripts.apply(request, _sums.Packed(b"0", rows, 1024), _dtypes.find("float32"))
 
 
 @pytest.fixture(params=[apply, park, park_in_parts], ids=["in_place", "parked", "in_parts"])
