@@ -23,6 +23,7 @@ import numpy as np
 from redisacc import _arguments, _deletion, _dtypes, _parked, _private, _server, _sums
 from redisacc._arguments import Shape
 from redisacc._clients import Client, Clients
+from redisacc._events import Wake
 from redisacc._info import AccumulatorInfo, Record, parse_taken, read_info
 from redisacc._keys import NAMES, Keys
 from redisacc._link import PATIENCE, link_to
@@ -139,7 +140,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         self._own_label = f"{self._name} ({self._keys.name})"
         self._scripts = Scripts(self._link, self._keys, min_replicas=self._min_replicas)
         self._closed = threading.Event()
-        self._waiting: set[threading.Event] = set()
+        self._waiting: set[Wake] = set()
         # Rounds that the accumulator had granted when this handle took its last one.
         self._takes_seen = -1
         self._finalizer: Callable[[], object] | None = None
@@ -587,7 +588,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     def _reader(self) -> Reader:
         return Reader(self._link, self._keys, dtype=self._dtype, sparse=self._sparse, total=self._total)
 
-    def _register(self, wake: threading.Event) -> Callable[[], None]:
+    def _register(self, wake: Wake) -> Callable[[], None]:
         self._waiting.add(wake)
         return lambda: self._waiting.discard(wake)
 
@@ -606,7 +607,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
 
     def _acknowledge(self, token: str, parked: list[Parked], value: Value) -> Value:
         """Acknowledges a round and returns the value."""
-        parts = [k for p in parked for k in _parked.part_keys(self._keys, p)]
+        parts = [k for p in parked for k in _parked.part_keys(self._keys, p)] if parked else []
         lost = self._link.lost
         try:
             acknowledged = self._acknowledge_parts(token, parts)
@@ -618,7 +619,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
                 lambda: self._acknowledge(token, parked, value),
             ) from error
         if acknowledged:
-            _parked.remove_large(self._link, self._keys, parked)
+            if parts:
+                _parked.remove_large(self._link, self._keys, parked)
         elif self._link.lost == lost:
             # Else it may have been an earlier copy of ours that removed it.
             logger.warning(
@@ -630,10 +632,11 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         return value
 
     def _acknowledge_parts(self, token: str, parts: list[str]) -> bool:
-        pieces = list(batches(parts))
-        return all(
-            self._scripts.acknowledge(token=token, parts=piece, more=piece is not pieces[-1]) for piece in pieces
-        )
+        *pieces, last = batches(parts)
+        for piece in pieces:
+            if not self._scripts.acknowledge(token=token, parts=piece, more=True):
+                return False
+        return self._scripts.acknowledge(token=token, parts=last, more=False)
 
     def _complete(self, total: Any, num_accumulated: int) -> Any:
         """The total, if everything that was counted is in it."""

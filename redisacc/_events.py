@@ -20,6 +20,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from redisacc._link import Link
+from redisacc._wire import wire_of
 
 logger = logging.getLogger("redisacc")
 
@@ -30,12 +31,37 @@ CONFIRM_TIMEOUT = 1.0
 # How long a subscription outlives its last listener, in seconds: in a training loop the next take comes soon, and a
 # connection, a thread and a subscription of its own would cost it more than all else that it does.
 LINGER = 5.0
+# How often it is seen whether anybody still listens, in seconds.
+LOOK_AROUND = 1.0
 
 # Gets the text of an event, or None when events may have been missed.
 Listener = Callable[[str | None], None]
 
 # The last three: how redis-py stumbles when another thread closes the client under it.
 _BROKEN = (RedisError, OSError, TypeError, ValueError, AttributeError)
+
+
+class Wake:
+    """Wakes one thread that waits. As ``threading.Event``, but for one waiter, and without its six calls in Python."""
+
+    def __init__(self) -> None:
+        # Held, unless somebody has woken.
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Wakes who waits, or who waits next."""
+        # Released already: by another who has woken.
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+
+    def clear(self) -> None:
+        """Nobody has woken."""
+        self._lock.acquire(blocking=False)
+
+    def wait(self, timeout: float) -> None:
+        """Until somebody has woken, once, or for that many seconds."""
+        self._lock.acquire(timeout=max(timeout, 0.0))
 
 
 @dataclass
@@ -102,11 +128,19 @@ class Hub:
             try:
                 with link.subscriber() as connection:
                     linger = LINGER
+                    wire = wire_of(connection, LOOK_AROUND)
                     try:
                         self._subscribe(connection)
-                        while not self._done(linger):
-                            if connection.can_read(timeout=1.0):
-                                self._hand_out(_message(connection))
+                        # Not after every message: whom it wakes can only go on when this thread rests again.
+                        next_look = time.monotonic() + LOOK_AROUND
+                        while True:
+                            for message in wire.hear():
+                                self._hand_out(message)
+                            now = time.monotonic()
+                            if now >= next_look:
+                                if self._done(linger):
+                                    return
+                                next_look = now + LOOK_AROUND
                     finally:
                         with self._lock:
                             if self._connection is connection:
@@ -158,11 +192,6 @@ class Hub:
                 listener(event)
             except Exception:
                 logger.exception("a listener to %s failed", channel)
-
-
-def _message(connection: Any) -> object:
-    # Under RESP3 messages are pushes, which redis-py hands only to who asks for them.
-    return connection.read_response(disable_decoding=True, push_request=True)
 
 
 _hubs: weakref.WeakKeyDictionary[Link, Hub] = weakref.WeakKeyDictionary()

@@ -20,7 +20,7 @@ NAMES = f"{PREFIX}names"
 _REF = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RoundKeys:
     """The hashes of a round: the current one, or one that was taken."""
 
@@ -48,6 +48,8 @@ class Keys:
         self.events = f"{self.record}:events"
         self.wake = f"{self.record}:wake"
         self.current = RoundKeys.under(self.record)
+        # A take asks three times.
+        self._latest = ("", self.current)
 
     @classmethod
     def of_ref(cls, ref: str) -> Keys:
@@ -64,7 +66,11 @@ class Keys:
 
     def taken_round(self, token: str) -> RoundKeys:
         """The hashes of the round that was granted to ``token``."""
-        return RoundKeys.under(f"{self.taken}:{token}")
+        known, of = self._latest
+        if known != token:
+            of = RoundKeys.under(f"{self.taken}:{token}")
+            self._latest = token, of
+        return of
 
     def part(self, gradient: str, number: int) -> str:
         """Part ``number`` (from 0) of a parked gradient."""

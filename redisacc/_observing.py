@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from redisacc._events import hub_of
+from redisacc._events import Wake, hub_of
 from redisacc._keys import Keys
 from redisacc._link import Link
 from redisacc.errors import ServerUnavailableError, StepTimeoutError
@@ -97,14 +97,14 @@ class Events:
         *,
         timeout: float | None = None,
         closed: threading.Event | None = None,
-        register: Callable[[threading.Event], Callable[[], None]] | None = None,
+        register: Callable[[Wake], Callable[[], None]] | None = None,
     ) -> None:
         self._link = link
         self._name = keys.name
         self.timeout = timeout
         self._closed = closed or threading.Event()
         self._over = False
-        self._wake = wake = threading.Event()
+        self._wake = wake = Wake()
         self._heard: deque[str | None] = deque()
         heard = self._heard
 

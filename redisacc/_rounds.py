@@ -60,6 +60,8 @@ def scan_command(key: str, cursor: int = 0) -> Command:
 
 def scan_rest(link: Link, key: str, reply: Any, *, patience: float = PATIENCE) -> Fields:
     """All fields of a hash, of which ``reply`` is the first piece. A field may come twice: the last one counts."""
+    if reply == _EMPTY:
+        return {}
     cursor, fields = _fields(key, reply)
     while cursor:
         cursor, more = _fields(key, link.call(*scan_command(key, cursor), patience=patience))
@@ -67,11 +69,16 @@ def scan_rest(link: Link, key: str, reply: Any, *, patience: float = PATIENCE) -
     return fields
 
 
+# What HSCAN says of a hash that isn't there.
+_EMPTY = [b"0", []]
+
+
 def _fields(key: str, reply: Any) -> tuple[int, Fields]:
     """A reply to HSCAN: where to go on, 0 at the end, and the fields that it brought."""
     match reply:
         case [bytes() | int() as cursor, list(flat)] if len(flat) % 2 == 0:
-            return int(cursor), dict(zip(flat[::2], flat[1::2], strict=True))
+            each = iter(flat)
+            return int(cursor), dict(zip(each, each, strict=True))
     raise CorruptDataError(f"{key}: HSCAN replied {reply!r:.100}")
 
 
@@ -96,7 +103,7 @@ def parse_workers(fields: Fields, where: str) -> dict[str, int]:
     return dict(sorted(workers.items()))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Contents:
     """A round's hashes. ``parked`` names the gradients that are held whole, ``small`` holds some of the small ones.
 
@@ -113,7 +120,9 @@ class Contents:
 def read_commands(of: RoundKeys) -> list[Command]:
     """The commands that read a round's hashes; where they are small they are read whole."""
     return [
-        *(scan_command(key) for key in (of.sums, of.parked, of.workers)),
+        ("HSCAN", of.sums, 0, "COUNT", SCAN_FIELDS),
+        ("HSCAN", of.parked, 0, "COUNT", SCAN_FIELDS),
+        ("HSCAN", of.workers, 0, "COUNT", SCAN_FIELDS),
         ("HSCAN", of.small, 0, "COUNT", SMALL_FIELDS),
     ]
 
@@ -199,12 +208,13 @@ class Reader:
         Raises:
             PartMissing: a parked gradient isn't there (any more).
         """
-        ids = {parked.id for parked in contents.parked}
-        if shape != self._shape or not self._added.keys() <= ids:
-            # Another taker had the round that was begun with, or what was added has been folded since.
-            self.forget()
-        left = [parked for parked in contents.parked if parked.id not in self._added]
-        total = self._add(contents.of, left, shape, contents.small)
+        left = contents.parked
+        if self._added:
+            if shape != self._shape or not self._added.keys() <= {parked.id for parked in left}:
+                # Another taker had the round that was begun with, or what was added has been folded since.
+                self.forget()
+            left = [parked for parked in left if parked.id not in self._added]
+        total = self._add(contents.of, left, shape, contents.small) if left else self._total or self._make_total(shape)
         total.add_sums(contents.sums)
         self.forget()
         return total

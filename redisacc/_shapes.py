@@ -36,9 +36,17 @@ def round_shape_of(keys: Keys, text: str) -> tuple[int, ...] | None:
     """The shape that binds a round, or None for an empty one."""
     if text == "":
         return None
-    shape = parse_shape(keys, text)
-    dims = tuple(dim for dim in shape or () if dim is not None)
+    try:
+        return _known_dims(text)
+    except ValueError:
+        raise CorruptDataError(f"{keys.record}: {text!r:.100} is not the shape of a round") from None
+
+
+@lru_cache(maxsize=256)
+def _known_dims(text: str) -> tuple[int, ...]:
+    shape = _dims(text)
+    dims = tuple(dim for dim in shape if dim is not None)
     # numpy refuses shapes whose dimensions multiply beyond an int64, even where one of them is 0.
-    if shape is None or len(dims) < len(shape) or math.prod(dim or 1 for dim in dims) > INT64_MAX // 16:
-        raise CorruptDataError(f"{keys.record}: {text!r:.100} is not the shape of a round")
+    if len(dims) < len(shape) or math.prod(dim or 1 for dim in dims) > INT64_MAX // 16:
+        raise ValueError(text)
     return dims

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redisacc._clients import Client
-from redisacc._events import hub_of
+from redisacc._events import Wake, hub_of
 from redisacc._info import AccumulatorInfo, read_info
 from redisacc._keys import Keys
 from redisacc._link import Link
@@ -47,14 +47,14 @@ AHEAD = 256
 
 
 def wait_for_round(
-    wait: Wait, *, closed: threading.Event, register: Callable[[threading.Event], Callable[[], None]]
+    wait: Wait, *, closed: threading.Event, register: Callable[[Wake], Callable[[], None]]
 ) -> tuple[Granted, list[Any]]:
     """Blocks until the round is granted.
 
     Args:
         wait: who waits for what.
         closed: set when the handle is closed; the wait ends with CancelledError.
-        register: gets the event that wakes the wait, and returns what takes it back.
+        register: gets what wakes the wait, and returns what takes it back.
 
     Returns:
         The round, the replies to ``read_commands`` for it, and last the number of rounds granted so far.
@@ -112,7 +112,7 @@ class Wait:
     taker: str
     label: str
     reader: Reader
-    wake: threading.Event = field(default_factory=threading.Event)
+    wake: Wake = field(default_factory=Wake)
     _sequence: int = field(init=False)
     _token: str = field(init=False)
     _take: Take = field(init=False)

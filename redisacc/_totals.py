@@ -19,6 +19,7 @@ _COUNT = np.dtype("<u8")
 _DIGITS = 19
 # The field beside the rows: lua/include/sums_total.lua.
 _TOTAL = b"total"
+_TOTAL_TEXT = re.compile(rb"([0-9]{1,15}) ([0-9]{1,15})")
 
 # Gradients of at least so many bytes wait before they are added to a smaller sum.
 WINDOW_BYTES = 16 * 2**20
@@ -36,7 +37,7 @@ def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes,
     """The rows of a ``sums`` hash, and of how many gradients and how many of their rows they must be the sum."""
     rows = dict(fields)
     total = rows.pop(_TOTAL, b"")
-    match = re.fullmatch(rb"([0-9]{1,15}) ([0-9]{1,15})", total)
+    match = _TOTAL_TEXT.fullmatch(total)
     if match is None:
         raise CorruptDataError(f"{where}: total is {total[:64]!r}: the hash was evicted or removed")
     return rows, int(match[1]), int(match[2])
@@ -49,10 +50,15 @@ def _check_held(held: int, wanted: int, where: str) -> None:
 
 def _parse_indices(fields: Mapping[bytes, bytes], where: str) -> Array:
     """The indices that a ``sums`` hash has as its fields, and nothing else than their usual decimal text."""
-    usual = all(map(bytes.isdigit, fields)) and max(map(len, fields)) <= _DIGITS
+    usual = max(map(len, fields)) <= _DIGITS
     if usual:
-        numbers = list(map(int, fields))
-        usual = " ".join(map(str, numbers)).encode() == b" ".join(fields)
+        try:
+            numbers = list(map(int, fields))
+        except ValueError:
+            usual = False
+        else:
+            # What Python writes of a list, but for its brackets.
+            usual = str(numbers)[1:-1].encode() == b", ".join(fields) and min(numbers) >= 0
     if not usual:
         raise CorruptDataError(f"{where}: {next(filter(_is_no_index, fields))[:64]!r} is no index")
     try:
@@ -98,7 +104,10 @@ def _mean(total: Array, counts: Any, dtype: DType) -> Array:
 
 def _sum_of_one(gradient: Gradient, dtype: DType) -> Array:
     """A gradient in the sum dtype, as memory that may be written to. Not added to zeros: -0.0 stays -0.0."""
-    return gradient.values.astype(dtype.sum, order="C", copy=not gradient.ours)
+    values = gradient.values
+    if gradient.ours and values.dtype == dtype.sum and values.flags.c_contiguous:
+        return values
+    return values.astype(dtype.sum, order="C")
 
 
 class DenseTotal:
@@ -215,16 +224,17 @@ class SparseTotal:
         )
         if set(map(len, fields.values())) != {expected}:
             raise CorruptDataError(f"{self._where}: a row of another length than {expected} bytes")
-        order = np.argsort(indices)
+        order = indices.argsort()
         rows = np.frombuffer(b"".join(fields.values()), np.uint8).reshape(len(indices), expected)[order]
-        counts = np.ascontiguousarray(rows[:, : _COUNT.itemsize]).view(_COUNT).reshape(-1)
-        if ((counts < 1) | (counts > number)).any():
+        counts = rows[:, : _COUNT.itemsize].copy().view(_COUNT).reshape(-1)
+        # As Python's integers, of which no sum wraps.
+        held = counts.tolist()
+        if min(held) < 1 or max(held) > number:
             raise CorruptDataError(f"{self._where}: an index that was held by no gradient, or by more than there were")
-        packed = np.ascontiguousarray(rows[:, _COUNT.itemsize :]).reshape(-1)
+        packed = rows[:, _COUNT.itemsize :].copy().reshape(-1)
         values = _from_packed(packed, self._dtype, self._where).reshape(len(indices), *self._shape)
         self._take_in(Gradient(values, indices[order], counts, number, ours=True))
-        # As Python's integers, of which no sum wraps.
-        return sum(counts.tolist())
+        return sum(held)
 
     def add(self, gradient: Gradient) -> None:
         """Adds a gradient; its indices are strictly increasing."""
@@ -250,15 +260,17 @@ class SparseTotal:
         indices, total, counts = self._add_up()
         if len(indices) and self._bound is not None and indices[-1] >= self._bound:
             raise CorruptDataError(f"{self._where}: index {indices[-1]}, where dimension 0 is {self._bound}")
-        if len(counts) and counts.max() > num_accumulated:
-            raise CorruptDataError(f"{self._where}: an index that {counts.max()} gradients held, of {num_accumulated}")
+        # Not .max(), which goes through a function in Python.
+        most = np.maximum.reduce(counts, initial=0)
+        if most > num_accumulated:
+            raise CorruptDataError(f"{self._where}: an index that {most} gradients held, of {num_accumulated}")
         with _ieee():
             if reduction_type == "MEAN" and num_accumulated > 1:
                 total = self._mean_of_rows(total, counts)
             return indices, _returned(total, self._dtype)
 
     def _mean_of_rows(self, total: Array, counts: Array) -> Array:
-        several = np.flatnonzero(counts > 1)
+        (several,) = (counts > 1).nonzero()
         if 2 * len(several) > len(counts):
             return _mean(total, _column(counts, total), self._dtype)
         # Dividing by 1 changes nothing.
@@ -304,7 +316,7 @@ def _add_rows(total: Array, counts: Array, gradient: Gradient, at: Array) -> Non
     """
     values = gradient.values
     before = counts[at]
-    again = np.flatnonzero(before)
+    (again,) = before.nonzero()
     if len(again) == len(total):
         # It holds every index there is, and none is new.
         total += values.astype(total.dtype, copy=False)
@@ -314,7 +326,7 @@ def _add_rows(total: Array, counts: Array, gradient: Gradient, at: Array) -> Non
         total[at] = values
         total[at[again]] = sums
     else:
-        new = np.flatnonzero(before == 0)
+        (new,) = (before == 0).nonzero()
         total[at[again]] += values[again].astype(total.dtype, copy=False)
         total[at[new]] = values[new]
     counts[at] = before + (1 if gradient.counts is None else gradient.counts)
@@ -341,5 +353,7 @@ def _union(every: list[Array], bound: int | None) -> tuple[Array, list[Array]]:
 
 def _returned(total: Array, dtype: DType) -> Array:
     """In the accumulator's dtype and byte order, as memory of the caller's own."""
-    result = np.ascontiguousarray(total.astype(dtype.storage, copy=False)).reshape(total.shape)
-    return result if result.flags.writeable else result.copy()
+    result = total if total.dtype == dtype.storage else total.astype(dtype.storage)
+    if result.flags.c_contiguous and result.flags.writeable:
+        return result
+    return result.copy(order="C")

@@ -37,10 +37,8 @@ GATHER_BUFFERS = 1024
 
 _RECEIVE_BYTES = 64 * 1024
 
-# A silent server is noticed this late at most, in microseconds: then it is seen whether the time is up.
-_TICK_US = 200_000
-_TICK = struct.pack("ll", 0, _TICK_US)
-_NO_TICK = struct.pack("ll", 0, 0)
+# A silent server is noticed this late at most, in seconds: then it is seen whether the time is up.
+TICK = 0.2
 
 
 class Packed(tuple[Command, ...]):
@@ -86,6 +84,9 @@ class Wire(Protocol):
     def fetch(self, arrivals: Arrivals, give_up: float) -> None:
         """GETs strings straight to where they go, in order."""
 
+    def hear(self) -> list[Any]:
+        """What the server says unasked, within a tick or about a second. Errors are raised."""
+
     def alive(self) -> bool:
         """Whether it is still what it was: somebody may close the client at any time."""
 
@@ -93,10 +94,10 @@ class Wire(Protocol):
         """Leaves the connection as redis-py had it."""
 
 
-def wire_of(connection: Any) -> Wire:
-    """The fastest way to use a connection."""
+def wire_of(connection: Any, tick: float = TICK) -> Wire:
+    """The fastest way to use a connection. ``tick``: how late it may notice that a time is up, in seconds."""
     sock = socket_of(connection)
-    return Wrapped(connection) if sock is None else Plain(connection, sock)
+    return Wrapped(connection) if sock is None else Plain(connection, sock, tick)
 
 
 def socket_of(connection: Any) -> socket.socket | None:
@@ -136,6 +137,12 @@ class Wrapped:
                 replies.append(error)
         return replies
 
+    def hear(self) -> list[Any]:
+        if not self.connection.can_read(timeout=1.0):
+            return []
+        # Under RESP3 messages are pushes, which redis-py hands only to who asks for them.
+        return [self.connection.read_response(disable_decoding=True, push_request=True)]
+
     def fetch(self, arrivals: Arrivals, give_up: float) -> None:
         put(self.exchange([("GET", key) for key in arrivals.wanted()], give_up), arrivals)
 
@@ -153,7 +160,7 @@ def put(replies: Sequence[Any], arrivals: Arrivals) -> None:
 class Plain:
     """A connection that is just a socket."""
 
-    def __init__(self, connection: Any, sock: socket.socket) -> None:
+    def __init__(self, connection: Any, sock: socket.socket, tick: float = TICK) -> None:
         self.connection = connection
         self.pid = os.getpid()
         self._sock = sock
@@ -161,16 +168,16 @@ class Plain:
             protocolError=redis.ConnectionError, replyError=_reply_error, notEnoughData=_NOT_YET
         )
         sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TICK)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(tick))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(tick))
 
     def alive(self) -> bool:
         return self.connection._sock is self._sock
 
     def release(self) -> None:
         with contextlib.suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _NO_TICK)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _NO_TICK)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(0))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
             self._sock.settimeout(self.connection.socket_timeout)
 
     def exchange(self, commands: Sequence[Command], give_up: float) -> list[Any]:
@@ -187,6 +194,16 @@ class Plain:
                 elif not isinstance(reply, _PUSH):
                     replies.append(reply)
         return replies
+
+    def hear(self) -> list[Any]:
+        said: list[Any] = []
+        with contextlib.suppress(redis.TimeoutError):
+            self._reader.feed(self._receive(0.0))
+        while (reply := self._reader.gets()) is not _NOT_YET:
+            if isinstance(reply, Exception):
+                raise reply
+            said.append(reply)
+        return said
 
     def fetch(self, arrivals: Arrivals, give_up: float) -> None:
         keys = arrivals.wanted()
@@ -237,6 +254,11 @@ class Plain:
             if not data:
                 raise redis.ConnectionError("the server closed the connection")
             return data
+
+
+def _timeval(seconds: float) -> bytes:
+    """As the kernel takes it; 0: no timeout."""
+    return struct.pack("ll", int(seconds), round(seconds % 1 * 1e6))
 
 
 def _check(give_up: float) -> None:

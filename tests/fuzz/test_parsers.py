@@ -16,7 +16,7 @@ from strategies import NUMBER_TEXTS, REPLIES, TEXTS, headers
 import redisacc
 from redisacc import _dtypes, _info, _parked, _rounds, _shapes, _sums, _taking, _totals, _wire
 from redisacc._clients import Client
-from redisacc._events import Hub, _Channel
+from redisacc._events import Hub, Wake, _Channel
 from redisacc._keys import Keys
 from redisacc._scripts import Request, Schema, Scripts
 
@@ -172,7 +172,7 @@ def test_events(search):
     def one(text, message):
         wait = _taking.Wait.__new__(_taking.Wait)
         wait.num_required = 3
-        wait._heard, wait.wake, wait._look_now = deque(), threading.Event(), False
+        wait._heard, wait.wake, wait._look_now = deque(), Wake(), False
         wait.on_event(text[:1024].decode(errors="replace"))
         assert len(wait._heard) <= 2
         link = Nobody()
