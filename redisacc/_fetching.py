@@ -71,6 +71,10 @@ def add_parked(
         if sum(gradient.nbytes for gradient in large) > TRUSTED_BYTES:
             _check_lengths(link, keys, large)
         small = _fetch_small(link, of, [gradient for gradient in batch if gradient.small], known)
+        if not large:
+            for gradient in batch:
+                _add_small(total, gradient, small[gradient.id], of)
+            continue
         widest = max((length for gradient in large for length in gradient.value_lengths), default=0)
         arrivals = _Arrivals(keys, total, np.empty(widest if total.takes_pieces else 0, np.uint8))
         for gradient in batch:
@@ -141,7 +145,9 @@ class _Arrivals:
         ]
         for name, place in zip(names, places, strict=True):
             self._add(name, place)
-        self.then(lambda: self._total.add(_checked(gradient, arrays, names[0], ours=True)))
+        indices, counts, values = arrays[0].view(INDEX), arrays[1].view(COUNT), arrays[2].view(gradient.dtype)
+        whole = (indices, counts if gradient.count_lengths else None, values)
+        self.then(lambda: self._total.add(_checked(gradient, *whole, names[0], ours=True)))
         self._begun = True
 
     def _count(self, number: int) -> None:
@@ -193,24 +199,28 @@ def _fetch_small(link: Link, of: RoundKeys, batch: list[Parked], known: Mapping[
 
 
 def _add_small(total: Total, gradient: Parked, data: bytes, of: RoundKeys) -> None:
-    whole = np.frombuffer(data, np.uint8)
     first = sum(gradient.index_lengths)
     second = first + sum(gradient.count_lengths)
-    arrays = [whole[:first], whole[first:second], whole[second:]]
-    total.add(_checked(gradient, arrays, f"{of.small} {gradient.id}", ours=False))
+    indices = _elements(data, INDEX, 0, first)
+    counts = _elements(data, COUNT, first, second) if gradient.count_lengths else None
+    values = _elements(data, gradient.dtype, second, len(data))
+    total.add(_checked(gradient, indices, counts, values, f"{of.small} {gradient.id}", ours=False))
 
 
-def _checked(gradient: Parked, arrays: Sequence[Array], where: str, *, ours: bool) -> Gradient:
-    """A gradient of the bytes of its indices, counts and values."""
-    indices, counts = arrays[0].view(INDEX), arrays[1].view(COUNT)
-    rows = arrays[2].view(gradient.dtype).reshape(gradient.shape)
-    if len(indices) and (indices[0] < 0 or not (indices[1:] > indices[:-1]).all()):
+def _elements(data: bytes, dtype: np.dtype[Any], start: int, stop: int) -> Array:
+    # frombuffer refuses to make an array without elements.
+    return np.frombuffer(data, dtype, (stop - start) // dtype.itemsize, start) if stop > start else np.empty(0, dtype)
+
+
+def _checked(
+    gradient: Parked, indices: Array, counts: Array | None, values: Array, where: str, *, ours: bool
+) -> Gradient:
+    """A gradient of its indices, counts and elements."""
+    if len(indices) and (indices[0] < 0 or not np.logical_and.reduce(indices[1:] > indices[:-1])):
         raise CorruptDataError(f"{where}: indices that aren't ascending")
-    if not gradient.count_lengths:
-        return Gradient(rows, indices, None, gradient.number, ours=ours)
-    if not ((counts >= 1) & (counts <= gradient.number)).all():
+    if counts is not None and not ((counts >= 1) & (counts <= gradient.number)).all():
         raise CorruptDataError(f"{where}: counts of a sum of {gradient.number} gradients")
-    return Gradient(rows, indices, counts, gradient.number, ours=ours)
+    return Gradient(values.reshape(gradient.shape), indices, counts, gradient.number, ours=ours)
 
 
 def _check_lengths(link: Link, keys: Keys, batch: list[Parked]) -> None:

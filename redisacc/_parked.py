@@ -9,6 +9,7 @@ is believed: anybody who can write to the database may have written it.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -136,8 +137,28 @@ class Staged(NamedTuple):
     commands: list[Command]
 
 
+@lru_cache(maxsize=256)
+def _header(
+    dtype: np.dtype[Any], shape: tuple[int, ...], number: int, small: bool, sections: tuple[tuple[int, ...], ...]
+) -> bytes:
+    """What ``_parse_header`` reads. Kept, because most gradients of an accumulator look the same."""
+    packed: bytes = msgpack.packb(
+        {
+            "version": _HEADER_VERSION,
+            "dtype": dtype.name,
+            "shape": list(shape),
+            "gradients": number,
+            "small": small,
+            **{name: list(lengths) for name, lengths in zip(_SECTIONS, sections, strict=True)},
+        }
+    )
+    return packed
+
+
 def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> Staged:
     """Cuts a gradient into what travels."""
+    if gradient.nbytes <= SMALL_BYTES:
+        return _stage_small(gradient)
     values = gradient.values
     dtype = values.dtype.newbyteorder("<")
     row_bytes = dtype.itemsize * (1 if gradient.indices is None else math.prod(values.shape[1:]))
@@ -149,19 +170,8 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> Staged:
             (_bytes_of(values, dtype), row_bytes),
         )
     ]
-    small = sum(len(data) for data, _ in sections) <= SMALL_BYTES
-    header = msgpack.packb(
-        {
-            "version": _HEADER_VERSION,
-            "dtype": values.dtype.name,
-            "shape": list(values.shape),
-            "gradients": gradient.number,
-            "small": small,
-            **{name: lengths for name, (_, lengths) in zip(_SECTIONS, sections, strict=True)},
-        }
-    )
-    if small:
-        return Staged(header, b"".join(data for data, _ in sections), [], [])
+    lengths_of = tuple(tuple(lengths) for _, lengths in sections)
+    header = _header(values.dtype, values.shape, gradient.number, False, lengths_of)
     commands: list[Command] = []
     for data, lengths in sections:
         start = 0
@@ -170,6 +180,20 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> Staged:
             commands.append(("SET", keys.staged(gradient_id, len(commands)), part, "PX", STAGING_MS))
             start += length
     return Staged(header, b"", [length for _, lengths in sections for length in lengths], commands)
+
+
+def _stage_small(gradient: Gradient) -> Staged:
+    pieces = [_raw(array) for array in (gradient.indices, gradient.counts, gradient.values)]
+    lengths = tuple((len(piece),) if piece else () for piece in pieces)
+    values = gradient.values
+    return Staged(_header(values.dtype, values.shape, gradient.number, True, lengths), b"".join(pieces), [], [])
+
+
+def _raw(array: Array | None) -> bytes:
+    """Its elements in row-major order, little-endian. Small ones are copied sooner than looked at through a view."""
+    if array is None:
+        return b""
+    return (array if sys.byteorder == "little" else array.astype(array.dtype.newbyteorder("<"))).tobytes()
 
 
 def parse(
