@@ -8,7 +8,7 @@ import operator
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -188,25 +188,22 @@ def cast(given: Array, dtype: DType, what: str, *, value: object) -> Array:
     return given.astype(dtype.storage)
 
 
-class Indices(NamedTuple):
-    """Indices of rows, all of them from 0 to ``last``. ``ascending``: strictly, so none stands twice."""
+def indices(value: object, what: str = "grad_indices") -> tuple[Array, int, bool]:
+    """Indices of rows: an int64 vector, none of them negative.
 
-    array: Array
-    last: int
-    ascending: bool
-
-
-def indices(value: object, what: str = "grad_indices") -> Indices:
-    """A vector of int64, none of them negative."""
+    Returns:
+        The vector, the largest index in it (-1: there is none), and whether they ascend strictly, so that none stands
+        twice.
+    """
     given = array(value, what)
     if given.ndim != 1:
         raise InvalidArgumentError(f"{what} must be a vector, not of shape {shape_text(given.shape)}")
     if given.size == 0 and is_untyped(value):
-        return Indices(np.empty(0, np.int64), -1, True)
+        return np.empty(0, np.int64), -1, True
     if given.dtype.kind not in "iu":
         raise InvalidArgumentError(f"{what} must be integers, not {given.dtype}: {shown(value)}")
     if given.size == 0:
-        return Indices(given.astype(np.int64, copy=False), -1, True)
+        return given.astype(np.int64, copy=False), -1, True
     # Not .all(), which goes through a function in Python.
     ascending = bool(np.logical_and.reduce(given[1:] > given[:-1]))
     # Where they ascend, as they mostly do, the ends are the bounds.
@@ -215,4 +212,4 @@ def indices(value: object, what: str = "grad_indices") -> Indices:
         raise InvalidArgumentError(f"{what} holds {last}, which int64 can't")
     if least < 0:
         raise InvalidArgumentError(f"{what} must not be negative, and holds {least}")
-    return Indices(given if given.dtype == _INT64 else given.astype(np.int64), last, ascending)
+    return given if given.dtype == _INT64 else given.astype(np.int64), last, ascending

@@ -90,8 +90,8 @@ def add_parked(
 def _keep_freed_memory() -> None:
     """Lets the C library keep what a round needed for the next one, once in a process.
 
-    glibc gives blocks from 128 KiB on back to the kernel when they are freed, until it has seen that blocks so large come
-    and go: then it keeps them, and twice as much in all. A block of the largest size that it learns from, of which
+    glibc gives blocks from 128 KiB on back to the kernel when they are freed, until it has seen that blocks so large
+    come and go: then it keeps them, and twice as much in all. A block of the largest size that it learns from, of which
     nothing is ever touched, shows it. Without that every round paid for thousands of page faults.
     """
     np.empty(32 * 2**20 - 8192, np.uint8)

@@ -191,7 +191,9 @@ class Link:
                     f"{self.address} doesn't have the script {script.name!r}, and this user may not load it: "
                     f"somebody who may has to run `redisacc load-scripts` ({replies[here]})"
                 ) from replies[here]
-        reply = _checked(replies)[here]
+        if not VALUES.issuperset(map(type, replies)):
+            _checked(replies)
+        reply = replies[here]
         if not isinstance(reply, list) or not reply:
             raise CorruptDataError(f"script {script.name} replied {reply!r:.100}")
         if not _BYTES.issuperset(map(type, reply)):
@@ -370,10 +372,9 @@ def _getter(pool: Any) -> Callable[[], Any]:
 
 def _checked(replies: list[Any]) -> list[Any]:
     """The replies, if none of them is an error; the first that is one is raised."""
-    if not VALUES.issuperset(map(type, replies)):
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise _refusal(reply) from reply
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise _refusal(reply) from reply
     return replies
 
 

@@ -183,9 +183,9 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> Staged:
 
 
 def _stage_small(gradient: Gradient) -> Staged:
-    pieces = [_raw(array) for array in (gradient.indices, gradient.counts, gradient.values)]
-    lengths = tuple((len(piece),) if piece else () for piece in pieces)
-    values = gradient.values
+    indices, counts, values = gradient.indices, gradient.counts, gradient.values
+    pieces = (_raw(indices), b"" if counts is None else _raw(counts), _raw(values))
+    lengths = tuple([(len(piece),) if piece else () for piece in pieces])
     return Staged(_header(values.dtype, values.shape, gradient.number, True, lengths), b"".join(pieces), [], [])
 
 

@@ -117,7 +117,7 @@ class Parking:
             data=staged.data,
             lengths=staged.lengths,
             stage=() if ask else staged.commands,
-            replaced=[parked.id for parked in replaced],
+            replaced=[parked.id for parked in replaced] if replaced else (),
             replaced_parts=[key for parked in replaced for key in _parked.part_keys(self._keys, parked)],
         )
 

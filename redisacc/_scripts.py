@@ -81,11 +81,21 @@ class Request:
     round_shape: tuple[int, ...]
 
 
+Outcome = Literal["applied", "stale", "set", "lowered", "taken"]
+_OUTCOMES: dict[bytes, Outcome] = {
+    b"applied": "applied",
+    b"stale": "stale",
+    b"set": "set",
+    b"lowered": "lowered",
+    b"taken": "taken",
+}
+
+
 @dataclass(slots=True)
 class Counted:
     """How a request ended: its outcome, and step and count right after it."""
 
-    outcome: Literal["applied", "stale", "set", "lowered", "taken"]
+    outcome: Outcome
     global_step: int
     num_accumulated: int
     # How many replicas have it, where somebody asked.
@@ -264,19 +274,14 @@ class Scripts:
             "unstaged" if a part wasn't there when the script ran: the request has to be sent again.
         """
         keys, current = self._keys, self._keys.current
-        parts = range(len(lengths))
+        named = [keys.record, current.parked, current.small, current.workers, keys.clients]
+        if lengths:
+            named += [keys.staged(gradient, part) for part in range(len(lengths))]
+            named += [keys.part(gradient, part) for part in range(len(lengths))]
+        named += replaced_parts
         reply, replicas = self._link.run_and_read(
             load("park"),
-            [
-                keys.record,
-                current.parked,
-                current.small,
-                current.workers,
-                keys.clients,
-                *(keys.staged(gradient, part) for part in parts),
-                *(keys.part(gradient, part) for part in parts),
-                *replaced_parts,
-            ],
+            named,
             [
                 self.incarnation,
                 request.client.id,
@@ -294,6 +299,8 @@ class Scripts:
             before=stage,
             after=self._replicate if header else (),
         )
+        if reply[0] in _OUTCOMES:
+            return self._counted(reply, request.round_shape, replicas)
         match reply:
             case [b"welcome"]:
                 return "welcome"
@@ -472,9 +479,9 @@ class Scripts:
 
     def _counted(self, reply: list[bytes], round_shape: tuple[int, ...], replicas: Sequence[Any] = ()) -> Counted:
         match reply:
-            case [(b"applied" | b"stale" | b"set" | b"lowered" | b"taken") as outcome, step, count]:
+            case [outcome, step, count] if outcome in _OUTCOMES:
                 return Counted(
-                    outcome.decode(),  # type: ignore[arg-type]
+                    _OUTCOMES[outcome],
                     self._step(step),
                     self._number(count, "num_accumulated"),
                     self._confirmed(replicas) if replicas else 0,

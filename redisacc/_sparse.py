@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from redisacc import _arguments
 from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
-from redisacc._arguments import Array, Indices, shape_text
+from redisacc._arguments import Array, shape_text
 from redisacc._dtypes import DType
 from redisacc._parked import Gradient
 from redisacc._shown import shown
@@ -121,14 +121,14 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
         """
         label = self._own_label if name is None else self._label(name)
         step = _arguments.integer(local_step, "local_step")
-        indices = _arguments.indices(grad_indices)
+        indices, last, are_ascending = _arguments.indices(grad_indices)
         given = _arguments.array(grad_values, "grad_values")
-        self._check_rows(indices, given)
+        self._check_rows(len(indices), last, given)
         if grad_shape is not None:
             self._check_whole(grad_shape)
         values = _arguments.cast(given, self._dtype, "grad_values", value=grad_values)
         return self._apply(
-            Gradient(values, indices.array) if indices.ascending else ascending(indices.array, values, self._dtype),
+            Gradient(values, indices) if are_ascending else ascending(indices, values, self._dtype),
             local_step=step,
             round_shape=values.shape[1:],
             label=label,
@@ -189,23 +189,22 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
         slices: IndexedSlices = self._take_gradient(num_required, timeout, name, lambda slices: slices)
         return slices
 
-    def _check_rows(self, indices: Indices, values: Array) -> None:
+    def _check_rows(self, number: int, last: int, values: Array) -> None:
+        """``number`` indices up to ``last``, and a row of ``values`` for each."""
         declared = self._shape or ()
         rows = declared[0] if declared else None
         if values.ndim == 0:
             raise InvalidArgumentError("grad_values must have a row for each index, and is a scalar")
-        if len(values) != len(indices.array):
-            raise InvalidArgumentError(
-                f"grad_indices has {len(indices.array)} entries and grad_values {len(values)} rows"
-            )
+        if len(values) != number:
+            raise InvalidArgumentError(f"grad_indices has {number} entries and grad_values {len(values)} rows")
         if values.shape[1:] != declared[1:] and not agrees(values.shape[1:], declared[1:]):
             raise InvalidArgumentError(
                 f"grad_values must be rows of the declared shape {shape_text(declared)}, not of shape "
                 f"{shape_text(values.shape)}"
             )
-        if rows is not None and indices.last >= rows:
+        if rows is not None and last >= rows:
             raise InvalidArgumentError(
-                f"grad_indices must be below dimension 0 of the declared shape, {rows}, and holds {indices.last}"
+                f"grad_indices must be below dimension 0 of the declared shape, {rows}, and holds {last}"
             )
 
     def _check_whole(self, grad_shape: object) -> None:

@@ -37,6 +37,8 @@ GATHER_BUFFERS = 1024
 
 _RECEIVE_BYTES = 64 * 1024
 
+_CLOSED = "the server closed the connection"
+
 # A silent server is noticed this late at most, in seconds: then it is seen whether the time is up.
 TICK = 0.2
 
@@ -181,11 +183,28 @@ class Plain:
             self._sock.settimeout(self.connection.socket_timeout)
 
     def exchange(self, commands: Sequence[Command], give_up: float) -> list[Any]:
-        self._send(commands.buffers if isinstance(commands, Packed) else pack(commands), give_up)
-        reader, wanted = self._reader, len(commands)
+        buffers = commands.buffers if type(commands) is Packed else pack(commands)
+        sock, reader, wanted = self._sock, self._reader, len(commands)
+        if len(buffers) > 1:
+            self._send(buffers, give_up)
+        else:
+            # Mostly. What _send does would cost a small command more than the kernel's part.
+            try:
+                sent = sock.send(buffers[0])
+            except BlockingIOError:
+                sent = 0
+            if sent < len(buffers[0]):
+                self._send([memoryview(buffers[0])[sent:]], give_up)
         replies: list[Any] = []
         while len(replies) < wanted:
-            reader.feed(self._receive(give_up))
+            try:
+                data = sock.recv(_RECEIVE_BYTES)
+            except BlockingIOError:
+                _check(give_up)
+                continue
+            if not data:
+                raise redis.ConnectionError(_CLOSED)
+            reader.feed(data)
             while (reply := reader.gets()) is not _NOT_YET:
                 if type(reply) in VALUES:
                     replies.append(reply)
@@ -196,9 +215,14 @@ class Plain:
         return replies
 
     def hear(self) -> list[Any]:
+        try:
+            data = self._sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise redis.ConnectionError(_CLOSED)
+        self._reader.feed(data)
         said: list[Any] = []
-        with contextlib.suppress(redis.TimeoutError):
-            self._reader.feed(self._receive(0.0))
         while (reply := self._reader.gets()) is not _NOT_YET:
             if isinstance(reply, Exception):
                 raise reply
@@ -221,15 +245,6 @@ class Plain:
             arrivals.finish()
 
     def _send(self, buffers: list[bytes | memoryview], give_up: float) -> None:
-        if len(buffers) == 1:
-            # A small command, mostly, to which the loop would cost more than the kernel does.
-            try:
-                sent = self._sock.send(buffers[0])
-            except BlockingIOError:
-                sent = 0
-            if sent == len(buffers[0]):
-                return
-            buffers = [memoryview(buffers[0])[sent:]]
         # The caller may send these again.
         buffers, first = list(buffers), 0
         while first < len(buffers):
@@ -243,17 +258,6 @@ class Plain:
                 first += 1
             if sent:
                 buffers[first] = memoryview(buffers[first])[sent:]
-
-    def _receive(self, give_up: float) -> bytes:
-        while True:
-            try:
-                data = self._sock.recv(_RECEIVE_BYTES)
-            except BlockingIOError:
-                _check(give_up)
-                continue
-            if not data:
-                raise redis.ConnectionError("the server closed the connection")
-            return data
 
 
 def _timeval(seconds: float) -> bytes:
@@ -303,7 +307,7 @@ class _Incoming:
                 _check(self._give_up)
                 continue
             if not received:
-                raise redis.ConnectionError("the server closed the connection")
+                raise redis.ConnectionError(_CLOSED)
             return received
 
 

@@ -194,8 +194,9 @@ def test_a_taker_may_wait_for_longer_than_clients_are_known(client: redis.Redis,
     aged = f"{now_ms() - 2 * HOUR}-aged-1".encode()
     queue, text = client.zscore(KEYS.queue, old), client.hget(KEYS.takers, old)
     scripts = Scripts(link_to(client), KEYS, incarnation=acc.info().incarnation)
-    client.zadd(KEYS.queue, {aged: queue - 0.5})
+    # In this order: who stands in the queue without a lease is passed over.
     client.hset(KEYS.takers, aged, text)
+    client.zadd(KEYS.queue, {aged: queue - 0.5})
     sender = Client(0)
     sender.id = aged.decode().rpartition("-")[0]
     ask = {"token": aged.decode(), "client": sender, "sequence": 1, "num_required": 1, "lease_ms": 3000, "taker": "w"}
