@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import accumulate
@@ -119,15 +120,14 @@ class _Arrivals:
         self._passage = passage
         # Whether the sum will have begun when what is expected next comes.
         self._begun = total.number > 0
-        self._names: list[str] = []
-        self._places: list[memoryview] = []
-        self._then: list[list[Callable[[], None]]] = []
-        self._come = 0
+        # Key, where it goes, and what is done when it has come. That must not refer to us: a cycle would hold all these
+        # arrays until the garbage collector comes, and the next round would need memory of its own.
+        self._awaited: deque[tuple[str, memoryview, list[Callable[[], object]]]] = deque()
 
-    def then(self, action: Callable[[], None]) -> None:
+    def then(self, action: Callable[[], object]) -> None:
         """Does that when all that is expected so far has come."""
-        if self._then:
-            self._then[-1].append(action)
+        if self._awaited:
+            self._awaited[-1][2].append(action)
         else:
             action()
 
@@ -147,7 +147,7 @@ class _Arrivals:
                 self._add(name, place)
                 self.then(partial(self._total.add_piece, start, place.view(gradient.dtype)))
                 start += length // gradient.dtype.itemsize
-            self.then(partial(self._count, gradient.number))
+            self.then(partial(_count, self._total, gradient.number))
             return
         arrays = [np.empty(sum(lengths), np.uint8) for lengths in gradient.sections]
         places = [
@@ -157,41 +157,44 @@ class _Arrivals:
         ]
         for name, place in zip(names, places, strict=True):
             self._add(name, place)
-        indices, counts, values = arrays[0].view(INDEX), arrays[1].view(COUNT), arrays[2].view(gradient.dtype)
-        whole = (indices, counts if gradient.count_lengths else None, values)
-        self.then(lambda: self._total.add(_checked(gradient, *whole, names[0], ours=True)))
+        self.then(partial(_add_whole, self._total, gradient, arrays, names[0]))
         self._begun = True
 
-    def _count(self, number: int) -> None:
-        self._total.number += number
-
     def _add(self, name: str, place: Array) -> None:
-        self._names.append(name)
-        self._places.append(place.data)
-        self._then.append([])
+        self._awaited.append((name, place.data, []))
 
     def fetch(self, link: Link) -> None:
         """Lets it all come."""
-        if self._names:
+        if self._awaited:
             link.fetch(self)
 
     # What a link asks of who wants strings.
 
     def wanted(self) -> list[str]:
         """The keys of what hasn't come yet."""
-        return self._names[self._come :]
+        return [name for name, _, _ in self._awaited]
 
     def begin(self, length: int) -> memoryview:
         """Where the next string goes, which has that length; -1: there is none."""
-        place = self._places[self._come]
-        _check_length(self._names[self._come], length, len(place))
+        name, place, _ = self._awaited[0]
+        _check_length(name, length, len(place))
         return place
 
     def finish(self) -> None:
         """It has come."""
-        self._come += 1
-        for action in self._then[self._come - 1]:
+        _, _, actions = self._awaited.popleft()
+        for action in actions:
             action()
+
+
+def _count(total: Total, number: int) -> None:
+    total.number += number
+
+
+def _add_whole(total: Total, gradient: Parked, arrays: list[Array], where: str) -> None:
+    indices, values = arrays[0].view(INDEX), arrays[2].view(gradient.dtype)
+    counts = arrays[1].view(COUNT) if gradient.count_lengths else None
+    total.add(_checked(gradient, indices, counts, values, where, ours=True))
 
 
 def _fetch_small(link: Link, of: RoundKeys, batch: list[Parked], known: Mapping[bytes, bytes]) -> dict[str, bytes]:
