@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -76,7 +76,6 @@ def add_parked(
             for gradient in batch:
                 _add_small(total, gradient, small[gradient.id], of)
             continue
-        _keep_freed_memory()
         widest = max((length for gradient in large for length in gradient.value_lengths), default=0)
         arrivals = _Arrivals(keys, total, np.empty(widest if total.takes_pieces else 0, np.uint8))
         for gradient in batch:
@@ -85,17 +84,6 @@ def add_parked(
             else:
                 arrivals.expect(gradient)
         arrivals.fetch(link)
-
-
-@cache
-def _keep_freed_memory() -> None:
-    """Lets the C library keep what a round needed for the next one, once in a process.
-
-    glibc gives blocks from 128 KiB on back to the kernel when they are freed, until it has seen that blocks so large
-    come and go: then it keeps them, and twice as much in all. A block of the largest size that it learns from, of which
-    nothing is ever touched, shows it. Without that every round paid for thousands of page faults.
-    """
-    np.empty(32 * 2**20 - 8192, np.uint8)
 
 
 def _batches(parked: Sequence[Parked]) -> Iterator[list[Parked]]:
