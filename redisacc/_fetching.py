@@ -162,6 +162,10 @@ class _Arrivals:
         """The keys of what hasn't come yet."""
         return [name for name, _, _ in self._awaited]
 
+    def expected(self) -> memoryview:
+        """Where the next string goes if it is as long as its header says."""
+        return self._awaited[0][1]
+
     def begin(self, length: int) -> memoryview:
         """Where the next string goes, which has that length; -1: there is none."""
         name, place, _ = self._awaited[0]

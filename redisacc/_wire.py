@@ -62,6 +62,9 @@ class Arrivals(Protocol):
     def wanted(self) -> list[str]:
         """The keys of those that haven't come yet."""
 
+    def expected(self) -> memoryview:
+        """Where the next one goes if it is as long as it should be. Written to before that is known."""
+
     def begin(self, length: int) -> memoryview:
         """Where the next one goes, as many bytes as it has; -1: there is none. Raises if it can't be right."""
 
@@ -234,6 +237,9 @@ class Plain:
         self._send(pack([("GET", key) for key in keys]), give_up)
         incoming = _Incoming(self._sock, give_up)
         for _ in keys:
+            if incoming.put(arrivals.expected()):
+                arrivals.finish()
+                continue
             head = incoming.line()
             if head[:1] == b"-":
                 raise _reply_error(head[1:].decode(errors="replace"))
@@ -271,13 +277,45 @@ def _check(give_up: float) -> None:
 
 
 class _Incoming:
-    """What a socket delivers: lines through a small buffer, and the bytes of large strings past it."""
+    """What a socket delivers: strings of a known length straight to where they go, and all else through a buffer."""
 
     def __init__(self, sock: socket.socket, give_up: float) -> None:
         self._sock = sock
         self._give_up = give_up
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._start = self._end = 0
+
+    def put(self, place: memoryview) -> bool:
+        """Receives a bulk string that has the length of ``place``, mostly by one call of the kernel.
+
+        False if something else comes, or might: that is then the next to be read, and ``place`` holds nothing.
+        """
+        if not place or self._start < self._end:
+            return False
+        head, end = b"$%d\r\n" % len(place), bytearray(2)
+        found = bytearray(len(head))
+        while True:
+            try:
+                received = self._sock.recvmsg_into([found, place, end], 0, socket.MSG_WAITALL)[0]
+                break
+            except BlockingIOError:
+                _check(self._give_up)
+        if not received:
+            raise redis.ConnectionError(_CLOSED)
+        if found != head:
+            # An error, or nothing, or another length. Also the first bytes of what is right: how many come is chance.
+            self._buffer = bytearray((found + place + end)[:received].ljust(_RECEIVE_BYTES, b"\0"))
+            self._start, self._end = 0, received
+            return False
+        received -= len(head)
+        while received < len(place):
+            received += self._receive(place[received:], socket.MSG_WAITALL)
+        received -= len(place)
+        while received < len(end):
+            received += self._receive(memoryview(end)[received:])
+        if end != b"\r\n":
+            raise redis.ConnectionError("a string that doesn't end where it should")
+        return True
 
     def line(self) -> bytes:
         """The next line, without its end."""
