@@ -274,7 +274,8 @@ class SparseTotal:
         if 2 * len(several) > len(counts):
             return _mean(total, _column(counts, total), self._dtype)
         # Dividing by 1 changes nothing.
-        total[several] = _mean(total[several], _column(counts[several], total), self._dtype)
+        rows = _mean(total.take(several, axis=0), _column(counts.take(several), total), self._dtype)
+        _put_rows(total, several, rows)
         return total
 
     def sum(self) -> Gradient:
