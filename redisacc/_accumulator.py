@@ -411,9 +411,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     # Applying
 
     def _apply(self, gradient: Gradient, *, local_step: int, round_shape: tuple[int, ...], label: str) -> ApplyResult:
-        if self._closed.is_set():
-            self._check_open()
-        worker = self._given_worker or _host_and_process(os.getpid())
+        self._check_open()
+        worker = self._worker
         in_place = self._can_add_in_place and _sums.fits(gradient, self._dtype, self._chunk, self._in_place_limit)
 
         def send(client: Client, sequence: int) -> Counted:

@@ -96,16 +96,14 @@ _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -(?P<code>[A-Z]+) ")
 
 @dataclass(slots=True)
 class Call:
-    """A script among other commands, to be sent again and again.
+    """A script that is run again and again.
 
     Attributes:
-        commands: the script's, an EVALSHA, and those before and after it.
-        here: which of them is the script's.
+        commands: the EVALSHA, and what follows it.
     """
 
     script: Script
     commands: Packed
-    here: int
 
 
 class Link:
@@ -171,11 +169,11 @@ class Link:
         self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, after: Sequence[Command] = ()
     ) -> Call:
         """What ``run_and_read`` would send, to be sent by ``repeat``."""
-        return Call(script, Packed((("EVALSHA", script.sha, len(keys), *keys, *args), *after)), 0)
+        return Call(script, Packed((("EVALSHA", script.sha, len(keys), *keys, *args), *after)))
 
     def repeat(self, call: Call, *, patience: float = PATIENCE) -> tuple[list[bytes], list[Any]]:
         """As ``run_and_read``, for a call that is made again and again."""
-        return self._run(call.script, call.commands, call.here, patience)
+        return self._run(call.script, call.commands, 0, patience)
 
     def _run(
         self, script: Script, commands: Sequence[Command], here: int, patience: float

@@ -183,8 +183,8 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> Staged:
 
 
 def _stage_small(gradient: Gradient) -> Staged:
-    indices, counts, values = gradient.indices, gradient.counts, gradient.values
-    pieces = (_raw(indices), b"" if counts is None else _raw(counts), _raw(values))
+    values = gradient.values
+    pieces = (_raw(gradient.indices), _raw(gradient.counts), _raw(values))
     lengths = tuple([(len(piece),) if piece else () for piece in pieces])
     return Staged(_header(values.dtype, values.shape, gradient.number, True, lengths), b"".join(pieces), [], [])
 

@@ -334,6 +334,8 @@ def _add_rows(total: Array, counts: Array, gradient: Gradient, at: Array) -> Non
 
 def _put_rows(total: Array, at: Array, rows: Array) -> None:
     """``total[at] = rows``, each row as one piece of memory: that takes half as long."""
+    assert total.flags.c_contiguous
+    assert total.dtype == rows.dtype
     row_bytes = rows.itemsize * math.prod(rows.shape[1:])
     if row_bytes:
         row = np.dtype((np.void, row_bytes))
