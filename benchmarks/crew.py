@@ -1,9 +1,10 @@
 """A crew: the processes of one peer, and rounds with them.
 
 A round: everybody prepares and says so; the taker starts its take and is given a moment to begin to wait, as in
-training, where gradients take longer than the call; then all workers get the signal, one byte each. The round's time
-is from before the first of these bytes until the taker has the whole result as numpy arrays, on CLOCK_MONOTONIC. It
-is the same for every peer. Where no process is a taker of its own (all_reduce, one process), the first worker is it.
+training, where gradients take longer than the call; then all workers get the signal, by one write into a pipe that
+they share. The round's time is from before that write until the taker has the whole result as numpy arrays, on
+CLOCK_MONOTONIC. Until then no process does anything but the peer's work: workers report when the taker has. It is the
+same for every peer. Where no process is a taker of its own (all_reduce, one process), the first worker is it.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ def free_ports(number: int) -> list[int]:
 class Member:
     """A process of a crew."""
 
-    def __init__(self, python: str, program: str, settings: dict[str, Any], directory: Path) -> None:
+    def __init__(self, python: str, program: str, settings: dict[str, Any], signal: int, directory: Path) -> None:
         self.label = f"{program} {settings['role']} {settings['number']}"
         stem = f"{directory.name}-{program}-{settings['role']}-{settings['number']}-{time.monotonic_ns()}"
         path = directory / f"{stem}.json"
-        path.write_text(json.dumps(settings))
+        path.write_text(json.dumps({**settings, "signal": signal}))
         self._log = directory / f"{stem}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -58,6 +59,7 @@ class Member:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
+                pass_fds=[signal],
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -72,8 +74,12 @@ class Member:
         """Its process id."""
         return self._process.pid
 
+    def fileno(self) -> int:
+        """Where its replies come from."""
+        return self._from.fileno()
+
     def send(self, job: dict[str, Any] | None) -> None:
-        """A job to prepare, or None: the signal."""
+        """A job to prepare; None asks for its report."""
         try:
             self._to.write(b"\n" if job is None else json.dumps(job).encode() + b"\n")
         except BrokenPipeError:
@@ -164,6 +170,8 @@ class Crew:
     ) -> None:
         self.name = name
         self._size = workers
+        # A pipe whose bytes are the signal, for the workers, and one for the taker.
+        self._signals = {role: os.pipe() for role in ("worker", "taker")}
         roles = [(helper, 0) for helper in helpers]
         roles += [("worker", number) for number in range(1 if shared else workers)]
         roles += [("taker", 0)] if taker else []
@@ -172,7 +180,8 @@ class Crew:
         try:
             for role, number in roles:
                 own = {**settings, "workers": workers, "role": role, "number": number}
-                self._members.append(Member(python, program, own, directory))
+                signal, _ = self._signals["taker" if role == "taker" else "worker"]
+                self._members.append(Member(python, program, own, signal, directory))
             self.versions = [member.receive(START_PATIENCE)["versions"] for member in self._members][-1]
         except BaseException:
             self.end()
@@ -223,18 +232,24 @@ class Crew:
             member.send(job)
         for member in members:
             member.receive(ROUND_PATIENCE)
-        if self._taker is not None and before_take is None:
+        if self._taker is not None:
             self._taker.send(None)
+            if before_take is None:
+                self._signal("taker", 1)
         time.sleep(SETTLE)
         started = time.monotonic()
-        for member in workers:
-            member.send(None)
-        done = [member.receive(ROUND_PATIENCE) for member in workers]
-        taken = done[0]
-        if self._taker is not None:
-            if before_take is not None:
-                before_take()
-                self._taker.send(None)
+        self._signal("worker", len(workers))
+        if self._taker is None:
+            done = self._reports(workers)
+            taken = done[0]
+        elif before_take is None:
+            self._wait(self._taker, workers)
+            taken = self._taker.receive(ROUND_PATIENCE)
+            done = self._reports(workers)
+        else:
+            done = self._reports(workers)
+            before_take()
+            self._signal("taker", 1)
             taken = self._taker.receive(ROUND_PATIENCE)
         return Timing(
             elapsed=taken["end"] - started,
@@ -246,10 +261,34 @@ class Crew:
             peak_memory=taken.get("peak_memory"),
         )
 
+    def _signal(self, role: str, number: int) -> None:
+        os.write(self._signals[role][1], bytes(number))
+
+    @staticmethod
+    def _wait(taker: Member, workers: list[Member]) -> None:
+        """Until the taker has replied, or a worker, which does so unasked only where it failed."""
+        with selectors.DefaultSelector() as selector:
+            for member in (taker, *workers):
+                selector.register(member, selectors.EVENT_READ, member)
+            for key, _ in selector.select(ROUND_PATIENCE):
+                if key.data is not taker:
+                    # Raises.
+                    key.data.receive(0)
+
+    @staticmethod
+    def _reports(members: list[Member]) -> list[dict[str, Any]]:
+        for member in members:
+            member.send(None)
+        return [member.receive(ROUND_PATIENCE) for member in members]
+
     def end(self) -> None:
         """Ends all its processes."""
         for member in self._members:
             member.end()
+        for ends in self._signals.values():
+            for end in ends:
+                os.close(end)
+        self._signals = {}
 
     def __enter__(self) -> Self:
         return self

@@ -131,8 +131,9 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
             "## A round of four workers, beside TensorFlow's parameter server",
             "",
             "Four worker processes, one taker process, one server on loopback TCP. The taker already waits when all "
-            "workers get the signal of the step, each over a pipe of its own; the round's time is from before the "
-            "signal until the taker has the mean as numpy arrays. TensorFlow: one `ps` task and a task for each "
+            "workers get the signal of the step, by one write into a pipe that they share; the round's time is from "
+            "before that until the taker has the mean as numpy arrays. Until then nobody reports anything: on two "
+            "cores a report would stand in the way of the others. TensorFlow: one `ps` task and a task for each "
             "process over gRPC, v1 sessions, calls made ready by `make_callable`. What could favour it does: gradients "
             "are variables on the worker's own device (no `feed_dict` is paid for), local steps are constants beside "
             "the accumulator. redisacc gets numpy arrays by `apply_grad`. It runs on the embedded server as it comes, "

@@ -1,7 +1,9 @@
 """What every peer's process does: read jobs from standard input, wait for the signal, do it, say when it was done.
 
 Runs in every environment: only numpy and the standard library. A job comes as a line of JSON and is prepared and
-confirmed; then an empty line is the signal to do it. So nothing but reading one byte lies between signal and work.
+confirmed; then a byte is the signal to do it, for workers out of a pipe that they share. So nothing but reading one
+byte lies between signal and work. When it is done, that is said when an empty line asks for it: a worker that wrote
+its report while others are still at work would take the processor from them.
 Times are those of CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
@@ -116,13 +118,13 @@ def serve(make_actor):
         replies.flush()
 
     try:
-        actor = make_actor(json.loads(Path(sys.argv[1]).read_text()))
+        settings = json.loads(Path(sys.argv[1]).read_text())
+        actor = make_actor(settings)
         reply({"versions": actor.versions()})
         for line in sys.stdin.buffer:
-            if line != b"\n":
-                actor.ready(json.loads(line))
-                reply({})
-                continue
+            actor.ready(json.loads(line))
+            reply({})
+            os.read(settings["signal"], 1)
             before = reset_peak_memory() if actor.job.get("memory") else None
             cpu, start = time.process_time(), time.monotonic()
             result = actor.go()
@@ -130,6 +132,7 @@ def serve(make_actor):
             message = {"start": start, "end": end, "cpu": cpu}
             if before is not None:
                 message["peak_memory"] = peak_memory() - before
+            sys.stdin.buffer.readline()
             if result is not None:
                 actor.check(result)
             reply(message)
