@@ -138,8 +138,8 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
             "are variables on the worker's own device (no `feed_dict` is paid for), local steps are constants beside "
             "the accumulator. redisacc gets numpy arrays by `apply_grad`. It runs on a server that writes nothing to "
             "disk, as TensorFlow does, and then on the embedded server as it comes, which writes an append-only file, "
-            "each in alternation with rounds of TensorFlow; its column shows the first of the two. A ratio says how many "
-            "times as long TensorFlow takes.",
+            "each in alternation with rounds of TensorFlow, whose column shows the first of the two. A ratio says how "
+            "many times as long TensorFlow takes.",
             "",
             _table(
                 [
