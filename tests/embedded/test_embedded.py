@@ -148,6 +148,7 @@ def test_configuration(executable: str) -> None:
     with Server(executable=executable) as server:
         expected = {
             "appendonly": "yes",
+            "auto-aof-rewrite-min-size": str(2**30),
             "save": "",
             "maxmemory-policy": "noeviction",
             "protected-mode": "yes",
