@@ -24,6 +24,12 @@ _TOTAL_TEXT = re.compile(rb"([0-9]{1,15}) ([0-9]{1,15})")
 # Gradients of at least so many bytes wait before they are added to a smaller sum.
 WINDOW_BYTES = 16 * 2**20
 
+# So few rows are sorted in Python: with cold caches numpy's code took longer.
+FEW = 512
+
+# Up to so many bytes all rows are divided, also those that only one gradient held: to find the others took longer.
+SMALL_BYTES = 64 * 1024
+
 # The union of indices is found through a table of all rows if that has at most so many entries for each index.
 DENSE_UNION = 32
 
@@ -48,7 +54,7 @@ def _check_held(held: int, wanted: int, where: str) -> None:
         raise CorruptDataError(f"{where}: of {wanted} rows of gradients only {held} were found: evicted or removed")
 
 
-def _parse_indices(fields: Mapping[bytes, bytes], where: str) -> Array:
+def _parse_indices(fields: Mapping[bytes, bytes], where: str) -> list[int]:
     """The indices that a ``sums`` hash has as its fields, and nothing else than their usual decimal text."""
     usual = max(map(len, fields)) <= _DIGITS
     if usual:
@@ -61,6 +67,10 @@ def _parse_indices(fields: Mapping[bytes, bytes], where: str) -> Array:
             usual = str(numbers)[1:-1].encode() == b", ".join(fields) and min(numbers) >= 0
     if not usual:
         raise CorruptDataError(f"{where}: {next(filter(_is_no_index, fields))[:64]!r} is no index")
+    return numbers
+
+
+def _as_int64(numbers: list[int], where: str) -> Array:
     try:
         return np.array(numbers, np.int64)
     except OverflowError:
@@ -95,7 +105,7 @@ def _mean(total: Array, counts: Any, dtype: DType) -> Array:
         mean: Array = floor + ((total < 0) & (floor * divisor != total))
         return mean
     real = dtype.sum.type(0).real.dtype
-    divisor = np.asarray(counts).astype(real)
+    divisor = np.asarray(counts, real)
     # A complex division by a real count would be rounded more than once: each part is divided for itself.
     for part in (total.real, total.imag) if dtype.components == 2 else (total,):
         np.divide(part, divisor, out=part)
@@ -135,10 +145,10 @@ class DenseTotal:
                 raise CorruptDataError(f"{self._where} hasn't the chunks of a gradient of shape {list(self.shape)}")
             self.add(Gradient(np.zeros(self.shape, self._dtype.sum), number=number, ours=True))
             return
-        indices, rows = _parse_indices(fields, self._where), list(fields.values())
-        order = np.argsort(indices)
+        numbers, rows = _parse_indices(fields, self._where), list(fields.values())
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
         size = math.prod(self.shape)
-        if not np.array_equal(indices[order], np.arange(math.ceil(size / self._chunk))):
+        if [numbers[i] for i in order] != list(range(math.ceil(size / self._chunk))):
             raise CorruptDataError(f"{self._where} hasn't the chunks of a gradient of {size} elements")
         head = number.to_bytes(_COUNT.itemsize, "little")
         if any(row[: _COUNT.itemsize] != head for row in rows):
@@ -218,14 +228,19 @@ class SparseTotal:
         """
         if not fields:
             return 0
-        indices = _parse_indices(fields, self._where)
+        numbers = _parse_indices(fields, self._where)
         expected = (
             _COUNT.itemsize + math.prod(self._shape) * self._dtype.components * self._dtype.in_place_dtype.itemsize
         )
         if set(map(len, fields.values())) != {expected}:
             raise CorruptDataError(f"{self._where}: a row of another length than {expected} bytes")
-        order = indices.argsort()
-        rows = np.frombuffer(b"".join(fields.values()), np.uint8).reshape(len(indices), expected)[order]
+        if len(numbers) <= FEW:
+            order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        else:
+            order = np.array(numbers).argsort().tolist()
+        stored = list(fields.values())
+        indices = _as_int64([numbers[i] for i in order], self._where)
+        rows = np.frombuffer(b"".join([stored[i] for i in order]), np.uint8).reshape(len(order), expected)
         counts = rows[:, : _COUNT.itemsize].copy().view(_COUNT).reshape(-1)
         # As Python's integers, of which no sum wraps.
         held = counts.tolist()
@@ -233,7 +248,7 @@ class SparseTotal:
             raise CorruptDataError(f"{self._where}: an index that was held by no gradient, or by more than there were")
         packed = rows[:, _COUNT.itemsize :].copy().reshape(-1)
         values = _from_packed(packed, self._dtype, self._where).reshape(len(indices), *self._shape)
-        self._take_in(Gradient(values, indices[order], counts, number, ours=True))
+        self._take_in(Gradient(values, indices, counts, number, ours=True))
         return sum(held)
 
     def add(self, gradient: Gradient) -> None:
@@ -255,21 +270,19 @@ class SparseTotal:
         """Sorted unique indices, and for each its sum, or that divided by the number of gradients that held it.
 
         Raises:
-            CorruptDataError: an index that no gradient may have, or one that more gradients held than there were.
+            CorruptDataError: an index that no gradient may have.
         """
         indices, total, counts = self._add_up()
         if len(indices) and self._bound is not None and indices[-1] >= self._bound:
             raise CorruptDataError(f"{self._where}: index {indices[-1]}, where dimension 0 is {self._bound}")
-        # Not .max(), which goes through a function in Python.
-        most = np.maximum.reduce(counts, initial=0)
-        if most > num_accumulated:
-            raise CorruptDataError(f"{self._where}: an index that {most} gradients held, of {num_accumulated}")
         with _ieee():
             if reduction_type == "MEAN" and num_accumulated > 1:
                 total = self._mean_of_rows(total, counts)
             return indices, _returned(total, self._dtype)
 
     def _mean_of_rows(self, total: Array, counts: Array) -> Array:
+        if total.nbytes <= SMALL_BYTES:
+            return _mean(total, _column(counts, total), self._dtype)
         (several,) = (counts > 1).nonzero()
         if 2 * len(several) > len(counts):
             return _mean(total, _column(counts, total), self._dtype)

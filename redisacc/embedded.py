@@ -602,8 +602,8 @@ def _program(executable: Path) -> _Program:
 
 def _arguments(directory: Path, port: int | None, socket: Path | None) -> list[str]:
     persistence = ["--dir", str(directory), "--appendonly", "yes", "--save", ""]
-    # A round of large gradients is written once and then of no more use. From 64 MB on, as servers do it by default, the
-    # file would be rewritten, by a fork, in every such round: docs/measurements.md.
+    # A round of large gradients is written once and then of no more use. From 64 MB on, the default, the file would be
+    # rewritten, by a fork, in every such round: docs/measurements.md.
     persistence += ["--auto-aof-rewrite-min-size", "1gb"]
     # Protected mode stays on: should somebody bind another address with CONFIG SET, strangers are refused.
     policy = ["--maxmemory-policy", "noeviction", "--protected-mode", "yes", "--daemonize", "no"]

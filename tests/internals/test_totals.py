@@ -97,3 +97,23 @@ def test_dense_sums(name: str) -> None:
 def test_an_empty_total_is_empty() -> None:
     indices, values = SparseTotal(find("float32"), (3,), bound=None, where="here").result("MEAN", 0)
     assert (indices.shape, values.shape, indices.dtype) == ((0,), (0, 3), np.int64)
+
+
+@pytest.mark.parametrize("number", [1, _totals.FEW, _totals.FEW + 1, 5 * _totals.FEW])
+def test_sums_formed_in_place_come_out_in_order_however_many(number):
+    rng = np.random.default_rng(number)
+    # Some above 2**53, where a double would lose digits.
+    indices = [int(i) * 2**40 for i in rng.choice(2**22, number, replace=False)]
+    rows = rng.standard_normal((number, 3)).astype("<f4")
+    counts = rng.integers(1, 5, number)
+    fields = {
+        str(index).encode(): int(count).to_bytes(8, "little") + row.tobytes()
+        for index, count, row in zip(indices, counts, rows, strict=True)
+    }
+    fields[b"total"] = b"4 %d" % counts.sum()
+    total = SparseTotal(find("float32"), (3,), bound=None, where="sums")
+    total.add_sums(fields)
+    got, values = total.result("MEAN", 4)
+    order = np.argsort(indices)
+    assert got.tolist() == sorted(indices)
+    assert np.array_equal(values, (rows / counts[:, np.newaxis].astype(np.float32))[order])
