@@ -9,6 +9,7 @@ from redisacc import _totals
 from redisacc._dtypes import find
 from redisacc._parked import Gradient
 from redisacc._totals import DenseTotal, SparseTotal
+from redisacc.errors import CorruptDataError
 
 
 def sequential(gradients: list[Gradient], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -117,3 +118,9 @@ def test_sums_formed_in_place_come_out_in_order_however_many(number):
     order = np.argsort(indices)
     assert got.tolist() == sorted(indices)
     assert np.array_equal(values, (rows / counts[:, np.newaxis].astype(np.float32))[order])
+
+
+def test_a_forged_shape_of_a_dense_sum_is_refused_before_memory_is_set_aside():
+    total = DenseTotal(find("float32"), (2**30, 2**28), chunk=256, where="sums")
+    with pytest.raises(CorruptDataError, match="chunks"):
+        total.add_sums({b"0": b"\x01" + bytes(7 + 1024), b"total": b"1 1"})
