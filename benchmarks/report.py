@@ -109,10 +109,10 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
     for name, row in rows.items():
         peers = row["peers"]
         cells = [name]
-        for key in ("tensorflow", "redisacc-memory", "redisacc"):
+        for key in ("tensorflow", "redisacc-memory", "bare", "redisacc"):
             cells.append(_ms(peers[key]["seconds"]) if key in peers else "")
             if key != "tensorflow":
-                cells.append(_times(row["ratios"][key]) if "tensorflow" in peers else "")
+                cells.append(_times(row["ratios"][key]) if "tensorflow" in peers and key in peers else "")
         cells += [f"{row[one]:g}x" if one in row else "" for one in ("bar", "goal")]
         summary.append(cells)
         for key, peer in peers.items():
@@ -138,14 +138,18 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
             "are variables on the worker's own device (no `feed_dict` is paid for), local steps are constants beside "
             "the accumulator. redisacc gets numpy arrays by `apply_grad`. It runs on a server that writes nothing to "
             "disk, as TensorFlow does, and then on the embedded server as it comes, which writes an append-only file, "
-            "each in alternation with rounds of TensorFlow, whose column shows the first of the two. A ratio says how "
-            "many times as long TensorFlow takes.",
+            "each in alternation with rounds of TensorFlow, whose column shows the first of the two. *Bare sockets* "
+            "move the same bytes through a server and add them up, with no step, no check, no count and no promise: "
+            "that is the limit of whoever adds through a Redis server. A ratio says how many times as long TensorFlow "
+            "takes.",
             "",
             _table(
                 [
                     "ms a round",
                     "TensorFlow, gRPC",
                     "redisacc, nothing on disk",
+                    "ratio",
+                    "bare sockets",
                     "ratio",
                     "as embedded",
                     "ratio",

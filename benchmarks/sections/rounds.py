@@ -45,6 +45,21 @@ def redisacc_crew(
     return Peer("redisacc" if persistent else "redisacc-memory", crew, [server.pid])
 
 
+def bare_crew(run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], section: str) -> Peer:
+    """The same bytes and additions by bare sockets, through a server that writes nothing to disk."""
+    server, _ = stack.enter_context(run.start_server(f"{section}, bare sockets", persistent=False))
+    crew = Crew(
+        "bare sockets",
+        sys.executable,
+        "bare_round",
+        workers=run.workers,
+        settings={**settings, "url": server.url},
+        directory=run.directory,
+    )
+    stack.callback(crew.end)
+    return Peer("bare", crew, [server.pid])
+
+
 def tensorflow_crew(run: Run, stack: contextlib.ExitStack, settings: dict[str, Any]) -> Peer:
     """TensorFlow over gRPC: one process for the parameter server, each worker, and the taker."""
     ports = [f"127.0.0.1:{port}" for port in free_ports(run.workers + 2)]
@@ -133,8 +148,9 @@ def _say(row: Workload, peers: list[Peer], result: dict[str, Any]) -> None:
 def six_rows(run: Run) -> dict[str, Any]:
     """TensorFlow over gRPC against redisacc: with nothing written to disk, then on the embedded server as it comes.
 
-    One after the other: a server that writes to disk goes on with that after its round, and whoever's round came next
-    would pay for it. The first comparison's figures of TensorFlow are kept, and both ratios.
+    Beside the first also what bare sockets reach. One after the other, for a server that writes to disk goes on with
+    that after its round, and whoever's round came next would pay for it. The first comparison's figures of TensorFlow
+    are kept, and all ratios.
     """
     # A quick run does without the largest.
     rows = workloads.TINY if run.tiny else list(workloads.SIX_ROWS)[: -1 if run.quick else None]
@@ -147,9 +163,11 @@ def six_rows(run: Run) -> dict[str, Any]:
         crews += [peer.crew for peer in tensorflow]
         for persistent in (True,) if run.tiny else (False, True):
             with contextlib.ExitStack() as own:
-                ours = redisacc_crew(run, own, settings, "six rows", persistent=persistent)
-                crews.append(ours.crew)
-                found = compete([*tensorflow, ours], rows, *effort)
+                ours = [redisacc_crew(run, own, settings, "six rows", persistent=persistent)]
+                if not persistent or run.tiny:
+                    ours.append(bare_crew(run, own, settings, "six rows"))
+                crews += [peer.crew for peer in ours]
+                found = compete([*tensorflow, *ours], rows, *effort)
             for name, row in found.items():
                 known = results.setdefault(name, row)
                 known["peers"] = known["peers"] | {

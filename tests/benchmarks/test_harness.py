@@ -56,7 +56,7 @@ def test_the_smallest_run_writes_results_and_report(tmp_path: Path) -> None:
     rows = results["six-rows"]["rows"]
     assert list(rows) == [workload.name for workload in TINY]
     for row in rows.values():
-        assert set(row["peers"]) == {"redisacc"}
+        assert set(row["peers"]) == {"redisacc", "bare"}
         for peer in row["peers"].values():
             # At least three; a slow machine ends a row early.
             assert len(peer["rounds"]) == peer["seconds"]["n"] >= 3
