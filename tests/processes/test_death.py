@@ -47,7 +47,11 @@ class Mortal:
         self._out = out
 
     def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            # What it was stalled behind was the end of its last reply, and it has ended by itself.
+            assert self.done
 
     @property
     def done(self) -> bool:
