@@ -17,7 +17,7 @@ from redisacc._keys import Keys
 from redisacc._link import OPENING_PATIENCE, PATIENCE, Link
 from redisacc._lua import load
 from redisacc._sums import Packed
-from redisacc._wire import Command
+from redisacc._wire import Argument, Command
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CorruptDataError,
@@ -234,12 +234,7 @@ class Scripts:
             load("apply"),
             [self._keys.record, self._keys.current.sums, self._keys.current.workers, self._keys.clients],
             [
-                self.incarnation,
-                request.client.id,
-                f"{request.sequence} {request.client.acknowledged}",
-                request.worker,
-                request.local_step,
-                shape_text(request.round_shape),
+                *self._request(request),
                 dtype.in_place or "",
                 packed.row_bytes,
                 "" if dtype.limit is None else dtype.limit,
@@ -283,12 +278,7 @@ class Scripts:
             load("park"),
             named,
             [
-                self.incarnation,
-                request.client.id,
-                f"{request.sequence} {request.client.acknowledged}",
-                request.worker,
-                request.local_step,
-                shape_text(request.round_shape),
+                *self._request(request),
                 gradient,
                 header,
                 data,
@@ -299,8 +289,6 @@ class Scripts:
             before=stage,
             after=self._replicate if header else (),
         )
-        if reply[0] in _OUTCOMES:
-            return self._counted(reply, request.round_shape, replicas)
         match reply:
             case [b"welcome"]:
                 return "welcome"
@@ -470,6 +458,17 @@ class Scripts:
             case [b"changed"]:
                 return 0
         self._refuse(reply)
+
+    def _request(self, request: Request) -> list[Argument]:
+        """ARGV[1] to ARGV[6] of the scripts that count a gradient."""
+        return [
+            self.incarnation,
+            request.client.id,
+            f"{request.sequence} {request.client.acknowledged}",
+            request.worker,
+            request.local_step,
+            shape_text(request.round_shape),
+        ]
 
     def _confirmed(self, replies: Sequence[Any]) -> int:
         match replies:

@@ -70,6 +70,14 @@ def _parse_indices(fields: Mapping[bytes, bytes], where: str) -> list[int]:
     return numbers
 
 
+def _order(numbers: list[int]) -> list[int]:
+    """The places of numbers, in ascending order of these."""
+    if len(numbers) <= FEW:
+        return sorted(range(len(numbers)), key=numbers.__getitem__)
+    order: list[int] = np.array(numbers).argsort().tolist()
+    return order
+
+
 def _as_int64(numbers: list[int], where: str) -> Array:
     try:
         return np.array(numbers, np.int64)
@@ -146,7 +154,7 @@ class DenseTotal:
             self.add(Gradient(np.zeros(self.shape, self._dtype.sum), number=number, ours=True))
             return
         numbers, rows = _parse_indices(fields, self._where), list(fields.values())
-        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        order = _order(numbers)
         size = math.prod(self.shape)
         # A forged shape may promise any number of chunks: none of them is counted up.
         if len(order) != math.ceil(size / self._chunk) or [numbers[i] for i in order] != list(range(len(order))):
@@ -235,10 +243,7 @@ class SparseTotal:
         )
         if set(map(len, fields.values())) != {expected}:
             raise CorruptDataError(f"{self._where}: a row of another length than {expected} bytes")
-        if len(numbers) <= FEW:
-            order = sorted(range(len(numbers)), key=numbers.__getitem__)
-        else:
-            order = np.array(numbers).argsort().tolist()
+        order = _order(numbers)
         stored = list(fields.values())
         indices = _as_int64([numbers[i] for i in order], self._where)
         rows = np.frombuffer(b"".join([stored[i] for i in order]), np.uint8).reshape(len(order), expected)
@@ -271,11 +276,15 @@ class SparseTotal:
         """Sorted unique indices, and for each its sum, or that divided by the number of gradients that held it.
 
         Raises:
-            CorruptDataError: an index that no gradient may have.
+            CorruptDataError: an index that no gradient may have, or one that more gradients held than there were.
         """
         indices, total, counts = self._add_up()
         if len(indices) and self._bound is not None and indices[-1] >= self._bound:
             raise CorruptDataError(f"{self._where}: index {indices[-1]}, where dimension 0 is {self._bound}")
+        # Not .max(), which goes through a function in Python.
+        most = np.maximum.reduce(counts, initial=0)
+        if most > num_accumulated:
+            raise CorruptDataError(f"{self._where}: an index that {most} gradients held, of {num_accumulated}")
         with _ieee():
             if reduction_type == "MEAN" and num_accumulated > 1:
                 total = self._mean_of_rows(total, counts)

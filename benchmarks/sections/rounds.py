@@ -15,6 +15,7 @@ from benchmarks.crew import Crew, Timing, free_ports
 from benchmarks.environment import Run, cpu_seconds
 from benchmarks.stats import ratio, summary
 from benchmarks.workloads import Workload
+from redisacc.embedded import Server
 
 
 @dataclass
@@ -27,36 +28,36 @@ class Peer:
     takes_part: Callable[[Workload], bool] = lambda _: True
 
 
+def _crew_at(
+    run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], server: Server, *, name: str, program: str
+) -> Crew:
+    """A crew of this project's environment that uses a server of ours."""
+    crew = Crew(
+        name,
+        sys.executable,
+        program,
+        workers=run.workers,
+        settings={**settings, "url": server.url},
+        directory=run.directory,
+    )
+    stack.callback(crew.end)
+    return crew
+
+
 def redisacc_crew(
     run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], section: str, *, persistent: bool
 ) -> Peer:
     """redisacc on a server of its own."""
     label = "as embedded" if persistent else "nothing on disk"
     server, _ = stack.enter_context(run.start_server(f"{section}, {label}", persistent=persistent))
-    crew = Crew(
-        f"redisacc, {label}",
-        sys.executable,
-        "redisacc_peer",
-        workers=run.workers,
-        settings={**settings, "url": server.url},
-        directory=run.directory,
-    )
-    stack.callback(crew.end)
+    crew = _crew_at(run, stack, settings, server, name=f"redisacc, {label}", program="redisacc_peer")
     return Peer("redisacc" if persistent else "redisacc-memory", crew, [server.pid])
 
 
 def bare_crew(run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], section: str) -> Peer:
     """The same bytes and additions by bare sockets, through a server that writes nothing to disk."""
     server, _ = stack.enter_context(run.start_server(f"{section}, bare sockets", persistent=False))
-    crew = Crew(
-        "bare sockets",
-        sys.executable,
-        "bare_round",
-        workers=run.workers,
-        settings={**settings, "url": server.url},
-        directory=run.directory,
-    )
-    stack.callback(crew.end)
+    crew = _crew_at(run, stack, settings, server, name="bare sockets", program="bare_round")
     return Peer("bare", crew, [server.pid])
 
 
@@ -218,15 +219,8 @@ def others(run: Run) -> dict[str, Any]:
             # Five million commands would say no more than 64,000 do.
             ("hincrbyfloat", "HINCRBYFLOAT, pipeline", lambda row: row.elements <= (1000 if run.quick else 64_000)),
         ):
-            crew = Crew(
-                name,
-                sys.executable,
-                "by_hand",
-                workers=run.workers,
-                settings={**settings, "url": server.url, "method": method},
-                directory=run.directory,
-            )
-            stack.callback(crew.end)
+            own = {**settings, "method": method}
+            crew = _crew_at(run, stack, own, server, name=name, program="by_hand")
             peers.append(Peer(method, crew, [server.pid], fits))
         effort = (3, 0.5, 1) if run.quick else (20, 3.0, 3)
         results = compete(peers, rows, *effort)

@@ -124,3 +124,11 @@ def test_a_forged_shape_of_a_dense_sum_is_refused_before_memory_is_set_aside():
     total = DenseTotal(find("float32"), (2**30, 2**28), chunk=256, where="sums")
     with pytest.raises(CorruptDataError, match="chunks"):
         total.add_sums({b"0": b"\x01" + bytes(7 + 1024), b"total": b"1 1"})
+
+
+def test_an_index_that_more_gradients_held_than_there_were_is_refused():
+    total = SparseTotal(find("float32"), (1,), bound=None, where="sums")
+    total.add(Gradient(np.ones((1, 1), np.float32), np.array([7]), np.array([3], np.uint64), 3))
+    assert total.result("SUM", 3)[0].tolist() == [7]
+    with pytest.raises(CorruptDataError, match="3 gradients held, of 2"):
+        total.result("SUM", 2)
