@@ -283,7 +283,14 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         """
         seconds = _arguments.timeout(timeout)
         self._check_open()
-        return Events(self._link, self._keys, timeout=seconds, closed=self._closed, register=self._register)
+        return Events(
+            self._link,
+            self._keys,
+            self._scripts.incarnation,
+            timeout=seconds,
+            closed=self._closed,
+            register=self._register,
+        )
 
     def wait_for_step(self, step: int, name: str | None = None, *, timeout: float | None = None) -> int:
         """Blocks until the global step is at least ``step``.

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from redisacc import _deletion
-from redisacc._keys import NAMES, PREFIX, Keys
+from redisacc._keys import DELETING, NAMES, PREFIX, Keys
 from redisacc._link import Link
 from redisacc._looking import escape_glob, list_names, scan_keys
 from redisacc._parked import number_of_parts
@@ -38,8 +38,6 @@ _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):\d+")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|parked|small|workers)")
 _WHOLE = frozenset(("sums", "parked", "small", "workers", "clients", "queue", "takers", "taken", "folding"))
-
-DELETING = b"deleted:"
 
 Why = Literal["deletion", "acknowledged", "round", "part", "staged", "record", "name"]
 
@@ -107,7 +105,7 @@ def _of_one(link: Link, name: str, pairs: list[tuple[str, str]]) -> list[Leftove
         # Not ours, whatever it is.
         return []
     text = incarnation.decode(errors="replace")
-    if incarnation.startswith(DELETING):
+    if incarnation.startswith(DELETING.encode()):
         return [Leftover(name, "deletion", text, {key: "" for key, suffix in pairs if suffix and _is_ours(suffix)})]
     return _of_a_live_one(link, keys, text, endless)
 
@@ -145,7 +143,7 @@ def remove(link: Link, leftover: Leftover) -> int:
     keys = Keys(leftover.name)
     scripts = Scripts(link, keys, incarnation=leftover.incarnation)
     if leftover.why == "deletion":
-        _deletion.delete(link, keys, leftover.incarnation.removeprefix(DELETING.decode()))
+        _deletion.delete(link, keys, leftover.incarnation.removeprefix(DELETING))
         return 1
     if leftover.why == "name":
         removed = int(link.call("SREM", NAMES, keys.name)) if not link.call("EXISTS", keys.record) else 0

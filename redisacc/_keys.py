@@ -17,6 +17,9 @@ PREFIX = "redisacc:"
 # The set of all shared names, for listing.
 NAMES = f"{PREFIX}names"
 
+# What the incarnation of an accumulator begins with while it is being deleted (lua/delete.lua): nobody can use it.
+DELETING = "deleted:"
+
 _REF = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
 
 

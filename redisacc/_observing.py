@@ -25,6 +25,8 @@ logger = logging.getLogger("redisacc")
 # Who waits for a step looks at least this often, and how long a look tries to reach the server, in seconds.
 LOOK_EVERY = 1.0
 LOOK_PATIENCE = 5.0
+# How long a reader of events tries to learn whether the accumulator is still there, each time, in seconds.
+STANDS_PATIENCE = 1.0
 
 # So many events wait for a reader who is slow; beyond, the oldest go, and "missed" says so.
 KEPT = 10_000
@@ -86,6 +88,8 @@ class Events:
     ``close()`` it, or use it in a ``with`` block; it also closes itself when it ends or is no longer referred to.
 
     Args:
+        incarnation: which accumulator of that name; once it is no longer there, the last event is "deleted", whether
+            or not the server's word of it came through.
         timeout: ends after so many seconds without an event; None: never.
         closed: set when its handle is closed, which ends it too.
     """
@@ -94,16 +98,20 @@ class Events:
         self,
         link: Link,
         keys: Keys,
+        incarnation: str,
         *,
         timeout: float | None = None,
         closed: threading.Event | None = None,
         register: Callable[[Wake], Callable[[], None]] | None = None,
     ) -> None:
         self._link = link
-        self._name = keys.name
+        self._keys = keys
+        self._incarnation = incarnation.encode()
         self.timeout = timeout
         self._closed = closed or threading.Event()
         self._over = False
+        # Whether it may have been deleted unheard: before the subscription stood, or in a gap.
+        self._unsure = True
         self._wake = wake = Wake()
         self._heard: deque[str | None] = deque()
         heard = self._heard
@@ -126,7 +134,7 @@ class Events:
             heard.popleft()
 
     def __repr__(self) -> str:
-        return f"Events({self._name!r} at {self._link.address}{', ended' if self._over else ''})"
+        return f"Events({self._keys.name!r} at {self._link.address}{', ended' if self._over else ''})"
 
     def __iter__(self) -> Self:
         return self
@@ -137,6 +145,8 @@ class Events:
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
         while not self._heard:
             self._wake.clear()
+            if self._unsure:
+                self._look()
             if self._heard:
                 break
             left = None if deadline is None else deadline - time.monotonic()
@@ -148,7 +158,21 @@ class Events:
         event = Event.parse(self._heard.popleft())
         if event.kind == "deleted":
             self.close()
+        elif event.kind == "missed":
+            self._unsure = True
         return event
+
+    def _look(self) -> None:
+        """Says "deleted" itself if the accumulator is gone. What was heard before comes before."""
+        try:
+            incarnation = self._link.call("HGET", self._keys.record, "incarnation", patience=STANDS_PATIENCE)
+        except ServerUnavailableError as error:
+            # The next look is a second later.
+            logger.debug("events of %s: %s", self._keys.name, error)
+            return
+        self._unsure = False
+        if incarnation != self._incarnation:
+            self._heard.append("deleted")
 
     def wait_for_move(self, seconds: float) -> None:
         """Blocks until an event comes that may mean another step, or may have been missed, or so many seconds."""

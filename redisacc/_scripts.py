@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn, Protocol
 from redisacc._arguments import shape_text
 from redisacc._clients import Client
 from redisacc._dtypes import DType
-from redisacc._keys import Keys
+from redisacc._keys import DELETING, Keys
 from redisacc._link import OPENING_PATIENCE, PATIENCE, Link
 from redisacc._lua import load
 from redisacc._sums import Packed
@@ -216,7 +216,7 @@ class Scripts:
         match reply:
             case [bytes() as incarnation, *schema, bytes() as chunk, bytes() as lease, bytes() as limit] if all(
                 isinstance(text, bytes) for text in schema
-            ) and not incarnation.startswith(b"deleted:"):
+            ) and not incarnation.startswith(DELETING.encode()):
                 return Opened(
                     now_ms=0,
                     incarnation=_text(incarnation),

@@ -6,7 +6,7 @@ import click
 
 from redisacc import _deletion
 from redisacc._info import AccumulatorInfo, read_info
-from redisacc._keys import Keys
+from redisacc._keys import DELETING, Keys
 from redisacc.cli._common import (
     EXIT_CODES,
     confirm,
@@ -48,7 +48,7 @@ def rm(*, names: tuple[str, ...], url: str | None, yes: bool, as_json: bool) -> 
     confirm(f"Remove {'it' if len(found) == 1 else f'these {len(found)}'} for everybody?", yes=yes)
     for keys, info in found:
         # The incarnation that was shown, not one that somebody creates meanwhile.
-        _deletion.delete(link, keys, info.incarnation.removeprefix("deleted:"))
+        _deletion.delete(link, keys, info.incarnation.removeprefix(DELETING))
     if as_json:
         echo_json({"removed": [info.name for _, info in found]})
     else:

@@ -8,6 +8,7 @@ import sys
 import click
 
 from redisacc._info import Record
+from redisacc._keys import DELETING
 from redisacc._observing import Event, Events
 from redisacc.cli._common import (
     EXIT_CODES,
@@ -39,11 +40,8 @@ def tail(*, name: str, number: int | None, timeout: float | None, url: str | Non
     """
     link, keys = link_of(url), keys_of(name)
     # A name that nobody has is an error, not a long silence.
-    Record(keys, link.call(*Record.command(keys)))
-    with Events(link, keys, timeout=timeout) as events:
-        if not link.call("EXISTS", keys.record):
-            # Deleted meanwhile; what was heard of it is there already.
-            events.timeout = 0.0
+    found = Record(keys, link.call(*Record.command(keys)))
+    with Events(link, keys, found.incarnation.removeprefix(DELETING), timeout=timeout) as events:
         if sys.stderr.isatty():
             click.echo(f"listening to {safe(keys.name)} at {link.address}, Ctrl-C ends", err=True)
         for count, event in enumerate(events, 1):

@@ -65,6 +65,48 @@ def test_an_iterator_ends_with_its_timeout_and_its_handle(open_dense, background
     open_dense("float32", [1], "w").delete()
 
 
+def test_an_iterator_ends_though_nobody_told_it_of_the_deletion(open_dense):
+    acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
+    other.delete()
+    assert [event.kind for event in acc.events()] == ["deleted"]
+    # Nor is another of the same name what it listens to.
+    anew = open_dense("float32", [1], "w")
+    assert [event.kind for event in acc.events()] == ["deleted"]
+    assert list(anew.events(timeout=0)) == []
+    anew.delete()
+
+
+@pytest.mark.servers("valkey")
+def test_an_iterator_ends_though_the_deletion_fell_into_a_gap(real_server, open_dense, until):
+    acc, other = open_dense("float32", [1], "gap"), open_dense("float32", [1], "gap")
+    admin = real_server.client()
+    with acc.events() as events:
+        other.apply_grad([1.0])
+        assert next(events).kind == "applied"
+        # The listener rests before it connects anew.
+        assert admin.client_kill_filter(_type="pubsub")
+        other.delete()
+        assert [event.kind for event in events] == ["missed", "deleted"]
+
+
+def test_a_reader_of_events_outlasts_a_server_that_does_not_answer(open_dense, monkeypatch):
+    acc = open_dense("float32", [1], "w")
+    call, answers = acc._link.call, iter([False, True])
+
+    def sometimes(*command, **options):
+        if not next(answers):
+            raise redisacc.ServerUnavailableError("silent")
+        return call(*command, **options)
+
+    with acc.events() as events:
+        monkeypatch.setattr(acc._link, "call", sometimes)
+        events.timeout = 1.5
+        assert list(events) == []
+    assert next(answers, None) is None
+    monkeypatch.undo()
+    acc.delete()
+
+
 def test_a_forgotten_iterator_stops_listening(open_dense):
     from redisacc._events import hub_of
 
@@ -158,9 +200,10 @@ def test_wait_for_step_ends_with_the_handle_and_the_accumulator(open_dense, back
 
 @pytest.mark.servers("valkey")
 def test_wait_for_step_outlasts_a_server_that_is_silent(real_server, open_dense, background, caplog, until):
-    acc = open_dense("float32", [1], "w")
+    # A name of its own: a subscription of another test may linger.
+    acc = open_dense("float32", [1], "silent")
     wait = background(acc.wait_for_step, 1)
-    until(lambda: real_server.client().pubsub_numsub("redisacc:{w}:events")[0][1])
+    until(lambda: real_server.client().pubsub_numsub("redisacc:{silent}:events")[0][1])
     os.kill(real_server.pid, signal.SIGSTOP)
     try:
         until(lambda: "goes on trying" in caplog.text, 30)
@@ -169,7 +212,7 @@ def test_wait_for_step_outlasts_a_server_that_is_silent(real_server, open_dense,
     acc.set_global_step(1)
     assert wait.result(40) == 1
     assert "the server is back" in caplog.text
-    assert {record.accumulator for record in caplog.records if "server" in record.message} == {"w"}
+    assert {record.accumulator for record in caplog.records if "server" in record.message} == {"silent"}
     acc.delete()
 
 

@@ -157,11 +157,12 @@ def test_rows_of_dense_ones(cli, cli_json, open_dense):
 
 
 def test_tail(cli, real_server, open_dense, background, client, until):
-    acc = open_dense("float32", [1], "w", worker=EVIL.replace("\x1b", "-"))
-    run = background(cli, "tail", "w", "-n", 3, "--json")
-    until(lambda: client.pubsub_numsub("redisacc:{w}:events")[0][1])
+    # Names of their own: a subscription of another test may linger.
+    acc = open_dense("float32", [1], "tailed", worker=EVIL.replace("\x1b", "-"))
+    run = background(cli, "tail", "tailed", "-n", 3, "--json")
+    until(lambda: client.pubsub_numsub("redisacc:{tailed}:events")[0][1])
     acc.apply_grad([1.0])
-    client.publish("redisacc:{w}:events", f"applied step=5 count=2 worker={EVIL}")
+    client.publish("redisacc:{tailed}:events", f"applied step=5 count=2 worker={EVIL}")
     acc.delete()
     found = run.result()
     assert found.exit_code == 0
@@ -171,16 +172,24 @@ def test_tail(cli, real_server, open_dense, background, client, until):
 
 
 def test_tail_as_text_escapes(cli, open_dense, background, client, until):
-    acc = open_dense("float32", [1], "w")
-    run = background(cli, "tail", "w")
-    until(lambda: client.pubsub_numsub("redisacc:{w}:events")[0][1])
-    client.publish("redisacc:{w}:events", f"applied step=5 count=2 worker={EVIL}")
-    client.publish("redisacc:{w}:events", "\x1b[31m\u202efoo")
+    acc = open_dense("float32", [1], "escaped")
+    run = background(cli, "tail", "escaped")
+    until(lambda: client.pubsub_numsub("redisacc:{escaped}:events")[0][1])
+    client.publish("redisacc:{escaped}:events", f"applied step=5 count=2 worker={EVIL}")
+    client.publish("redisacc:{escaped}:events", "\x1b[31m\u202efoo")
     acc.delete()
     lines = run.result().stdout.splitlines()
     assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}  applied    step 5  count 2  w\\x1b\[2Jx", lines[0])
     assert lines[1].endswith("unknown    text \\x1b[31m\\u202efoo")
     assert "deleted" in lines[2]
+
+
+def test_tail_of_one_that_is_being_deleted(cli, open_dense):
+    """The word that it is deleted went out before anybody listened; its record still stands."""
+    acc = open_dense("float32", [1], "w")
+    assert acc._scripts.delete(finish=False) == "closed"
+    found = cli("tail", "w")
+    assert (found.exit_code, found.stdout.split()[1:]) == (0, ["deleted"])
 
 
 def test_tail_ends_with_its_timeout(cli, open_dense):
