@@ -276,7 +276,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
 
         Listening begins with this call, not with the first ``next()``. An event is a hint: where the connection was
         lost, or the reader was slow, one of kind "missed" stands for those that may be lacking. The iterator ends when
-        the accumulator is deleted (the last event says so) and when this handle is closed.
+        the accumulator is deleted (the last event says so, a second late if that word itself was lost) and when this
+        handle is closed.
 
         Args:
             timeout: ends after so many seconds without an event; None: never.

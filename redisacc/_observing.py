@@ -27,6 +27,8 @@ LOOK_EVERY = 1.0
 LOOK_PATIENCE = 5.0
 # How long a reader of events tries to learn whether the accumulator is still there, each time, in seconds.
 STANDS_PATIENCE = 1.0
+# How long what an accumulator that is gone did last may still be under way to its readers, in seconds.
+GRACE = 1.0
 
 # So many events wait for a reader who is slow; beyond, the oldest go, and "missed" says so.
 KEPT = 10_000
@@ -112,6 +114,8 @@ class Events:
         self._over = False
         # Whether it may have been deleted unheard: before the subscription stood, or in a gap.
         self._unsure = True
+        # When it is over for one that was deleted unheard, on time.monotonic()'s clock.
+        self._over_at = math.inf
         self._wake = wake = Wake()
         self._heard: deque[str | None] = deque()
         heard = self._heard
@@ -132,6 +136,8 @@ class Events:
         # The first thing that a new subscription says is that what came before it was missed.
         if heard and heard[0] is None:
             heard.popleft()
+        # Now, not at the first next(): what is deleted from here on is heard, and what it did before comes first.
+        self._look()
 
     def __repr__(self) -> str:
         return f"Events({self._keys.name!r} at {self._link.address}{', ended' if self._over else ''})"
@@ -142,19 +148,22 @@ class Events:
     def __next__(self) -> Event:
         if self._over:
             raise StopIteration
-        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        deadline = math.inf if self.timeout is None else time.monotonic() + self.timeout
         while not self._heard:
             self._wake.clear()
             if self._unsure:
                 self._look()
             if self._heard:
                 break
-            left = None if deadline is None else deadline - time.monotonic()
-            if self._closed.is_set() or not self._stop.alive or (left is not None and left <= 0):
+            now = time.monotonic()
+            if self._closed.is_set() or not self._stop.alive or now >= deadline:
                 self.close()
                 raise StopIteration
+            if now >= self._over_at:
+                self._heard.append("deleted")
+                break
             # Not without end: Ctrl-C must get through on every platform.
-            self._wake.wait(1.0 if left is None else min(left, 1.0))
+            self._wake.wait(min(deadline - now, self._over_at - now, 1.0))
         event = Event.parse(self._heard.popleft())
         if event.kind == "deleted":
             self.close()
@@ -163,7 +172,7 @@ class Events:
         return event
 
     def _look(self) -> None:
-        """Says "deleted" itself if the accumulator is gone. What was heard before comes before."""
+        """Sees whether the accumulator is still there."""
         try:
             incarnation = self._link.call("HGET", self._keys.record, "incarnation", patience=STANDS_PATIENCE)
         except ServerUnavailableError as error:
@@ -172,7 +181,7 @@ class Events:
             return
         self._unsure = False
         if incarnation != self._incarnation:
-            self._heard.append("deleted")
+            self._over_at = time.monotonic() + GRACE
 
     def wait_for_move(self, seconds: float) -> None:
         """Blocks until an event comes that may mean another step, or may have been missed, or so many seconds."""

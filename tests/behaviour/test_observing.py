@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import signal
+import threading
 import weakref
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 import redisacc
 from redisacc import Event
+from redisacc._events import hub_of
 
 
 def test_events_are_typed_and_in_order(open_dense, background, until):
@@ -76,6 +78,25 @@ def test_an_iterator_ends_though_nobody_told_it_of_the_deletion(open_dense):
     anew.delete()
 
 
+def test_what_was_done_last_comes_before_the_deletion(open_dense, monkeypatch):
+    """What the look at the server says overtakes what the subscription has still to say."""
+    acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
+    hub = hub_of(acc._link)
+    hand_out, held = hub._hand_out, threading.Event()
+
+    def late(message):
+        assert held.wait(20)
+        hand_out(message)
+
+    with acc.events() as events:
+        monkeypatch.setattr(hub, "_hand_out", late)
+        other.apply_grad([1.0])
+        other.delete()
+        events._look()
+        threading.Timer(0.2, held.set).start()
+        assert [event.kind for event in events] == ["applied", "deleted"]
+
+
 @pytest.mark.servers("valkey")
 def test_an_iterator_ends_though_the_deletion_fell_into_a_gap(real_server, open_dense, until):
     acc, other = open_dense("float32", [1], "gap"), open_dense("float32", [1], "gap")
@@ -98,18 +119,14 @@ def test_a_reader_of_events_outlasts_a_server_that_does_not_answer(open_dense, m
             raise redisacc.ServerUnavailableError("silent")
         return call(*command, **options)
 
-    with acc.events() as events:
-        monkeypatch.setattr(acc._link, "call", sometimes)
-        events.timeout = 1.5
-        assert list(events) == []
+    monkeypatch.setattr(acc._link, "call", sometimes)
+    assert list(acc.events(timeout=0.1)) == []
     assert next(answers, None) is None
     monkeypatch.undo()
     acc.delete()
 
 
 def test_a_forgotten_iterator_stops_listening(open_dense):
-    from redisacc._events import hub_of
-
     acc = open_dense("float32", [1], "w")
     events = acc.events()
     channel = hub_of(acc._link)._channels["redisacc:{w}:events"]
