@@ -52,7 +52,7 @@ class Keys:
         self.wake = f"{self.record}:wake"
         self.current = RoundKeys.under(self.record)
         # A take asks three times.
-        self._latest = ("", self.current)
+        self._latest: tuple[str | None, RoundKeys] = (None, self.current)
 
     @classmethod
     def of_ref(cls, ref: str) -> Keys:

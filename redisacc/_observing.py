@@ -18,7 +18,8 @@ from typing import Self
 from redisacc._events import Wake, hub_of
 from redisacc._keys import Keys
 from redisacc._link import Link
-from redisacc.errors import ServerUnavailableError, StepTimeoutError
+from redisacc._wire import TICK
+from redisacc.errors import RedisAccError, ServerUnavailableError, StepTimeoutError
 
 logger = logging.getLogger("redisacc")
 
@@ -137,7 +138,7 @@ class Events:
         if heard and heard[0] is None:
             heard.popleft()
         # Now, not at the first next(): what is deleted from here on is heard, and what it did before comes first.
-        self._look()
+        self._look(math.inf if timeout is None else timeout)
 
     def __repr__(self) -> str:
         return f"Events({self._keys.name!r} at {self._link.address}{', ended' if self._over else ''})"
@@ -151,8 +152,8 @@ class Events:
         deadline = math.inf if self.timeout is None else time.monotonic() + self.timeout
         while not self._heard:
             self._wake.clear()
-            if self._unsure:
-                self._look()
+            if self._unsure and not self._closed.is_set():
+                self._look(deadline - time.monotonic())
             if self._heard:
                 break
             now = time.monotonic()
@@ -171,12 +172,13 @@ class Events:
             self._unsure = True
         return event
 
-    def _look(self) -> None:
-        """Sees whether the accumulator is still there."""
+    def _look(self, seconds: float) -> None:
+        """Sees whether the accumulator is still there, in about that time."""
+        patience = min(max(seconds, TICK), STANDS_PATIENCE)
         try:
-            incarnation = self._link.call("HGET", self._keys.record, "incarnation", patience=STANDS_PATIENCE)
-        except ServerUnavailableError as error:
-            # The next look is a second later.
+            incarnation = self._link.call("HGET", self._keys.record, "incarnation", patience=patience)
+        except RedisAccError as error:
+            # Events are hints, and so is this. The next look is a second later.
             logger.debug("events of %s: %s", self._keys.name, error)
             return
         self._unsure = False

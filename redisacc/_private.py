@@ -31,6 +31,10 @@ def new_name() -> str:
     return f"private-{secrets.token_hex(8)}"
 
 
+# How long letting go of one tries to reach the server, in seconds: its lease does the rest, and a process that ends must
+# not wait for a server that has ended before it.
+RELEASE_PATIENCE = 2.0
+
 # A lease is renewed this many times before it would run out.
 RENEWALS = 4
 
@@ -128,7 +132,7 @@ def release(link: Link, keys: Keys, incarnation: str, pid: int) -> None:
         return
     owner.remove(keys)
     try:
-        delete(link, keys, incarnation)
+        delete(link, keys, incarnation, patience=RELEASE_PATIENCE)
     except RedisAccError as error:
         logger.debug("private accumulator %s goes after its lease: %s", keys.name, error)
 

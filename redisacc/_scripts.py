@@ -409,7 +409,9 @@ class Scripts:
         )
         return None if reply[0] == b"withdrawn" else self._counted(reply, ())
 
-    def delete(self, *, finish: bool) -> Literal["closed", "deleted", "missing", "replaced"]:
+    def delete(
+        self, *, finish: bool, patience: float = PATIENCE
+    ) -> Literal["closed", "deleted", "missing", "replaced"]:
         """Closes the accumulator for everybody, or removes it once it is closed."""
         keys = self._keys
         reply = self._link.run(
@@ -427,6 +429,7 @@ class Scripts:
                 keys.folding,
             ],
             [self.incarnation, int(finish)],
+            patience=patience,
         )
         match reply[0]:
             case b"closed":

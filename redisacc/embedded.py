@@ -602,15 +602,22 @@ def _program(executable: Path) -> _Program:
 
 def _arguments(directory: Path, port: int | None, socket: Path | None) -> list[str]:
     persistence = ["--dir", str(directory), "--appendonly", "yes", "--save", ""]
-    # A round of large gradients is written once and then of no more use. From 64 MB on, the default, the file would be
-    # rewritten, by a fork, in every such round: docs/measurements.md.
-    persistence += ["--auto-aof-rewrite-min-size", "1gb"]
+    persistence += ["--auto-aof-rewrite-min-size", str(_rewrite_from(directory))]
     # Protected mode stays on: should somebody bind another address with CONFIG SET, strangers are refused.
     policy = ["--maxmemory-policy", "noeviction", "--protected-mode", "yes", "--daemonize", "no"]
     if port is None:
         return [*persistence, *policy, "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
     # "-" before an address (since 6.2): do without it on a machine that hasn't got it. In use is an error.
     return [*persistence, *policy, "--port", str(port), "--bind", "127.0.0.1", "-::1"]
+
+
+def _rewrite_from(directory: Path) -> int:
+    """From how many bytes on the append-only file is rewritten.
+
+    A round of large gradients is written once and then of no more use. From 64 MiB on, the server's default, there
+    would be a rewrite, by a fork, in every such round (docs/measurements.md); but the file must not fill a small disk.
+    """
+    return max(64 << 20, min(1 << 30, shutil.disk_usage(directory).free // 4))
 
 
 def _check_directory(directory: Path, program: _Program) -> None:

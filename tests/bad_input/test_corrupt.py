@@ -16,6 +16,7 @@ import pytest
 from servers import contents
 
 import redisacc
+from redisacc import _collecting
 
 # The fewest servers that show the difference: errors have other words in old versions.
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey", "redis62")]
@@ -628,6 +629,26 @@ def test_garbage_among_the_taken_rounds(ops, client, entry):
     assert {key: value for key, value in after.items() if key != taken} == {
         key: value for key, value in before.items() if key != taken
     }
+    assert ops.apply()
+    assert ops.acc.take_grad(1) is not None
+
+
+@pytest.mark.parametrize("state", ["granted", "acknowledged"])
+def test_a_taken_round_without_a_token_is_not_the_current_one(ops, client, state):
+    client.hset(f"{RECORD}:taken", "", f"{state} 0 1 1 [2] w")
+    before = contents(client)
+
+    def collect():
+        for leftover in _collecting.find(ops.acc._link):
+            _collecting.remove(ops.acc._link, leftover)
+
+    for call in (lambda: ops.acc.recover().__enter__(), collect, ops.acc.info):
+        with contextlib.suppress(redisacc.CorruptDataError):
+            call()
+    after = contents(client)
+    for there in (before, after):
+        there.pop(f"{RECORD}:taken".encode(), None)
+    assert after == before
     assert ops.apply()
     assert ops.acc.take_grad(1) is not None
 

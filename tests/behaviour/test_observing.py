@@ -92,7 +92,7 @@ def test_what_was_done_last_comes_before_the_deletion(open_dense, monkeypatch):
         monkeypatch.setattr(hub, "_hand_out", late)
         other.apply_grad([1.0])
         other.delete()
-        events._look()
+        events._look(1.0)
         threading.Timer(0.2, held.set).start()
         assert [event.kind for event in events] == ["applied", "deleted"]
 
@@ -110,13 +110,14 @@ def test_an_iterator_ends_though_the_deletion_fell_into_a_gap(real_server, open_
         assert [event.kind for event in events] == ["missed", "deleted"]
 
 
-def test_a_reader_of_events_outlasts_a_server_that_does_not_answer(open_dense, monkeypatch):
+@pytest.mark.parametrize("error", [redisacc.ServerUnavailableError, redisacc.NotPermittedError])
+def test_a_reader_of_events_outlasts_a_server_that_does_not_answer(open_dense, monkeypatch, error):
     acc = open_dense("float32", [1], "w")
     call, answers = acc._link.call, iter([False, True])
 
     def sometimes(*command, **options):
         if not next(answers):
-            raise redisacc.ServerUnavailableError("silent")
+            raise error("silent")
         return call(*command, **options)
 
     monkeypatch.setattr(acc._link, "call", sometimes)

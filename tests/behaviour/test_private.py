@@ -128,6 +128,26 @@ def test_a_process_that_ends_takes_its_private_accumulators_along(real_server, r
 
 
 @pytest.mark.servers("valkey")
+def test_a_process_that_ends_after_its_server_does_not_wait_for_it(daemon):
+    """Its lease does the rest, if the server comes back at all."""
+    server = daemon().start()
+    script = KILLED.replace(f"LEASE_MS = {LEASE_MS}", "LEASE_MS = 3600_000")
+    process = subprocess.Popen(
+        [sys.executable, "-c", script + "print(flush=True)\nsys.stdin.read()", server.url, "exit"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout.readline() == b"\n"
+        server.kill()
+        # Four accumulators, not four times as long as a call tries to reach a server.
+        process.communicate(timeout=25)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.servers("valkey")
 def test_a_process_that_fails_takes_its_private_accumulators_along(real_server, real_client):
     script = KILLED.replace(f"LEASE_MS = {LEASE_MS}", "LEASE_MS = 3600_000") + "\nraise SystemExit(3)\n"
     ended = subprocess.run([sys.executable, "-c", script, real_server.url, "exit"], check=False, timeout=30)

@@ -144,11 +144,19 @@ def test_a_running_server(executable: str, server_name: str) -> None:
     assert not alive(pid)
 
 
+@pytest.mark.parametrize(("free", "least"), [(2**40, 2**30), (2**30, 2**28), (10**8, 2**26), (0, 2**26)])
+def test_the_append_only_file_leaves_room_on_a_small_disk(
+    executable: str, monkeypatch: pytest.MonkeyPatch, free: int, least: int
+) -> None:
+    monkeypatch.setattr("redisacc.embedded.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(2**41, 0, free))
+    with Server(executable=executable) as server:
+        assert ask(server, "CONFIG", "GET", "auto-aof-rewrite-min-size")["auto-aof-rewrite-min-size"] == str(least)
+
+
 def test_configuration(executable: str) -> None:
     with Server(executable=executable) as server:
         expected = {
             "appendonly": "yes",
-            "auto-aof-rewrite-min-size": str(2**30),
             "save": "",
             "maxmemory-policy": "noeviction",
             "protected-mode": "yes",
