@@ -31,8 +31,8 @@ def new_name() -> str:
     return f"private-{secrets.token_hex(8)}"
 
 
-# How long letting go of one tries to reach the server, in seconds: its lease does the rest, and a process that ends must
-# not wait for a server that has ended before it.
+# How long letting go of one tries to reach the server, in seconds: its lease does the rest, and a process that ends
+# must not wait for a server that has ended before it.
 RELEASE_PATIENCE = 2.0
 
 # A lease is renewed this many times before it would run out.
