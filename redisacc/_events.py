@@ -179,10 +179,10 @@ class Hub:
             case [b"subscribe", bytes(channel), _]:
                 with self._lock:
                     known = self._channels.get(channel.decode())
+                # Events before this moment went to nobody. Said before who began to listen goes on, who drops it.
+                self._call_listeners(channel.decode(), None)
                 if known is not None:
                     known.confirmed.set()
-                # Events before this moment went to nobody.
-                self._call_listeners(channel.decode(), None)
 
     def _call_listeners(self, channel: str, event: str | None) -> None:
         with self._lock:

@@ -18,7 +18,6 @@ from typing import Self
 from redisacc._events import Wake, hub_of
 from redisacc._keys import Keys
 from redisacc._link import Link
-from redisacc._wire import TICK
 from redisacc.errors import RedisAccError, ServerUnavailableError, StepTimeoutError
 
 logger = logging.getLogger("redisacc")
@@ -26,8 +25,9 @@ logger = logging.getLogger("redisacc")
 # Who waits for a step looks at least this often, and how long a look tries to reach the server, in seconds.
 LOOK_EVERY = 1.0
 LOOK_PATIENCE = 5.0
-# How long a reader of events tries to learn whether the accumulator is still there, each time, in seconds.
-STANDS_PATIENCE = 1.0
+# How long a reader of events tries to learn whether the accumulator is still there, each time, in seconds: as long as
+# it may wait for events, within these bounds.
+STANDS_PATIENCE = 0.2, 1.0
 # How long what an accumulator that is gone did last may still be under way to its readers, in seconds.
 GRACE = 1.0
 
@@ -174,7 +174,8 @@ class Events:
 
     def _look(self, seconds: float) -> None:
         """Sees whether the accumulator is still there, in about that time."""
-        patience = min(max(seconds, TICK), STANDS_PATIENCE)
+        least, most = STANDS_PATIENCE
+        patience = min(max(seconds, least), most)
         try:
             incarnation = self._link.call("HGET", self._keys.record, "incarnation", patience=patience)
         except RedisAccError as error:

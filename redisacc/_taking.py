@@ -42,6 +42,8 @@ NAMED = 10
 LOG_EVERY = 60.0
 # How long a look tries to reach the server before the wait says in the log that it can't, in seconds.
 LOOK_PATIENCE = 5.0
+# The last look of a take whose time is up still gets that long for its round trip, in seconds.
+LAST_LOOK = 0.5
 # So many announced gradients are fetched ahead before the taker looks up again.
 AHEAD = 256
 
@@ -261,8 +263,7 @@ class Wait:
         return [*read_commands(self.keys.taken_round(self._token)), ("HGET", self.keys.record, "takes")]
 
     def _patience(self) -> float:
-        # The last look of a take whose time is up still gets a moment for its round trip.
-        return min(LOOK_PATIENCE, max(self.deadline - time.monotonic(), 0.5))
+        return min(LOOK_PATIENCE, max(self.deadline - time.monotonic(), LAST_LOOK))
 
     def leave(self) -> tuple[Granted, list[Any]] | None:
         """Leaves the queue; a round that was granted meanwhile is delivered."""

@@ -39,8 +39,9 @@ _RECEIVE_BYTES = 64 * 1024
 
 _CLOSED = "the server closed the connection"
 
-# A silent server is noticed this late at most, in seconds: then it is seen whether the time is up.
-TICK = 0.2
+# A silent server is noticed this late at most, in seconds: then it is seen whether the time is up. The kernel begins
+# anew after a signal, so signals that come more often than that keep a wait from ending.
+TICK = 0.02
 
 
 class Packed(tuple[Command, ...]):
@@ -286,28 +287,27 @@ class _Incoming:
         self._start = self._end = 0
 
     def put(self, place: memoryview) -> bool:
-        """Receives a bulk string that has the length of ``place``, mostly by one call of the kernel.
+        """Receives a bulk string that has the length of ``place``, mostly by two calls of the kernel.
 
-        False if something else comes, or might: that is then the next to be read, and ``place`` holds nothing.
+        False if something else comes, or might: that is then the next to be read.
         """
         if not place or self._start < self._end:
             return False
         head, end = b"$%d\r\n" % len(place), bytearray(2)
-        found = bytearray(len(head))
+        # Not all at once: something shorter, with nothing behind it, would be waited for until the next tick.
+        received = self._receive(memoryview(self._buffer)[: len(head)])
+        if self._buffer[:received] != head:
+            # An error, or nothing, or another length. Also the first bytes of what is right: how many come is chance.
+            self._start, self._end = 0, received
+            return False
         while True:
             try:
-                received = self._sock.recvmsg_into([found, place, end], 0, socket.MSG_WAITALL)[0]
+                received = self._sock.recvmsg_into([place, end], 0, socket.MSG_WAITALL)[0]
                 break
             except BlockingIOError:
                 _check(self._give_up)
         if not received:
             raise redis.ConnectionError(_CLOSED)
-        if found != head:
-            # An error, or nothing, or another length. Also the first bytes of what is right: how many come is chance.
-            self._buffer = bytearray((found + place + end)[:received].ljust(_RECEIVE_BYTES, b"\0"))
-            self._start, self._end = 0, received
-            return False
-        received -= len(head)
         while received < len(place):
             received += self._receive(place[received:], socket.MSG_WAITALL)
         received -= len(place)

@@ -92,6 +92,10 @@ class Soak:
         for key in sorted(self._server.scan_iter(count=1000)):
             keys[key.decode()] = int(self._server.memory_usage(key, samples=0))
         self._server.execute_command("MEMORY", "PURGE")
+        # A server whose disk is slow holds back what it would write.
+        deadline = time.monotonic() + 30
+        while self._server.info("persistence").get("aof_buffer_length", 0) and time.monotonic() < deadline:
+            time.sleep(0.05)
         return Memory(int(self._server.info("memory")["used_memory"]), _resident_bytes(), keys)
 
     def end(self) -> None:

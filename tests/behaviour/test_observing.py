@@ -8,6 +8,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -55,6 +56,22 @@ def test_listening_begins_with_the_call(open_dense):
     acc.delete()
 
 
+def test_a_subscription_that_is_new_is_no_gap(open_dense, monkeypatch):
+    acc = open_dense("float32", [1], "w")
+    hub = hub_of(acc._link)
+    call = hub._call_listeners
+
+    def late(channel, event):
+        time.sleep(0.05)
+        call(channel, event)
+
+    monkeypatch.setattr(hub, "_call_listeners", late)
+    with acc.events() as events:
+        acc.apply_grad([1.0])
+        assert next(events).kind == "applied"
+    acc.delete()
+
+
 def test_an_iterator_ends_with_its_timeout_and_its_handle(open_dense, background, until):
     acc = open_dense("float32", [1], "w")
     assert list(acc.events(timeout=0)) == []
@@ -81,6 +98,7 @@ def test_an_iterator_ends_though_nobody_told_it_of_the_deletion(open_dense):
 def test_what_was_done_last_comes_before_the_deletion(open_dense, monkeypatch):
     """What the look at the server says overtakes what the subscription has still to say."""
     acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
+    monkeypatch.setattr("redisacc._observing.GRACE", 20.0)
     hub = hub_of(acc._link)
     hand_out, held = hub._hand_out, threading.Event()
 

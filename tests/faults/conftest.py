@@ -1,8 +1,9 @@
-"""A proxy before the server, and less patience."""
+"""A proxy before the server, and handles with less patience."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,8 +20,14 @@ def proxy(real_server) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def make_impatient(link: Link, seconds: float = 2.0) -> None:
     """Calls give up on a silent server soon."""
-    for method in (Link.call, Link.pipeline, Link.run, Link.run_and_read, Link.fetch):
-        monkeypatch.setitem(method.__kwdefaults__, "patience", 0.5)
+
+    def less_patient(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, patience: float = seconds, **options: Any) -> Any:
+            return method(*args, patience=min(patience, seconds), **options)
+
+        return call
+
+    for name in ("call", "pipeline", "run", "run_and_read", "repeat", "fetch"):
+        setattr(link, name, less_patient(getattr(link, name)))

@@ -6,6 +6,7 @@ import contextlib
 
 import numpy as np
 import pytest
+from faults.conftest import make_impatient
 from faults.proxy import Fault
 from leaks import leftovers
 
@@ -18,7 +19,7 @@ LIMITS = {"in_place": 10**9, "parked": 0}
 
 
 @pytest.fixture(params=LIMITS)
-def both(request, proxy, real_client, short_patience):
+def both(request, proxy, real_client):
     """A handle through the proxy, and one past it."""
     options = {"reduction_type": "SUM", "in_place_limit": LIMITS[request.param]}
     direct = redisacc.ConditionalAccumulator("float32", [4], "w", redis=real_client, **options)
@@ -27,6 +28,7 @@ def both(request, proxy, real_client, short_patience):
     through.apply_grad(np.ones(4))
     through.take_grad(1)
     through.set_global_step(0)
+    make_impatient(through._link)
     yield through, direct
     direct.delete()
     assert leftovers(real_client) == []
@@ -143,8 +145,9 @@ def test_a_round_in_memory_is_delivered_by_retry(proxy, both):
         assert direct.info().unacknowledged == []
 
 
-def test_every_way_of_taking_returns_by_retry_what_it_returns_itself(proxy, real_client, short_patience):
+def test_every_way_of_taking_returns_by_retry_what_it_returns_itself(proxy, real_client):
     acc = redisacc.SparseConditionalAccumulator("float32", [None, 1], "s", redis=proxy.url)
+    make_impatient(acc._link)
     for take, unpacked in (
         (acc.take_grad, lambda t: t),
         (acc.take_indexed_slices_grad, lambda t: (t.indices, t.values)),

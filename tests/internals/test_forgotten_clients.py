@@ -129,7 +129,7 @@ def test_a_client_that_was_forgotten_is_not_counted_twice(client: redis.Redis) -
     for ask in (
         lambda: scripts.settle(client=sender, sequence=1, worker="w"),
         lambda: scripts.set_global_step(client=sender, sequence=1, worker="w", new_global_step=5),
-        scripts.take(token="t", client=sender, sequence=1, num_required=1, lease_ms=3000, taker="w"),
+        scripts.take(token="t", client=sender, sequence=1, num_required=1, lease_ms=60_000, taker="w"),
     ):
         with pytest.raises(ForgottenError):
             ask()
@@ -199,7 +199,7 @@ def test_a_taker_may_wait_for_longer_than_clients_are_known(client: redis.Redis,
     client.zadd(KEYS.queue, {aged: queue - 0.5})
     sender = Client(0)
     sender.id = aged.decode().rpartition("-")[0]
-    ask = {"token": aged.decode(), "client": sender, "sequence": 1, "num_required": 1, "lease_ms": 3000, "taker": "w"}
+    ask = {"token": aged.decode(), "client": sender, "sequence": 1, "num_required": 1, "lease_ms": 60_000, "taker": "w"}
     scripts.take(**ask)()
     assert [waiting.token for waiting in acc.info().waiting] == [aged.decode(), old.decode()]
     handle(client).apply_grad([1, 2])

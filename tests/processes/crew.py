@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import redisacc
-from redisacc import _parked
+from redisacc import _parked, _taking
 
 ROW = 4
 
@@ -72,6 +72,11 @@ def main() -> None:
     role, url, kind, holding, number, count, out = sys.argv[1:]
     if holding == "in_parts":
         _parked.SMALL_BYTES = 0
+    # Half a second, for the last look of a take, is less than a busy machine may stand still.
+    _taking.LAST_LOOK = _taking.LOOK_PATIENCE = 30.0
+    if role == "once":
+        # Who stands in the queue there is never passed over.
+        _taking.LEASE_MS = 60_000
     acc = opened(kind, url, 10**9 if holding == "in_place" else 0, f"{role}{number}")
     path = Path(out)
     if role == "apply":

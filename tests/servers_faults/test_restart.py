@@ -276,7 +276,8 @@ def answers_busy(client):
 def busy(daemon, background, until):
     """A server that runs somebody's endless script, until the function that comes with it is called."""
     server = daemon("--lua-time-limit", "50").start()
-    client, admin = server.client(), server.client()
+    # It waits for the script as long as it takes.
+    client, admin = server.client(socket_timeout=60), server.client()
 
     def make():
         endless = background(client.eval, "while true do end", 0)
