@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 import time
@@ -125,6 +126,31 @@ def test_silence_ends_in_time(ends: Any) -> None:
     with pytest.raises((redis.TimeoutError, TimeoutError)):
         _wire.Plain(connection, ours).exchange([("PING",)], started + 0.2)
     assert time.monotonic() - started < 3
+
+
+def test_silence_ends_in_time_though_signals_come(ends: Any) -> None:
+    """After each the kernel begins its timeout anew."""
+    connection, ours, _ = ends
+    over, here = threading.Event(), threading.get_ident()
+
+    def disturb() -> None:
+        # Until the test has ended, or is given up: it must not go on for ever.
+        give_up = time.monotonic() + 20
+        while not over.wait(0.1) and time.monotonic() < give_up:
+            signal.pthread_kill(here, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    thread = threading.Thread(target=disturb)
+    started = time.monotonic()
+    try:
+        thread.start()
+        with pytest.raises((redis.TimeoutError, TimeoutError)):
+            _wire.Plain(connection, ours).exchange([("PING",)], started + 0.5)
+        assert time.monotonic() - started < 10
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def parse_commands(data: bytes) -> list[list[bytes]]:
