@@ -9,26 +9,13 @@ from urllib.parse import urlsplit
 
 import common
 import numpy as np
+from bare import Bare
 
 from redisacc import _dtypes, _totals
 from redisacc._parked import Gradient
 
 # As redisacc cuts them.
 PIECE = 2 * 2**20 - 64
-
-
-def packed(*arguments):
-    """A command as buffers, of which the large ones are the caller's."""
-    buffers, text = [], bytearray(b"*%d\r\n" % len(arguments))
-    for argument in arguments:
-        text += b"$%d\r\n" % len(argument)
-        if len(argument) < 4096:
-            text += argument
-        else:
-            buffers += [bytes(text), argument]
-            text = bytearray()
-        text += b"\r\n"
-    return [*buffers, bytes(text)]
 
 
 def pieces(size):
@@ -40,8 +27,7 @@ class Peer(common.Actor):
     def __init__(self, settings):
         super().__init__(settings)
         url = urlsplit(settings["url"])
-        self.socket = socket.create_connection((url.hostname, url.port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.bare = Bare(url.hostname, url.port)
 
     def versions(self):
         return {"numpy": np.__version__}
@@ -51,27 +37,11 @@ class Peer(common.Actor):
         for worker in range(job["workers"]):
             self.gradient(job["workload"], worker, job["variant"])
 
-    def send(self, buffers):
-        left = [memoryview(buffer).cast("B") for buffer in buffers]
-        while left:
-            sent = self.socket.sendmsg(left[:500])
-            while left and sent >= len(left[0]):
-                sent -= len(left.pop(0))
-            if sent:
-                left[0] = left[0][sent:]
-
-    def lines(self, number):
-        """So many replies of one line."""
-        data = b""
-        while data.count(b"\r\n") < number:
-            data += self.socket.recv(4096)
-        return data
-
     def bulk(self, place):
         """A string of exactly this length, into ``place``."""
         expected, end = b"$%d\r\n" % len(place), bytearray(2)
         head = bytearray(len(expected))
-        received = self.socket.recvmsg_into([head, place, end], 0, socket.MSG_WAITALL)[0]
+        received = self.bare.socket.recvmsg_into([head, place, end], 0, socket.MSG_WAITALL)[0]
         if received != len(expected) + len(place) + 2 or head != expected:
             raise common.WrongResult(f"{self.job}: {bytes(head)!r} where {expected!r} should have come")
 
@@ -82,14 +52,14 @@ class Worker(Peer):
         indices, values = self.gradient(self.job["workload"], number, self.job["variant"])
         data = values.reshape(-1).view(np.uint8).data
         commands = [
-            packed(b"SET", b"values:%d:%d" % (number, start), data[start : start + length])
+            self.bare.pack(b"SET", b"values:%d:%d" % (number, start), data[start : start + length])
             for start, length in pieces(len(data))
         ]
         if indices is not None:
-            commands.append(packed(b"SET", b"indices:%d" % number, indices.view(np.uint8).data))
-        commands.append(packed(b"LPUSH", b"come", b"%d" % number))
-        self.send([buffer for command in commands for buffer in command])
-        self.lines(len(commands))
+            commands.append(self.bare.pack(b"SET", b"indices:%d" % number, indices.view(np.uint8).data))
+        commands.append(self.bare.pack(b"LPUSH", b"come", b"%d" % number))
+        self.bare.send_all([buffer for command in commands for buffer in command])
+        self.bare.lines(len(commands))
 
 
 class Taker(Peer):
@@ -102,13 +72,13 @@ class Taker(Peer):
             total = _totals.SparseTotal(_dtypes.TABLE["float32"], (width,), bound=rows, where="bare")
         passage = np.empty(PIECE, np.uint8)
         for _ in range(self.job["num_required"]):
-            self.send(packed(b"BRPOP", b"come", b"0"))
-            number = int(self.lines(5).split(b"\r\n")[4])
+            self.bare.send(b"BRPOP", b"come", b"0")
+            number = int(self.bare.lines(5).split(b"\r\n")[4])
             indices, values = self.gradient(self.job["workload"], number, self.job["variant"])
-            commands = [packed(b"GET", b"values:%d:%d" % (number, start)) for start, _ in pieces(values.nbytes)]
+            commands = [self.bare.pack(b"GET", b"values:%d:%d" % (number, start)) for start, _ in pieces(values.nbytes)]
             if indices is not None:
-                commands.insert(0, packed(b"GET", b"indices:%d" % number))
-            self.send([buffer for command in commands for buffer in command])
+                commands.insert(0, self.bare.pack(b"GET", b"indices:%d" % number))
+            self.bare.send_all([buffer for command in commands for buffer in command])
             self._add(total, indices, values, passage)
         found = total.result("MEAN", self.job["num_required"])
         return (None, found) if workload["kind"] == "dense" else found

@@ -14,9 +14,9 @@ import numpy as np
 import redis
 
 import redisacc
-from benchmarks.bare import Bare
 from benchmarks.crew import BenchmarkError
 from benchmarks.environment import Run
+from benchmarks.peers.bare import Bare
 from benchmarks.sections.scripts import NOTHING
 from benchmarks.stats import ratio, summary
 from benchmarks.workloads import Array, Workload
@@ -79,14 +79,12 @@ def large(client: redis.Redis, url: str, bare: Bare, shape: tuple[int, ...], rou
 
             def set_one(name: bytes = names[-1], data: memoryview = data) -> None:
                 bare.send(b"SET", name, data)
-                bare.line()
+                bare.lines()
 
             def set_pieces(names: list[bytes] = names, data: memoryview = data) -> None:
                 for k, name in enumerate(names[:-1]):
                     bare.send(b"SET", name, data[k * PIECE : (k + 1) * PIECE])
-                replies = b""
-                while len(replies) < 5 * (len(names) - 1):
-                    replies += bare.line()
+                bare.lines(len(names) - 1)
 
             def get_into(array: Array, name: bytes = names[-1]) -> Array:
                 bare.send(b"GET", name)
@@ -126,7 +124,7 @@ def small(client: redis.Redis, url: str, bare: Bare, rounds: int) -> Times:
 
     def evalsha(*arguments: bytes) -> None:
         bare.send(b"EVALSHA", *arguments)
-        bare.line()
+        bare.lines()
 
     with redisacc.SparseConditionalAccumulator("float32", workload.shape, workload.name, redis=url) as acc:
         for number in range(-20, rounds):

@@ -171,9 +171,8 @@ def six_rows(run: Run) -> dict[str, Any]:
                 found = compete([*tensorflow, *ours], rows, *effort)
             for name, row in found.items():
                 known = results.setdefault(name, row)
-                known["peers"] = known["peers"] | {
-                    key: row["peers"][key] for key in row["peers"].keys() - known["peers"]
-                }
+                for key, peer in row["peers"].items():
+                    known["peers"].setdefault(key, peer)
                 known["ratios"] |= row["ratios"]
     for row, (goal, bar) in workloads.SIX_ROWS.items():
         if row.name in results:

@@ -16,15 +16,16 @@ class Bare:
     """A connection. Large arguments leave from where they stand, large replies arrive where they are wanted."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._socket = socket.create_connection((host, port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = socket.create_connection((host, port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def close(self) -> None:
         """Closes it."""
-        self._socket.close()
+        self.socket.close()
 
-    def send(self, *arguments: bytes | memoryview) -> None:
-        """Sends a command, scatter-gather, without copying a large argument."""
+    @staticmethod
+    def pack(*arguments: bytes | memoryview) -> list[bytes | memoryview]:
+        """A command as buffers, of which the large ones are the caller's."""
         buffers: list[bytes | memoryview] = []
         text = bytearray(b"*%d\r\n" % len(arguments))
         for argument in arguments:
@@ -36,22 +37,27 @@ class Bare:
                 text = bytearray()
             text += b"\r\n"
         buffers.append(bytes(text))
-        self._send_all([memoryview(buffer).cast("B") for buffer in buffers])
+        return buffers
 
-    def _send_all(self, buffers: Sequence[memoryview]) -> None:
-        left = list(buffers)
+    def send(self, *arguments: bytes | memoryview) -> None:
+        """Sends a command, scatter-gather, without copying a large argument."""
+        self.send_all(self.pack(*arguments))
+
+    def send_all(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """Sends commands that are packed."""
+        left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
-            sent = self._socket.sendmsg(left[:_MOST_BUFFERS])
+            sent = self.socket.sendmsg(left[:_MOST_BUFFERS])
             while left and sent >= len(left[0]):
                 sent -= len(left.pop(0))
             if sent:
                 left[0] = left[0][sent:]
 
-    def line(self) -> bytes:
-        """A reply of one line."""
-        data = self._socket.recv(4096)
-        while not data.endswith(b"\r\n"):
-            data += self._socket.recv(4096)
+    def lines(self, number: int = 1) -> bytes:
+        """So many lines of replies."""
+        data = self.socket.recv(4096)
+        while data.count(b"\r\n") < number:
+            data += self.socket.recv(4096)
         if data.startswith(b"-"):
             raise RuntimeError(data.decode())
         return data
@@ -62,12 +68,12 @@ class Bare:
         head = b"$%d\r\n" % len(view)
         got = b""
         while len(got) < len(head):
-            got += self._socket.recv(len(head) - len(got))
+            got += self.socket.recv(len(head) - len(got))
         if got != head:
             raise RuntimeError(f"expected {head!r}, got {got!r}")
         start = 0
         while start < len(view):
-            start += self._socket.recv_into(view[start:])
-        end = self._socket.recv(2)
+            start += self.socket.recv_into(view[start:])
+        end = self.socket.recv(2)
         while len(end) < 2:
-            end += self._socket.recv(1)
+            end += self.socket.recv(1)
