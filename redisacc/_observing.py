@@ -110,7 +110,7 @@ class Events:
         self._link = link
         self._keys = keys
         self._incarnation = incarnation.encode()
-        self.timeout = timeout
+        self._timeout = timeout
         self._closed = closed or threading.Event()
         self._over = False
         # Whether it may have been deleted unheard: before the subscription stood, or in a gap.
@@ -149,7 +149,7 @@ class Events:
     def __next__(self) -> Event:
         if self._over:
             raise StopIteration
-        deadline = math.inf if self.timeout is None else time.monotonic() + self.timeout
+        deadline = math.inf if self._timeout is None else time.monotonic() + self._timeout
         while not self._heard:
             self._wake.clear()
             if self._unsure and not self._closed.is_set():

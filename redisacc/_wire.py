@@ -300,16 +300,9 @@ class _Incoming:
             # An error, or nothing, or another length. Also the first bytes of what is right: how many come is chance.
             self._start, self._end = 0, received
             return False
-        while True:
-            try:
-                received = self._sock.recvmsg_into([place, end], 0, socket.MSG_WAITALL)[0]
-                break
-            except BlockingIOError:
-                _check(self._give_up)
-        if not received:
-            raise redis.ConnectionError(_CLOSED)
+        received = 0
         while received < len(place):
-            received += self._receive(place[received:], socket.MSG_WAITALL)
+            received += self._receive(place[received:], end, flags=socket.MSG_WAITALL)
         received -= len(place)
         while received < len(end):
             received += self._receive(memoryview(end)[received:])
@@ -335,12 +328,13 @@ class _Incoming:
         view[:filled] = memoryview(self._buffer)[self._start : self._start + filled]
         self._start += filled
         while filled < len(view):
-            filled += self._receive(view[filled:], socket.MSG_WAITALL)
+            filled += self._receive(view[filled:], flags=socket.MSG_WAITALL)
 
-    def _receive(self, view: memoryview, flags: int = 0) -> int:
+    def _receive(self, *places: memoryview | bytearray, flags: int = 0) -> int:
+        """What comes next, into one place after the other. Returns how many bytes came: at least one."""
         while True:
             try:
-                received = self._sock.recv_into(view, 0, flags)
+                received = self._sock.recvmsg_into(places, 0, flags)[0]
             except BlockingIOError:
                 _check(self._give_up)
                 continue
