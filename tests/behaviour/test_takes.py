@@ -217,7 +217,7 @@ def test_a_timeout_comes_in_time(open_dense):
     start = time.monotonic()
     with pytest.raises(redisacc.TakeTimeoutError):
         acc.take_grad(1, timeout=0.15)
-    assert 0.14 < time.monotonic() - start < 15
+    assert 0.14 < time.monotonic() - start < 5
     assert acc.info().waiting == []
 
 
@@ -417,7 +417,7 @@ def test_a_killed_head_lets_the_next_one_through_when_its_lease_runs_out(real_se
         os.kill(process.pid, signal.SIGKILL)
         start = time.monotonic()
         assert take.result(timeout=30).tolist() == [8.0]
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 6
     finally:
         process.kill()
         process.wait()
