@@ -1,4 +1,4 @@
-# The command `redisacc`, for the demo's chief and workers in docker-compose.yml. The server isn't in here.
+# The command `redisacc`, for the demo's chief and workers in docker-compose.yml. This image does not contain a server.
 
 FROM python:3.11-slim AS build
 WORKDIR /src
@@ -13,7 +13,7 @@ RUN pip install --no-cache-dir "$(echo /wheels/redisacc-*.whl)[cli]" \
     && useradd --create-home --uid 10001 redisacc
 USER redisacc
 WORKDIR /home/redisacc
-# Progress reaches `docker-compose logs` at once.
+# Python writes progress without buffering, so that `docker-compose logs` shows it at once.
 ENV PYTHONUNBUFFERED=1
 ENTRYPOINT ["redisacc"]
 CMD ["--help"]

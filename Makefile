@@ -1,31 +1,25 @@
-# `make demo` and `make test` are all that a new machine needs: each sets up what it uses.
+# On a new machine, `make demo` and `make test` are enough: each sets up what it uses.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Test processes. Each starts servers of its own.
-JOBS ?= 2
+# The number of test processes: one more than processors, because many tests wait. Each starts servers of its own.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test redis-py-matrix chaos soak fuzz bench conformance record lint types wheel compose docs
-.PHONY: examples check clean
+.PHONY: help demo server test test-fast test-all redis-py-matrix chaos soak fuzz bench conformance record lint types
+.PHONY: wheel compose docs examples check clean
 
+# Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
 help:
-	@echo "make demo         train word vectors with several processes through a real server"
-	@echo "make test         run every test"
-	@echo "make fuzz         search long for inputs that are not answered as they should be"
-	@echo "make check        what CI runs: lint, types, test, wheel, compose, docs, examples"
-	@echo "make docs         build the documentation in build/docs; a warning is an error"
-	@echo "make examples     test the examples with torch and scikit-learn (installs them in .venv-torch)"
-	@echo "make redis-py-matrix  the tests of the client's side, with redis-py 5, 6, 7 and 8"
-	@echo "make chaos        break everything for some minutes: connections, processes, the server (C=--seed=7)"
-	@echo "make soak         apply and take for some minutes, and see that no memory grows"
-	@echo "make bench        measure beside TensorFlow, torch and others; writes docs/performance"
-	@echo "make conformance  compare with TensorFlow, live (installs it in .venv-tensorflow)"
-	@echo "make server       run a server in the foreground, for trying things out"
+	@awk -F ':.*## | *[|] ' '/^[a-z-]+:.*## / { printf "make %-16s %8s  %s\n", $$1, $$2, $$3 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Options for pytest, wherever tests run:   make test T=\"tests/behaviour -k fifo --servers valkey\""
+	@echo "Options of the other long runs:           make chaos C=--seed=7, make soak S=\"--seconds 600\", make bench B=--quick"
 
-# pip's own record of what it installed is the only truth about an environment; the stamps say when to ask again.
+# These stamps say when an environment was last brought up to date. Only pip knows what is in it.
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cli,server]'
@@ -36,64 +30,80 @@ $(VENV)/.test: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]' build
 	@touch $@
 
-demo: $(VENV)/.demo
+demo: $(VENV)/.demo ## 1 min | train word vectors with several processes through a real server
 	$(BIN)/redisacc demo
 
-server: $(VENV)/.demo
+server: $(VENV)/.demo ##  | run a server in the foreground, for trying things out
 	$(BIN)/redisacc server
 
-test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(T)
+# Every behaviour and every kind of fault on one server; what depends on the server, on all of them.
+test: $(VENV)/.test ## 4 min | run every test, with every kind of fault, and on every server what depends on it
+	$(PYTEST) $(T)
 
-# Versions of redis-py, as pip writes them. Everything else stays as it is in the environment of the tests.
+# No real server, no test that waits, and gradients stored in one way.
+test-fast: $(VENV)/.test ## 20 s | run the tests that need no server, after every edit
+	$(PYTEST) -q --servers fakeredis -m "not slow" -k "not buffered_parts" \
+	  tests/unit tests/protocol tests/behaviour $(T)
+
+# The whole matrix: every test on every server, with all of its parameters.
+test-all: $(VENV)/.test ## 6 min | run every test on every server, with all of its parameters
+	$(PYTEST) --all $(T)
+
+# Versions of redis-py, as pip writes them. Everything else is as in the environment of the tests.
 REDIS_PY ?= 5.0.* 5.3.* 6.* 7.* 8.*
-redis-py-matrix: $(VENV)/.test
+redis-py-matrix: $(VENV)/.test ## 20 min | run the tests of connections with redis-py 5, 6, 7 and 8
 	set -e; for version in $(REDIS_PY); do \
 	  place="build/redis-py/$${version%.\*}"; rm -rf "$$place"; \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --target "$$place" "redis==$$version"; \
 	  PYTHONPATH="$$place:$(CURDIR)" $(BIN)/python -c 'import redis; print("redis-py", redis.__version__)'; \
 	  PYTHONPATH="$$place:$(CURDIR)" $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --servers valkey \
-	    tests/behaviour tests/internals tests/faults $(T); \
+	    tests/behaviour tests/protocol tests/unit tests/failures/connections $(T); \
 	done
 
 # Options, for example: make chaos C="--seconds 600 --seed 7"
 C ?=
-chaos: $(VENV)/.test
+chaos: $(VENV)/.test ## 5 min | break everything at once: connections, processes, the server
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --long --servers valkey tests/faults
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --long --servers valkey tests/failures/connections
 
 # Options, for example: make soak S="--seconds 3600"
 S ?=
-soak: $(VENV)/.test
-	$(BIN)/python tests/soak.py $(S)
+soak: $(VENV)/.test ## 5 min | apply and take for minutes, and check that no memory grows
+	$(BIN)/python tests/chaos/soak.py $(S)
 
-# A hundred times what `make test` does of it, with new examples every time.
-fuzz: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 3600 --servers valkey,redis62 --long tests/fuzz $(T)
+# A hundred times as many examples as in `make test`, and new ones every time.
+fuzz: $(VENV)/.test ## 15 min | search for inputs that get a wrong answer
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 3600 --servers valkey,redis62 --all --long tests/hostile/fuzz $(T)
 
-# The scripts are linted as the server gets them, with what they include.
-lint: $(VENV)/.test
+# luacheck sees the scripts as the server gets them: assembled from their includes.
+lint: $(VENV)/.test ## 15 s | check style, imports between layers, Lua and shell scripts
+	@for tool in luacheck shellcheck; do command -v $$tool >/dev/null || \
+	  { echo "make lint needs $$tool: apt-get install lua-check shellcheck, or brew install $$tool" >&2; exit 1; }; done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	rm -rf build/lua && $(BIN)/python -c 'import pathlib, redisacc._lua as lua; lua.write(pathlib.Path("build/lua"))'
+	$(BIN)/lint-imports
+	rm -rf build/lua && $(BIN)/python -c \
+	  'import pathlib, redisacc._redis.script_loader as loader; loader.write(pathlib.Path("build/lua"))'
 	luacheck --quiet build/lua lua/inspect
+	shellcheck .ci/run redisacc/embedded/supervisor.sh
 
-# Ours, and users' code against our hints.
-types: $(VENV)/.test
+# The types of the package, and of a user's code that is checked against them.
+types: $(VENV)/.test ## 20 s | check types, ours and those that users see
 	$(BIN)/mypy
 	$(BIN)/mypy --strict tests/typing/user_code.py
 	$(BIN)/pyright -p tests/typing --pythonpath $(BIN)/python
 
-# The wheel in a fresh environment, away from the checkout: what users get is what is tested.
-wheel: $(VENV)/.test
+# What users get is tested: the wheel, in a new environment, away from the checkout.
+wheel: $(VENV)/.test ## 1 min | build the wheel, and test it in an environment of its own
 	rm -rf dist build/wheel
 	$(BIN)/python -m build --quiet --outdir dist
 	$(PYTHON) -m venv build/wheel
 	build/wheel/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[test]"
 	cp -r tests build/wheel/tests && cp pyproject.toml build/wheel/
-	cd build/wheel && REDISACC_TEST_INSTALLED=1 bin/python -m pytest -n $(JOBS) --servers valkey tests/internals tests/behaviour
+	cd build/wheel && REDISACC_TEST_INSTALLED=1 bin/python -m pytest -n $(JOBS) --servers valkey \
+	  tests/unit tests/protocol tests/behaviour
 
-compose:
+compose: ## 1 s | check docker-compose.yml
 	docker-compose config --quiet
 
 TENSORFLOW := .venv-tensorflow
@@ -102,12 +112,12 @@ $(TENSORFLOW)/.done:
 	$(TENSORFLOW)/bin/pip install --quiet --disable-pip-version-check 'tensorflow-cpu==2.21.*'
 	@touch $@
 
-# That the recorded facts are still TensorFlow's, then random sequences of operations side by side.
-conformance: $(VENV)/.test $(TENSORFLOW)/.done
+# Checks that TensorFlow still does what was recorded, then runs random operations in both, side by side.
+conformance: $(VENV)/.test $(TENSORFLOW)/.done ## 3 min | compare with TensorFlow, live (installs it in .venv-tensorflow)
 	$(TENSORFLOW)/bin/python tests/conformance/record.py --check
 	$(BIN)/python tests/conformance/live.py --tensorflow-python $(TENSORFLOW)/bin/python
 
-record: $(TENSORFLOW)/.done
+record: $(TENSORFLOW)/.done ## 1 min | record what TensorFlow does, for the conformance tests
 	$(TENSORFLOW)/bin/python tests/conformance/record.py
 
 TORCH := .venv-torch
@@ -123,7 +133,7 @@ $(VENV)/.bench: pyproject.toml
 
 # Options, for example: make bench B="--quick --only six-rows"
 B ?=
-bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done
+bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | measure beside TensorFlow, torch and others; writes docs/performance
 	$(BIN)/python -m benchmarks --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
 
 $(VENV)/.docs: pyproject.toml
@@ -131,19 +141,26 @@ $(VENV)/.docs: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
-# That its code blocks work, `make test` finds out.
-docs: $(VENV)/.docs
+# Whether the code blocks work, `make test` finds out.
+docs: $(VENV)/.docs ## 30 s | build the documentation in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
-# torch stays out of the environment of the tests, for it is large.
+# torch has an environment of its own, because it is large.
 $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
 	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]'
 	@touch $@
 
-examples: $(TORCH)/.examples
+examples: $(TORCH)/.examples ## 2 min | test the examples with torch and scikit-learn (installs them in .venv-torch)
 	$(TORCH)/bin/python -m pytest tests/examples
 
-check: lint types test wheel compose docs examples
+# The steps of CI, which runs this target after installing the system's packages (.ci/run). A missing server fails there.
+STEPS := lint types compose docs demo wheel examples test test-all
+check: ## 15 min | run what CI runs
+	@started=$$(date +%s); for step in $(STEPS); do \
+	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \
+	  $(MAKE) --no-print-directory "$$step" || exit 1; \
+	done
 
-clean:
+
+clean: ## 1 s | remove all environments and everything built
 	rm -rf $(VENV) $(TENSORFLOW) $(TORCH) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,1 +1,1 @@
-"""Side-by-side benchmarks: redisacc, other ways to do the same, and the limits of the machine. See ``cli.py``."""
+"""Side-by-side benchmarks of redisacc, its alternatives, and the limits of the machine. See ``cli.py``."""

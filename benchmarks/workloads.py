@@ -1,8 +1,8 @@
-"""The gradients that are applied, and what numpy says they come to.
+"""Makes the gradients that are applied, and computes the expected results with numpy.
 
-Arrays go to the peers as files: numpy versions differ between environments, and so may their random numbers.
-Every element is a small multiple of 1/64, so that sums are exact in float32 in whatever order they are formed, and a
-gradient that was lost, doubled or mixed with another round's is seen.
+The peers read the arrays from files, because numpy versions differ between environments, and so may their random
+numbers. Every element is a small multiple of 1/64, so sums are exact in float32 in any order, and a gradient that was
+lost, counted twice or mixed with another round's is noticed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-# Rounds alternate between two sets of arrays: with one, what an earlier round left behind would go unnoticed.
+# Rounds alternate between two sets of arrays. With one set, leftovers of an earlier round would go unnoticed.
 VARIANTS = 2
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,15 +23,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Workload:
-    """One accumulator and the gradients for it, all float32, reduced to their MEAN.
+    """One accumulator and its gradients, which are float32 and reduced to their MEAN.
 
     Attributes:
-        name: also the name of the accumulator.
+        name: name of the workload and of the accumulator.
         kind: "dense" or "sparse".
-        shape: of the accumulator; sparse: ``(number of rows, elements of a row)``.
-        rows: sparse: rows of a gradient.
-        indices: sparse: "random", each gradient's own; "identical", the same for all; "disjoint".
-        in_place_limit: handed to redisacc; None: the library's default.
+        shape: shape of the accumulator; if sparse, ``(number of rows, elements of a row)``.
+        rows: number of rows of a sparse gradient.
+        indices: indices of sparse gradients: "random" (drawn for each gradient), "identical" or "disjoint".
+        in_place_limit: limit given to redisacc; None: the library's default.
     """
 
     name: str
@@ -43,23 +43,23 @@ class Workload:
 
     @property
     def elements(self) -> int:
-        """Elements of one gradient."""
+        """Number of elements of one gradient."""
         return self.rows * self.shape[1] if self.kind == "sparse" else math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Bytes of one gradient: values, and int64 indices."""
+        """Number of bytes of one gradient: its values, and its int64 indices."""
         return self.elements * 4 + self.rows * 8
 
     def to_json(self) -> dict[str, Any]:
-        """As the peers get it."""
+        """Returns the workload as the peers get it."""
         return asdict(self)
 
     def _random(self, *what: int) -> np.random.Generator:
         return np.random.default_rng([zlib.crc32(self.name.encode()), *what])
 
     def gradient(self, worker: int, variant: int) -> tuple[Array | None, Array]:
-        """Indices (dense: None) and values of a worker's gradient."""
+        """Returns indices (None if dense) and values of a worker's gradient."""
         random = self._random(1, worker, variant)
         if self.kind == "dense":
             return None, _values(random, self.shape)
@@ -68,7 +68,9 @@ class Workload:
             chosen = self._random(2, variant).choice(size, self.rows, replace=False)
         elif self.indices == "disjoint":
             if (worker + 1) * self.rows > size:
-                raise ValueError(f"{self.name}: no {self.rows} rows of {size} are left for worker {worker}")
+                raise ValueError(
+                    f"{self.name}: {size} rows are too few for {self.rows} disjoint rows of worker {worker}"
+                )
             shuffled = self._random(3, variant).permutation(size)
             chosen = shuffled[worker * self.rows : (worker + 1) * self.rows]
         else:
@@ -76,11 +78,11 @@ class Workload:
         return np.sort(chosen).astype(np.int64), _values(random, (self.rows, self.shape[1]))
 
     def expected(self, gradients: list[tuple[Array | None, Array]]) -> tuple[Array, Array, Array]:
-        """Indices, mean, and how many gradients held each index (dense: no indices), by numpy."""
+        """Returns indices (empty if dense), mean, and the number of gradients that held each index, all by numpy."""
         if self.kind == "dense":
             total = np.sum([values for _, values in gradients], axis=0, dtype=np.float64)
             return np.empty(0, np.int64), (total / len(gradients)).astype(np.float32), np.array([len(gradients)])
-        # The simplest way that can be, on purpose: it is what the others are checked against.
+        # As simple as possible on purpose, because everything else is checked against it.
         total = np.zeros(self.shape, np.float64)
         counts = np.zeros(self.shape[0], np.int64)
         for indices, values in gradients:
@@ -96,7 +98,7 @@ def _values(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def write(directory: Path, workloads: list[Workload], crews: list[int]) -> None:
-    """Writes the gradients of all workers, and what each size of crew should get."""
+    """Writes the gradients of all workers, and the expected result for each size of crew."""
     for workload in workloads:
         folder = directory / workload.name
         folder.mkdir(parents=True)
@@ -111,7 +113,8 @@ def write(directory: Path, workloads: list[Workload], crews: list[int]) -> None:
                 np.savez(folder / f"expected-{crew}-{variant}.npz", indices=held, mean=mean, counts=counts)
 
 
-# The six rows of the design, section 8, each with how many times faster than TensorFlow it should be: goal, and bar.
+# The rows of the first table of docs/performance. Each has two ratios to TensorFlow: the goal, which the project aims
+# for, and the bar, which is the least that it sets itself.
 SIX_ROWS = {
     Workload("sparse-10x16-of-1000", "sparse", (1000, 16), 10): (5.0, 3.0),
     Workload("sparse-100x64-of-10000", "sparse", (10_000, 64), 100): (5.0, 3.0),
@@ -121,5 +124,5 @@ SIX_ROWS = {
     Workload("dense-32MB", "dense", (4000, 2000)): (2.5, 1.5),
 }
 
-# What a smoke test runs.
+# The rows of a smoke test.
 TINY = [Workload("tiny-sparse", "sparse", (20, 4), 3), Workload("tiny-dense", "dense", (5, 3))]

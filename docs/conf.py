@@ -1,4 +1,4 @@
-"""How Sphinx builds these pages: ``make docs``. They can be read on GitHub, too, so they are plain Markdown."""
+"""Configures Sphinx for ``make docs``. The pages are plain Markdown, because people read them on GitHub as well."""
 
 import re
 
@@ -6,25 +6,25 @@ import redisacc
 
 project = "redisacc"
 author = "The redisacc authors"
-copyright = "The redisacc authors"
+project_copyright = "The redisacc authors"
 version = release = redisacc.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 
-# So that links to headings (`semantics.md#numbers`) are checked.
+# Lets Sphinx check links to headings (`semantics.md#numbers`).
 myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = "redisacc"
 html_copy_source = False
 
-# Docstrings write `names` with one pair of backticks here and two there; both mean code.
+# Docstrings enclose code in one pair of backticks or in two; both mean code.
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-# By name; the unions behind them fill a page.
+# Shows these aliases by name, because the unions behind them would fill a page.
 autodoc_type_aliases = {
     "npt.ArrayLike": "ArrayLike",
     "npt.DTypeLike": "DTypeLike",
@@ -32,13 +32,13 @@ autodoc_type_aliases = {
     "Shape": "Shape",
 }
 napoleon_numpy_docstring = False
-# "Attributes:" of a class as a list in its text; each of them again as a member would be said twice.
+# Lists the "Attributes:" of a class in its text only; as members they would appear a second time.
 napoleon_use_ivar = True
 add_module_names = False
 
 
 def _by_name(*event):
-    """Aliases in unions and tuples come out as the repr of what stands for them."""
+    """Replaces the repr of a forward reference, which Sphinx shows for an alias in a union or tuple, by its name."""
     *_, signature, returns = event
     return tuple(text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text) for text in (signature, returns))
 

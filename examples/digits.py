@@ -1,9 +1,9 @@
-"""Handwritten digits by data-parallel logistic regression: each process holds a shard of the images.
+"""Classifies handwritten digits by data-parallel logistic regression: each process holds a shard of the images.
 
     pip install 'redisacc[examples]'
     python digits.py --redis redis://localhost:6379/0 --plot digits.png
 
-At the end it trains once more, in this process alone, and compares.
+At the end it trains once more, in this process alone, and compares the weights.
 """
 
 import argparse
@@ -21,14 +21,14 @@ CLASSES, RATE, DECAY = 10, 0.5, 1e-4
 
 
 def images():
-    """Training and test images in [0, 1] with a constant 1 beside them, and which digits they show."""
+    """Returns training and test images in [0, 1], each with a constant 1 appended, and the digits that they show."""
     x, y = load_digits(return_X_y=True)
     x = np.hstack([x / 16, np.ones((len(x), 1))])
     return train_test_split(x, y, test_size=0.25, random_state=0, stratify=y)
 
 
 def loss_and_gradient(weights, x, y):
-    """The cross-entropy, summed over the images, and its gradient."""
+    """Returns the cross-entropy, summed over the images, and its gradient."""
     logits = x @ weights
     logits -= logits.max(axis=1, keepdims=True)
     log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -36,18 +36,18 @@ def loss_and_gradient(weights, x, y):
 
 
 def descend(weights, loss, gradient, count):
-    """One step from sums over `count` images; returns the new weights and the mean loss."""
+    """Moves the weights by sums over `count` images; returns the new weights and the mean loss."""
     return weights - RATE * (gradient / count + DECAY * weights), loss / count
 
 
 def accumulator(client, name, worker):
-    """Shards differ in size, so sums are added up, with the number of images and the loss in a row of their own."""
+    """Opens an accumulator of sums, because shards differ in size. Its last row is for the image count and the loss."""
     shape = [images()[0].shape[1] + 1, CLASSES]
     return redisacc.ConditionalAccumulator(np.float64, shape, name, reduction_type="SUM", redis=client, worker=worker)
 
 
 def work(url, name, index, workers, steps):
-    """A worker. The weights of a step come from a stream, which a worker that was started anew reads like any other."""
+    """Runs a worker. It reads the weights of each step from a stream, also after it was started again."""
     client = redis.Redis.from_url(url)
     sums = accumulator(client, name, f"worker-{index}")
     x, _, y, _ = images()
@@ -59,7 +59,7 @@ def work(url, name, index, workers, steps):
         [(seen, fields)] = client.xrevrange(f"{name}:weights", count=1)
         step, weights = int(fields[b"step"]), np.frombuffer(fields[b"weights"]).reshape(-1, CLASSES)
         if f"worker-{index}" in sums.info().workers:
-            continue  # the worker before this one had died just after its gradient was counted
+            continue  # an earlier process of this worker died just after its gradient was counted
         loss, gradient = loss_and_gradient(weights, x, y)
         counts = np.zeros((1, CLASSES))
         counts[0, :2] = len(y), loss
@@ -67,7 +67,7 @@ def work(url, name, index, workers, steps):
 
 
 def train(url, name, workers, steps):
-    """The chief. It starts a worker again that has died."""
+    """Runs the chief, which starts dead workers again."""
     client = redis.Redis.from_url(url)
     sums = accumulator(client, name, "chief")
     context = multiprocessing.get_context("spawn")
@@ -100,7 +100,7 @@ def train(url, name, workers, steps):
 
 
 def train_alone(steps):
-    """The same in one process, on all images at once."""
+    """Trains in one process, on all images at once; returns the weights and the losses."""
     x, _, y, _ = images()
     weights, losses = np.zeros((x.shape[1], CLASSES)), []
     for _ in range(steps):
@@ -110,7 +110,7 @@ def train_alone(steps):
 
 
 def plot(path, together, alone, accuracy, workers):
-    """The loss of both trainings, and what the weights have learnt to look for."""
+    """Draws the loss of both trainings, and the weights as pictures."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -131,10 +131,10 @@ def plot(path, together, alone, accuracy, workers):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--redis", default=os.environ.get("REDISACC_URL", "redis://localhost:6379/0"), metavar="URL")
-    parser.add_argument("--name", default="digits", help="of the training")
+    parser.add_argument("--name", default="digits", help="name of the training")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--plot", metavar="FILE", help="where to draw how the training went")
+    parser.add_argument("--plot", metavar="FILE", help="file for a plot of the training")
     args = parser.parse_args()
 
     together = train(args.redis, args.name, args.workers, args.steps)
@@ -142,11 +142,11 @@ def main():
     _, x, _, y = images()
     accuracy = np.mean((x @ together[0]).argmax(axis=1) == y)
     difference = np.abs(together[0] - alone[0]).max()
-    print(f"test accuracy {accuracy:.3f}; largest difference of a weight to one process: {difference:.1e}")
+    print(f"test accuracy {accuracy:.3f}; largest difference of a weight from one process: {difference:.1e}")
     if args.plot:
         plot(args.plot, together, alone, accuracy, args.workers)
     if not difference < 1e-12:
-        raise SystemExit("that is more than rounding")
+        raise SystemExit("the difference is larger than rounding explains")
 
 
 if __name__ == "__main__":

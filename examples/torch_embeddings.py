@@ -1,10 +1,11 @@
-"""PyTorch: several processes train a model with an embedding table, whose gradients are sparse.
+"""Trains a PyTorch model with an embedding table, whose gradients are sparse, in several processes.
 
     pip install redisacc torch
     python torch_embeddings.py --redis redis://localhost:6379/0 --workers 3
 
-Each worker computes gradients of its part of the batch. The rows of the table that it touched go through a sparse
-accumulator, all else through a dense one. At the end it trains once more, in one process, and compares.
+Each worker computes gradients for its part of the batch. The rows of the table that it touched go through a sparse
+accumulator, and all other gradients through a dense one. At the end the program trains once more, in one process, and
+compares the parameters.
 """
 
 import argparse
@@ -22,7 +23,7 @@ WORDS, DIM, LENGTH, BATCH, RATE = 500, 16, 11, 16, 0.5
 
 
 class Model(nn.Module):
-    """Whether a text is a cheerful one, from the sum of its words' vectors."""
+    """Decides from the sum of its words' vectors whether a text is cheerful."""
 
     def __init__(self):
         super().__init__()
@@ -36,13 +37,14 @@ class Model(nn.Module):
 
 
 def batch(step, index):
-    """What worker `index` trains on in that step; the same again after a restart. Even words are the cheerful ones."""
+    """Returns the data of worker `index` for that step, also after a restart. Words with even numbers are cheerful."""
     random = torch.Generator().manual_seed(step * 1000 + index)
     texts = torch.randint(WORDS, (BATCH, LENGTH), generator=random)
     return texts, ((texts % 2 == 0).sum(dim=1) > LENGTH / 2).float()
 
 
 def backward(model, texts, cheerful):
+    """Computes the gradients of all parameters; returns the loss."""
     model.zero_grad()
     loss = nn.functional.binary_cross_entropy_with_logits(model(texts), cheerful)
     loss.backward()
@@ -50,7 +52,7 @@ def backward(model, texts, cheerful):
 
 
 def accumulators(client, name, worker):
-    """For the table, the sum: its "MEAN" would be over those workers that had a word, and not over all."""
+    """Opens both accumulators. The table's sums: a row's "MEAN" is over only those workers that had the word."""
     shared = {"redis": client, "worker": worker}
     table = redisacc.SparseConditionalAccumulator(
         np.float32, [WORDS, DIM], f"{name}/words", reduction_type="SUM", **shared
@@ -59,7 +61,7 @@ def accumulators(client, name, worker):
 
 
 def work(url, name, index, steps):
-    """A worker. The weights of a step come from a stream, which a worker that was started anew reads like any other."""
+    """Runs a worker. It reads the weights of each step from a stream, also after it was started again."""
     torch.set_num_threads(1)
     client = redis.Redis.from_url(url)
     table, rest = accumulators(client, name, f"worker-{index}")
@@ -72,7 +74,7 @@ def work(url, name, index, steps):
         step, weights = int(fields[b"step"]), np.frombuffer(fields[b"weights"], np.float32).copy()
         vector_to_parameters(torch.from_numpy(weights), model.parameters())
         backward(model, *batch(step, index))
-        # A worker may have died between the two: what it has given for this step, it doesn't give again.
+        # An earlier process of this worker may have died between the two: skip what it contributed to this step.
         if f"worker-{index}" not in table.info().workers:
             rows = model.words.weight.grad.coalesce()
             table.apply_grad(rows.indices()[0].numpy(), rows.values().numpy(), local_step=step)
@@ -81,7 +83,7 @@ def work(url, name, index, steps):
 
 
 def train(url, name, workers, steps):
-    """The chief. It starts a worker again that has died."""
+    """Runs the chief, which starts dead workers again."""
     client = redis.Redis.from_url(url)
     table, rest = accumulators(client, name, "chief")
     context = multiprocessing.get_context("spawn")
@@ -107,7 +109,7 @@ def train(url, name, workers, steps):
         for step in range(steps):
             weights = parameters_to_vector(model.parameters()).detach().numpy()
             client.xadd(f"{name}:weights", {"step": step, "weights": weights.tobytes()}, maxlen=2, approximate=False)
-            # The dense one last: it is the second that a worker gives.
+            # The dense accumulator comes last, because it is the second one that a worker applies to.
             indices, values, shape = take(table)
             model.words.weight.grad = torch.sparse_coo_tensor(
                 indices[None], values / np.float32(workers), tuple(shape), check_invariants=True
@@ -127,7 +129,7 @@ def train(url, name, workers, steps):
 
 
 def train_alone(workers, steps):
-    """The same in one process, with the parts of a batch in one."""
+    """Trains in one process, on all parts of a batch at once; returns the model and the losses."""
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses = []
@@ -141,7 +143,7 @@ def train_alone(workers, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--redis", default=os.environ.get("REDISACC_URL", "redis://localhost:6379/0"), metavar="URL")
-    parser.add_argument("--name", default="torch-embeddings", help="of the training")
+    parser.add_argument("--name", default="torch-embeddings", help="name of the training")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()
@@ -153,11 +155,11 @@ def main():
         accuracy = ((together(texts) > 0) == (cheerful > 0)).float().mean().item()
         pairs = zip(together.parameters(), alone.parameters(), strict=True)
         difference = max((a - b).abs().max().item() for a, b in pairs)
-    print(f"loss of one process from {losses[0]:.3f} to {losses[-1]:.3f}; accuracy {accuracy:.3f}")
-    print(f"largest difference of a parameter to one process: {difference:.1e}")
-    # float32 rounds differently where the same numbers are added in another order.
+    print(f"loss of one process: from {losses[0]:.3f} to {losses[-1]:.3f}; accuracy {accuracy:.3f}")
+    print(f"largest difference of a parameter from one process: {difference:.1e}")
+    # float32 rounds differently if the same numbers are added in another order.
     if not difference < 1e-3:
-        raise SystemExit("that is more than rounding")
+        raise SystemExit("the difference is larger than rounding explains")
 
 
 if __name__ == "__main__":

@@ -1,33 +1,32 @@
--- Removes a round that its taker has in memory. Rounds of very many parts take several calls.
+-- Removes a round that its taker has in memory, or some of its parts.
 --
--- KEYS[1] redisacc:{NAME}:taken                 token -> the round that was granted to it
--- KEYS[2] redisacc:{NAME}:taken:TOKEN:sums      the hashes of the round
--- KEYS[3] redisacc:{NAME}:taken:TOKEN:parked
--- KEYS[4] redisacc:{NAME}:taken:TOKEN:small
--- KEYS[5] redisacc:{NAME}:taken:TOKEN:workers
--- KEYS[6..] redisacc:{NAME}:part:ID:K           parts of its parked gradients; some only get an expiry
--- ARGV[1] token                                 id of the take
--- ARGV[2] more                                  "1" if calls with further parts follow, else "0"
+-- KEYS taken           redisacc:{NAME}:taken                  token -> the round that was granted to it
+-- KEYS taken_sums      redisacc:{NAME}:taken:TOKEN:sums       the sums of the round
+-- KEYS taken_buffered  redisacc:{NAME}:taken:TOKEN:buffered   its buffered gradients
+-- KEYS taken_inline    redisacc:{NAME}:taken:TOKEN:inline     the data of its inline gradients
+-- KEYS taken_workers   redisacc:{NAME}:taken:TOKEN:workers    its workers
+-- KEYS parts...        redisacc:{NAME}:part:ID:K              parts of its buffered gradients; large ones get an expiry
+-- ARGV token           text   id of the take
+-- ARGV more            flag   whether calls with further parts follow, because the round has very many
 --
 -- Replies:
--- {'acknowledged'}           done, or so far done
--- {'unknown'}                no such round: acknowledged before, recovered by somebody else, or deleted
+-- {'acknowledged'}   the round, or these parts of it, are removed
+-- {'unknown'}        there is no such round: it was acknowledged before, recovered by another taker, or deleted
 
--- #include "drop"
+-- #include "drop_strings"
+-- #bind
 
-local taken, token, more = KEYS[1], ARGV[1], ARGV[2]
-
-local text = redis.call('HGET', taken, token)
-if not text then
+local round = redis.call('HGET', keys.taken, args.token)
+if not round then
   return {'unknown'}
 end
-drop({unpack(KEYS, 6)})
-if more == '1' then
-  -- From here on the round can't be handed out again: parts of it are gone. Its hashes stay until the last call, so
-  -- that whoever cleans up after a taker that dies now still finds the names of the parts.
-  redis.call('HSET', taken, token, (string.gsub(text, '^%a+', 'acknowledged', 1)))
+drop_strings(keys.parts)
+if args.more then
+  -- Parts of the round are gone, so it must not be handed out again. Its hashes stay until the last call: if the taker
+  -- dies now, the cleanup finds the names of the remaining parts in them.
+  redis.call('HSET', keys.taken, args.token, (string.gsub(round, '^%a+', 'acknowledged', 1)))
 else
-  redis.call('HDEL', taken, token)
-  redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4], KEYS[5])
+  redis.call('HDEL', keys.taken, args.token)
+  redis.call('UNLINK', keys.taken_sums, keys.taken_buffered, keys.taken_inline, keys.taken_workers)
 end
 return {'acknowledged'}

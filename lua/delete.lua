@@ -1,42 +1,45 @@
--- Deletes an accumulator, in two calls. The first closes it for everybody, the second removes it; in between the
--- client removes what its parked gradients and taken rounds hold, key by key. A client that dies in between leaves
--- a record that says so, and whoever opens the name next finishes the work.
+-- Closes an accumulator for everybody, or removes it once it is closed.
 --
--- KEYS[1] redisacc:{NAME}            the record
--- KEYS[2] redisacc:{NAME}:sums       index -> packed count and sum
--- KEYS[3] redisacc:{NAME}:parked     gradient id -> "order header"
--- KEYS[4] redisacc:{NAME}:small      gradient id -> data of a small one
--- KEYS[5] redisacc:{NAME}:workers    worker -> gradients in this round
--- KEYS[6] redisacc:{NAME}:clients    client -> last request and totals
--- KEYS[7] redisacc:{NAME}:queue      sorted set of tokens by ticket number
--- KEYS[8] redisacc:{NAME}:takers     token -> "num_required lease_end_ms taker"
--- KEYS[9] redisacc:{NAME}:taken      token -> the round that was granted to it
--- KEYS[10] redisacc:{NAME}:folding   held by the client that makes room. By the rules of `redisacc acl` takers may not
---                                    touch it, nor workers the queue, so the server refuses this script to both
--- ARGV[1] incarnation                the one to delete
--- ARGV[2] finish                     "0": close it; "1": remove it, if it is closed
+-- KEYS record       redisacc:{NAME}              the record of the accumulator
+-- KEYS sums         redisacc:{NAME}:sums         row index -> packed count and sum; total -> "gradients rows"
+-- KEYS buffered     redisacc:{NAME}:buffered     gradient id -> "order header"
+-- KEYS inline       redisacc:{NAME}:inline       gradient id -> data of an inline gradient
+-- KEYS workers      redisacc:{NAME}:workers      worker -> its number of gradients in this round
+-- KEYS sessions     redisacc:{NAME}:sessions     session id -> its last request, the outcome, and totals
+-- KEYS queue        redisacc:{NAME}:queue        sorted set of tokens by ticket number
+-- KEYS takers       redisacc:{NAME}:takers       token -> "num_required lease_end_ms taker"
+-- KEYS taken        redisacc:{NAME}:taken        token -> the round that was granted to it
+-- KEYS compacting   redisacc:{NAME}:compacting   held by the client that compacts
+-- ARGV incarnation  text   the incarnation to delete
+-- ARGV finish       flag   whether to remove the accumulator, which must be closed, instead of closing it
 --
 -- Replies:
--- {'closed'}                 no handle can use it any more; the second call has to follow
--- {'deleted'}                nothing is left
--- {'missing'}                nothing was there
--- {'replaced'}               there is another incarnation, which was left alone
+-- {'closed'}     no handle can use the accumulator any longer; the second call must follow
+-- {'deleted'}    nothing is left
+-- {'missing'}    nothing was there
+-- {'replaced'}   there is another incarnation, which was left alone
 
 -- #include "announce"
 -- #include "even_when_full"
+-- #bind
 
-local record, incarnation, finish = KEYS[1], ARGV[1], ARGV[2]
-local closed = 'deleted:' .. incarnation
+-- Deleting takes two calls of this script: between them the client removes the parts of buffered gradients and taken
+-- rounds, key by key. If the client dies in between, the record says so, and the next one to open the name finishes.
+--
+-- By the rules of `redisacc acl`, takers may not touch `compacting`, nor workers the queue. Because this script names
+-- both keys, the server refuses it to either.
 
-local current = redis.call('HGET', record, 'incarnation')
+local closed = 'deleted:' .. args.incarnation
+
+local current = redis.call('HGET', keys.record, 'incarnation')
 if not current then
   return {'missing'}
 end
-if finish == '0' then
-  if current == incarnation then
-    even_when_full(record)
-    redis.call('HSET', record, 'incarnation', closed)
-    announce(record, 'deleted', 'deleted')
+if not args.finish then
+  if current == args.incarnation then
+    even_when_full(keys.record)
+    redis.call('HSET', keys.record, 'incarnation', closed)
+    announce(keys.record, 'deleted', 'deleted')
     return {'closed'}
   end
   return {current == closed and 'closed' or 'replaced'}
@@ -44,5 +47,6 @@ end
 if current ~= closed then
   return {'replaced'}
 end
-redis.call('UNLINK', unpack(KEYS))
+redis.call('UNLINK', keys.record, keys.sums, keys.buffered, keys.inline, keys.workers, keys.sessions, keys.queue,
+  keys.takers, keys.taken, keys.compacting)
 return {'deleted'}

@@ -1,61 +1,64 @@
 -- Opens the accumulator of a name, or creates it.
 --
--- KEYS[1] redisacc:{NAME}             the record
--- KEYS[2] redisacc:{NAME}:sums        what can't be there without a record
--- KEYS[3] redisacc:{NAME}:parked
--- KEYS[4] redisacc:{NAME}:small
--- KEYS[5] redisacc:{NAME}:workers
--- KEYS[6] redisacc:{NAME}:clients
--- ARGV[1] incarnation        random id, which the accumulator gets if it is created now
--- ARGV[2] format             version of the data model
--- ARGV[3] kind               "dense" or "sparse"
--- ARGV[4] dtype              "float32"
--- ARGV[5] shape              "[100,-1]", or "unknown"
--- ARGV[6] reduction_type     "MEAN" or "SUM"
--- ARGV[7] chunk              elements of a row of a dense gradient
--- ARGV[8] lease_ms           for how long a private accumulator outlives its owner; 0: shared, it has no end
--- ARGV[9] parked_limit       bytes that the parked gradients of a round may have together
+-- KEYS record          redisacc:{NAME}            the record of the accumulator
+-- KEYS sums            redisacc:{NAME}:sums       row index -> packed count and sum; total -> "gradients rows"
+-- KEYS buffered        redisacc:{NAME}:buffered   gradient id -> "order header"
+-- KEYS inline          redisacc:{NAME}:inline     gradient id -> data of an inline gradient
+-- KEYS workers         redisacc:{NAME}:workers    worker -> its number of gradients in this round
+-- KEYS sessions        redisacc:{NAME}:sessions   session id -> its last request, the outcome, and totals
+-- ARGV incarnation     text     random id, which the accumulator gets if this call creates it
+-- ARGV format          text     version of the data model
+-- ARGV kind            text     "dense" or "sparse"
+-- ARGV dtype           text     such as "float32"
+-- ARGV shape           text     such as "[100,-1]", or "unknown"
+-- ARGV reduction_type  text     "MEAN" or "SUM"
+-- ARGV chunk           text     elements of a row of a dense gradient
+-- ARGV lease_ms        number   how long a private accumulator outlives its owner; 0 for a shared one, which has no end
+-- ARGV buffer_limit    text     bytes that the buffered gradients of a round may have in total
 --
 -- Replies:
--- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms,
---  parked_limit}
---                            as it was created; struct is "yes" where the server's Lua has that library, now_ms
---                            the server's clock
--- {'deleting', incarnation}  it is being deleted; whoever did may have died: finish it, then open again
--- {'remains', key}           there is no record, but a key of an accumulator that had one; nothing changed
--- {'corrupt', where, text}   the record isn't ours; nothing changed
+-- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms, buffer_limit}
+--                             the accumulator as it was created. struct is "yes" if the server's Lua has that library;
+--                             now_ms is the server's clock
+-- {'deleting', incarnation}   the accumulator is being deleted by a client that may have died: finish, and open again
+-- {'remains', key}            there is no record, but this key of a former accumulator; nothing changed
+-- {'other_format', format}    the record belongs to another version of the data model; nothing changed
+-- {'corrupt', where, text}    the record holds what redisacc never writes; nothing changed
 
--- #include "forget_idle"
--- #include "keep"
+-- #include "forget_idle_sessions"
+-- #include "extend_leases"
+-- #bind
 
-local record, clients = KEYS[1], KEYS[6]
-local incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms, parked_limit =
-  ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
-
-local names = {
-  'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'chunk', 'lease_ms', 'parked_limit',
+local NAMES = {
+  'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'chunk', 'lease_ms', 'buffer_limit',
 }
 
-forget_idle(clients)
-if redis.call('EXISTS', record) == 0 then
-  -- The record was evicted or removed by hand. A new one would take over sums that it doesn't count.
-  for i = 2, #KEYS do
-    if redis.call('EXISTS', KEYS[i]) == 1 then
-      return {'remains', KEYS[i]}
+forget_idle_sessions(keys.sessions)
+if redis.call('EXISTS', keys.record) == 0 then
+  -- A key without its record means that the record was evicted or removed by hand. A new record would take over sums
+  -- that it doesn't count.
+  for _, key in ipairs({keys.sums, keys.buffered, keys.inline, keys.workers, keys.sessions}) do
+    if redis.call('EXISTS', key) == 1 then
+      return {'remains', key}
     end
   end
-  redis.call('HSET', record, 'format', format, 'kind', kind, 'dtype', dtype, 'shape', shape,
-    'reduction_type', reduction_type, 'incarnation', incarnation, 'global_step', '0', 'num_accumulated', '0',
+  redis.call('HSET', keys.record, 'format', args.format, 'kind', args.kind, 'dtype', args.dtype, 'shape', args.shape,
+    'reduction_type', args.reduction_type, 'incarnation', args.incarnation, 'global_step', '0', 'num_accumulated', '0',
     'round_shape', '', 'applied', '0', 'stale', '0', 'duplicates', '0', 'takes', '0', 'tickets', '0',
-    'parked_bytes', '0', 'parked_limit', parked_limit, 'wanted', '0', 'chunk', chunk, 'lease_ms', lease_ms,
-    'created_ms', string.format('%.0f', now_ms()))
-  keep(tonumber(lease_ms), record)
+    'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'wanted', '0', 'chunk', args.chunk,
+    'lease_ms', count_text(args.lease_ms), 'created_ms', count_text(now_ms()))
+  extend_leases(args.lease_ms, keys.record)
 end
 
-local fields = redis.call('HMGET', record, unpack(names))
--- rawget: naming a global that isn't there is an error in Redis.
-local reply = {'opened', rawget(_G, 'struct') and 'yes' or 'no', string.format('%.0f', now_ms())}
-for i, name in ipairs(names) do
+local fields = redis.call('HMGET', keys.record, unpack(NAMES))
+local format = fields[2]
+if format and format ~= args.format then
+  -- Its other fields may have other names, so nothing else can be said of it.
+  return {'other_format', format}
+end
+-- rawget, because Redis raises an error if a script reads a global that doesn't exist.
+local reply = {'opened', rawget(_G, 'struct') and 'yes' or 'no', count_text(now_ms())}
+for i, name in ipairs(NAMES) do
   if not fields[i] then
     return {'corrupt', name, ''}
   end

@@ -1,13 +1,14 @@
 """Conditional gradient accumulators, dense and sparse, shared by name over Redis."""
 
 from redisacc import errors, raw_ops
-from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
-from redisacc._dense import ConditionalAccumulator
-from redisacc._info import AccumulatorInfo, Unacknowledged, Waiting, Worker
-from redisacc._observing import Event, Events
-from redisacc._rounds import Round
-from redisacc._slices import IndexedSlices
-from redisacc._sparse import SparseConditionalAccumulator
+from redisacc._data.results import ApplyResult, Round
+from redisacc._data.slices import IndexedSlices
+from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
+from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.sparse import SparseConditionalAccumulator
+from redisacc._protocol.events import Event, Events
+from redisacc._protocol.info import AccumulatorInfo
 from redisacc.errors import (
     AccumulatorFullError,
     AccumulatorNotFoundError,
@@ -61,9 +62,9 @@ __all__ = [
     "StepOverflowError",
     "StepTimeoutError",
     "TakeTimeoutError",
-    "Unacknowledged",
-    "Waiting",
-    "Worker",
+    "UnacknowledgedRound",
+    "WaitingTaker",
+    "WorkerInfo",
     "errors",
     "raw_ops",
 ]

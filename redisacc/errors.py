@@ -3,24 +3,24 @@
 ::
 
     RedisAccError
-    ├── InvalidArgumentError (ValueError)        a bad argument; nothing was changed
-    │   └── SchemaMismatchError                  opened as something else than it was created as
-    ├── AccumulatorNotFoundError (LookupError)   never created, deleted, or deleted and created anew
-    ├── AccumulatorFullError                     the parked gradients have reached their limit
-    ├── StepOverflowError (OverflowError)        a take at the last step an int64 can hold
-    ├── TakeTimeoutError (TimeoutError)          not enough gradients came in time
-    ├── StepTimeoutError (TimeoutError)          the step that was waited for did not come in time
-    ├── PeekTimeoutError (TimeoutError)          the accumulator changed under every look at it
+    ├── InvalidArgumentError (ValueError)        an argument is invalid; nothing was changed
+    │   └── SchemaMismatchError                  a shared name was created with another schema
+    ├── AccumulatorNotFoundError (LookupError)   never created, deleted, or deleted and created again
+    ├── AccumulatorFullError                     the buffered gradients have reached their limit
+    ├── StepOverflowError (OverflowError)        a take at the last step that an int64 can hold
+    ├── TakeTimeoutError (TimeoutError)          too few gradients arrived before the timeout
+    ├── StepTimeoutError (TimeoutError)          the step was not reached before the timeout
+    ├── PeekTimeoutError (TimeoutError)          the accumulator changed during every attempt to read it
     ├── CancelledError                           the handle was closed
-    ├── StaleSequenceError                       the server has seen a later request of this client
+    ├── StaleSequenceError                       the server has executed a later request of this session
     ├── DataLossError                            the server has lost what it had acknowledged
-    ├── NotReplicatedError                       done, but fewer replicas have it than min_replicas
-    ├── CorruptDataError                         what stands under our keys is not what we wrote
+    ├── NotReplicatedError                       done, but fewer replicas than min_replicas have it
+    ├── CorruptDataError                         Redis holds something that redisacc did not write
     └── ServerError                              the server refused a command
-        ├── NotPermittedError                    the user may not do this there
-        ├── ServerOutOfMemoryError               maxmemory is reached, and nothing may be evicted
+        ├── NotPermittedError                    the user may not run it, or not on these keys
+        ├── ServerOutOfMemoryError               maxmemory is reached and nothing can be evicted
         └── ServerUnavailableError (ConnectionError)   no server answers
-            └── OutcomeUnknownError              nor did it before it may have done what was asked
+            └── OutcomeUnknownError              the request may have been executed, or not
 """
 
 from __future__ import annotations
@@ -52,44 +52,47 @@ __all__ = [
 
 
 class RedisAccError(Exception):
-    """The root of everything that redisacc raises on purpose."""
+    """The base class of all errors that redisacc raises."""
 
 
 class InvalidArgumentError(RedisAccError, ValueError):
-    """An argument that can't be right. It was refused before anything changed, here or on the server."""
+    """An argument is invalid. It was refused before anything changed, in this process or on the server."""
 
 
 class SchemaMismatchError(InvalidArgumentError):
-    """A shared name was opened with another kind, dtype, shape or reduction than it was created with."""
+    """A shared name was opened with another kind, dtype, shape, reduction or buffer limit than it was created with."""
 
 
 class AccumulatorNotFoundError(RedisAccError, LookupError):
-    """The accumulator is gone: never created, deleted, or deleted and created anew since this handle was opened."""
+    """The accumulator does not exist.
+
+    It was never created, it was deleted, or it was deleted and created again since this handle was opened.
+    """
 
 
 class AccumulatorFullError(RedisAccError):
-    """A gradient would take the parked ones past the accumulator's limit, and adding some up does not help.
+    """A gradient would push the buffered gradients past the accumulator's limit, and compacting does not help.
 
-    Nothing was stored. Take the round, or create the accumulator with a larger ``parked_limit``.
+    Nothing was stored. Take the round, or create the accumulator with a larger ``buffer_limit``.
     """
 
 
 class StepOverflowError(RedisAccError, OverflowError):
-    """A take would move the global step past 2**63 - 1. Nothing was taken; ``set_global_step`` to go on."""
+    """A take would move the global step past 2**63 - 1. Nothing was taken; call ``set_global_step`` to go on."""
 
 
 class TakeTimeoutError(RedisAccError, TimeoutError):
-    """A take's ``timeout=`` ran out before enough gradients had come. Nothing was taken.
+    """The ``timeout`` of a take ran out before enough gradients had arrived. Nothing was taken.
 
-    But where its ``__cause__`` is a ``ServerUnavailableError``, the server was silent at the end, and may have granted
-    a round all the same: ``info().unacknowledged`` names it then, and ``recover()`` gets it.
+    There is one exception: if ``__cause__`` is a ``ServerUnavailableError``, the server was silent at the end and may
+    have granted the round nevertheless. Then ``info().unacknowledged`` lists it, and ``recover()`` hands it out.
 
     Attributes:
-        num_required: how many gradients the take asked for.
-        num_accumulated: how many had come.
-        workers: from whom: worker's name → number of gradients in this round.
-        missing: names of those who applied gradients to the accumulator before and none to this round, who was seen
-            last first.
+        num_required: how many gradients the take required.
+        num_accumulated: how many had arrived.
+        workers: which workers they came from: worker's name → number of gradients in this round.
+        missing: names of the workers that have applied gradients to the accumulator before but none to this round,
+            the most recently seen first.
     """
 
     def __init__(
@@ -109,11 +112,11 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
 
 
 class StepTimeoutError(RedisAccError, TimeoutError):
-    """A ``wait_for_step``'s ``timeout=`` ran out before the step was reached.
+    """The ``timeout`` of ``wait_for_step`` ran out before the step was reached.
 
     Attributes:
         wanted: the step that was waited for.
-        global_step: the step as it was seen last; None: no server answered.
+        global_step: the last step that was seen; None if no server answered.
     """
 
     def __init__(self, message: str, *, wanted: int, global_step: int | None) -> None:
@@ -123,41 +126,42 @@ class StepTimeoutError(RedisAccError, TimeoutError):
 
 
 class PeekTimeoutError(RedisAccError, TimeoutError):
-    """The accumulator changed under every look at it, so no look showed it as it was at one moment."""
+    """The accumulator changed during every attempt to read it, so no attempt saw it as it was at one moment."""
 
 
 class CancelledError(RedisAccError):
-    """The handle was closed: before the call, or while it waited. Nothing was taken."""
+    """The handle was closed, either before the call or while the call was waiting. Nothing was taken."""
 
 
 class StaleSequenceError(RedisAccError):
-    """The server has already seen a later request of this client, so this one was refused and not counted.
+    """The server has already executed a later request of this session, so it refused this one and did not count it.
 
-    It says that a request was delayed so long that its sender had given it up.
+    The request was delayed for so long that its sender had given up on it.
     """
 
 
 class DataLossError(RedisAccError):
     """The server has lost something that it had acknowledged to this handle.
 
-    It was restarted from older data (``appendfsync everysec``, a snapshot), or failed over to a replica that lagged
-    behind. It is raised once, for the handle knows no more than that; later calls go on with what the server has.
+    Either it was restarted from older data (``appendfsync everysec``, a snapshot), or it failed over to a replica that
+    lagged behind. The error is raised once, because the handle knows no more than that; later calls continue with what
+    the server has.
 
-    From an apply or ``set_global_step``: this call was not executed, and an earlier one of this handle is lost. From
-    a take: the round that was granted is not acknowledged, and ``recover()`` hands it out; a round that was taken
-    before is undone, so some of these gradients may have been in that one.
+    From an apply or ``set_global_step``, it means that this call was not executed and that an earlier call of this
+    handle is lost. From a take, it means that the round was granted but not acknowledged, so ``recover()`` hands it
+    out; a take before it was undone, so some gradients of this round may also have been in the earlier one.
     """
 
 
 class NotReplicatedError(RedisAccError):
-    """Fewer replicas than ``min_replicas`` confirmed in time, so what was done may be lost if the server fails now.
+    """Fewer replicas than ``min_replicas`` confirmed in time, so the change may be lost if the server fails now.
 
-    It is done all the same: an applied gradient is counted, and must not be applied again; a round that was taken is
+    The change itself was made. An applied gradient is counted and must not be applied again. A round that was taken is
     not acknowledged, and ``recover()`` hands it out.
 
     Attributes:
-        replicas: how many have it.
-        min_replicas: how many should.
+        replicas: how many replicas have confirmed.
+        min_replicas: how many were required.
     """
 
     def __init__(self, message: str, *, replicas: int, min_replicas: int) -> None:
@@ -167,21 +171,24 @@ class NotReplicatedError(RedisAccError):
 
 
 class CorruptDataError(RedisAccError):
-    """What stands under an accumulator's keys is not what redisacc writes there. Nothing was changed."""
+    """The keys of an accumulator hold something that redisacc did not write. Nothing was changed."""
 
 
 class ServerError(RedisAccError):
-    """The server refused a command: out of memory, read-only replica, missing permission, …"""
+    """The server refused a command, for example because it is a read-only replica."""
 
 
 class NotPermittedError(ServerError):
-    """The server's access control list doesn't let this user do that: ``redisacc acl`` prints rules that do."""
+    """The server's access control list does not permit this command to the user.
+
+    ``redisacc acl`` prints rules that do.
+    """
 
 
 class ServerOutOfMemoryError(ServerError):
     """The server has reached its ``maxmemory`` and refuses to store more. Nothing was stored.
 
-    Takes, acknowledgements, ``recover()`` and ``delete()`` still work, and make room.
+    Takes, acknowledgements, ``recover()`` and ``delete()`` still work, and free memory.
     """
 
 
@@ -190,10 +197,20 @@ class ServerUnavailableError(ServerError, ConnectionError):
 
 
 class OutcomeUnknownError(ServerUnavailableError):
-    """The server fell silent after a request may have reached it, so it is not known whether it was executed.
+    """The server stopped answering after a request may have reached it, so it is unknown whether it was executed.
 
-    Calling the method again would make a new request, by which a gradient may be counted twice: call ``retry()``. Until
-    then leave the arrays that were given as they are.
+    Do not call the method again: that would be a new request, and a gradient could be counted twice. Call ``retry()``
+    instead, and until then do not modify the arrays that were passed in.
+
+    Example:
+        >>> import redisacc
+        >>> accumulator = redisacc.ConditionalAccumulator("float32", shape=[2])
+        >>> try:
+        ...     result = accumulator.apply_grad([1.0, 2.0])
+        ... except redisacc.OutcomeUnknownError as error:
+        ...     result = error.retry()
+        >>> result.num_accumulated
+        1
     """
 
     def __init__(self, message: str, retry: Callable[[], Any]) -> None:
@@ -201,12 +218,12 @@ class OutcomeUnknownError(ServerUnavailableError):
         self._retry = retry
 
     def retry(self) -> Any:
-        """Goes on with the same request. However often it is sent, and however late, it is executed once.
+        """Continues the same request. However often it is sent and however late it arrives, it is executed only once.
 
         Blocks like the method that raised this error.
 
         Returns:
-            What that method would have returned: for ``apply_grad`` the result, for ``take_grad`` the gradient.
+            What that method would have returned: the result of ``apply_grad``, or the gradient of ``take_grad``.
 
         Raises:
             OutcomeUnknownError: the server is still silent.

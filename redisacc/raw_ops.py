@@ -1,8 +1,19 @@
 """TensorFlow's raw operations on accumulators: keyword-only functions on a handle.
 
-A handle is an ``accumulator_ref``: the text ``redisacc:{NAME}``. Two things differ from TensorFlow: operations take
-``redis=`` (a client, a URL, or None, as everywhere), which a handle made in this process doesn't need, and they are
-executed at once.
+A handle is an ``accumulator_ref``: the text ``redisacc:{NAME}``. Each operation does what the corresponding method of
+the accumulator does, and raises the same errors; a handle of the wrong kind raises ``InvalidArgumentError``. Two things
+differ from TensorFlow: operations are executed at once, and they accept ``redis=`` (a client of redis-py, a URL or
+None, as everywhere), which can be left out for a handle that was created in this process.
+
+Example:
+    >>> from redisacc import raw_ops
+    >>> handle = raw_ops.ConditionalAccumulator(dtype="float32", shape=[2], shared_name="weights")
+    >>> handle
+    'redisacc:{weights}'
+    >>> raw_ops.AccumulatorApplyGradient(handle=handle, local_step=0, gradient=[1.0, 2.0]).outcome
+    'applied'
+    >>> raw_ops.AccumulatorTakeGradient(handle=handle, num_required=1, dtype="float32")
+    array([1., 2.], dtype=float32)
 """
 
 from __future__ import annotations
@@ -15,13 +26,15 @@ from typing import Any
 
 import numpy.typing as npt
 
-from redisacc import _dense, _sparse
-from redisacc._accumulator import ApplyResult, ConditionalAccumulatorBase
-from redisacc._arguments import Array
-from redisacc._dtypes import find
-from redisacc._existing import open_existing
-from redisacc._keys import Keys
-from redisacc._shown import shown
+from redisacc._data.dtypes import find_dtype
+from redisacc._data.results import ApplyResult
+from redisacc._data.validation import Array
+from redisacc._format.keys import Keys
+from redisacc._handles import dense as _dense
+from redisacc._handles import sparse as _sparse
+from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.existing import open_existing
+from redisacc._text import shown
 from redisacc.errors import AccumulatorNotFoundError, InvalidArgumentError
 
 __all__ = [
@@ -35,8 +48,8 @@ __all__ = [
     "SparseConditionalAccumulator",
 ]
 
-# Accumulators by handle. Those that were created here stay open as long as the process, as TensorFlow's do as long
-# as their session; a private one would otherwise be gone before its handle is used.
+# Accumulators by handle. One that was created here stays open as long as the process, as TensorFlow's stays open as
+# long as its session; otherwise, a private one would be gone before its handle is used.
 _opened: dict[tuple[str, object], ConditionalAccumulatorBase[Any]] = {}
 _lock = threading.Lock()
 
@@ -51,7 +64,26 @@ def ConditionalAccumulator(
     name: str | None = None,
     redis: object = None,
 ) -> str:
-    """Creates or opens a dense accumulator and returns its handle. ``container`` must be empty."""
+    """Creates or opens a dense accumulator.
+
+    Args:
+        dtype: the element type, as in ``redisacc.ConditionalAccumulator``.
+        shape: the declared shape, likewise.
+        container: must be "", because Redis has no containers.
+        shared_name: the name under which other processes find the accumulator. "" creates a private one, which lives
+            as long as this process.
+        reduction_type: "MEAN" or "SUM".
+        name: labels log records.
+        redis: a client of redis-py, a URL, or None.
+
+    Returns:
+        The handle.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid.
+        SchemaMismatchError: the shared name exists with another kind, dtype, shape or reduction.
+        ServerUnavailableError: no server answers.
+    """
     _check_container(container)
     accumulator = _dense.ConditionalAccumulator(
         dtype, shape, shared_name, name or "conditional_accumulator", reduction_type, redis=redis
@@ -69,7 +101,26 @@ def SparseConditionalAccumulator(
     name: str | None = None,
     redis: object = None,
 ) -> str:
-    """Creates or opens a sparse accumulator and returns its handle. ``container`` must be empty."""
+    """Creates or opens a sparse accumulator.
+
+    Args:
+        dtype: the element type, as in ``redisacc.SparseConditionalAccumulator``.
+        shape: the declared shape, likewise.
+        container: must be "", because Redis has no containers.
+        shared_name: the name under which other processes find the accumulator. "" creates a private one, which lives
+            as long as this process.
+        reduction_type: "MEAN" or "SUM".
+        name: labels log records.
+        redis: a client of redis-py, a URL, or None.
+
+    Returns:
+        The handle.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid.
+        SchemaMismatchError: the shared name exists with another kind, dtype, shape or reduction.
+        ServerUnavailableError: no server answers.
+    """
     _check_container(container)
     accumulator = _sparse.SparseConditionalAccumulator(
         dtype, shape, shared_name, name or "sparse_conditional_accumulator", reduction_type, redis=redis
@@ -80,7 +131,18 @@ def SparseConditionalAccumulator(
 def AccumulatorApplyGradient(
     *, handle: str, local_step: int, gradient: npt.ArrayLike, name: str | None = None, redis: object = None
 ) -> ApplyResult:
-    """``apply_grad`` of the dense accumulator behind ``handle``."""
+    """Adds a gradient to a dense accumulator, or drops it if its step has passed.
+
+    Args:
+        handle: the handle of the accumulator.
+        local_step: the step that the gradient was computed for.
+        gradient: the gradient, as in ``redisacc.ConditionalAccumulator.apply_grad``.
+        name: labels log records.
+        redis: a client of redis-py, a URL, or None.
+
+    Returns:
+        A result that is true if the gradient was accepted.
+    """
     with _dense_of(handle, redis) as accumulator:
         return accumulator.apply_grad(gradient, local_step, name)
 
@@ -94,7 +156,19 @@ def AccumulatorTakeGradient(
     redis: object = None,
     timeout: float | None = None,
 ) -> Array:
-    """``take_grad`` of the dense accumulator behind ``handle``, whose dtype must be ``dtype``."""
+    """Takes the reduced gradient of a dense accumulator, and blocks until it holds ``num_required`` gradients.
+
+    Args:
+        handle: the handle of the accumulator.
+        num_required: integer scalar, at least 1.
+        dtype: must be the accumulator's dtype.
+        name: labels log records.
+        redis: a client of redis-py, a URL, or None.
+        timeout: seconds to wait at most, 0 or more. None: forever.
+
+    Returns:
+        The gradient, as ``redisacc.ConditionalAccumulator.take_grad`` returns it.
+    """
     with _dense_of(handle, redis) as accumulator:
         _check_dtype(accumulator, dtype)
         return accumulator.take_grad(num_required, name, timeout=timeout)
@@ -111,14 +185,25 @@ def SparseAccumulatorApplyGradient(
     name: str | None = None,
     redis: object = None,
 ) -> ApplyResult:
-    """``apply_grad`` of the sparse accumulator behind ``handle``.
+    """Adds a gradient to a sparse accumulator, or drops it if its step has passed.
 
-    ``gradient_shape`` is checked only if ``has_known_shape``.
+    Args:
+        handle: the handle of the accumulator.
+        local_step: the step that the gradient was computed for.
+        gradient_indices: integer vector ``[n]``, as in ``redisacc.SparseConditionalAccumulator.apply_grad``.
+        gradient_values: the rows, ``[n, *row]``.
+        gradient_shape: the shape of the whole array, as an integer vector; ignored unless ``has_known_shape`` is True.
+        has_known_shape: whether ``gradient_shape`` is to be checked against the declared shape.
+        name: labels log records.
+        redis: a client of redis-py, a URL, or None.
+
+    Returns:
+        A result that is true if the gradient was accepted.
     """
     if not isinstance(has_known_shape, bool):
         raise InvalidArgumentError(f"has_known_shape must be a bool, not {shown(has_known_shape)}")
     if has_known_shape and gradient_shape is None:
-        raise InvalidArgumentError("gradient_shape must be an integer vector if has_known_shape, not None")
+        raise InvalidArgumentError("gradient_shape must be an integer vector if has_known_shape is True, not None")
     with _sparse_of(handle, redis) as accumulator:
         return accumulator.apply_grad(
             gradient_indices, gradient_values, gradient_shape if has_known_shape else None, local_step, name
@@ -134,14 +219,32 @@ def SparseAccumulatorTakeGradient(
     redis: object = None,
     timeout: float | None = None,
 ) -> tuple[Array, Array, Array]:
-    """``take_grad`` of the sparse accumulator behind ``handle``, whose dtype must be ``dtype``."""
+    """Takes the reduced gradient of a sparse accumulator, and blocks until it holds ``num_required`` gradients.
+
+    Args:
+        handle: the handle of the accumulator.
+        num_required: integer scalar, at least 1.
+        dtype: must be the accumulator's dtype.
+        name: labels log records.
+        redis: a client of redis-py, a URL, or None.
+        timeout: seconds to wait at most, 0 or more. None: forever.
+
+    Returns:
+        ``(indices, values, shape)``, as ``redisacc.SparseConditionalAccumulator.take_grad`` returns them.
+    """
     with _sparse_of(handle, redis) as accumulator:
         _check_dtype(accumulator, dtype)
         return accumulator.take_grad(num_required, name, timeout=timeout)
 
 
 def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: object = None) -> int:
-    """``num_accumulated`` of the accumulator behind ``handle``."""
+    """Returns the number of gradients in the current round.
+
+    Args:
+        handle: the handle of the accumulator.
+        name: labels log records.
+        redis: a client of redis-py, a URL, or None.
+    """
     with _accumulator_of(handle, redis) as accumulator:
         return accumulator.num_accumulated(name)
 
@@ -149,19 +252,26 @@ def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: ob
 def AccumulatorSetGlobalStep(
     *, handle: str, new_global_step: int, name: str | None = None, redis: object = None
 ) -> None:
-    """``set_global_step`` of the accumulator behind ``handle``."""
+    """Sets the step of an accumulator. Everything accumulated stays.
+
+    Args:
+        handle: the handle of the accumulator.
+        new_global_step: integer scalar in [-2**63, 2**63 - 1].
+        name: labels log records.
+        redis: a client of redis-py, a URL, or None.
+    """
     with _accumulator_of(handle, redis) as accumulator:
         accumulator.set_global_step(new_global_step, name)
 
 
 def _check_container(container: object) -> None:
     if not (isinstance(container, str) and container == ""):
-        raise InvalidArgumentError(f"container must be empty, not {shown(container)}: Redis has none")
+        raise InvalidArgumentError(f"container must be '', not {shown(container)}: Redis has no containers")
 
 
 def _check_dtype(accumulator: ConditionalAccumulatorBase[Any], dtype: object) -> None:
-    if find(dtype).public != accumulator.dtype:
-        raise InvalidArgumentError(f"dtype must be the accumulator's, {accumulator.dtype}, not {shown(dtype)}")
+    if find_dtype(dtype).public != accumulator.dtype:
+        raise InvalidArgumentError(f"dtype must be that of the accumulator, {accumulator.dtype}, not {shown(dtype)}")
 
 
 def _key(ref: str, redis: object) -> tuple[str, object]:
@@ -187,7 +297,7 @@ def _accumulator_of(handle: str, redis: object) -> Iterator[ConditionalAccumulat
     try:
         yield accumulator
     except AccumulatorNotFoundError:
-        # A handle is only a name: if the name is created anew, the next operation has to find it.
+        # A handle is only a name: if a new accumulator is created under it, the next operation has to find the new one.
         with _lock:
             for key in [key for key, known in _opened.items() if known is accumulator]:
                 del _opened[key]
@@ -198,7 +308,7 @@ def _accumulator_of(handle: str, redis: object) -> Iterator[ConditionalAccumulat
 def _dense_of(handle: str, redis: object) -> Iterator[_dense.ConditionalAccumulator]:
     with _accumulator_of(handle, redis) as accumulator:
         if not isinstance(accumulator, _dense.ConditionalAccumulator):
-            raise InvalidArgumentError(f"handle must be a dense accumulator, and {handle!r} is sparse")
+            raise InvalidArgumentError(f"handle must be that of a dense accumulator, but {handle!r} is sparse")
         yield accumulator
 
 
@@ -206,7 +316,7 @@ def _dense_of(handle: str, redis: object) -> Iterator[_dense.ConditionalAccumula
 def _sparse_of(handle: str, redis: object) -> Iterator[_sparse.SparseConditionalAccumulator]:
     with _accumulator_of(handle, redis) as accumulator:
         if not isinstance(accumulator, _sparse.SparseConditionalAccumulator):
-            raise InvalidArgumentError(f"handle must be a sparse accumulator, and {handle!r} is dense")
+            raise InvalidArgumentError(f"handle must be that of a sparse accumulator, but {handle!r} is dense")
         yield accumulator
 
 

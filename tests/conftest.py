@@ -1,9 +1,25 @@
-"""Fixtures of the behaviour suite: servers, clients, accumulators, and a look for what a test left behind."""
+"""Fixtures of all tests: servers, clients and accumulators. After each test, a check for keys and threads left behind.
+
+| fixture | what it is |
+| --- | --- |
+| `server`, `client` | a server with an empty database, and a client of it; one test runs on several servers |
+| `real_server`, `real_client` | the same, but never the fake server: other processes can reach it |
+| `daemon(*options)` | makes a server of the test's own, which the test may configure, kill and start again |
+| `storage` | how gradients are stored: `in_place`, `buffered_inline` or `buffered_parts`; a test has a case for each |
+| `open_dense_stored`, `open_sparse_stored` | opens accumulators that store every gradient the way of `storage` |
+| `open_dense`, `open_sparse` | opens accumulators with the usual limits, for tests in which storage plays no role |
+| `open_accumulator(kind, ...)` | opens accumulators on any server, mostly one of `daemon` |
+| `force_parts` | makes this process buffer every gradient in parts, as it does with large ones |
+| `background(function, ...)` | runs a function in a thread; the test fails if the thread outlives it |
+| `until(condition)` | waits for a condition and returns its first true value |
+
+Everything that a fixture opens is closed when the test ends. Which servers a test runs on, and which tests `make test`
+leaves to `make test-all`, is in support/selection.py.
+"""
 
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 import weakref
@@ -13,58 +29,29 @@ from typing import Any
 
 import pytest
 import redis
-from daemons import Daemon
-from leaks import leftovers
-from servers import FAKE, NAMES, MissingError, Servers, ServerUnderTest, executable
+from support import selection
+from support.daemons import Daemon
+from support.leaks import leftovers
+from support.servers import FAKE, Servers, ServerUnderTest, executable
 
 import redisacc
-from redisacc import _parked
-
-# in_place_limit for each way of holding a gradient. Parked ones of tests are small; "in_parts" they count as large.
-HOLDINGS = {"in_place": 10**9, "parked": 0, "in_parts": 0}
-# Servers that see all three: what differs is where the bytes lie, and not how a server behaves.
-ALL_HOLDINGS = (FAKE, "valkey")
+from redisacc._format import buffered as buffered_format
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("redisacc")
-    group.addoption("--servers", default=",".join(NAMES), help="comma-separated: " + ",".join(NAMES))
-    group.addoption(
-        "--long", action="store_true", default=os.environ.get("REDISACC_LONG") == "1", help="search for longer"
-    )
+    selection.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    unknown = set(_chosen(config)) - set(NAMES)
-    if unknown:
-        raise pytest.UsageError(f"--servers: unknown {sorted(unknown)}, there are {', '.join(NAMES)}")
-    config.addinivalue_line("markers", "servers(*names): run on these of the chosen servers only")
-    config.addinivalue_line("markers", "forges: writes foreign keys itself, so don't look for leftovers")
-
-
-def _chosen(config: pytest.Config) -> list[str]:
-    return [name for name in config.getoption("--servers").split(",") if name]
+    selection.configure(config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "server_name" not in metafunc.fixturenames:
-        return
-    names = _chosen(metafunc.config)
-    if "real_server" in metafunc.fixturenames:
-        names = [name for name in names if name != FAKE]
-    for marker in metafunc.definition.iter_markers("servers"):
-        names = [name for name in names if name in marker.args]
-    if "holding" in metafunc.fixturenames:
-        # The fake server can't add in place: both limits come to the same there, which a test of its own shows.
-        pairs = [
-            (name, holding)
-            for name in names
-            for holding in HOLDINGS
-            if (name != FAKE or holding != "in_place") and (name in ALL_HOLDINGS or holding != "in_parts")
-        ]
-        metafunc.parametrize(("server_name", "holding"), pairs, ids=["-".join(pair) for pair in pairs])
-    else:
-        metafunc.parametrize("server_name", names)
+    selection.parametrize_server(metafunc)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    selection.deselect(config, items)
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +63,7 @@ def _servers() -> Iterator[Servers]:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, server_name: str, _servers: Servers) -> Iterator[ServerUnderTest]:
-    """One of the chosen servers, with an empty database. At the end nothing may be in it that has no owner."""
+    """One of the chosen servers, with an empty database. At the end, every key in it must have an owner."""
     forges = request.node.get_closest_marker("forges") is not None
     yield from _server(server_name, _servers, look=not forges)
 
@@ -92,15 +79,10 @@ def _server(name: str, servers: Servers, *, look: bool) -> Iterator[ServerUnderT
     if name == FAKE:
         under_test = ServerUnderTest(name, None)
     else:
-        try:
-            under_test = ServerUnderTest(name, servers.get(name))
-        except MissingError as error:
-            if os.environ.get("CI", "").lower() in ("true", "1") and not error.excused:
-                pytest.fail(f"no server {name}: {error}")
-            pytest.skip(f"no server {name}: {error}")
+        under_test = ServerUnderTest(name, servers.get(name))
         under_test.client().flushall()
     yield under_test
-    # Every fixture that opens accumulators stands above this one, and has closed them.
+    # Every fixture that opens accumulators depends on this one, and has closed them by now.
     try:
         if look:
             assert leftovers(under_test.client()) == []
@@ -121,9 +103,11 @@ def real_client(real_server: ServerUnderTest, client: redis.Redis) -> redis.Redi
 
 
 @pytest.fixture
-def holding() -> str:
-    """How gradients are held, a key of HOLDINGS. Set by pytest_generate_tests."""
-    raise AssertionError("a test that uses `holding` needs a server, too")
+def storage(request: pytest.FixtureRequest) -> str:
+    """How this test stores gradients: a key of selection.STORAGES, and in effect."""
+    if request.param == "buffered_parts":
+        request.getfixturevalue("force_parts")
+    return str(request.param)
 
 
 class Opener:
@@ -155,40 +139,32 @@ def _opener(kind: Callable[..., Any], client: redis.Redis, in_place_limit: int |
 
 
 @pytest.fixture
-def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has this process park every gradient in parts, as if it were large."""
-    monkeypatch.setattr(_parked, "SMALL_BYTES", 0)
+def force_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes this process buffer every gradient in parts, as it does with large ones."""
+    monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
 
 
 @pytest.fixture
-def held(request: pytest.FixtureRequest, holding: str) -> str:
-    """As `holding`, and in effect."""
-    if holding == "in_parts":
-        request.getfixturevalue("in_parts")
-    return holding
+def open_dense_stored(client: redis.Redis, storage: str) -> Iterator[Opener]:
+    """Opens dense accumulators that store every gradient the way of `storage`."""
+    yield from _opener(redisacc.ConditionalAccumulator, client, selection.STORAGES[storage])
 
 
 @pytest.fixture
-def make_dense(client: redis.Redis, held: str) -> Iterator[Opener]:
-    """Opens dense accumulators whose gradients are all held in the way of `holding`."""
-    yield from _opener(redisacc.ConditionalAccumulator, client, HOLDINGS[held])
-
-
-@pytest.fixture
-def make_sparse(client: redis.Redis, held: str) -> Iterator[Opener]:
-    """Opens sparse accumulators whose gradients are all held in the way of `holding`."""
-    yield from _opener(redisacc.SparseConditionalAccumulator, client, HOLDINGS[held])
+def open_sparse_stored(client: redis.Redis, storage: str) -> Iterator[Opener]:
+    """Opens sparse accumulators that store every gradient the way of `storage`."""
+    yield from _opener(redisacc.SparseConditionalAccumulator, client, selection.STORAGES[storage])
 
 
 @pytest.fixture
 def open_dense(client: redis.Redis) -> Iterator[Opener]:
-    """Opens dense accumulators as they come, for tests that don't care how gradients are held."""
+    """Opens dense accumulators with the usual limits, for tests in which storage plays no role."""
     yield from _opener(redisacc.ConditionalAccumulator, client, None)
 
 
 @pytest.fixture
 def open_sparse(client: redis.Redis) -> Iterator[Opener]:
-    """Opens sparse accumulators as they come."""
+    """Opens sparse accumulators with the usual limits, for tests in which storage plays no role."""
     yield from _opener(redisacc.SparseConditionalAccumulator, client, None)
 
 
@@ -200,17 +176,17 @@ _listeners_seen: weakref.WeakKeyDictionary[threading.Thread, float] = weakref.We
 
 @pytest.fixture(autouse=True)
 def _the_machine_may_stand_still() -> Iterator[None]:
-    """A busy one does, for a second or two: that alone must not let a take give up, or leave something behind."""
-    # Not the test's own monkeypatch, which it may undo.
+    """A busy machine stalls for a second or two: that alone must not make a take give up or leave something behind."""
+    # Not the test's own monkeypatch, which the test may undo.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("redisacc._taking.LAST_LOOK", 5.0)
-        patch.setattr("redisacc._private.RELEASE_PATIENCE", 30.0)
+        patch.setattr("redisacc._protocol.take_wait.LAST_POLL_TIMEOUT", 5.0)
+        patch.setattr("redisacc._protocol.private_leases.RELEASE_TIMEOUT", 30.0)
         yield
 
 
 @pytest.fixture(autouse=True)
 def _threads_checked() -> Iterator[None]:
-    """No thread outlives the test that started it, but for one that renews leases and listeners, for a while."""
+    """No thread outlives its test, except the one that renews leases and, for a while, listeners."""
     before = set(threading.enumerate())
     yield
     deadline = time.monotonic() + 5
@@ -218,7 +194,7 @@ def _threads_checked() -> Iterator[None]:
         alive = threading.enumerate()
         ours = [thread for thread in alive if thread.name.startswith("redisacc-")]
         left = [thread for thread in alive if thread not in before and thread not in ours]
-        # A second one may be about to end.
+        # Another one may be about to end.
         left += [thread for thread in ours if thread.name == "redisacc-leases"][1:]
         if not left:
             break
@@ -247,7 +223,7 @@ def background() -> Iterator[Callable[..., Background]]:
 
 
 class Background:
-    """A call in a thread of its own, and what became of it."""
+    """A call in a thread of its own, and its outcome."""
 
     def __init__(self, function: Callable[..., Any], args: Any, options: Any) -> None:
         self._value: Any = None
@@ -297,14 +273,7 @@ def until() -> Callable[..., Any]:
 @pytest.fixture
 def daemon(server_name: str, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Makes daemons of one of the chosen servers, each in a folder of its own; they are gone when the test ends."""
-    if server_name == FAKE:
-        pytest.skip("nothing that could be killed")
-    try:
-        program = executable(server_name)
-    except MissingError as error:
-        if os.environ.get("CI", "").lower() in ("true", "1") and not error.excused:
-            pytest.fail(f"no server {server_name}: {error}")
-        pytest.skip(f"no server {server_name}: {error}")
+    program = executable(server_name)
     made: list[Daemon] = []
 
     def make(*options: str, **more: Any) -> Daemon:
@@ -317,8 +286,8 @@ def daemon(server_name: str, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., Any]]:
-    """Opens accumulators that are closed when the test ends."""
+def open_accumulator() -> Iterator[Callable[..., Any]]:
+    """Opens accumulators on any server; they are closed when the test ends."""
     handles: list[redisacc.ConditionalAccumulatorBase] = []
 
     def open_one(kind: str, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A bare socket that speaks just enough of the protocol: the least that any client of the server has to do."""
+"""A bare socket with just enough of the protocol: the least that any client of the server has to do."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-# More buffers than this in one sendmsg is an error on Linux.
+# Linux refuses more buffers than this in one sendmsg.
 _MOST_BUFFERS = 1024
 
 
 class Bare:
-    """A connection. Large arguments leave from where they stand, large replies arrive where they are wanted."""
+    """A connection that copies neither large arguments nor large replies."""
 
     def __init__(self, host: str, port: int) -> None:
         self.socket = socket.create_connection((host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes the connection."""
         self.socket.close()
 
     @staticmethod
     def pack(*arguments: bytes | memoryview) -> list[bytes | memoryview]:
-        """A command as buffers, of which the large ones are the caller's."""
+        """Returns a command as buffers; the large ones are the caller's memory."""
         buffers: list[bytes | memoryview] = []
         text = bytearray(b"*%d\r\n" % len(arguments))
         for argument in arguments:
@@ -40,11 +40,11 @@ class Bare:
         return buffers
 
     def send(self, *arguments: bytes | memoryview) -> None:
-        """Sends a command, scatter-gather, without copying a large argument."""
+        """Sends a command by scatter-gather, without copying large arguments."""
         self.send_all(self.pack(*arguments))
 
     def send_all(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Sends commands that are packed."""
+        """Sends packed commands."""
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
             sent = self.socket.sendmsg(left[:_MOST_BUFFERS])
@@ -54,7 +54,7 @@ class Bare:
                 left[0] = left[0][sent:]
 
     def lines(self, number: int = 1) -> bytes:
-        """So many lines of replies."""
+        """Returns the given number of lines of replies, or more, in one piece."""
         data = self.socket.recv(4096)
         while data.count(b"\r\n") < number:
             data += self.socket.recv(4096)
@@ -63,7 +63,7 @@ class Bare:
         return data
 
     def bulk_into(self, array: np.ndarray[Any, Any]) -> None:
-        """A reply of the array's length, into the array."""
+        """Receives a reply of the array's length into the array."""
         view = memoryview(array.reshape(-1).view(np.uint8)).cast("B")
         head = b"$%d\r\n" % len(view)
         got = b""

@@ -1,7 +1,7 @@
-"""A round by bare sockets: the same bytes through a server, and the same additions. No step, no check, no promise.
+"""A round by bare sockets: the same transfers and additions, without steps, checks or guarantees.
 
-What is left is what no client of a Redis server can do without. Workers SET their arrays in pieces and say in a list
-that they are there; the taker waits on that list, GETs them, and adds with the library's own addition in numpy.
+What is left is the work that no client of a Redis server can avoid. Workers SET their arrays in pieces and announce
+them in a list. The taker waits on that list, GETs the arrays, and adds them with the library's own addition in numpy.
 """
 
 import socket
@@ -11,43 +11,51 @@ import common
 import numpy as np
 from bare import Bare
 
-from redisacc import _dtypes, _totals
-from redisacc._parked import Gradient
+from redisacc._data import dtypes
+from redisacc._data import reducers as _totals
+from redisacc._format.buffered import Gradient
 
-# As redisacc cuts them.
+# The length of redisacc's parts.
 PIECE = 2 * 2**20 - 64
 
 
 def pieces(size):
-    """Where each piece of so many bytes begins and how long it is."""
+    """Returns start and length of each piece of an array of ``size`` bytes."""
     return [(start, min(PIECE, size - start)) for start in range(0, size, PIECE)]
 
 
 class Peer(common.Actor):
+    """A process with one bare connection to the server."""
+
     def __init__(self, settings):
         super().__init__(settings)
         url = urlsplit(settings["url"])
         self.bare = Bare(url.hostname, url.port)
 
     def versions(self):
+        """Returns the versions of the packages in use."""
         return {"numpy": np.__version__}
 
     def ready(self, job):
+        """Prepares a job; this is not timed."""
         super().ready(job)
         for worker in range(job["workers"]):
             self.gradient(job["workload"], worker, job["variant"])
 
     def bulk(self, place):
-        """A string of exactly this length, into ``place``."""
+        """Receives a string of exactly the length of ``place`` into it."""
         expected, end = b"$%d\r\n" % len(place), bytearray(2)
         head = bytearray(len(expected))
         received = self.bare.socket.recvmsg_into([head, place, end], 0, socket.MSG_WAITALL)[0]
         if received != len(expected) + len(place) + 2 or head != expected:
-            raise common.WrongResult(f"{self.job}: {bytes(head)!r} where {expected!r} should have come")
+            raise common.WrongResult(f"{self.job}: expected {expected!r}, got {bytes(head)!r}")
 
 
 class Worker(Peer):
+    """Sends one gradient in each round."""
+
     def go(self):
+        """Sends the gradient and announces it."""
         number = self.settings["number"]
         indices, values = self.gradient(self.job["workload"], number, self.job["variant"])
         data = values.reshape(-1).view(np.uint8).data
@@ -63,13 +71,16 @@ class Worker(Peer):
 
 
 class Taker(Peer):
+    """Adds up the gradients of a round."""
+
     def go(self):
+        """Receives and adds the announced gradients, and returns their mean."""
         workload = self.workloads[self.job["workload"]]
         if workload["kind"] == "dense":
-            total = _totals.DenseTotal(_dtypes.TABLE["float32"], tuple(workload["shape"]), chunk=1, where="bare")
+            total = _totals.DenseReducer(dtypes.TABLE["float32"], tuple(workload["shape"]))
         else:
             rows, width = workload["shape"]
-            total = _totals.SparseTotal(_dtypes.TABLE["float32"], (width,), bound=rows, where="bare")
+            total = _totals.SparseReducer(dtypes.TABLE["float32"], (width,), bound=rows, where="bare")
         passage = np.empty(PIECE, np.uint8)
         for _ in range(self.job["num_required"]):
             self.bare.send(b"BRPOP", b"come", b"0")
@@ -84,7 +95,7 @@ class Taker(Peer):
         return (None, found) if workload["kind"] == "dense" else found
 
     def _add(self, total, indices, values, passage):
-        """What comes has the sizes of these arrays."""
+        """Receives a gradient with the sizes of these arrays, and adds it."""
         if indices is None and total.number:
             for start, length in pieces(values.nbytes):
                 self.bulk(passage[:length].data)

@@ -1,10 +1,10 @@
-"""Accumulating in Redis as people write it by hand with redis-py. Neither survives a lost connection or a late worker.
+"""Accumulates in Redis as people write it by hand with redis-py.
 
-``hincrbyfloat``: every element is a field of a hash, added to by a pipeline of HINCRBYFLOAT.
-``watch``: the whole array is one string; WATCH, GET, add in numpy, MULTI, SET, EXEC, and again if somebody was faster.
+``hincrbyfloat``: every element is a field of a hash, and a pipeline of HINCRBYFLOAT adds to it.
+``watch``: the whole array is one string; WATCH, GET, an addition in numpy, MULTI, SET, EXEC, and again on a conflict.
 
-Sparse rows are divided by the number of gradients that held them, so counts are kept as well. The taker asks for the
-number of gradients every millisecond.
+Neither survives a lost connection or a late worker. Sparse rows are divided by the number of gradients that held them,
+so counts are kept as well. The taker asks for the number of gradients every millisecond.
 """
 
 import platform
@@ -18,20 +18,25 @@ POLL = 0.001  # seconds
 
 
 class Peer(common.Actor):
+    """A worker or a taker, whose method is that of a subclass."""
+
     def __init__(self, settings):
         super().__init__(settings)
         self.client = redis.Redis.from_url(settings["url"])
 
     def versions(self):
+        """Returns the versions of the packages in use."""
         return {"python": platform.python_version(), "redis": redis.__version__, "numpy": np.__version__}
 
     def ready(self, job):
+        """Prepares a job; this is not timed."""
         super().ready(job)
         self.client.ping()
         if self.settings["role"] == "worker":
             self.gradient(job["workload"], self.settings["number"], job["variant"])
 
     def go(self):
+        """Applies a gradient, or waits for the round and takes it."""
         name = self.job["workload"]
         if self.settings["role"] == "worker":
             indices, values = self.gradient(name, self.settings["number"], self.job["variant"])
@@ -43,7 +48,10 @@ class Peer(common.Actor):
 
 
 class Hincrbyfloat(Peer):
+    """Keeps every element in a field of a hash."""
+
     def apply(self, name, indices, values):
+        """Adds a gradient element by element."""
         pipeline = self.client.pipeline(transaction=False)
         if indices is None:
             for place, value in enumerate(values.ravel().tolist()):
@@ -57,6 +65,7 @@ class Hincrbyfloat(Peer):
         pipeline.execute()
 
     def take(self, name):
+        """Returns the mean, and removes it."""
         keys = [f"{name}:sums", f"{name}:counts", f"{name}:number"]
         pipeline = self.client.pipeline()
         sums, counts, number, _ = pipeline.hgetall(keys[0]).hgetall(keys[1]).get(keys[2]).delete(*keys).execute()
@@ -77,7 +86,10 @@ class Hincrbyfloat(Peer):
 
 
 class Watch(Peer):
+    """Keeps the whole array in one string."""
+
     def apply(self, name, indices, values):
+        """Adds a gradient, and tries again if the string was changed meanwhile."""
         shape = tuple(self.workloads[name]["shape"])
         while True:
             with self.client.pipeline() as pipeline:
@@ -100,6 +112,7 @@ class Watch(Peer):
 
     @staticmethod
     def parse(data, shape):
+        """Returns sums and counts of a stored string."""
         if data is None:
             return np.zeros(shape, np.float32), np.zeros(shape[0], np.int32)
         split = int(np.prod(shape)) * 4
@@ -107,6 +120,7 @@ class Watch(Peer):
         return table, np.frombuffer(data[split:], np.int32).copy()
 
     def take(self, name):
+        """Returns the mean, and removes it."""
         keys = [f"{name}:table", f"{name}:number"]
         data, _ = self.client.pipeline().get(keys[0]).delete(*keys).execute()
         workload = self.workloads[name]

@@ -1,9 +1,10 @@
-"""What every peer's process does: read jobs from standard input, wait for the signal, do it, say when it was done.
+"""The loop of every peer's process: it reads jobs from standard input, waits for the signal, works, and reports.
 
-Runs in every environment: only numpy and the standard library. A job comes as a line of JSON and is prepared and
-confirmed; then a byte is the signal to do it, for workers out of a pipe that they share. So nothing but reading one
-byte lies between signal and work. When it is done, that is said when an empty line asks for it: a worker that wrote
-its report while others are still at work would take the processor from them.
+It runs in every environment, with only numpy and the standard library. A job is a line of JSON, which is prepared and
+confirmed. Then one byte is the signal to do it; workers read it from a pipe that they share, so only reading one
+byte lies between signal and work. The report follows when an empty line asks for it, because a worker that wrote its
+report while others still work would take the processor from them.
+
 Times are those of CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
@@ -23,7 +24,7 @@ import numpy as np
 
 
 class WrongResult(Exception):
-    """A result that isn't what numpy says."""
+    """A result differs from numpy's."""
 
 
 class Actor:
@@ -37,7 +38,7 @@ class Actor:
         self._loaded = {}
 
     def gradient(self, name, worker, variant):
-        """Indices (dense: None) and values."""
+        """Returns indices (None if dense) and values of a worker's gradient."""
         key = (name, worker, variant)
         if key not in self._loaded:
             folder = self.directory / name
@@ -48,7 +49,7 @@ class Actor:
         return self._loaded[key]
 
     def expected(self, name, workers, variant):
-        """Indices, mean and counts, by numpy."""
+        """Returns the expected indices, mean and counts."""
         key = (name, "expected", workers, variant)
         if key not in self._loaded:
             with np.load(self.directory / name / f"expected-{workers}-{variant}.npz") as file:
@@ -56,11 +57,11 @@ class Actor:
         return self._loaded[key]
 
     def ready(self, job):
-        """Prepares what isn't to be timed."""
+        """Prepares a job; this is not timed."""
         self.job = job
 
     def go(self):
-        """Does the job; returns the result if this process is the one that gets it."""
+        """Does the job, and returns the result if this process gets it."""
         raise NotImplementedError
 
     def check(self, result):
@@ -71,7 +72,7 @@ class Actor:
 
 
 def compare(job, result, expected):
-    """Raises WrongResult where they differ by more than the rounding of one division."""
+    """Raises WrongResult if the two differ by more than the rounding of one division."""
     for what, given, wanted in zip(("indices", "values"), result, expected, strict=True):
         if wanted is None:
             continue
@@ -84,7 +85,7 @@ def compare(job, result, expected):
 
 
 def peak_memory():
-    """The most memory that this process has used since `reset_peak_memory`, in bytes; None where it can't be known."""
+    """Returns the most memory used since ``reset_peak_memory``, in bytes; None if it is unknown."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -95,8 +96,8 @@ def peak_memory():
 
 
 def reset_peak_memory():
-    """Lets the peak begin at what is used now. Returns that, or None where it can't be done."""
-    # Memory that was freed and kept would be used again without being seen.
+    """Sets the peak to what is used now, and returns that; None if this is impossible."""
+    # Memory that was freed but not returned to the system would be used again without raising the peak.
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -109,7 +110,7 @@ def reset_peak_memory():
 
 def serve(make_actor):
     """Runs jobs until standard input ends. The settings are the only argument, a JSON file."""
-    # What libraries print must not stand between the replies.
+    # What libraries print must not appear between the replies.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

@@ -9,16 +9,20 @@ import redisacc
 
 
 class Peer(common.Actor):
+    """A process with handles on the accumulators of its workloads."""
+
     def __init__(self, settings):
         super().__init__(settings)
         self.opened = {}
         self.step = 0
 
     def versions(self):
+        """Returns the versions of the packages in use."""
         names = ("redisacc", "redis", "hiredis", "numpy", "msgpack")
         return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
 
     def accumulator(self, name):
+        """Returns the handle for a workload."""
         if name not in self.opened:
             workload = self.workloads[name]
             kind = (
@@ -37,12 +41,16 @@ class Peer(common.Actor):
 
 
 class Worker(Peer):
+    """Applies gradients."""
+
     def ready(self, job):
+        """Prepares a job; this is not timed."""
         super().ready(job)
         self.accumulator(job["workload"])
         self.gradient(job["workload"], self.settings["number"], job["variant"])
 
     def go(self):
+        """Applies the gradient as often as the job says."""
         job = self.job
         acc = self.accumulator(job["workload"])
         indices, values = self.gradient(job["workload"], self.settings["number"], job["variant"])
@@ -56,18 +64,23 @@ class Worker(Peer):
 
 
 class Taker(Peer):
+    """Takes rounds."""
+
     def ready(self, job):
+        """Prepares a job; this is not timed."""
         super().ready(job)
         self.accumulator(job["workload"])
 
     def go(self):
+        """Takes the round."""
         acc = self.accumulator(self.job["workload"])
         taken = acc.take_grad(self.job["num_required"], timeout=120)
         return (None, taken) if isinstance(acc, redisacc.ConditionalAccumulator) else taken[:2]
 
     def check(self, result):
+        """Checks the result and the step."""
         super().check(result)
-        # What is right and came too late, or twice, would show in the next round only.
+        # A gradient that came too late, or twice, would otherwise be noticed only in the next round.
         step = self.accumulator(self.job["workload"]).global_step()
         if step != self.job["step"] + 1:
             raise common.WrongResult(f"after {self.job} the step is {step}")

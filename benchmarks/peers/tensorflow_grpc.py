@@ -1,9 +1,9 @@
 """TensorFlow's accumulators on a parameter server: one ``ps`` task, a task for each worker, one for the taker.
 
-Each process is a task with a v1 Session on its own master. Decisions, all of them in TensorFlow's favour:
-gradients are variables on the worker's own device, as if its graph had just computed them, so no feed_dict is paid
-for; the local step and the (absent) gradient shape are constants beside the accumulator, so no further tensors cross;
-calls are made ready by make_callable; oneDNN and thread pools are left as they come.
+Each process is a task with a v1 Session on its own master. Every choice favours TensorFlow. Gradients are variables on
+the worker's own device, as if its graph had just computed them, so no feed_dict is paid for. The local step and the
+(absent) gradient shape are constants beside the accumulator, so no further tensors are sent. Calls are prepared by
+make_callable. oneDNN and the thread pools keep their defaults.
 """
 
 import os
@@ -18,13 +18,13 @@ import tensorflow as tf
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 
-# Never stale; the step itself is the accumulator's.
+# Gradients are never stale; the accumulator counts the steps.
 LOCAL_STEP = 2**40
 PS = "/job:ps/task:0"
 
 
 def accumulators(workloads):
-    """One for each workload, where the current device scope says."""
+    """Makes an accumulator for each workload, on the device of the current scope."""
     made = {}
     for workload in workloads:
         kind = tf1.SparseConditionalAccumulator if workload["kind"] == "sparse" else tf1.ConditionalAccumulator
@@ -33,7 +33,7 @@ def accumulators(workloads):
 
 
 def gradient_tensors(initial, indices, values):
-    """The arrays as variables of the current device, read; what initialises them goes into `initial`."""
+    """Returns reads of variables on the current device that hold the arrays; adds initializers to ``initial``."""
     tensors = []
     for array in (indices, values):
         if array is not None:
@@ -45,6 +45,8 @@ def gradient_tensors(initial, indices, values):
 
 
 class Task(common.Actor):
+    """One task of the cluster."""
+
     def __init__(self, settings):
         super().__init__(settings)
         role, number = settings["role"], settings["number"]
@@ -72,9 +74,11 @@ class Task(common.Actor):
         self.calls = {key: self.session.make_callable(operation) for key, operation in operations.items()}
 
     def versions(self):
+        """Returns the versions of the packages in use."""
         return {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
 
     def go(self):
+        """Runs the prepared call of the job."""
         taken = self.calls[self.job["workload"], self.job["variant"]]()
         if self.settings["role"] == "worker":
             return None

@@ -1,4 +1,4 @@
-"""TensorFlow's accumulators inside one process: a thread for each worker, no network. State ends with the process."""
+"""TensorFlow's accumulators in one process, with a thread for each worker and no network. Its state ends with it."""
 
 import os
 import platform
@@ -13,6 +13,8 @@ from tensorflow_grpc import LOCAL_STEP, accumulators, gradient_tensors, tf1
 
 
 class Local(common.Actor):
+    """All workers and the taker, in one process."""
+
     def __init__(self, settings):
         super().__init__(settings)
         accs = accumulators(settings["workloads"])
@@ -33,14 +35,17 @@ class Local(common.Actor):
             threading.Thread(target=self.work, args=(worker,), daemon=True).start()
 
     def versions(self):
+        """Returns the versions of the packages in use."""
         return {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
 
     def work(self, worker):
+        """Applies the gradients of one worker, one for each signal."""
         while True:
             self.signals[worker].acquire()
             self.applies[self.job["workload"], worker, self.job["variant"]]()
 
     def go(self):
+        """Signals all workers, and takes the round."""
         for signal in self.signals:
             signal.release()
         taken = self.takes[self.job["workload"]]()

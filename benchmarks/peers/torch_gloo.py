@@ -1,7 +1,7 @@
 """torch.distributed's all_reduce over gloo: every worker is a rank, and all ranks get the sum; rank 0 is checked.
 
-It does less: ranks are fixed, each must take part in every round, there is no step and nothing survives a process. A
-sparse all_reduce gives sums only, so those are what is checked.
+It does less than redisacc: ranks are fixed, each must take part in every round, there is no step, and no state survives
+a process. A sparse all_reduce returns only sums, so only sums are checked.
 """
 
 import platform
@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 
 class Rank(common.Actor):
+    """One rank."""
+
     def __init__(self, settings):
         super().__init__(settings)
         # Four ranks share the machine.
@@ -25,9 +27,11 @@ class Rank(common.Actor):
         )
 
     def versions(self):
+        """Returns the versions of the packages in use."""
         return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
 
     def ready(self, job):
+        """Prepares a job; this is not timed."""
         super().ready(job)
         indices, values = self.gradient(job["workload"], self.settings["number"], job["variant"])
         # all_reduce overwrites its argument.
@@ -40,6 +44,7 @@ class Rank(common.Actor):
         self.tensor = tensor
 
     def go(self):
+        """Reduces the gradient, and returns the result on rank 0."""
         dist.all_reduce(self.tensor)
         result = self.tensor
         if not result.is_sparse:
@@ -51,6 +56,7 @@ class Rank(common.Actor):
         return found if self.settings["number"] == 0 else None
 
     def check(self, result):
+        """Checks the mean, or the sum if the gradient is sparse."""
         job = self.job
         indices, mean, counts = self.expected(job["workload"], job["workers"], job["variant"])
         if result[0] is None:

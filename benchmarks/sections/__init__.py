@@ -1,1 +1,1 @@
-"""What is measured, one module for each part of the report."""
+"""The measurements, with one module for each section of the report."""

@@ -1,7 +1,7 @@
-"""In place or parked: what a gradient of a given number of elements costs the client and the server, both ways.
+"""Measures what a gradient of a given size costs the client and the server, in place and buffered.
 
-The server's figures are its own: microseconds of EVALSHA by ``INFO commandstats`` and the 99th percentile by
-``INFO latencystats``, for calls that add to rows which are there already.
+The server's figures are its own: microseconds of EVALSHA from ``INFO commandstats``, and the 99th percentile from
+``INFO latencystats``, for calls that add to existing rows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from benchmarks.environment import Run
 from benchmarks.stats import summary
 from benchmarks.workloads import Workload
 
-# How long a script may hold the server, in microseconds.
+# The time for which a script may hold the server, in microseconds.
 ALLOWED = 250
 
 
 def bound(run: Run) -> dict[str, Any]:
-    """For sparse rows of 16 and of 64 and for dense gradients, a curve for each way."""
+    """Measures curves for sparse rows of 16 and of 64 and for dense gradients, in place and buffered."""
     sizes = (
         (64, 128) if run.tiny else (128, 512, 2048, 8192) if run.quick else (64, 128, 256, 512, 1024, 2048, 4096, 8192)
     )
@@ -34,7 +34,7 @@ def bound(run: Run) -> dict[str, Any]:
             results[name] = []
             for size in sizes:
                 point: dict[str, Any] = {"elements": size}
-                for way, limit in (("in place", 10**9), ("parked", 0)):
+                for way, limit in (("in place", 10**9), ("buffered", 0)):
                     point[way] = _measure(client, server.url, _workload(size, width, limit), rounds)
                 results[name].append(point)
             print(f"  {name}")
@@ -44,7 +44,7 @@ def bound(run: Run) -> dict[str, Any]:
                     + ", ".join(
                         f"{way} {point[way]['seconds']['median'] * 1e6:6.0f} µs, of which script "
                         f"{point[way]['script_us']:6.0f}"
-                        for way in ("in place", "parked")
+                        for way in ("in place", "buffered")
                     ),
                     flush=True,
                 )
@@ -60,7 +60,7 @@ def _workload(size: int, width: int, limit: int) -> Workload:
 def _measure(client: redis.Redis, url: str, workload: Workload, rounds: int) -> dict[str, Any]:
     indices, values = workload.gradient(0, 0)
     kind = redisacc.ConditionalAccumulator if indices is None else redisacc.SparseConditionalAccumulator
-    # Shared, as in real use: a private accumulator's scripts also move its lease on.
+    # Shared, as in real use: the scripts of a private accumulator also renew its lease.
     with kind("float32", workload.shape, "bound", redis=url, in_place_limit=workload.in_place_limit) as acc:
         gradient = (values,) if indices is None else (indices, values)
         for _ in range(3):
@@ -73,7 +73,9 @@ def _measure(client: redis.Redis, url: str, workload: Workload, rounds: int) -> 
             times.append(time.perf_counter() - started)
         stats = client.info("commandstats")["cmdstat_evalsha"]
         if stats["calls"] < rounds:
-            raise BenchmarkError(f"bound: {rounds} gradients in {stats['calls']} calls")
+            raise BenchmarkError(
+                f"bound: expected at least {rounds} calls of EVALSHA, one for each gradient, not {stats['calls']}"
+            )
         percentiles = client.info("latencystats").get("latency_percentiles_usec_evalsha", {})
         taken = acc.take_grad(1)
         if not np.allclose(taken if indices is None else taken[1], values, rtol=1e-5, atol=0):

@@ -1,4 +1,4 @@
-"""How time, server CPU and memory, and bytes on the wire grow: with workers, with rows, with gradients in a round."""
+"""Measures how time, CPU, memory and traffic grow with workers, with rows, and with gradients in a round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_WORKERS = 16
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a curve: what is applied, by how many, how often each."""
+    """One point of a curve: the workload, the number of workers, and the number of gradients of each."""
 
     x: int
     workload: Workload
@@ -27,9 +27,9 @@ class Point:
 
 
 def curves(run: Run) -> dict[str, list[Point]]:
-    """Every curve, by name."""
+    """Returns every curve, by name."""
     small = Workload("growth-10x16", "sparse", (1000, 16), 10)
-    parked = Workload("growth-10x16-parked", "sparse", (1000, 16), 10, in_place_limit=0)
+    buffered = Workload("growth-10x16-buffered", "sparse", (1000, 16), 10, in_place_limit=0)
     dense = Workload("growth-dense-1MB", "dense", (500, 500))
     counts = (1, 8) if run.tiny else (1, 8, 100, 1000) if run.quick else (1, 8, 100, 1000, 10_000)
     workers = (1, 2) if run.tiny else (1, 4, 16) if run.quick else (1, 2, 4, 8, 16)
@@ -42,7 +42,7 @@ def curves(run: Run) -> dict[str, list[Point]]:
             for n in rows
         ],
         "gradients of 10x16, in place": [_shared(n, small, max(workers)) for n in counts],
-        "gradients of 10x16, parked": [_shared(n, parked, max(workers)) for n in counts],
+        "gradients of 10x16, buffered": [_shared(n, buffered, max(workers)) for n in counts],
     }
 
 
@@ -52,7 +52,7 @@ def _shared(number: int, workload: Workload, most: int) -> Point:
 
 
 def growth(run: Run) -> dict[str, Any]:
-    """Every point of every curve: some rounds for the time, and one where all apply before the take, for the memory."""
+    """Measures every point of every curve: the time over some rounds, the memory in a round of its own."""
     every = curves(run)
     points = [point for curve in every.values() for point in curve]
     workers = max(point.active for point in points)
@@ -90,7 +90,10 @@ def growth(run: Run) -> dict[str, Any]:
 
 
 def measure(client: redis.Redis, crew: Crew, point: Point, rounds: int) -> dict[str, Any]:
-    """One point; figures are for one round."""
+    """Measures one point, and returns figures for one round.
+
+    In the round for the memory, the take begins when all gradients have arrived.
+    """
     name = point.workload.name
     crew.round(name, active=point.active, repeat=min(point.repeat, 10))
     before = _counters(client)

@@ -1,6 +1,7 @@
-"""What the machine allows: bare-socket SET, GET and EVALSHA, numpy's addition; and how near redisacc comes.
+"""Measures what the machine allows, and how close redisacc comes.
 
-One process, one server; redisacc and the bare socket in alternation.
+The limits are SET, GET and EVALSHA by a bare socket, and numpy's addition. One process and one server run redisacc and
+the bare socket in alternation.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from benchmarks.sections.scripts import NOTHING
 from benchmarks.stats import ratio, summary
 from benchmarks.workloads import Array, Workload
 
-# The same bytes in strings of this length, as large gradients are kept.
+# About the length of the parts of a buffered gradient.
 PIECE = 2 * 2**20
 
-# Adds 10 rows of 16 floats with nothing around it: no step, no shape, no count, no promise.
+# Adds 10 rows of 16 floats without any checks: no step, no shape, no count, no guarantee.
 UNGUARDED = """
 local stored = redis.call('HMGET', KEYS[1], unpack(ARGV, 2))
 local rows, write, format = ARGV[1], {}, '<' .. string.rep('f', 16)
@@ -45,25 +46,25 @@ Times = dict[str, list[float]]
 
 
 def measure(times: Times, name: str, function: Callable[[], Any]) -> Any:
-    """Calls a function and notes how long it took."""
+    """Calls a function, records its time under ``name``, and returns its result."""
     started = time.perf_counter()
     result = function()
     times.setdefault(name, []).append(time.perf_counter() - started)
     return result
 
 
-def settle(client: redis.Redis) -> None:
+def wait_until_freed(client: redis.Redis) -> None:
     """Waits until the server has freed, in the background, what was removed."""
-    give_up = time.monotonic() + 5
-    while client.info("memory").get("lazyfree_pending_objects", 0) and time.monotonic() < give_up:
+    deadline = time.monotonic() + 5
+    while client.info("memory").get("lazyfree_pending_objects", 0) and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
 def large(client: redis.Redis, url: str, bare: Bare, shape: tuple[int, ...], rounds: int) -> Times:
-    """SET and GET of one array against applying and taking it.
+    """Compares SET and GET of one array with applying and taking it.
 
-    Each round's keys are new, and removed afterwards. The order changes from round to round: whoever comes first finds
-    other caches than who comes second.
+    The keys of each round are new, and removed afterwards. The order changes from round to round, because the first
+    command finds other contents in the caches than the second.
     """
     gradients = [Workload("limits", "dense", shape).gradient(0, variant)[1] for variant in range(2)]
     shuffle = np.random.default_rng(0).permutation
@@ -101,7 +102,7 @@ def large(client: redis.Redis, url: str, bare: Bare, shape: tuple[int, ...], rou
                 "bare GET, new array": lambda get=get_into: get(np.empty(shape, np.float32)),
                 "take": lambda: acc.take_grad(1),
             }
-            settle(client)
+            wait_until_freed(client)
             for several in (writes, reads):
                 for name in shuffle(list(several)):
                     array = measure(times if number >= 0 else {}, name, several[name])
@@ -112,7 +113,7 @@ def large(client: redis.Redis, url: str, bare: Bare, shape: tuple[int, ...], rou
 
 
 def small(client: redis.Redis, url: str, bare: Bare, rounds: int) -> Times:
-    """Applying 10x16 against bare EVALSHA: of nothing, of nothing with the same bytes, and of an unguarded addition."""
+    """Compares applying 10x16 with bare EVALSHA of nothing, with the same bytes, and of an unguarded addition."""
     workload = Workload("limits-small", "sparse", (1000, 16), 10)
     indices, values = workload.gradient(0, 0)
     assert indices is not None
@@ -144,7 +145,7 @@ def small(client: redis.Redis, url: str, bare: Bare, rounds: int) -> Times:
 
 
 def add(shape: tuple[int, ...], rounds: int) -> Times:
-    """numpy's addition of the same array."""
+    """Measures numpy's addition of the same array."""
     total, gradient = np.zeros(shape, np.float32), np.ones(shape, np.float32)
     times: Times = {}
     for _ in range(rounds):
@@ -153,7 +154,7 @@ def add(shape: tuple[int, ...], rounds: int) -> Times:
 
 
 def limits(run: Run) -> dict[str, Any]:
-    """Both ways of persistence, both sizes."""
+    """Measures both sizes, with and without an append-only file."""
     rounds = 5 if run.tiny else 15 if run.quick else 80
     sizes = {"small": (10, 10)} if run.tiny else {"4 MB": (1000, 1000), "32 MB": (4000, 2000)}
     results: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""What a taker needs to add up parked gradients: time, and memory beyond what it used before.
+"""Measures the time and the memory that a taker needs to add up buffered gradients.
 
-Everything is there when the take begins, so none of the work is hidden in the wait: the worst case. Beside it, numpy's
-time to do the same to arrays that it has in memory already.
+This is the worst case: all gradients have arrived when the take begins, so none of the work is hidden in the wait. For
+comparison, numpy does the same with arrays that are in memory already.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST = 16
 
 
 def cases(run: Run) -> list[tuple[str, Workload, int, int]]:
-    """What the report calls it, the workload, workers, gradients of each."""
+    """Returns each case: its name in the report, the workload, the workers, and the gradients of each worker."""
 
     def sparse(name: str, size: int, rows: int, width: int, indices: str = "random") -> Workload:
         return Workload(f"reduction-{name}", "sparse", (size, width), rows, indices, in_place_limit=0)
@@ -46,7 +46,7 @@ def cases(run: Run) -> list[tuple[str, Workload, int, int]]:
 
 
 def by_numpy(workload: Workload, gradients: list[tuple[Array | None, Array]]) -> None:
-    """A plain reduction of arrays in memory: one pass for the sum of each, in a table of the rows that occur."""
+    """Reduces arrays in memory: adds each gradient to a table of the rows that occur, in one pass."""
     total: Array
     if workload.kind == "dense":
         total = gradients[0][1].copy()
@@ -68,7 +68,7 @@ def by_numpy(workload: Workload, gradients: list[tuple[Array | None, Array]]) ->
 
 
 def reduction(run: Run) -> dict[str, Any]:
-    """Every case."""
+    """Measures every case."""
     every = cases(run)
     settings = run.arrays([workload for _, workload, _, _ in every], sorted({workers for _, _, workers, _ in every}))
     rounds = 2 if run.quick else 4
@@ -86,14 +86,14 @@ def reduction(run: Run) -> dict[str, Any]:
     ):
         for name, workload, workers, repeat in every:
             crew.round(workload.name, active=workers)
-            seconds, memory, parked = [], [], [0]
+            seconds, memory, buffered = [], [], [0]
             kind = redisacc.SparseConditionalAccumulator
             with (kind if workload.kind == "sparse" else redisacc.ConditionalAccumulator)(
                 "float32", workload.shape, workload.name, redis=client, in_place_limit=0
             ) as acc:
 
-                def look(acc: Any = acc, parked: list[int] = parked) -> None:
-                    parked[0] = acc.info().parked
+                def look(acc: Any = acc, buffered: list[int] = buffered) -> None:
+                    buffered[0] = acc.info().buffered
 
                 for _ in range(rounds):
                     timing = crew.round(workload.name, active=workers, repeat=repeat, before_take=look, memory=True)
@@ -110,7 +110,7 @@ def reduction(run: Run) -> dict[str, Any]:
             result_bytes = mean.nbytes + held.nbytes
             results[name] = {
                 "gradients": workers * repeat,
-                "parked": parked[0],
+                "buffered": buffered[0],
                 "bytes_of_a_gradient": workload.bytes,
                 "bytes_of_the_result": result_bytes,
                 "take_seconds": summary(seconds),

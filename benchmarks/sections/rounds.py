@@ -1,4 +1,4 @@
-"""The six rows of the design, and the same rounds with other means."""
+"""Measures the six rows beside TensorFlow's parameter server, and the same rounds with the alternatives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redisacc.embedded import Server
 
 @dataclass
 class Peer:
-    """A crew, and whose CPU time counts as the server's."""
+    """A crew, and the processes whose CPU time counts as the server's."""
 
     key: str
     crew: Crew
@@ -31,7 +31,7 @@ class Peer:
 def _crew_at(
     run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], server: Server, *, name: str, program: str
 ) -> Crew:
-    """A crew of this project's environment that uses a server of ours."""
+    """Starts a crew in this project's environment that uses one of our servers."""
     crew = Crew(
         name,
         sys.executable,
@@ -47,7 +47,7 @@ def _crew_at(
 def redisacc_crew(
     run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], section: str, *, persistent: bool
 ) -> Peer:
-    """redisacc on a server of its own."""
+    """Starts redisacc on a server of its own."""
     label = "as embedded" if persistent else "nothing on disk"
     server, _ = stack.enter_context(run.start_server(f"{section}, {label}", persistent=persistent))
     crew = _crew_at(run, stack, settings, server, name=f"redisacc, {label}", program="redisacc_peer")
@@ -55,14 +55,14 @@ def redisacc_crew(
 
 
 def bare_crew(run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], section: str) -> Peer:
-    """The same bytes and additions by bare sockets, through a server that writes nothing to disk."""
+    """Starts bare sockets that do the same transfers and additions, through a server that writes nothing to disk."""
     server, _ = stack.enter_context(run.start_server(f"{section}, bare sockets", persistent=False))
     crew = _crew_at(run, stack, settings, server, name="bare sockets", program="bare_round")
     return Peer("bare", crew, [server.pid])
 
 
 def tensorflow_crew(run: Run, stack: contextlib.ExitStack, settings: dict[str, Any]) -> Peer:
-    """TensorFlow over gRPC: one process for the parameter server, each worker, and the taker."""
+    """Starts TensorFlow over gRPC, with one process for the parameter server, each worker, and the taker."""
     ports = [f"127.0.0.1:{port}" for port in free_ports(run.workers + 2)]
     cluster = {"ps": ports[:1], "taker": ports[1:2], "worker": ports[2:]}
     assert run.tensorflow is not None
@@ -80,14 +80,17 @@ def tensorflow_crew(run: Run, stack: contextlib.ExitStack, settings: dict[str, A
 
 
 def compete(peers: list[Peer], rows: list[Workload], rounds: int, budget: float, warm_up: int) -> dict[str, Any]:
-    """Rounds in alternation (A B C, A B C, …) for each row.
+    """Runs rounds of several peers in alternation (A B C, A B C, …) for each row.
 
     Args:
-        peers: the first is the one that the others are compared with.
-        rows: what to apply.
-        rounds: how many for each peer.
-        budget: seconds after which a slow peer leaves a row (never before 3 rounds).
-        warm_up: how many rounds come before those that count.
+        peers: the peers; the others are compared with the first.
+        rows: the workloads.
+        rounds: number of rounds for each peer.
+        budget: seconds after which a slow peer leaves a row, but not before 3 rounds.
+        warm_up: number of rounds before those that count.
+
+    Returns:
+        For each row, the figures of each peer and the ratios to the first.
     """
     results: dict[str, Any] = {}
     for row in rows:
@@ -147,13 +150,14 @@ def _say(row: Workload, peers: list[Peer], result: dict[str, Any]) -> None:
 
 
 def six_rows(run: Run) -> dict[str, Any]:
-    """TensorFlow over gRPC against redisacc: with nothing written to disk, then on the embedded server as it comes.
+    """Compares TensorFlow over gRPC with redisacc on two servers.
 
-    Beside the first also what bare sockets reach. One after the other, for a server that writes to disk goes on with
-    that after its round, and whoever's round came next would pay for it. The first comparison's figures of TensorFlow
-    are kept, and all ratios.
+    The first server writes nothing to disk, and bare sockets take part as well. The second is the embedded server with
+    its default settings. The two comparisons run one after the other: a server that writes to disk goes on writing
+    after its round, at the cost of the peer whose round comes next. The report has TensorFlow's figures from the first
+    comparison, and the ratios from both.
     """
-    # A quick run does without the largest.
+    # A quick run leaves out the largest row.
     rows = workloads.TINY if run.tiny else list(workloads.SIX_ROWS)[: -1 if run.quick else None]
     effort = (4, 0.7, 1) if run.quick else (40, 8.0, 3)
     results: dict[str, Any] = {}
@@ -181,7 +185,7 @@ def six_rows(run: Run) -> dict[str, Any]:
 
 
 def others(run: Run) -> dict[str, Any]:
-    """What else people use, against redisacc, with nothing written to disk."""
+    """Compares redisacc with the alternatives, with nothing written to disk."""
     rows = workloads.TINY if run.tiny else list(workloads.SIX_ROWS)[:: 2 if run.quick else 1]
     with contextlib.ExitStack() as stack:
         settings = run.arrays(rows, [run.workers])
@@ -213,9 +217,9 @@ def others(run: Run) -> dict[str, Any]:
             peers.append(Peer("gloo", gloo, []))
         server, _ = stack.enter_context(run.start_server("other means, by hand", persistent=False))
         for method, name, fits in (
-            # It moves the whole table, again and again.
+            # This method moves the whole table for every gradient.
             ("watch", "WATCH, get, add, set", lambda row: math.prod(row.shape) <= 2e6 or not run.quick),
-            # Five million commands would say no more than 64,000 do.
+            # Five million commands would show no more than 64,000 do.
             ("hincrbyfloat", "HINCRBYFLOAT, pipeline", lambda row: row.elements <= (1000 if run.quick else 64_000)),
         ):
             own = {**settings, "method": method}

@@ -1,14 +1,15 @@
-"""How long scripts held the server, by its slow log and its latency histogram.
+"""Collects how long scripts held the server, from its slow log and its latency histogram.
 
-The server measures wall time: where more processes want to run than there are cores, it is put aside in the middle of
-a call, and the call seems long. What a script that only counts seems to take at its longest shows how much of that
-there is.
+The server measures wall time. If more processes want to run than there are cores, the operating system suspends the
+server in the middle of a call, and the call looks long. The longest call of a script that only counts shows the size of
+this effect.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import textwrap
 from typing import Any
 
 import redis
@@ -17,7 +18,7 @@ from benchmarks.crew import Crew
 from benchmarks.environment import Run
 
 NOTHING = "return 1"
-# About as long as a script of redisacc: the longer a call, the likelier that the server is put aside in it.
+# Takes about as long as a script of redisacc, because longer calls are more likely to be interrupted.
 COUNTING = "local sum = 0 for i = 1, 12000 do sum = sum + i end return sum"
 
 
@@ -26,12 +27,13 @@ _NAME_BYTES = 100
 
 
 def first_words(body: str) -> str:
-    """What a script is called in the report: the beginning of the first sentence of its head."""
+    """Returns a script's name in the report, which is the beginning of the first sentence of its head."""
     if body in (NOTHING, COUNTING):
         return "(does nothing)" if body == NOTHING else "(counts to 12,000)"
     for line in body.splitlines():
         if line.startswith("-- ") and not line.startswith("-- #"):
-            return line[3 : 3 + _NAME_BYTES].partition(". ")[0].rstrip(".")
+            sentence = line[3:].partition(". ")[0].rstrip(".")
+            return textwrap.shorten(sentence, _NAME_BYTES, placeholder=" …")
     return "(of the benchmark's own)"
 
 
@@ -44,8 +46,8 @@ def _body(client: redis.Redis, sha: str) -> str:
 
 
 def collect(client: redis.Redis) -> dict[str, Any]:
-    """For each script: calls above the slow log's bound, above 0.25 and 0.5 ms, and the longest; the histogram."""
-    # One connection of its own, so that the reply comes as the server gives it.
+    """Returns, for each script, the calls above 0.2, 0.25 and 0.5 ms and the longest; and the histogram."""
+    # A connection of its own, because redis-py would transform the reply.
     connection = client.connection_pool.make_connection()
     connection.send_command("SLOWLOG", "GET", -1)
     entries = connection.read_response(disable_decoding=True)
@@ -94,7 +96,7 @@ def _version(client: redis.Redis) -> str:
 
 
 def _text(value: Any) -> Any:
-    """A nested reply as JSON can hold it; flat lists of names and values become objects."""
+    """Converts a nested reply for JSON; flat lists of names and values become objects."""
     match value:
         case bytes():
             return value.decode(errors="replace")
@@ -110,7 +112,7 @@ def _text(value: Any) -> Any:
 
 
 def control(run: Run) -> None:
-    """As many processes as a round has call a script that counts to 12,000: the machine's own noise."""
+    """Measures the machine's own noise: as many processes as in a round call a script that counts to 12,000."""
     with (
         run.start_server("control", persistent=False) as (server, _),
         Crew(

@@ -1,8 +1,8 @@
-"""The chief of synchronous training: waits for a gradient of each worker, moves the weights, publishes them.
+"""The chief of synchronous training. It waits for a gradient from each worker, moves the weights and publishes them.
 
     python chief.py --redis redis://HOST:6379/0 --workers 2
 
-It may be killed and started again at any time. At the end it trains once more, alone, and compares.
+It may be killed and started again at any time. At the end it trains once more, alone, and compares the weights.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import redisacc
 
 
 class Model:
-    """The weights, and the step that they are for. They outlive this process in a stream of Redis."""
+    """The weights and the step that they belong to. They outlive this process in a Redis stream."""
 
     def __init__(self, client, name):
         self.client, self.key = client, f"{name}:weights"
@@ -30,17 +30,17 @@ class Model:
     def publish(self):
         self.client.xadd(self.key, {"step": self.step, "weights": self.weights.tobytes()}, maxlen=2, approximate=False)
 
-    def update(self, round):
-        if round.global_step < self.step:
-            # A chief before this one had published the weights, and died before it acknowledged the round.
+    def update(self, taken):
+        if taken.global_step < self.step:
+            # An earlier chief published the weights, and died before it acknowledged the round.
             return
-        self.weights = self.weights - RATE * round.gradient
-        self.step = round.global_step + 1
+        self.weights = self.weights - RATE * taken.gradient
+        self.step = taken.global_step + 1
         self.publish()
 
 
 def train_alone(workers):
-    """The same training in this process."""
+    """Trains in this process, and returns the weights."""
     weights = np.zeros(FEATURES)
     for step in range(STEPS):
         weights -= RATE * np.mean([gradient(weights, *batch(step, index)) for index in range(workers)], axis=0)
@@ -50,29 +50,29 @@ def train_alone(workers):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--redis", default=os.environ.get("REDISACC_URL", "redis://localhost:6379/0"), metavar="URL")
-    parser.add_argument("--name", default="two-machines", help="of the training, the same for all")
-    parser.add_argument("--workers", type=int, required=True, help="how many there are")
+    parser.add_argument("--name", default="two-machines", help="name of the training, the same for all processes")
+    parser.add_argument("--workers", type=int, required=True, help="number of workers")
     args = parser.parse_args()
 
     client = redis.Redis.from_url(args.redis)
     gradients = redisacc.ConditionalAccumulator(np.float64, [FEATURES], args.name, redis=client, worker="chief")
     model = Model(client, args.name)
     with gradients.recover() as left:
-        # What a chief before this one had taken when it died.
+        # The round that an earlier chief had taken when it died.
         if left is not None:
             model.update(left)
     while model.step < STEPS:
-        with gradients.take(args.workers) as round:
-            model.update(round)
+        with gradients.take(args.workers) as taken:
+            model.update(taken)
             if model.step % 25 == 0:
-                print(f"step {model.step}: gradients of {', '.join(round.workers)}", flush=True)
+                print(f"step {model.step}: gradients from {', '.join(taken.workers)}", flush=True)
 
     difference = np.abs(model.weights - train_alone(args.workers)).max()
-    print(f"largest difference to training alone: {difference:.1e}")
+    print(f"largest difference from training alone: {difference:.1e}")
     gradients.delete()
-    client.expire(model.key, 60)  # the workers still read there that it is over
+    client.expire(model.key, 60)  # workers still have to read there that the training is over
     if not difference < 1e-12:
-        raise SystemExit("that is more than rounding")
+        raise SystemExit("the difference is larger than rounding explains")
 
 
 if __name__ == "__main__":

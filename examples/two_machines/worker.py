@@ -1,4 +1,4 @@
-"""A worker of synchronous training: copy this folder to each machine, and start one of these for each worker.
+"""A worker of synchronous training. Copy this folder to each machine, and start this program once for each worker.
 
     python worker.py --redis redis://HOST:6379/0 --index 0
 
@@ -17,19 +17,19 @@ FEATURES, BATCH, STEPS, RATE = 8, 64, 100, 0.1
 
 
 def batch(step, index):
-    """What worker `index` trains on in that step. Here it is made up; the same again after a restart."""
+    """Returns the data of worker `index` for that step. It is made up here, and the same after a restart."""
     random = np.random.default_rng([step, index])
     x = random.normal(size=(BATCH, FEATURES))
     return x, x @ np.arange(1.0, FEATURES + 1) + random.normal(scale=0.01, size=BATCH)
 
 
 def gradient(weights, x, y):
-    """Of half the mean squared error."""
+    """Returns the gradient of half the mean squared error."""
     return (x @ weights - y) @ x / len(y)
 
 
 def newest_weights(client, name, seen):
-    """Blocks until the chief has published something after the entry `seen`; returns the last there is."""
+    """Blocks until the chief has published weights after the entry `seen`; returns the last entry."""
     while not client.xread({f"{name}:weights": seen}, block=1000):
         pass
     [(entry, fields)] = client.xrevrange(f"{name}:weights", count=1)
@@ -39,8 +39,8 @@ def newest_weights(client, name, seen):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--redis", default=os.environ.get("REDISACC_URL", "redis://localhost:6379/0"), metavar="URL")
-    parser.add_argument("--name", default="two-machines", help="of the training, the same for all")
-    parser.add_argument("--index", type=int, required=True, help="0, 1, 2, …: another one for each worker")
+    parser.add_argument("--name", default="two-machines", help="name of the training, the same for all processes")
+    parser.add_argument("--index", type=int, required=True, help="0, 1, 2, …: different for each worker")
     args = parser.parse_args()
 
     client = redis.Redis.from_url(args.redis)
@@ -52,8 +52,8 @@ def main():
         if step == STEPS:
             break
         if worker in gradients.info().workers:
-            # This worker had been killed just after its gradient was counted. A second one would stand in for
-            # somebody else's.
+            # This worker was killed just after its gradient was counted. If it contributed a second one, the round
+            # would fill without another worker's gradient.
             continue
         gradients.apply_grad(gradient(weights, *batch(step, args.index)), local_step=step)
     print(f"{worker}: done", flush=True)

@@ -1,8 +1,8 @@
--- Says what happened. Everything goes to redisacc:{NAME}:events, for whoever looks on; a taker that waits is woken by
--- what concerns it only, on redisacc:{NAME}:wake: each time costs it more than a small gradient costs the server.
--- wake: the text that goes there, if any.
-local function announce(record_key, text, wake)
-  redis.call('PUBLISH', record_key .. ':events', text)
+-- Publishes an event. Every event goes to redisacc:{NAME}:events, for observers. Takers listen only to
+-- redisacc:{NAME}:wake, because each message that wakes one costs it more than an inline gradient costs the server.
+-- wake: the message that goes there, if any.
+local function announce(record_key, message, wake)
+  redis.call('PUBLISH', record_key .. ':events', message)
   if wake then
     redis.call('PUBLISH', record_key .. ':wake', wake)
   end

@@ -1,6 +1,7 @@
--- Lets this script write although the server has reached maxmemory, for what is needed to drain it. Such a server
--- refuses commands that may need memory until a script has written by one that can't; from then on it lets the script
--- finish. So delete a field that nobody ever has. Call it when nothing can be refused any more.
+-- Lets this script write although the server has reached maxmemory, because its writes are needed to drain the server.
+-- A full server refuses commands that may need memory until the script has written with a command that can't need any,
+-- and from then on lets the script finish. So this deletes a field that never exists. Call it when the script can no
+-- longer refuse the request.
 local function even_when_full(record_key)
   redis.call('HDEL', record_key, '')
 end

@@ -1,9 +1,10 @@
 -- #include "integer_text"
 -- #include "count_text"
 
--- A round that was taken and not yet acknowledged: the field TOKEN of the taken hash is the text
--- "state global_step num_accumulated granted_ms round_shape taker"; state is "granted", or "acknowledged" while its
--- parts are being removed. Returns the reply that hands the round out, or nil where the token has none.
+-- Returns the reply that hands out a round, or nil if the token has none. A round that was taken and not yet
+-- acknowledged is the field TOKEN of the taken hash, with the text
+-- "state global_step num_accumulated granted_ms round_shape taker". The state is "granted", or "acknowledged" while the
+-- parts of the round are being removed.
 local function granted_round(taken_key, token)
   local text = redis.call('HGET', taken_key, token)
   if not text then

@@ -1,4 +1,4 @@
--- The server's clock in milliseconds since 1970: the only clock that hosts with clocks of their own share.
+-- Returns the server's clock in milliseconds since 1970: the only clock that all hosts share.
 local function now_ms()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)

@@ -1,8 +1,8 @@
 -- #include "integer_text"
 -- #include "count_text"
 
--- Reads the record of the incarnation that the caller opened: the step, the round's shape, and the counts that are
--- named. Returns a table, or nil and the reply that says why the operation can't go on: {'missing'}, {'replaced'} or
+-- Reads the record of the incarnation that the caller opened: the step, the shape of the round, and the named counts.
+-- Returns a table, or nil and the reply that says why the operation can't go on: {'missing'}, {'replaced'} or
 -- {'corrupt', field, text}.
 local function read_record(record_key, incarnation, names)
   local fields = redis.call('HMGET', record_key, 'incarnation', 'global_step', 'round_shape', unpack(names))

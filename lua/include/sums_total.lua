@@ -1,9 +1,10 @@
 -- #include "count_text"
 
--- What the sums of a round must add up to: the field "total" of their hash is the text "gradients rows", the gradients
--- that were added and how many rows those had together. It goes with the hash, and the record doesn't: so whoever reads
--- the round notices if the hash, or a row of it, was evicted and begun anew.
--- Returns the total, or nil and the reply {'corrupt', 'sums', text}.
+-- Reads what the sums of a round must add up to. Returns a table, or nil and the reply {'corrupt', 'sums', text}.
+--
+-- The field "total" of the hash has the text "gradients rows": the number of gradients that were added, and of all
+-- their rows together. It lies in the hash and not in the record, so that a reader of the round notices if the hash, or
+-- a row of it, was evicted and started again.
 local function read_total(sums_key)
   local text = redis.call('HGET', sums_key, 'total')
   if not text then

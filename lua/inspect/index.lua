@@ -1,26 +1,32 @@
--- The exact sum, count and mean of one index of the current round, in text: what a take would return for it now. Reads
--- only. A sum in place is one HGET; in a parked gradient the index is found by a search over its sorted indices, of a
--- large one with GETRANGE, so that nothing is loaded but the row. A file of its own, without includes:
+-- Prints the exact sum, count and mean of one index of the current round: what a take would return for it now.
+--
+-- KEYS record  redisacc:{NAME}   the record of the accumulator
+-- ARGV index   text              coordinates, separated by commas. Sparse: the index, then those in its row. Dense:
+--                                coordinates of an element. Fewer coordinates than dimensions select all elements below
+--                                them; "" selects all elements of a dense accumulator
+-- ARGV most    number?           the number of elements to print, from 1 to 1000; 16 if it is missing
+--
+-- Replies: lines of the form "what value", or an error.
+
+-- A file of its own, without includes, for redis-cli:
 --
 --   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , 7        row 7
 --   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , 7,3 1    element 3 of row 7
 --
--- KEYS[1] redisacc:{NAME}     the record. The other keys carry the same hash tag and are named after it here: which
---                             ones there are, only the headers say
--- ARGV[1] index               coordinates parted by commas: sparse, the index, and which elements of its row; dense,
---                             which elements. Fewer coordinates than dimensions mean all elements below. May be left
---                             out for a dense accumulator
--- ARGV[2] most                elements shown, 1 to 1000; 16 if it isn't given
+-- It only reads, and loads nothing but the row. A sum in place is one HGET. In a buffered gradient it finds the index
+-- by a search over the sorted indices, with GETRANGE if the gradient is large. It refuses if more than 200 gradients
+-- are buffered, because searching all of them would hold the server for too long. `redisacc show NAME --index` has no
+-- such bound.
 --
--- Replies: lines "what value", or an error. It refuses, and changes nothing, where more than 200 gradients are parked:
--- to search them all would hold the server too long. `redisacc show NAME --index` has no such bound.
+-- The other keys carry the same hash tag, and their names are formed here, because only the headers of the gradients
+-- say which keys there are.
 
 local record_key, index, most = KEYS[1] or '', ARGV[1] or '', tonumber(ARGV[2] or '16')
 
-local MOST_PARKED, MOST_ELEMENTS = 200, 1000
+local MOST_BUFFERED, MOST_ELEMENTS = 200, 1000
 local TWO_32 = 4294967296
 
--- Control characters must not reach a terminal.
+-- Replaces control characters, which must not reach a terminal.
 local function safe(text)
   text = string.gsub(string.gsub(text, '%c', '?'), '\194[\128-\159]', '?')
   return text
@@ -30,7 +36,7 @@ local function fail(...)
   error({err = 'ERR ' .. safe(string.format(...))}, 0)
 end
 
--- Real numbers. Sums of "f" are rounded to float32 after each addition, as numpy does; struct rounds.
+-- Real numbers. Sums of "f" are rounded to float32 after each addition, as in numpy. struct does the rounding.
 
 local function float32(x)
   return (struct.unpack('<f', struct.pack('<f', x)))
@@ -40,8 +46,8 @@ local function same(x)
   return x
 end
 
--- To the nearest number of so many binary digits, halves to the even one. smallest is the exponent of the smallest
--- subnormal, and beyond is the first number that is infinite.
+-- Returns what rounds a number to this many binary digits: to the nearest one, and halfway cases to the even one.
+-- `smallest` is the exponent of the smallest subnormal number, and `beyond` the first number that becomes infinite.
 local function narrow(digits, smallest, beyond)
   return function(x)
     if x ~= x or x == 0 or x == math.huge or x == -math.huge then
@@ -76,7 +82,7 @@ local function bfloat16(data, at)
   return (struct.unpack('<f', '\0\0' .. string.sub(data, at, at + 1)))
 end
 
--- The fewest digits that tell a number from its neighbours.
+-- Returns what writes a number with the fewest digits that distinguish it from its neighbours.
 local function real_text(round, from, to)
   return function(x)
     if x ~= x then
@@ -104,7 +110,8 @@ local function reals(round, final, digits)
   }
 end
 
--- Integers: two's complement of 64 bits as {high, low}, for Lua's numbers are doubles and exact only up to 2^53.
+-- Integers are {high, low}, the halves of a two's complement of 64 bits, because Lua's numbers are doubles and exact
+-- only up to 2^53.
 
 local function wide(x)
   return {math.floor(x / TWO_32) % TWO_32, x % TWO_32}
@@ -121,7 +128,7 @@ local function wide_text(a, signed)
   end
   local high, low, groups = a[1], a[2], {}
   repeat
-    -- Long division by 10^6: a remainder times 2^32 stays below 2^53.
+    -- A long division by 10^6, because then a remainder times 2^32 stays below 2^53.
     local remainder = high % 1000000
     high = math.floor(high / 1000000)
     local rest = remainder * TWO_32 + low
@@ -136,7 +143,7 @@ local function integers(bits, signed)
   return {
     from_sum = function(x)
       if x ~= math.floor(x) or math.abs(x) > 9007199254740991 then
-        fail('a sum in place is no exact integer')
+        fail('a sum in place is not an exact integer, so redisacc did not write it')
       end
       return wide(x)
     end,
@@ -144,12 +151,12 @@ local function integers(bits, signed)
       local low = a[2] + b[2]
       return {(a[1] + b[1] + (low >= TWO_32 and 1 or 0)) % TWO_32, low % TWO_32}
     end,
-    -- Truncates toward zero.
+    -- An integer mean truncates toward zero.
     divide = function(a, count)
       if count >= 137438953472 then
-        fail('a mean over 2^37 gradients or more can not be formed here')
+        fail('the mean of 2^37 gradients or more is beyond this script: use `redisacc show NAME --index`')
       end
-      -- Sums of the narrower types are signed, whatever those are.
+      -- Sums of narrower types are signed, even if the type isn't.
       local negative = (signed or bits < 64) and a[1] >= TWO_32 / 2
       if negative then
         a = negated(a)
@@ -164,7 +171,7 @@ local function integers(bits, signed)
       end
       return negative and negated(quotient) or quotient
     end,
-    -- What numpy makes of it when it casts back: it wraps.
+    -- Wraps, as numpy does when it casts back.
     final = function(a)
       if bits == 64 then
         return a
@@ -176,7 +183,7 @@ local function integers(bits, signed)
   }
 end
 
--- How a dtype is stored: bytes of a number, and what reads one.
+-- How each dtype is stored: the bytes of a number, and the function that reads one.
 
 local function by_struct(bytes, letter)
   return {bytes = bytes, read = function(data, at) return (struct.unpack(letter, data, at)) end}
@@ -198,7 +205,7 @@ local stored = {
   uint8 = integer(1, '<I1'), uint16 = integer(2, '<I2'), uint32 = integer(4, '<I4'), uint64 = {bytes = 8, read = eight},
 }
 
--- How the elements of an accumulator are added up: components, the type of sums in place, and the arithmetic.
+-- Returns how elements of a dtype are added: the number of components, the type of sums in place, and the arithmetic.
 local function element_type(name)
   local single, double = {6, 9}, {15, 17}
   local known = {
@@ -212,12 +219,12 @@ local function element_type(name)
   end
   local unsigned, bits = string.match(name, '^q?(u?)int(%d+)$')
   if not stored[unsigned .. 'int' .. (bits or '')] then
-    fail('no way to read elements of %s', name)
+    fail('this script cannot read elements of the dtype %s', name)
   end
   return {1, 'd', integers(tonumber(bits), unsigned == '')}
 end
 
--- Parked gradients.
+-- Buffered gradients.
 
 local function sizes(value)
   if type(value) ~= 'table' then
@@ -233,7 +240,7 @@ local function sizes(value)
   return total
 end
 
--- A header, with what it says checked against itself: anybody may have written it.
+-- Parses a header, and checks that its fields agree with each other, because anyone may have written it.
 local function parse(id, entry, sparse, row_elements, components)
   local order, packed = string.match(entry, '^(%d+) (.*)$')
   local ok, header = pcall(cmsgpack.unpack, packed or '')
@@ -246,11 +253,11 @@ local function parse(id, entry, sparse, row_elements, components)
   if not how or not indices or not counts or not values or not sizes(header.shape)
       or type(rows) ~= 'number' or type(header.gradients) ~= 'number'
       or values ~= rows * row_elements * how.bytes * components or (sparse and indices ~= rows * 8)
-      or (counts ~= 0 and counts ~= indices) or type(header.small) ~= 'boolean' then
+      or (counts ~= 0 and counts ~= indices) or type(header.inline) ~= 'boolean' then
     fail('gradient %s has a header that redisacc did not write', id)
   end
   return {
-    id = id, small = header.small, order = tonumber(order), how = how, rows = rows, number = header.gradients,
+    id = id, inline = header.inline, order = tonumber(order), how = how, rows = rows, number = header.gradients,
     summed = counts > 0,
     indices = {first = 0, start = 0, bytes = indices, lengths = header.indices},
     counts = {first = #header.indices, start = indices, bytes = counts, lengths = header.counts},
@@ -259,23 +266,23 @@ local function parse(id, entry, sparse, row_elements, components)
   }
 end
 
--- A small one, whole: it is a field of a hash, which can't be read in pieces.
-local function small_data(gradient)
+-- Returns all data of an inline gradient, because a field of a hash can't be read in pieces.
+local function inline_data(gradient)
   if not gradient.data then
-    local data = redis.call('HGET', record_key .. ':small', gradient.id) or ''
+    local data = redis.call('HGET', record_key .. ':inline', gradient.id) or ''
     local size = gradient.values.start + gradient.values.bytes
     if #data ~= size then
-      fail('%s:small %s is gone, or has another length: removed by hand', record_key, gradient.id)
+      fail('%s:inline %s is gone, or has another length: it was evicted or removed by hand', record_key, gradient.id)
     end
     gradient.data = data
   end
   return gradient.data
 end
 
--- Bytes of one of its sections, which of a large one may lie in several parts.
+-- Returns bytes of a section of a gradient. A section of a large gradient may span several parts.
 local function bytes_of(gradient, section, from, length)
-  if gradient.small then
-    return string.sub(small_data(gradient), section.start + from + 1, section.start + from + length)
+  if gradient.inline then
+    return string.sub(inline_data(gradient), section.start + from + 1, section.start + from + length)
   end
   local pieces, start = {}, 0
   for k, size in ipairs(section.lengths) do
@@ -285,7 +292,7 @@ local function bytes_of(gradient, section, from, length)
       local piece = redis.call('GETRANGE', key, string.format('%.0f', first - start),
         string.format('%.0f', last - 1 - start))
       if #piece ~= last - first then
-        fail('%s is gone, or too short: evicted, or removed by hand', key)
+        fail('%s is gone, or too short: it was evicted or removed by hand', key)
       end
       pieces[#pieces + 1] = piece
     end
@@ -294,8 +301,9 @@ local function bytes_of(gradient, section, from, length)
   return table.concat(pieces)
 end
 
--- The place of an index among a gradient's, from 0, or nil. Every other guess halves what is left, so that it ends
--- soon whatever the indices are; the others go by the values, which finds evenly spread indices in a few reads.
+-- Returns the place of an index among those of a gradient, from 0, or nil. Every other guess halves the remaining
+-- range, so that the search is short for any indices. The other guesses interpolate between the values, which finds
+-- evenly spread indices in a few reads.
 local function find(gradient, wanted)
   local function read(place)
     local found = eight(bytes_of(gradient, gradient.indices, place * 8, 8), 1)
@@ -339,16 +347,16 @@ local function parse_index(text)
   return {high, low}
 end
 
--- Which elements of an array of these dimensions the coordinates mean: the first, and how many.
+-- Returns which elements of an array the coordinates select: the place of the first, and their number.
 local function span(coordinates, dims)
   if #coordinates > #dims then
-    fail('%d coordinates, and there are %d dimensions', #coordinates, #dims)
+    fail('got %d coordinates for %d dimensions', #coordinates, #dims)
   end
   local first, number = 0, 1
   for axis, dim in ipairs(dims) do
     local coordinate = coordinates[axis]
     if coordinate and coordinate >= dim then
-      fail('coordinate %.0f of a dimension of %.0f', coordinate, dim)
+      fail('coordinate %.0f is outside a dimension of size %.0f', coordinate, dim)
     end
     first = first * dim + (coordinate or 0)
     number = number * (coordinate and 1 or dim)
@@ -368,14 +376,14 @@ local function main()
   end
   if index ~= '' and (string.match(index, '[^%d,]') or string.match(',' .. index .. ',', ',,')
       or string.match(index, string.rep('%d', 20))) then
-    fail('the index must be whole numbers parted by commas, not %s', index)
+    fail('the index must be whole numbers separated by commas, not %s', index)
   end
   if not most or most ~= math.floor(most) or most < 1 or most > MOST_ELEMENTS then
-    fail('1 to %d elements can be shown', MOST_ELEMENTS)
+    fail('the number of elements to print must be a whole number, 1 to %d', MOST_ELEMENTS)
   end
   local sparse = kind == 'sparse'
   if sparse and index == '' then
-    fail('which index?')
+    fail('a sparse accumulator needs an index')
   end
   local lines = {}
   local function say(...)
@@ -403,7 +411,7 @@ local function main()
   local shown = math.min(number, most)
   local components, packed_as, arithmetic = unpack(element_type(dtype))
 
-  local total, count, in_place, parked_in = {}, 0, 0, 0
+  local total, count, in_place, buffered_in = {}, 0, 0, 0
   local function add(data, how, convert, from)
     for i = 1, #data / how.bytes do
       local value = convert(how.read(data, (i - 1) * how.bytes + 1))
@@ -412,14 +420,14 @@ local function main()
     end
   end
 
-  -- Parked ones first and in order of arrival, then what was summed in place: as a take adds them.
-  local parked_key = record_key .. ':parked'
-  local parked_number = redis.call('HLEN', parked_key)
-  if parked_number > MOST_PARKED then
-    fail('%d gradients are parked, and this looks through %d at most: use `redisacc show NAME --index`',
-      parked_number, MOST_PARKED)
+  -- A take adds the buffered gradients first, in order of arrival, and then the sums in place.
+  local buffered_key = record_key .. ':buffered'
+  local buffered_number = redis.call('HLEN', buffered_key)
+  if buffered_number > MOST_BUFFERED then
+    fail('%d gradients are buffered, and this script searches at most %d: use `redisacc show NAME --index`',
+      buffered_number, MOST_BUFFERED)
   end
-  local entries, gradients = redis.call('HGETALL', parked_key), {}
+  local entries, gradients = redis.call('HGETALL', buffered_key), {}
   for i = 1, #entries, 2 do
     gradients[#gradients + 1] = parse(entries[i], entries[i + 1], sparse, row_elements, components)
   end
@@ -432,7 +440,7 @@ local function main()
       if sparse then
         held = gradient.summed and struct.unpack('<I8', bytes_of(gradient, gradient.counts, place * 8, 8)) or 1
       end
-      count, parked_in = count + held, parked_in + held
+      count, buffered_in = count + held, buffered_in + held
       local element = gradient.how.bytes * components
       local data = bytes_of(gradient, gradient.values, (place * row_elements + first) * element, shown * element)
       add(data, gradient.how, same, 0)
@@ -450,7 +458,7 @@ local function main()
     if packed then
       local data = string.sub(packed, 9 + (from - base) * element, 8 + (next_chunk - base) * element)
       if #packed < 8 or #data ~= (next_chunk - from) * element then
-        fail('row %s of the sums has %d bytes', field, #packed)
+        fail('row %s of the sums has %d bytes, so redisacc did not write it', field, #packed)
       end
       in_place = struct.unpack('<I8', packed)
       add(data, how, arithmetic.from_sum, (from - first) * components)
@@ -460,13 +468,13 @@ local function main()
   count = count + in_place
 
   if not sparse and row_elements > 0 and count ~= tonumber(accumulated) then
-    fail('of %s gradients only %.0f were found: keys were evicted or removed', accumulated, count)
+    fail('only %.0f of %s gradients were found: keys were evicted or removed by hand', count, accumulated)
   end
   if not sparse then
     count = tonumber(accumulated)
   end
   say('count %.0f', count)
-  say('held in place %.0f, parked %.0f', in_place, parked_in)
+  say('held in place %.0f, buffered %.0f', in_place, buffered_in)
   if count == 0 then
     return lines
   end
@@ -493,5 +501,5 @@ local ok, result = pcall(main)
 if ok or (type(result) == 'table' and result.err) then
   return result
 end
--- An error of redis.call, which servers before 7.0 raise as text.
+-- Servers before 7.0 raise an error of redis.call as text.
 return redis.error_reply(tostring(result))

@@ -1,20 +1,23 @@
--- Says in plain text how an accumulator stands: what it is, its round, who waits, what was taken and not acknowledged.
--- Reads only, and never more than some dozens of fields, however large the accumulator is. A file of its own, without
--- includes:
+-- Prints the state of an accumulator: its schema, its round, the waiting takers, and the rounds that were taken and not
+-- acknowledged.
 --
---   redis-cli --raw --eval lua/inspect/summary.lua 'redisacc:{NAME}'
---
--- KEYS[1] redisacc:{NAME}     the record. The other keys carry the same hash tag and are named after it here, so that
---                             nobody has to type them all
+-- KEYS record  redisacc:{NAME}   the record of the accumulator
 --
 -- Replies: lines of text, or an error.
 
+-- A file of its own, without includes, for redis-cli:
+--
+--   redis-cli --raw --eval lua/inspect/summary.lua 'redisacc:{NAME}'
+--
+-- It only reads, and never more than some dozens of fields, however large the accumulator is. The other keys carry the
+-- same hash tag, and their names are formed here, so that they need not be typed.
+
 local record_key = KEYS[1] or ''
 
--- So many workers, takers and rounds are named; the rest is counted.
+-- The number of workers, takers and rounds that are named; the rest are only counted.
 local SHOWN = 10
 
--- Names come from whoever wrote them, and may go to a terminal: no control characters, in ASCII or in UTF-8.
+-- Replaces control characters in ASCII and UTF-8: anyone may have written the names, and a terminal may show them.
 local function safe(text)
   text = string.gsub(string.gsub(text, '%c', '?'), '\194[\128-\159]', '?')
   return text
@@ -26,7 +29,7 @@ local function say(...)
 end
 
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
-  'num_accumulated', 'round_shape', 'applied', 'stale', 'duplicates', 'takes', 'parked_bytes', 'parked_limit',
+  'num_accumulated', 'round_shape', 'applied', 'stale', 'duplicates', 'takes', 'buffered_bytes', 'buffer_limit',
   'created_ms', 'incarnation')
 for i = 1, 15 do
   if not fields[i] then
@@ -34,8 +37,8 @@ for i = 1, 15 do
       'ERR there is no accumulator ' .. safe(record_key) .. '; SMEMBERS redisacc:names lists them')
   end
 end
-local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, duplicates, takes, parked_bytes,
-  parked_limit, created_ms, incarnation = unpack(fields)
+local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, duplicates, takes, buffered_bytes,
+  buffer_limit, created_ms, incarnation = unpack(fields)
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -45,17 +48,17 @@ end
 
 say('%s: %s %s %s %s', record_key, kind, dtype, shape, reduction)
 if string.match(incarnation, '^deleted:') then
-  say('it is being deleted')
+  say('this accumulator is being deleted')
 end
 say('step %s, %s gradients in this round%s', step, count, round_shape ~= '' and ' of shape ' .. round_shape or '')
--- One field of the sums isn't a row: what they must add up to.
+-- One field of the sums isn't a row but the total that they must add up to.
 local sums = math.max(redis.call('HLEN', record_key .. ':sums') - 1, 0)
-local parked = redis.call('HLEN', record_key .. ':parked')
-say('held: %d rows in place, %d parked with %s of %s bytes', sums, parked, parked_bytes, parked_limit)
+local buffered = redis.call('HLEN', record_key .. ':buffered')
+say('held: %d rows in place, %d buffered with %s of %s bytes', sums, buffered, buffered_bytes, buffer_limit)
 say('so far: %s applied, %s stale, %s sent twice, %s rounds taken; created %s ago', applied, stale, duplicates, takes,
   ago(created_ms))
 
--- The first fields of a hash. A small hash answers HSCAN whole, however few are asked for.
+-- Returns the first fields of a hash, and its size. HSCAN returns a small hash whole, however few fields are requested.
 local function some(key)
   local found = redis.call('HSCAN', key, '0', 'COUNT', SHOWN)[2]
   return found, redis.call('HLEN', key)
@@ -76,7 +79,7 @@ rest(shown, number)
 
 local queue = redis.call('ZRANGE', record_key .. ':queue', 0, SHOWN - 1)
 number = redis.call('ZCARD', record_key .. ':queue')
-say('takers that wait: %d', number)
+say('waiting takers: %d', number)
 for _, token in ipairs(queue) do
   local entry = redis.call('HGET', record_key .. ':takers', token) or ''
   local required, lease_end, taker = string.match(entry, '^(%d+) (%d+) (.*)$')
@@ -100,5 +103,5 @@ for i = 1, shown do
 end
 rest(shown, number)
 
-say('clients that are remembered: %d', redis.call('HLEN', record_key .. ':clients'))
+say('remembered sessions: %d', redis.call('HLEN', record_key .. ':sessions'))
 return lines

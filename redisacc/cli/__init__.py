@@ -1,4 +1,4 @@
-"""The command `redisacc`. It needs the extra `cli`; without it, `main` says so."""
+"""The command `redisacc`. It needs the extra `cli`; without it, `main` prints what to install."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# Stated here and not taken from the commands, so that `redisacc --help` imports none of them.
+# Repeated here from the commands, so that `redisacc --help` imports none of them.
 _COMMANDS = {
-    "acl": ("redisacc.cli.acl", "Print rules for who may do what on the server."),
+    "acl": ("redisacc.cli.acl", "Print access rules (ACL) for a user of the server."),
     "apply": ("redisacc.cli.apply", "Apply the gradient in a file."),
-    "completion": ("redisacc.cli.completion", "Print the script that completes commands and names."),
+    "completion": ("redisacc.cli.completion", "Print the completion script for a shell."),
     "demo": ("redisacc.cli.demo", "Train word vectors with several processes."),
-    "doctor": ("redisacc.cli.doctor", "Check a server, and say what to change."),
+    "doctor": ("redisacc.cli.doctor", "Check a server and suggest changes."),
     "export": ("redisacc.cli.export", "Serve metrics for Prometheus."),
-    "gc": ("redisacc.cli.gc", "Remove what nobody owns any more."),
-    "load-scripts": ("redisacc.cli.load_scripts", "Load the scripts, for users who may only run them."),
+    "gc": ("redisacc.cli.gc", "Remove garbage: keys that nothing uses."),
+    "load-scripts": ("redisacc.cli.load_scripts", "Load the Lua scripts, for users who may only run them."),
     "ls": ("redisacc.cli.ls", "List accumulators."),
-    "recover": ("redisacc.cli.recover", "Get back a round whose taker died."),
-    "rm": ("redisacc.cli.rm", "Remove accumulators, with all that is in them."),
+    "recover": ("redisacc.cli.recover", "Recover a round whose taker died."),
+    "rm": ("redisacc.cli.rm", "Delete accumulators and everything in them."),
     "server": ("redisacc.cli.server", "Run a server for accumulators on this machine."),
     "set-step": ("redisacc.cli.set_step", "Set the global step."),
     "show": ("redisacc.cli.show", "Show an accumulator, or rows of its current round."),
-    "tail": ("redisacc.cli.tail", "Print what happens to an accumulator, as it happens."),
+    "tail": ("redisacc.cli.tail", "Print the events of an accumulator as they happen."),
     "take": ("redisacc.cli.take", "Take a round and write it to a file."),
-    "watch": ("redisacc.cli.watch", "Watch rounds fill up, live, and see who is missing."),
+    "watch": ("redisacc.cli.watch", "Watch rounds fill up, and see which workers are missing."),
 }
 
 

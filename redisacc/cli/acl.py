@@ -1,4 +1,4 @@
-"""`redisacc acl`: who may do what, as rules for the server's access control list."""
+"""The command `redisacc acl`: rules for the server's access control list."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 
 import click
 
-from redisacc._access import ROLES, rules
+from redisacc._admin.acl import ROLES, rules
 from redisacc.errors import InvalidArgumentError
 
 __all__ = ["acl"]
@@ -20,23 +20,23 @@ __all__ = ["acl"]
     "--eval",
     "eval_",
     is_flag=True,
-    help="Let the user load the scripts by running them. Without, somebody has to run `redisacc load-scripts` after "
-    "every start of the server.",
+    help="Let the user run scripts by their text, which also loads them. Without it, an operator must run "
+    "`redisacc load-scripts` after every start of the server.",
 )
 @click.option("--wait", is_flag=True, help="Let the user wait for replicas (min_replicas=).")
-@click.option("--redis62", is_flag=True, help="For servers before Redis 7.0, which know no selectors.")
-@click.option("--file", "as_file", is_flag=True, help="Print a line for the server's ACL file, not a command.")
+@click.option("--redis62", is_flag=True, help="Do without selectors, for servers older than Redis 7.0.")
+@click.option("--file", "as_file", is_flag=True, help="Print a line for the server's ACL file instead of a command.")
 def acl(*, role: str, pattern: str, user: str | None, eval_: bool, wait: bool, redis62: bool, as_file: bool) -> None:
-    """Print what lets a user of the server work with the accumulators whose names match PATTERN, and no more.
+    """Print the rules that let a user of the server do one job, and no more, on the accumulators that match PATTERN.
 
     \b
-    worker     opens, creates and applies
+    worker     opens, creates, applies gradients
     taker      opens, creates, takes, recovers, sets the step
-    observer   looks, and listens to events
-    operator   all of that, deletes, cleans up, and loads the scripts
+    observer   reads, listens to events
+    operator   all of the above; also deletes, collects garbage, loads the scripts
 
-    PATTERN is a glob of the server's, 'train-*'. Who both takes and applies needs two users, or --user twice in
-    an ACL file of your own. The password is yours to set:
+    PATTERN is a glob as Redis understands it, for example 'train-*'. A process that both applies and takes needs two
+    users, or one user with the rules of both roles. The rules contain no password; set it yourself:
 
     \b
       redisacc acl worker 'train-*' --user w1 | redis-cli
@@ -44,7 +44,7 @@ def acl(*, role: str, pattern: str, user: str | None, eval_: bool, wait: bool, r
     """
     user = user or f"redisacc-{role}"
     if not user or any(character.isspace() or not character.isprintable() for character in user):
-        raise click.BadParameter("a user's name has no spaces", param_hint="--user")
+        raise click.BadParameter("a user's name must not contain spaces or control characters", param_hint="--user")
     try:
         found = rules(role, pattern, selectors=not redis62, eval_=eval_, wait=wait)
     except InvalidArgumentError as error:
@@ -52,5 +52,5 @@ def acl(*, role: str, pattern: str, user: str | None, eval_: bool, wait: bool, r
     if as_file:
         click.echo(" ".join(["user", user, *found]))
     else:
-        # redis-cli reads quotes as a shell does, where nothing in them has to be escaped.
+        # redis-cli reads quotes as a shell does, as long as nothing inside them is escaped.
         click.echo(" ".join(["ACL", "SETUSER", shlex.quote(user), *map(shlex.quote, found)]))

@@ -1,26 +1,16 @@
-"""`redisacc apply`: a gradient out of a file."""
+"""The command `redisacc apply`: applies the gradient in a file."""
 
 from __future__ import annotations
 
 import click
 
-from redisacc._dense import ConditionalAccumulator
-from redisacc._existing import open_existing
-from redisacc._sparse import SparseConditionalAccumulator
-from redisacc.cli._common import (
-    EXIT_CODES,
-    STALE,
-    counted,
-    echo_json,
-    fail,
-    json_option,
-    keys_of,
-    link_of,
-    name_argument,
-    redis_option,
-    reported,
-)
-from redisacc.cli._files import load, picked
+from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.existing import open_existing
+from redisacc._handles.sparse import SparseConditionalAccumulator
+from redisacc.cli.array_files import read_arrays, select_arrays
+from redisacc.cli.failures import EXIT_CODES, STALE, fail, report_failures
+from redisacc.cli.options import json_option, keys_of, name_argument, redis_option, transport_of
+from redisacc.cli.output import count_text, echo_json
 
 __all__ = ["apply"]
 
@@ -28,31 +18,37 @@ __all__ = ["apply"]
 @click.command(epilog=EXIT_CODES)
 @name_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("--local-step", type=int, metavar="N", help="The step it was computed for.  [default: the current one]")
-@click.option("--worker", metavar="NAME", help="Name under which it is counted.  [default: host:pid]")
+@click.option(
+    "--local-step", type=int, metavar="N", help="Step that the gradient was computed for.  [default: the current one]"
+)
+@click.option("--worker", metavar="NAME", help="Worker that the gradient is counted for.  [default: host:pid]")
 @redis_option
 @json_option
-@reported
+@report_failures
 def apply(*, name: str, file: str, local_step: int | None, worker: str | None, url: str | None, as_json: bool) -> None:
-    """Apply the gradient in FILE, - for standard input.
+    """Apply the gradient in FILE; - is standard input.
 
-    A dense one is an .npy, or an .npz with "gradient"; a sparse one an .npz with indices, values and, if it is to be
-    checked, shape. Exit code 5: its step had passed, and it was dropped.
+    A dense gradient is an .npy, or an .npz with the array "gradient". A sparse gradient is an .npz with "indices",
+    "values" and optionally "shape", which is then checked. Exit code 5 means that the gradient was dropped because its
+    step had passed.
+
+    \b
+      redisacc apply embeddings gradient.npz --worker laptop
     """
-    link_of(url)
-    arrays = load(file)
+    transport_of(url)
+    arrays = read_arrays(file)
     accumulator = open_existing(keys_of(name), redis=url, worker=worker)
     step = accumulator.global_step() if local_step is None else local_step
     if isinstance(accumulator, SparseConditionalAccumulator):
-        indices, values, shape = picked(arrays, file, "indices", "values", optional="shape")
+        indices, values, shape = select_arrays(arrays, file, "indices", "values", optional="shape")
         assert indices is not None
         assert values is not None
-        # -1 is what a take gives where dimension 0 isn't known, and no shape that could be checked.
+        # `take` writes -1 for an unknown dimension 0, and such a shape cannot be checked.
         whole = None if shape is None or (shape.size and shape.flat[0] == -1) else shape
         result = accumulator.apply_grad(indices, values, whole, step)
     else:
         assert isinstance(accumulator, ConditionalAccumulator)
-        (gradient,) = picked(arrays, file, "gradient")
+        (gradient,) = select_arrays(arrays, file, "gradient")
         assert gradient is not None
         result = accumulator.apply_grad(gradient, step)
     if as_json:
@@ -65,7 +61,7 @@ def apply(*, name: str, file: str, local_step: int | None, worker: str | None, u
             }
         )
     else:
-        gradients = counted(result.num_accumulated, "gradient")
-        click.echo(f"{result.outcome}: step {result.global_step}, {gradients} in this round")
+        gradients = count_text(result.num_accumulated, "gradient")
+        click.echo(f"{result.outcome}: step {result.global_step}, {gradients} in the round")
     if not result:
-        fail(f"the gradient is for step {step}, and the step is {result.global_step}: it was dropped", STALE)
+        fail(f"the gradient was dropped: it is for step {step}, and the step is {result.global_step}", STALE)

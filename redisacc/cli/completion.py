@@ -1,4 +1,4 @@
-"""`redisacc completion`: for the shell."""
+"""The command `redisacc completion`: prints the completion script for a shell."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def completion(context: click.Context, shell: str) -> None:
     zsh    eval "$(redisacc completion zsh)"           in ~/.zshrc
     fish   redisacc completion fish | source           in config.fish
 
-    Names are asked from the server that REDISACC_URL or --redis names.
+    Names of accumulators are read from the server that --redis or REDISACC_URL gives.
     """
     found = get_completion_class(shell)
     assert found is not None
     root = context.find_root()
-    # Not source(), which runs a shell to learn its version.
+    # source() would run the shell to learn its version.
     script = found(root.command, {}, "redisacc", "_REDISACC_COMPLETE")
     click.echo(script.source_template % script.source_vars())

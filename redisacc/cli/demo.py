@@ -1,4 +1,4 @@
-"""`redisacc demo`: several processes train word vectors together, and one process checks the result."""
+"""The command `redisacc demo`: several processes train word vectors together, and one process checks the result."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from redisacc import RedisAccError
+from redisacc.cli.output import count_text
 from redisacc.demo import DemoError
 from redisacc.demo.exchange import Settings
 from redisacc.demo.processes import LocalWorkers, train_in_one_process
@@ -42,28 +43,27 @@ from redisacc.embedded import Server
 
 __all__ = ["demo"]
 
-# Words of the default text whose neighbours are easy to judge.
+# Words of the default text whose neighbours a reader can judge.
 _WORDS = ("exception", "list", "float", "async", "true", "import")
 
-# Options that are the chief's to decide; a worker learns them from it.
-_CHIEFS = (
+# Options that only the chief has; workers read the values from Redis.
+_CHIEF_OPTIONS = (
     *("workers", "dim", "epochs", "steps", "seed", "batch", "vocabulary", "window", "negatives", "rate"),
     *("subsampling", "word"),
 )
 
 
 def _check_run(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    # The name becomes part of keys: no braces, which mark the part that a cluster hashes, and nothing
-    # unprintable.
+    # The name becomes part of keys: braces mark the part that a cluster hashes, and keys stay printable.
     if value is not None and not (
         0 < len(value) <= 64 and all(c.isascii() and (c.isalnum() or c in "-_.") for c in value)
     ):
-        raise click.BadParameter("letters, digits, '-', '_' and '.', at most 64 of them")
+        raise click.BadParameter("use 1 to 64 letters, digits, '-', '_' or '.'")
     return value
 
 
 def _check_number(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
-    if math.isnan(value):  # outside of every range, but click finds it inside
+    if math.isnan(value):  # click takes it for inside every range
         raise click.BadParameter("not a number")
     return value
 
@@ -73,10 +73,9 @@ def _check_number(_context: click.Context, _parameter: click.Parameter, value: f
     "--text",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Train on this UTF-8 text; may be given several times.  [default: the language reference that comes "
-    "with Python]",
+    help="UTF-8 text to train on; may be repeated.  [default: the language reference that comes with Python]",
 )
-@click.option("--workers", type=click.IntRange(1, 256), default=4, help="Worker processes.")
+@click.option("--workers", type=click.IntRange(1, 256), default=4, help="Number of worker processes.")
 @click.option("--dim", type=click.IntRange(1, 4096), default=48, help="Length of a word vector.")
 @click.option("--epochs", type=click.IntRange(1, 100_000), default=16, help="Passes over the text.")
 @click.option("--steps", type=click.IntRange(1), help="Stop after this many steps.")
@@ -84,39 +83,44 @@ def _check_number(_context: click.Context, _parameter: click.Parameter, value: f
     "--redis",
     "url",
     envvar="REDISACC_URL",
-    help="URL of the server.  [env: REDISACC_URL; default: a server that lives as long as the demo]",
+    help="The server.  [default: REDISACC_URL, else a server that runs only for the demo]",
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, help="What all chance follows from.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, help="Seed of all random numbers.")
 @click.option(
     "--role",
     type=click.Choice(["all", "chief", "worker"]),
     default="all",
-    help="Be one process of a demo on several machines, or start all of them here.",
+    help="Run all processes on this machine, or only one of them.",
 )
-@click.option(
-    "--worker-index", type=click.IntRange(0), help="This worker's number.  [default: the lowest that is free]"
-)
+@click.option("--worker-index", type=click.IntRange(0), help="Number of this worker.  [default: the lowest free one]")
 @click.option(
     "--run",
     callback=_check_run,
-    help="Name under which chief and workers meet.  [default: 'demo'; a fresh one with --role all]",
+    help="Name of the run, the same for its chief and workers.  [default: 'demo'; with --role all, a random one]",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(1, 86_400),
     default=60.0,
     callback=_check_number,
-    help="Seconds to wait for another process before giving up.",
+    help="Seconds to wait for another process.",
 )
 @click.option(
     "--batch",
     type=click.IntRange(PASSAGE, 2**20),
     default=256,
-    help="Words of text for each worker and step.",
+    help="Words of text per worker and step.",
 )
-@click.option("--vocabulary", type=click.IntRange(20, 2**22), default=3000, help="Use the most frequent words.")
-@click.option("--window", type=click.IntRange(1, PASSAGE - 1), default=4, help="Reach to either side of a word.")
-@click.option("--negatives", type=click.IntRange(1, 64), default=5, help="Random words against each pair.")
+@click.option(
+    "--vocabulary",
+    type=click.IntRange(20, 2**22),
+    default=3000,
+    help="Number of words to learn, the most frequent ones.",
+)
+@click.option(
+    "--window", type=click.IntRange(1, PASSAGE - 1), default=4, help="Number of context words on either side of a word."
+)
+@click.option("--negatives", type=click.IntRange(1, 64), default=5, help="Number of negative samples per pair.")
 @click.option(
     "--rate",
     type=click.FloatRange(0, 100, min_open=True),
@@ -129,9 +133,9 @@ def _check_number(_context: click.Context, _parameter: click.Parameter, value: f
     type=click.FloatRange(0, 1, min_open=True),
     default=1e-3,
     callback=_check_number,
-    help="Thin out words that make up more than about this share of the text.",
+    help="Share of the text above which a word is thinned out.",
 )
-@click.option("--word", "words", multiple=True, help="Show this word's neighbours; may be given several times.")
+@click.option("--word", "words", multiple=True, help="Word whose neighbours are shown; may be repeated.")
 @click.pass_context
 def demo(
     context: click.Context,
@@ -157,14 +161,18 @@ def demo(
 ) -> None:
     """Train word vectors with several processes, and check the result in one.
 
-    Worker processes compute gradients of a skip-gram model on their shares of a text and apply them to
-    accumulators in Redis; a chief takes the averages and updates the parameters. At the end the same training
-    runs in one process, and the two results must agree to rounding.
+    Each worker computes gradients of a skip-gram model on its share of a text and applies them to accumulators in
+    Redis. A chief takes the averages and updates the parameters. Afterwards, one process repeats the training alone,
+    and the two results must be equal up to rounding.
 
-    The exit status is 0 if they do and the loss fell, 1 otherwise, and 130 after Ctrl-C.
+    The exit code is 0 if they are equal and the loss fell, 1 otherwise, and 130 after Ctrl-C.
 
-    On several machines: one with --role chief, the others with --role worker, all with the same --redis and
-    --text.
+    On several machines, run one command with --role chief and the others with --role worker, all with the same --redis
+    and --text:
+
+    \b
+      redisacc demo --role chief --workers 2 --redis redis://box
+      redisacc demo --role worker --redis redis://box
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("redisacc.demo").setLevel(logging.INFO)
@@ -172,20 +180,20 @@ def demo(
         given = [
             option.opts[0]
             for option in context.command.params
-            if option.opts[0].removeprefix("--") in _CHIEFS
+            if option.opts[0].removeprefix("--") in _CHIEF_OPTIONS
             and option.name is not None
             and context.get_parameter_source(option.name) is not ParameterSource.DEFAULT
         ]
         if given:
-            raise click.UsageError(f"give {', '.join(given)} to the chief; a worker learns it from there")
+            raise click.UsageError(f"give {', '.join(given)} to the chief, which passes them on to the workers")
     elif worker_index is not None:
-        raise click.UsageError("--worker-index is for --role worker")
+        raise click.UsageError("--worker-index needs --role worker")
     if role != "all" and not url:
-        raise click.UsageError(f"--role {role} needs --redis, or REDISACC_URL: where do the processes meet?")
-    run = run or (f"{secrets.token_hex(3)}" if role == "all" else "demo")
-    with _signals(), _reported():
+        raise click.UsageError(f"--role {role} needs --redis or REDISACC_URL, the server at which the processes meet")
+    run = run or (secrets.token_hex(3) if role == "all" else "demo")
+    with _ended_by_signals(), _reporting():
         if role == "worker":
-            _be_worker(url or "", run, text, worker_index, timeout)
+            _run_worker(url or "", run, text, worker_index, timeout)
             return
         corpus = build_corpus(tokenise(read_text(text)), vocabulary)
         shown = _choose_words(words, corpus)
@@ -196,8 +204,7 @@ def demo(
             "window": window,
             "negatives": negatives,
         }
-        # The negatives that all pairs of a batch share: enough that they stand in for drawing some for each
-        # pair.
+        # All pairs of a batch share these negatives: enough of them to replace a draw for each pair.
         shared = max(64, 2 * negatives)
         sampler = Sampler(corpus, **sampling, shared_negatives=shared, subsampling=subsampling)
         total = sampler.steps_per_epoch * epochs
@@ -212,7 +219,7 @@ def demo(
             rate=rate,
             digest=corpus.digest,
         )
-        verdict = _be_chief(
+        verdict = _run_chief(
             settings,
             corpus,
             url=url,
@@ -228,7 +235,7 @@ def demo(
             raise SystemExit(1)
 
 
-def _be_worker(url: str, run: str, text: Sequence[Path], index: int | None, timeout: float) -> None:
+def _run_worker(url: str, run: str, text: Sequence[Path], index: int | None, timeout: float) -> None:
     log = logging.getLogger("redisacc.demo")
 
     def started(number: int, settings: Settings) -> None:
@@ -246,7 +253,7 @@ def _be_worker(url: str, run: str, text: Sequence[Path], index: int | None, time
     log.info("run %s is done", run)
 
 
-def _be_chief(
+def _run_chief(
     settings: Settings,
     corpus: Corpus,
     *,
@@ -259,31 +266,31 @@ def _be_chief(
 ) -> Verdict:
     display = _Display(Console(highlight=False, soft_wrap=False))
     display.say(
-        f"Text: {len(corpus.tokens):,} words, {len(corpus.words):,} different ones.\n"
-        f"Training: {settings.steps:,} steps of {settings.workers} workers with {settings.batch} words each."
+        f"Text: {len(corpus.tokens):,} words, {len(corpus.words):,} of them different.\n"
+        f"Training: {settings.steps:,} steps, {count_text(settings.workers, 'worker')}, {settings.batch} words each."
     )
     with contextlib.ExitStack() as stack:
         if not url:
             url = stack.enter_context(Server()).url
         client = stack.enter_context(contextlib.closing(_connect(url)))
-        # The workers go before the chief's keys, or one of them might put a key back.
+        # The workers end before the chief deletes its keys, or one of them might create a key again.
         local: LocalWorkers | None = None
 
         def problems() -> list[str]:
             return local.problems() if local is not None else []
 
         chief = stack.enter_context(Chief(client, run, settings, timeout=timeout, local_problems=problems))
-        display.say(f"Run {run} on {_without_password(url)}. While it runs, look into it with")
+        display.say(f"Run {run} on {_without_password(url)}. Inspect it while it runs:")
         for reference in chief.references:
             display.say(f"  {_redis_cli(url)} HGETALL '{reference}'", wrap=False)
         if everything:
             local = stack.enter_context(LocalWorkers(settings.workers, url=url, run=run, text=text, timeout=timeout))
         display.neighbours("Neighbours before training", initial_parameters(settings), corpus, shown)
         chief.wait_for_workers()
-        with display.progress(f"{settings.workers} workers", settings.steps) as on_step:
+        with display.progress(count_text(settings.workers, "worker"), settings.steps) as on_step:
             together = chief.train(on_step)
         if local is not None:
-            # They have reported; what is left of them is the end of a Python process.
+            # They have reported, and only their Python processes still have to end.
             local.wait(10.0)
     display.neighbours("Neighbours after training", together.parameters, corpus, shown)
     with display.progress("one process", settings.steps) as on_step:
@@ -293,10 +300,10 @@ def _be_chief(
 
 def _conclude(display: _Display, together: Trained, alone: Trained, tolerance: float) -> Verdict:
     verdict = judge(together, alone, tolerance)
-    display.say(f"Loss of a pair of words: {verdict.first_loss:.4f} at first, {verdict.last_loss:.4f} at last.")
+    display.say(f"Loss per pair of words: {verdict.first_loss:.4f} at the start, {verdict.last_loss:.4f} at the end.")
     display.say(
         f"Largest difference of a parameter between the two results: {verdict.difference:.2e}\n"
-        f"(up to {tolerance:.1e} counts as rounding)."
+        f"(at most {tolerance:.1e} counts as rounding)."
     )
     if not verdict.problems:
         display.say("The results agree, and the loss fell.")
@@ -307,23 +314,23 @@ def _choose_words(wanted: Sequence[str], corpus: Corpus) -> list[int]:
     number = {word: place for place, word in enumerate(corpus.words)}
     unknown = [word for word in wanted if word.lower() not in number]
     if unknown:
-        raise DemoError(f"not in the vocabulary of this text: {', '.join(unknown)}")
+        raise DemoError(f"--word: not in the vocabulary of this text: {', '.join(unknown)}")
     if wanted:
         return [number[word.lower()] for word in wanted]
     known = [number[word] for word in _WORDS if word in number]
-    # In another text: words that are neither "the" and "of" nor rare.
+    # In another text, words of medium frequency: neither "the" and "of" nor rare ones.
     start = min(100, len(corpus.words) // 4)
     return known if len(known) >= 3 else list(range(start, min(start + 6, len(corpus.words))))
 
 
 class _Display:
-    """What the chief prints: a live bar on a terminal, a plain line now and then elsewhere."""
+    """What the chief prints: a live bar on a terminal, a plain line every few seconds elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def say(self, text: str, *, wrap: bool = True) -> None:
-        # A command that is to be copied must not be broken into lines.
+        # A command for the reader to copy stays on one line.
         self._console.print(text, markup=False, soft_wrap=not wrap)
 
     def neighbours(self, title: str, parameters: Parameters, corpus: Corpus, shown: Sequence[int]) -> None:
@@ -337,7 +344,7 @@ class _Display:
 
     @contextlib.contextmanager
     def progress(self, title: str, total: int) -> Iterator[OnStep]:
-        """Yields what is to be called after each step."""
+        """Yields the function to call after each step."""
         started = time.monotonic()
         counted = 0
 
@@ -380,15 +387,15 @@ class _Display:
 def _connect(url: str) -> redis.Redis:
     try:
         client: redis.Redis = redis.Redis.from_url(url)
-        # Already for an unknown option in the URL, redis-py has a TypeError at its first use.
+        # For an unknown option in the URL, redis-py raises a TypeError at its first use.
         client.ping()
     except (ValueError, TypeError) as error:
         raise DemoError(f"--redis: {error}") from None
     except redis.RedisError as error:
         client.close()
         raise DemoError(
-            f"can't use the server at {_without_password(url)}: {error}; `redisacc server` starts one, and "
-            "without --redis the demo has its own"
+            f"cannot use the server at {_without_password(url)}: {error}; `redisacc server` starts a server, and "
+            "without --redis and REDISACC_URL the demo starts its own"
         ) from None
     return client
 
@@ -399,7 +406,7 @@ def _without_password(url: str) -> str:
 
 
 def _redis_cli(url: str) -> str:
-    """The redis-cli command for a server, without its password."""
+    """Returns the redis-cli command for a server, without its password."""
     parts = urlsplit(url)
     database = parse_qs(parts.query).get("db", [""])[-1]
     words = ["redis-cli"]
@@ -422,8 +429,8 @@ def _redis_cli(url: str) -> str:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """A SIGTERM or a closed terminal ends the demo as Ctrl-C does: with its keys deleted."""
+def _ended_by_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end the demo as Ctrl-C does, with its keys deleted."""
 
     def stop(number: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -440,15 +447,15 @@ def _signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _reported() -> Iterator[None]:
-    """Expected failures become one line and status 1; Ctrl-C becomes status 130."""
+def _reporting() -> Iterator[None]:
+    """Turns expected errors into one line and exit code 1, and Ctrl-C into exit code 130."""
     try:
         yield
     except (DemoError, RedisAccError) as error:
         click.echo(f"redisacc demo: {error}", err=True)
         raise SystemExit(1) from None
     except redis.RedisError as error:
-        # redis-py doesn't say what about: "Connection closed by server."
+        # Alone, a text such as "Connection closed by server." does not say what failed.
         click.echo(f"redisacc demo: the server failed: {error}", err=True)
         raise SystemExit(1) from None
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`redisacc doctor`: is this server fit for accumulators, and what to change."""
+"""The command `redisacc doctor`: checks whether a server suits accumulators, and suggests changes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,21 @@ import numpy as np
 import redis as redis_py
 
 from redisacc import __version__
-from redisacc._dense import ConditionalAccumulator
-from redisacc._link import DEFAULT_URL, Link
-from redisacc.cli._common import (
-    EXIT_CODES,
-    FAILED,
-    bytes_text,
-    console,
-    echo_json,
-    json_option,
-    link_of,
-    redis_option,
-    reported,
-    safe,
-)
+from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._redis.connect import DEFAULT_URL
+from redisacc._redis.transport import Transport
+from redisacc.cli.failures import EXIT_CODES, FAILED, report_failures
+from redisacc.cli.options import json_option, redis_option, transport_of
+from redisacc.cli.output import bytes_text, console, count_text, echo_json, safe
 from redisacc.errors import CorruptDataError, RedisAccError, ServerError
 
 __all__ = ["doctor"]
 
 _OLDEST = {"Redis": (6, 2), "Valkey": (7, 2)}
 _PINGS = 100
-# Beyond this a round trip is what a small gradient mostly costs, in seconds.
+# A round trip that takes longer than this dominates the cost of a small gradient, in seconds.
 _SLOW = 0.005
+# Difference between two clocks that is reported, in seconds.
 _CLOCK = 2.0
 
 _LIBRARIES = ("struct", "cmsgpack", "bit")
@@ -46,13 +39,13 @@ _ABILITIES = "return {" + ", ".join(f"rawget(_G, '{name}') and '{name}' or ''" f
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        what: which check.
-        status: "ok"; "warn": it works, but read this; "bad": this has to be changed.
-        found: what is so.
-        advice: what to change, for the last two.
+        what: name of the check.
+        status: "ok"; "warn" if it works but could be better; "bad" if it must be changed.
+        found: the facts.
+        advice: the remedy; empty for "ok".
     """
 
     what: str
@@ -64,15 +57,16 @@ class Finding:
 @click.command(epilog=EXIT_CODES)
 @redis_option
 @json_option
-@reported
+@report_failures
 def doctor(*, url: str | None, as_json: bool) -> None:
-    """Check a server: version, eviction, persistence, access, Lua, clock, latency; and say what to change.
+    """Check whether a server suits accumulators, and suggest changes.
 
-    It also applies and takes a small gradient, in an accumulator of its own that it removes. Exit code 1: something has
-    to be changed.
+    The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency and a trial, which applies
+    and takes a small gradient in a private accumulator and then removes it. Exit code 1 means that something marked BAD
+    must be changed.
     """
-    link = link_of(url)
-    findings = list(examine(link, url))
+    transport = transport_of(url)
+    findings = list(examine(transport, url))
     if as_json:
         echo_json([vars(finding) for finding in findings])
     else:
@@ -81,30 +75,30 @@ def doctor(*, url: str | None, as_json: bool) -> None:
         raise SystemExit(FAILED)
 
 
-def examine(link: Link, url: str | None) -> Iterator[Finding]:
-    """All checks, one after the other."""
-    info = _info(link)
+def examine(transport: Transport, url: str | None) -> Iterator[Finding]:
+    """Runs the checks one after the other and yields what each found."""
+    info = _info(transport)
     checks: tuple[Callable[[], Finding], ...] = (
         lambda: _version(info),
         lambda: _role(info),
         lambda: _eviction(info),
         lambda: _memory(info),
         lambda: _persistence(info),
-        lambda: _access(link, url),
-        lambda: _lua(link),
-        lambda: _clock(link),
-        lambda: _latency(link),
-        lambda: _trial(link),
+        lambda: _access(transport, url),
+        lambda: _lua(transport),
+        lambda: _clock(transport),
+        lambda: _latency(transport),
+        lambda: _trial(transport),
     )
-    yield Finding("client", "ok", f"redisacc {__version__}, redis-py {redis_py.__version__}, {link.address}")
+    yield Finding("client", "ok", f"redisacc {__version__}, redis-py {redis_py.__version__}, {transport.address}")
     for check in checks:
         yield check()
 
 
-def _info(link: Link) -> dict[str, str]:
-    """INFO as a flat dict; empty where this user may not ask."""
+def _info(transport: Transport) -> dict[str, str]:
+    """Returns INFO as a flat dict; empty if this user may not run INFO."""
     try:
-        text = link.call("INFO")
+        text = transport.call("INFO")
     except ServerError:
         return {}
     lines = bytes(text).decode(errors="replace").splitlines()
@@ -112,7 +106,7 @@ def _info(link: Link) -> dict[str, str]:
 
 
 def _unknown(what: str) -> Finding:
-    return Finding(what, "warn", "not known: this user may not use INFO", "look as a user who may, or ask who runs it")
+    return Finding(what, "warn", "unknown, because this user may not run INFO", "run doctor as a user who may run INFO")
 
 
 def _version(info: dict[str, str]) -> Finding:
@@ -135,8 +129,8 @@ def _role(info: dict[str, str]) -> Finding:
         return _unknown("role")
     if info.get("role") != "master":
         master = f"{info.get('master_host')}:{info.get('master_port')}"
-        return Finding("role", "bad", f"a replica of {master}", "use the address of the primary, or Sentinel")
-    return Finding("role", "ok", f"primary, with {info.get('connected_slaves', '0')} replicas")
+        return Finding("role", "bad", f"a replica of {master}", "connect to the primary, or through Sentinel")
+    return Finding("role", "ok", f"primary with {count_text(int(info.get('connected_slaves', '0')), 'replica')}")
 
 
 def _eviction(info: dict[str, str]) -> Finding:
@@ -146,10 +140,10 @@ def _eviction(info: dict[str, str]) -> Finding:
     limit = int(info.get("maxmemory", "0"))
     if policy == "noeviction":
         return Finding("eviction", "ok", "noeviction")
-    advice = "CONFIG SET maxmemory-policy noeviction (and in its configuration file)"
+    advice = "run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file"
     if limit == 0:
-        return Finding("eviction", "warn", f"{policy}, but no maxmemory is set", advice)
-    return Finding("eviction", "bad", f"{policy}: at {bytes_text(limit)} gradients would vanish", advice)
+        return Finding("eviction", "warn", f"{policy}, without effect as long as maxmemory is not set", advice)
+    return Finding("eviction", "bad", f"{policy}: at {bytes_text(limit)} the server deletes gradients", advice)
 
 
 def _memory(info: dict[str, str]) -> Finding:
@@ -160,10 +154,13 @@ def _memory(info: dict[str, str]) -> Finding:
     found = f"{bytes_text(used)} used" + (f" of {bytes_text(ceiling)}" if ceiling else "")
     found += "" if limit else ", no maxmemory"
     if ceiling and used > 0.8 * ceiling:
-        return Finding("memory", "bad", found, "take or remove what stands there, or give the server more memory")
+        return Finding("memory", "bad", found, "take rounds or delete accumulators, or give the server more memory")
     if not limit:
         return Finding(
-            "memory", "warn", found, "CONFIG SET maxmemory: a full server then says so instead of being killed"
+            "memory",
+            "warn",
+            found,
+            "run CONFIG SET maxmemory, so that a full server refuses data instead of being killed by the system",
         )
     return Finding("memory", "ok", found)
 
@@ -171,13 +168,13 @@ def _memory(info: dict[str, str]) -> Finding:
 def _persistence(info: dict[str, str]) -> Finding:
     if "aof_enabled" not in info:
         return _unknown("persistence")
-    for what, status in (("AOF", "aof_last_write_status"), ("RDB", "rdb_last_bgsave_status")):
+    for what, status in (("AOF write", "aof_last_write_status"), ("RDB save", "rdb_last_bgsave_status")):
         if info.get(status, "ok") != "ok":
             return Finding(
                 "persistence",
                 "bad",
-                f"the last {what} could not be written",
-                "look into the server's log: a full disk?",
+                f"the last {what} failed",
+                "read the server's log; the disk may be full",
             )
     if info["aof_enabled"] == "1":
         return Finding("persistence", "ok", "append-only file")
@@ -185,14 +182,14 @@ def _persistence(info: dict[str, str]) -> Finding:
         "persistence",
         "warn",
         "no append-only file",
-        "CONFIG SET appendonly yes, if accumulators are to survive a restart of the server",
+        "run CONFIG SET appendonly yes if accumulators must survive a restart of the server",
     )
 
 
-def _access(link: Link, url: str | None) -> Finding:
+def _access(transport: Transport, url: str | None) -> Finding:
     user = "default"
     with suppress(ServerError, CorruptDataError):
-        user = bytes(link.call("ACL", "WHOAMI")).decode(errors="replace")
+        user = bytes(transport.call("ACL", "WHOAMI")).decode(errors="replace")
     parts = urlsplit(url or DEFAULT_URL)
     local = parts.scheme == "unix" or parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.password is None and not local:
@@ -200,63 +197,64 @@ def _access(link: Link, url: str | None) -> Finding:
             "access",
             "warn",
             f"user {user}, without a password",
-            "whoever reaches the server can read and change everything: set a password, or an ACL",
+            "set a password or an ACL, because anybody who reaches the server can read and change everything",
         )
     if parts.scheme == "redis" and not local:
-        return Finding(
-            "access", "warn", f"user {user}, without TLS", "use rediss:// where others can listen on the network"
-        )
+        return Finding("access", "warn", f"user {user}, without TLS", "use rediss:// unless the network is trusted")
     return Finding("access", "ok", f"user {user}" + ("" if local else ", with a password and TLS"))
 
 
-def _lua(link: Link) -> Finding:
+def _lua(transport: Transport) -> Finding:
     try:
-        reply = link.call("EVAL", _ABILITIES, 0)
+        reply = transport.call("EVAL", _ABILITIES, 0)
     except ServerError as error:
-        return Finding("lua", "bad", str(error), "this user needs EVAL and EVALSHA: everything goes through scripts")
-    there = [bytes(name).decode() for name in reply if name]
-    lacking = [name for name in _LIBRARIES if name not in there]
+        return Finding(
+            "lua", "bad", str(error), "let this user run EVAL and EVALSHA, because every operation is a script"
+        )
+    present = [bytes(name).decode() for name in reply if name]
+    lacking = [name for name in _LIBRARIES if name not in present]
     if "struct" in lacking:
         return Finding(
             "lua",
             "warn",
             f"no {', '.join(lacking)}",
-            "every gradient is held whole and added up by takers; lua/inspect/index.lua does not work",
+            "use a server with these libraries; without struct, every gradient is buffered and added by the taker, and "
+            "lua/inspect/index.lua does not work",
         )
-    return Finding("lua", "ok", ", ".join(there))
+    return Finding("lua", "ok", ", ".join(present))
 
 
-def _clock(link: Link) -> Finding:
+def _clock(transport: Transport) -> Finding:
     before = time.time()
-    seconds, micros = link.call("TIME")
+    seconds, micros = transport.call("TIME")
     after = time.time()
     offset = int(seconds) + int(micros) / 1e6 - (before + after) / 2
-    found = f"{offset:+.3f} s from this machine's"
+    found = f"{offset:+.3f} s compared with this machine"
     if abs(offset) > _CLOCK + (after - before):
         # Leases are measured by the server's clock alone, so nothing breaks.
-        return Finding("clock", "warn", found, "run a time service: times in `tail` and in logs do not fit together")
+        return Finding("clock", "warn", found, "run a time service; otherwise, times in `tail` and in logs disagree")
     return Finding("clock", "ok", found)
 
 
-def _latency(link: Link) -> Finding:
+def _latency(transport: Transport) -> Finding:
     times = []
     for _ in range(_PINGS):
         start = time.perf_counter()
-        link.call("PING")
+        transport.call("PING")
         times.append(time.perf_counter() - start)
     median, worst = statistics.median(times), max(times)
-    found = f"{median * 1e3:.2f} ms, at worst {worst * 1e3:.2f} ms of {_PINGS}"
+    found = f"median {median * 1e3:.2f} ms, maximum {worst * 1e3:.2f} ms of {_PINGS} round trips"
     if median > _SLOW:
-        return Finding("latency", "warn", found, "bring the server nearer: small gradients cost a round trip each")
+        return Finding("latency", "warn", found, "move the server closer, because a small gradient costs a round trip")
     return Finding("latency", "ok", found)
 
 
-def _trial(link: Link) -> Finding:
-    """A gradient in each way of holding, through an accumulator of our own."""
+def _trial(transport: Transport) -> Finding:
+    """Applies and takes a buffered gradient in a private accumulator."""
     step = "creating an accumulator"
     try:
         with ConditionalAccumulator(
-            np.float32, [2], name="doctor", redis=link.client, worker="doctor", in_place_limit=0
+            np.float32, [2], name="doctor", redis=transport.client, worker="doctor", in_place_limit=0
         ) as accumulator:
             step = "listening to events"
             with accumulator.events(timeout=5.0) as events:
@@ -270,12 +268,20 @@ def _trial(link: Link) -> Finding:
             taken = accumulator.take_grad(1, timeout=5.0)
             step = "removing the accumulator"
         if taken.tolist() != [1, 2]:
-            return Finding("trial", "bad", f"a gradient came back as {taken.tolist()}", "this server can't be used")
+            return Finding("trial", "bad", f"the gradient [1, 2] came back as {taken.tolist()}", "use another server")
     except RedisAccError as error:
-        return Finding("trial", "bad", f"{step} failed: {error}", "give this user the rights of a worker")
+        return Finding(
+            "trial",
+            "bad",
+            f"{step} failed: {error}",
+            "give this user the rules of a worker and of a taker (`redisacc acl`)",
+        )
     if not heard:
         return Finding(
-            "trial", "warn", "no events come", "allow the channels redisacc:*; takes look once a second instead"
+            "trial",
+            "warn",
+            "no events arrive",
+            "allow the channels redisacc:*; without events, a waiting take polls once a second",
         )
     return Finding("trial", "ok", "a gradient was applied, announced, read and taken")
 

@@ -1,4 +1,4 @@
-"""`redisacc export`: metrics for Prometheus."""
+"""The command `redisacc export`: serves metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import click
 
-from redisacc._info import AccumulatorInfo, Worker, read_info
-from redisacc._keys import Keys
-from redisacc._link import Link
-from redisacc._looking import list_names, memory
-from redisacc.cli._common import (
-    EXIT_CODES,
-    USAGE,
-    fail,
-    link_of,
-    names_argument,
-    redis_option,
-    reported,
-    safe,
-)
+from redisacc._admin.catalogue import list_names
+from redisacc._admin.memory import memory
+from redisacc._format.entries import WorkerInfo
+from redisacc._format.keys import Keys
+from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._redis.transport import Transport
+from redisacc.cli.failures import EXIT_CODES, USAGE, fail, report_failures
+from redisacc.cli.options import names_argument, redis_option, transport_of
+from redisacc.cli.output import safe
 from redisacc.errors import AccumulatorNotFoundError, RedisAccError
 
 try:
@@ -33,28 +28,41 @@ except ImportError:
 
 __all__ = ["export"]
 
+# Seconds after which the server counts as down. By default, Prometheus gives up a scrape after ten.
+_TIMEOUT = 3.0
+
 
 @click.command(epilog=EXIT_CODES)
 @names_argument
-@click.option("--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="0: a free one.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=9464,
+    show_default=True,
+    help="Port to listen on; 0 picks a free one.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 means all.")
 @redis_option
-@reported
+@report_failures
 def export(*, names: tuple[str, ...], port: int, host: str, url: str | None) -> None:
-    """Serve metrics for Prometheus at http://HOST:PORT/metrics: of all accumulators, or of those that are named.
+    """Serve metrics for Prometheus at http://HOST:PORT/metrics.
 
-    They are read from the server each time that somebody asks. Names may be globs as for ls. Ctrl-C ends it.
+    They are the metrics of all accumulators, or of the named ones; NAME may be a glob, as for ls. Each scrape reads
+    the server again. Ctrl-C stops the command.
+
+    \b
+      redisacc export 'train-*' --port 9464
     """
-    link = link_of(url)
+    transport = transport_of(url)
     registry = CollectorRegistry()
-    registry.register(Metrics(link, names))
+    registry.register(Metrics(transport, names))
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        fail(f"no way to listen on {host}:{port}: {error}")
-    click.echo(f"metrics of {link.address} at http://{host}:{server.server_port}/metrics, Ctrl-C ends")
+        fail(f"cannot listen on {host}:{port}: {error}")
+    click.echo(f"metrics of {transport.address} at http://{host}:{server.server_port}/metrics, Ctrl-C stops")
     try:
-        # Not without end: Ctrl-C must get through on every platform.
+        # Short waits, because an endless one blocks Ctrl-C on some platforms.
         while thread.is_alive():
             threading.Event().wait(1.0)
     finally:
@@ -62,55 +70,59 @@ def export(*, names: tuple[str, ...], port: int, host: str, url: str | None) -> 
         server.server_close()
 
 
-# Name, help, and what of the info it is.
+# The name without its prefix, the help text, and how to read the value.
 _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ("global_step", "Current step.", lambda info: info.global_step),
     ("accumulated", "Gradients in the current round.", lambda info: info.num_accumulated),
     (
         "required",
-        "Gradients that the first waiting taker asks for; 0: nobody waits.",
+        "Gradients that the first waiting taker requires; 0 if no taker is waiting.",
         lambda info: info.waiting[0].num_required if info.waiting else 0,
     ),
-    ("waiting_takers", "Takers in the queue.", lambda info: len(info.waiting)),
-    ("unacknowledged_rounds", "Rounds taken and not acknowledged.", lambda info: len(info.unacknowledged)),
-    ("parked_bytes", "Bytes of gradients held whole in the current round.", lambda info: info.parked_bytes),
-    ("parked_limit_bytes", "Bytes that they may have.", lambda info: info.parked_limit),
+    ("waiting_takers", "Takers waiting in the queue.", lambda info: len(info.waiting)),
+    ("unacknowledged_rounds", "Rounds taken but not acknowledged.", lambda info: len(info.unacknowledged)),
+    ("buffered_bytes", "Bytes of buffered gradients in the current round.", lambda info: info.buffered_bytes),
+    ("buffer_limit_bytes", "Maximum of redisacc_buffered_bytes.", lambda info: info.buffer_limit),
     ("workers", "Workers with a gradient in the current round.", lambda info: len(info.workers)),
     (
         "last_activity_timestamp_seconds",
-        "When somebody last did something, by the server's clock.",
+        "Time of the last activity, by the server's clock.",
         lambda info: info.last_activity.timestamp(),
     ),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ("applied", "Gradients accepted.", lambda info: info.applied),
     ("stale", "Gradients dropped because their step had passed.", lambda info: info.stale),
-    ("duplicates", "Requests that came again and were recognised.", lambda info: info.duplicates),
+    ("duplicates", "Repeated requests that were recognised and not counted again.", lambda info: info.duplicates),
     ("takes", "Rounds taken.", lambda info: info.takes),
 )
-_WORKERS: tuple[tuple[str, str, Callable[[Worker], float]], ...] = (
+_WORKERS: tuple[tuple[str, str, Callable[[WorkerInfo], float]], ...] = (
     ("worker_applied", "Gradients accepted from a worker.", lambda worker: worker.applied),
-    ("worker_stale", "Gradients of a worker dropped because their step had passed.", lambda worker: worker.stale),
+    ("worker_stale", "Gradients from a worker dropped because their step had passed.", lambda worker: worker.stale),
 )
 
 
 class Metrics(Collector):
     """Reads the server each time that metrics are collected.
 
-    Labels: ``accumulator`` and, for some, ``worker``. Workers are as many as there were names; a fleet whose workers
-    are called "host:pid" gets a new one with every restart.
+    The labels are ``accumulator`` and, for some metrics, ``worker``. Every worker's name that ever applied a gradient
+    is a label, so a fleet whose workers are called "host:pid" adds labels with each restart.
+
+    Args:
+        transport: to the server.
+        patterns: globs of the accumulators' names; none means all.
     """
 
-    def __init__(self, link: Link, patterns: Sequence[str]) -> None:
-        self._link = link
+    def __init__(self, transport: Transport, patterns: Sequence[str]) -> None:
+        self._transport = transport
         self._patterns = patterns or ["*"]
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering it must not need a server."""
+        """Returns nothing, so that registering the collector does not need a server."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, as they are now."""
+        """Yields all metrics, read now."""
         up = GaugeMetricFamily("redisacc_up", "Whether the server answered.")
         started = time.perf_counter()
         try:
@@ -123,7 +135,7 @@ class Metrics(Collector):
         up.add_metric([], 1)
         yield up
         yield GaugeMetricFamily(
-            "redisacc_scrape_seconds", "How long it took to read all this.", value=time.perf_counter() - started
+            "redisacc_scrape_seconds", "Time it took to read the server.", value=time.perf_counter() - started
         )
         label = ["accumulator"]
         for name, text, read in _GAUGES:
@@ -131,7 +143,9 @@ class Metrics(Collector):
             for info in infos:
                 gauge.add_metric([safe(info.name)], read(info))
             yield gauge
-        size = GaugeMetricFamily("redisacc_memory_bytes", "Memory by sort of key.", labels=["accumulator", "what"])
+        size = GaugeMetricFamily(
+            "redisacc_memory_bytes", "Memory in Redis by kind of key.", labels=["accumulator", "what"]
+        )
         for name, sorts in sizes.items():
             for what, nbytes in sorts.items():
                 size.add_metric([safe(name), what], nbytes)
@@ -149,7 +163,7 @@ class Metrics(Collector):
                     counter.add_metric([safe(info.name), safe(worker.name)], read_worker(worker))
             yield counter
         seen = GaugeMetricFamily(
-            "redisacc_worker_seen_timestamp_seconds", "When a worker was last heard of.", labels=both
+            "redisacc_worker_seen_timestamp_seconds", "Time of a worker's last request.", labels=both
         )
         missing = GaugeMetricFamily(
             "redisacc_worker_missing", "1 if a worker has no gradient in the current round.", labels=both
@@ -162,15 +176,14 @@ class Metrics(Collector):
         yield missing
 
     def _read(self) -> tuple[list[AccumulatorInfo], dict[str, dict[str, int]]]:
-        # A scrape has a time limit, mostly of ten seconds.
-        self._link.call("PING", patience=3.0)
-        names = {name for pattern in self._patterns for name in list_names(self._link, pattern)}
+        self._transport.call("PING", timeout=_TIMEOUT)
+        names = {name for pattern in self._patterns for name in list_names(self._transport, pattern)}
         infos: list[AccumulatorInfo] = []
         sizes: dict[str, dict[str, int]] = {}
         for name in sorted(names):
             try:
-                infos.append(read_info(self._link, Keys(name)))
-                sizes[name] = {sort.what: sort.nbytes for sort in memory(self._link, Keys(name))}
+                infos.append(read_info(self._transport, Keys(name)))
+                sizes[name] = {sort.what: sort.nbytes for sort in memory(self._transport, Keys(name))}
             except AccumulatorNotFoundError:
                 continue
             except RedisAccError as error:

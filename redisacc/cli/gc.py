@@ -1,73 +1,66 @@
-"""`redisacc gc`: removes what nobody owns any more."""
+"""The command `redisacc gc`: removes garbage: keys that nothing uses."""
 
 from __future__ import annotations
 
 import click
 from rich.progress import track
 
-from redisacc._collecting import WORDS, Leftover, find, remove
-from redisacc.cli._common import (
-    EXIT_CODES,
-    bytes_text,
-    confirm,
-    console,
-    echo_json,
-    json_option,
-    keys_of,
-    link_of,
-    print_table,
-    redis_option,
-    reported,
-    yes_option,
-)
+from redisacc._admin.garbage import WORDS, Leftover, find_garbage, remove_garbage
+from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.options import confirm, json_option, keys_of, redis_option, transport_of, yes_option
+from redisacc.cli.output import bytes_text, console, count_text, echo_json, print_table
 
 __all__ = ["gc"]
 
 
 @click.command(epilog=EXIT_CODES)
 @click.argument("name", required=False)
-@click.option("--dry-run", is_flag=True, help="Show only.")
+@click.option("--dry-run", is_flag=True, help="Show the garbage and remove nothing.")
 @redis_option
 @yes_option
 @json_option
-@reported
+@report_failures
 def gc(*, name: str | None, dry_run: bool, url: str | None, yes: bool, as_json: bool) -> None:
-    """Remove what nobody owns any more, of all accumulators or of one: shows it, then asks.
+    """Remove the garbage of all accumulators, or of one: show it, then ask.
 
-    Leftovers are deletions that were interrupted, parts that no round names, rounds that are not listed, keys and
-    names without an accumulator. Normally there are none. Nothing live is touched: each thing is looked at again in
-    the moment that it is removed. A round that was taken and not acknowledged is none; `redisacc recover` has those.
+    Garbage is an interrupted deletion, a part that no round refers to, data of a round that is not listed, a key or a
+    name without a record. Normally there is none. Live data is safe: the script that removes something checks once
+    more that nothing uses it. A round that was taken but not acknowledged is not garbage; use `redisacc recover`.
 
-    With --json it removes only if --yes is given, too.
+    With --json, nothing is removed without --yes.
     """
-    link = link_of(url)
-    found = find(link, None if name is None else keys_of(name).name)
-    asked = not dry_run and (yes or not as_json)
+    transport = transport_of(url)
+    found = find_garbage(transport, None if name is None else keys_of(name).name)
+    removing = not dry_run and (yes or not as_json)
     if not as_json:
         _show(found)
     removed = 0
-    if found and asked:
-        confirm("Remove all this?", yes=yes)
+    if found and removing:
+        confirm("Remove all of this garbage?", yes=yes)
         progress = track(found, "removing", console=console(stderr=True), transient=True, disable=as_json)
-        removed = sum(remove(link, leftover) for leftover in progress)
+        removed = sum(remove_garbage(transport, leftover) for leftover in progress)
     if as_json:
         echo_json({"leftovers": [_facts(leftover) for leftover in found], "removed": removed})
-    elif found and asked:
-        click.echo(f"removed {removed} of {sum(_number(leftover) for leftover in found)}")
+    elif found and removing:
+        total = sum(_number(leftover) for leftover in found)
+        click.echo(f"removed {removed} of {count_text(total, 'item')}")
 
 
 def _number(leftover: Leftover) -> int:
-    """How many things remove() counts for it."""
+    """Returns how many items `remove` counts for it."""
     return 1 if leftover.why in ("deletion", "acknowledged", "name") else len(leftover.keys)
 
 
 def _show(found: list[Leftover]) -> None:
     if not found:
-        click.echo("nothing is left behind")
+        click.echo("no garbage")
         return
     print_table(
-        ["NAME", "LEFT BEHIND", ">KEYS", ">BYTES"],
-        [[lo.name, WORDS[lo.why], str(len(lo.keys)), bytes_text(lo.nbytes)] for lo in found],
+        ["NAME", "GARBAGE", ">KEYS", ">BYTES"],
+        [
+            [leftover.name, WORDS[leftover.why], str(len(leftover.keys)), bytes_text(leftover.nbytes)]
+            for leftover in found
+        ],
     )
 
 

@@ -1,12 +1,14 @@
-"""`redisacc load-scripts`: for users who may run scripts, but not load them."""
+"""The command `redisacc load-scripts`: loads the scripts for users who may run them, but not load them."""
 
 from __future__ import annotations
 
 import click
 
-from redisacc import _lua
-from redisacc._link import OPENING_PATIENCE
-from redisacc.cli._common import EXIT_CODES, echo_json, json_option, link_of, redis_option, reported, say
+from redisacc._redis import script_loader
+from redisacc._redis.transport import OPENING_TIMEOUT
+from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.options import json_option, redis_option, transport_of
+from redisacc.cli.output import echo_json, echo_wrapped
 from redisacc.errors import CorruptDataError
 
 __all__ = ["load_scripts"]
@@ -15,19 +17,19 @@ __all__ = ["load_scripts"]
 @click.command("load-scripts", epilog=EXIT_CODES)
 @redis_option
 @json_option
-@reported
+@report_failures
 def load_scripts(*, url: str | None, as_json: bool) -> None:
     """Load the scripts of this version of redisacc into the server.
 
-    For users whose rules (`redisacc acl`) let them run scripts, but not load any. A server forgets its scripts when it
-    is restarted and on SCRIPT FLUSH, and a replica that is promoted has none: run this again then.
+    Users whose rules come from `redisacc acl` without --eval may run scripts but not load them. Run this command again
+    after a restart, after SCRIPT FLUSH and when a replica is promoted, because the scripts are gone then.
     """
-    scripts = [_lua.load(name) for name in _lua.names()]
+    scripts = [script_loader.load(name) for name in script_loader.names()]
     loads = [("SCRIPT", "LOAD", script.text) for script in scripts]
-    for script, reply in zip(scripts, link_of(url).pipeline(loads, patience=OPENING_PATIENCE), strict=True):
+    for script, reply in zip(scripts, transport_of(url).pipeline(loads, timeout=OPENING_TIMEOUT), strict=True):
         if reply != script.sha.encode():
-            raise CorruptDataError(f"the server names script {script.name} {reply!r:.100}, not {script.sha}")
+            raise CorruptDataError(f"SCRIPT LOAD of {script.name} replied {reply!r:.100} instead of {script.sha}")
     if as_json:
         echo_json({script.name: script.sha for script in scripts})
     else:
-        say(f"Loaded {len(scripts)} scripts: {', '.join(script.name for script in scripts)}.")
+        echo_wrapped(f"loaded {len(scripts)} scripts: {', '.join(script.name for script in scripts)}")

@@ -1,4 +1,4 @@
-"""`redisacc ls`: all accumulators, a line each."""
+"""The command `redisacc ls`: lists accumulators, one on a line."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ from typing import Any
 
 import click
 
-from redisacc._info import AccumulatorInfo, read_info
-from redisacc._keys import Keys
-from redisacc._looking import list_names, memory
-from redisacc.cli._common import (
-    EXIT_CODES,
-    age_text,
-    bytes_text,
-    echo_json,
-    json_option,
-    link_of,
-    print_table,
-    redis_option,
-    reported,
-    safe,
-    shape_text,
-)
+from redisacc._admin.catalogue import list_names
+from redisacc._admin.memory import memory
+from redisacc._format.keys import Keys
+from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.options import json_option, redis_option, transport_of
+from redisacc.cli.output import age_text, bytes_text, declared_shape_text, echo_json, echo_wrapped, print_table, safe
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError
 
 __all__ = ["ls"]
@@ -29,24 +20,25 @@ __all__ = ["ls"]
 
 @click.command(epilog=EXIT_CODES)
 @click.argument("pattern", default="*")
-@click.option("--private", is_flag=True, help="Private ones too (walks over all keys of the server).")
+@click.option("--private", is_flag=True, help="Include private accumulators (scans all keys of the server).")
 @redis_option
 @json_option
-@reported
+@report_failures
 def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
     """List accumulators.
 
-    PATTERN is a glob as Redis has them, '*' unless given: 'demo-*'. WAITING says how many gradients the first taker
-    in the queue asks for, and how many takers stand behind it. BYTES is what Redis keeps for it, taken rounds included.
+    PATTERN is a glob as Redis understands it, for example 'demo-*'; without it, all are listed. WAITING is the number
+    of gradients that the first waiting taker requires, and "+1" behind it means that one more taker is waiting. BYTES
+    is the memory in Redis, including rounds that were taken but not acknowledged.
     """
-    link = link_of(url)
+    transport = transport_of(url)
     found: list[tuple[AccumulatorInfo, int]] = []
-    for name in list_names(link, pattern, private=private):
+    for name in list_names(transport, pattern, private=private):
         keys = Keys(name)
         try:
-            found.append((read_info(link, keys), sum(sort.nbytes for sort in memory(link, keys))))
+            found.append((read_info(transport, keys), sum(sort.nbytes for sort in memory(transport, keys))))
         except AccumulatorNotFoundError:
-            # Deleted since it was listed, or its creator died before its record came to be: `redisacc gc`.
+            # Deleted since it was listed, or a name without a record, which `redisacc gc` removes.
             continue
         except CorruptDataError as error:
             click.echo(f"redisacc: {safe(str(error))}", err=True)
@@ -54,7 +46,8 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
         echo_json([_facts(info, size) for info, size in found])
         return
     if not found:
-        click.echo(f"no accumulators{'' if pattern == '*' else ' of that pattern'} at {link.address}", err=True)
+        matching = "" if pattern == "*" else f" matching {pattern!r}"
+        echo_wrapped(f"no accumulators{matching} at {transport.address}", err=True)
         return
     print_table(
         ["NAME", "KIND", "DTYPE", "SHAPE", ">STEP", ">COUNT", ">WAITING", ">BYTES", ">ACTIVE"],
@@ -63,7 +56,7 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
                 info.name,
                 info.kind,
                 info.dtype,
-                shape_text(info.shape),
+                declared_shape_text(info.shape),
                 str(info.global_step),
                 str(info.num_accumulated),
                 waiting_text(info),
@@ -76,7 +69,7 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
 
 
 def waiting_text(info: AccumulatorInfo) -> str:
-    """How many the head of the queue asks for, and how many stand behind it."""
+    """Returns what the first waiting taker requires and how many more wait, for example "3 +1"; "-" for no taker."""
     if not info.waiting:
         return "-"
     behind = len(info.waiting) - 1

@@ -1,4 +1,4 @@
-"""`redisacc recover`: a round whose taker died, into a file."""
+"""The command `redisacc recover`: gets back a round whose taker died."""
 
 from __future__ import annotations
 
@@ -6,52 +6,45 @@ from pathlib import Path
 
 import click
 
-from redisacc._existing import open_existing
-from redisacc._info import read_info
-from redisacc.cli._common import (
-    EXIT_CODES,
-    age_text,
-    confirm,
-    counted,
-    echo_json,
-    fail,
-    json_option,
-    keys_of,
-    link_of,
-    name_argument,
-    print_table,
-    redis_option,
-    reported,
-    safe,
-    say,
-    yes_option,
-)
-from redisacc.cli._files import check_output, save
+from redisacc._handles.existing import open_existing
+from redisacc._protocol.info import read_info
+from redisacc.cli.array_files import check_output, write_gradient
+from redisacc.cli.failures import EXIT_CODES, fail, report_failures
+from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
+from redisacc.cli.output import age_text, count_text, echo_json, echo_wrapped, print_table, safe
 from redisacc.cli.take import report_round
 
 __all__ = ["recover"]
 
+_NOTHING = "every round that was taken has been acknowledged"
+
 
 @click.command(epilog=EXIT_CODES)
 @name_argument
-@click.option("--token", metavar="TOKEN", help="Which round.  [default: the oldest]")
-@click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Where to: .npy, .npz, or -.")
-@click.option("--discard", is_flag=True, help="Throw the round away.")
+@click.option("--token", metavar="TOKEN", help="Round to recover.  [default: the oldest]")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="File for the gradient: .npy, .npz, or -."
+)
+@click.option("--discard", is_flag=True, help="Discard the round for good.")
 @redis_option
 @yes_option
 @json_option
-@reported
+@report_failures
 def recover(
     *, name: str, token: str | None, output: Path | None, discard: bool, url: str | None, yes: bool, as_json: bool
 ) -> None:
-    """Get back a round that was taken and never acknowledged, because its taker died; or list them.
+    """Recover a round that was taken but not acknowledged because its taker died, or list such rounds.
 
-    Without --output and --discard it lists them and changes nothing. With --output the round is written to a file (as
-    by `redisacc take`) and then acknowledged. It asks first: if the taker is still alive and at work, it would lose the
-    round. Exit code 1: there is none to recover.
+    Without --output and --discard, the command lists these rounds and changes nothing. With --output, it writes the
+    round to a file, as `redisacc take` does, and then acknowledges it. It asks first, because a taker that is still
+    alive loses the round. Exit code 1 means that there is no such round.
+
+    \b
+      redisacc recover embeddings
+      redisacc recover embeddings --output round.npz
     """
-    link, keys = link_of(url), keys_of(name)
-    info = read_info(link, keys)
+    keys, transport = keys_of(name), transport_of(url)
+    info = read_info(transport, keys)
     rounds = [taken for taken in info.unacknowledged if token in (None, taken.token)]
     if output is None and not discard:
         if as_json:
@@ -71,22 +64,23 @@ def recover(
                 ],
             )
         else:
-            click.echo("every round that was taken has been acknowledged", err=True)
+            echo_wrapped(_NOTHING, err=True)
         return
     check_output(output, discard=discard, sparse=info.kind == "sparse")
     if not rounds:
-        fail("there is no such round" if token else "every round that was taken has been acknowledged")
+        fail(f"there is no unacknowledged round with the token {token}" if token else _NOTHING)
     chosen = rounds[0]
-    say(
-        f"step {chosen.global_step}, {counted(chosen.num_accumulated, 'gradient')}, taken "
+    echo_wrapped(
+        f"step {chosen.global_step}, {count_text(chosen.num_accumulated, 'gradient')}, taken "
         f"{age_text(info.read_at, chosen.granted_at)} ago by {safe(chosen.taker)}",
         err=True,
     )
-    confirm("Is that taker dead, and shall the round be " + ("thrown away?" if discard else "recovered?"), yes=yes)
+    effect = "This discards the round for good." if discard else "The taker loses this round."
+    confirm(f"{effect} Continue only if its taker is dead.", yes=yes)
     with open_existing(keys, redis=url).recover(chosen.token) as taken:
         if taken is None:
-            fail("somebody else recovered or acknowledged it meanwhile")
+            fail("the round was acknowledged or recovered by another process in the meantime")
         if output is not None:
             assert taken.gradient is not None
-            save(taken.gradient, output)
-    report_round("recovered", taken, output, as_json=as_json)
+            write_gradient(taken.gradient, output)
+    report_round("discarded" if discard else "recovered", taken, output, as_json=as_json)

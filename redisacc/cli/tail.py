@@ -1,4 +1,4 @@
-"""`redisacc tail`: events as lines."""
+"""The command `redisacc tail`: prints events, one on a line."""
 
 from __future__ import annotations
 
@@ -7,43 +7,38 @@ import sys
 
 import click
 
-from redisacc._info import Record
-from redisacc._keys import DELETING
-from redisacc._observing import Event, Events
-from redisacc.cli._common import (
-    EXIT_CODES,
-    echo_json,
-    json_option,
-    keys_of,
-    link_of,
-    name_argument,
-    redis_option,
-    reported,
-    safe,
-)
+from redisacc._format.keys import DELETING
+from redisacc._format.record import Record
+from redisacc._protocol.events import Event, Events
+from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.options import json_option, keys_of, name_argument, redis_option, transport_of
+from redisacc.cli.output import echo_json, echo_wrapped, safe
 
 __all__ = ["tail"]
 
 
 @click.command(epilog=EXIT_CODES)
 @name_argument
-@click.option("--number", "-n", type=click.IntRange(min=1), metavar="N", help="End after N events.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="S", help="End after S seconds without an event.")
+@click.option("--number", "-n", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="S", help="Stop after S seconds without an event.")
 @redis_option
 @json_option
-@reported
+@report_failures
 def tail(*, name: str, number: int | None, timeout: float | None, url: str | None, as_json: bool) -> None:
-    """Print what happens to an accumulator, a line for each event, until it is deleted or Ctrl-C.
+    """Print the events of an accumulator as they happen, until it is deleted or Ctrl-C stops the command.
 
-    Times are this machine's. A line "missed" says that the connection was lost and is back. With --json, an object on
-    each line.
+    Each event is a line; with --json, each line is an object. Times are those of this machine. The event "missed" means
+    that events may be missing, because the connection was lost and is back.
+
+    \b
+      redisacc tail embeddings --number 10
     """
-    link, keys = link_of(url), keys_of(name)
-    # A name that nobody has is an error, not a long silence.
-    found = Record(keys, link.call(*Record.command(keys)))
-    with Events(link, keys, found.incarnation.removeprefix(DELETING), timeout=timeout) as events:
+    keys, transport = keys_of(name), transport_of(url)
+    # An unknown name is an error rather than an endless silence.
+    record = Record(keys, transport.call(*Record.command(keys)))
+    with Events(transport, keys, record.incarnation.removeprefix(DELETING), timeout=timeout) as events:
         if sys.stderr.isatty():
-            click.echo(f"listening to {safe(keys.name)} at {link.address}, Ctrl-C ends", err=True)
+            echo_wrapped(f"listening to {safe(keys.name)} at {transport.address}; Ctrl-C stops", err=True)
         for count, event in enumerate(events, 1):
             _print(event, as_json=as_json)
             if count == number:
@@ -54,8 +49,8 @@ def _print(event: Event, *, as_json: bool) -> None:
     now = datetime.datetime.now(datetime.UTC)
     if as_json:
         known = {"step": event.global_step, "count": event.num_accumulated, "who": event.who}
-        said = {key: value for key, value in known.items() if value is not None}
-        echo_json({"at": now, "event": event.kind, **said, **event.details}, indent=None)
+        present = {key: value for key, value in known.items() if value is not None}
+        echo_json({"at": now, "event": event.kind, **present, **event.details}, indent=None)
     else:
         words = [now.astimezone().strftime("%H:%M:%S.%f")[:-3], f"{event.kind:<9}"]
         if event.global_step is not None:

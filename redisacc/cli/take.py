@@ -1,4 +1,4 @@
-"""`redisacc take`: a round into a file."""
+"""The command `redisacc take`: takes a round and writes it to a file."""
 
 from __future__ import annotations
 
@@ -11,26 +11,14 @@ from typing import Any
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from redisacc._accumulator import ConditionalAccumulatorBase
-from redisacc._existing import open_existing
-from redisacc._rounds import Round
-from redisacc.cli._common import (
-    EXIT_CODES,
-    confirm,
-    console,
-    counted,
-    echo_json,
-    json_option,
-    keys_of,
-    link_of,
-    name_argument,
-    redis_option,
-    reported,
-    safe,
-    say,
-    yes_option,
-)
-from redisacc.cli._files import check_output, save
+from redisacc._data.results import Round
+from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.existing import open_existing
+from redisacc._handles.sparse import SparseConditionalAccumulator
+from redisacc.cli.array_files import check_output, write_gradient
+from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
+from redisacc.cli.output import console, count_text, echo_json, echo_wrapped, safe
 from redisacc.errors import RedisAccError
 
 __all__ = ["report_round", "take"]
@@ -39,14 +27,16 @@ __all__ = ["report_round", "take"]
 @click.command(epilog=EXIT_CODES)
 @name_argument
 @click.argument("num_required", type=click.IntRange(min=1))
-@click.option("--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Where to: .npy, .npz, or -.")
-@click.option("--discard", is_flag=True, help="Throw the gradient away.")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="File for the gradient: .npy, .npz, or -."
+)
+@click.option("--discard", is_flag=True, help="Discard the gradient for good.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="S", help="Wait at most S seconds.")
 @click.option("--worker", metavar="NAME", help="Name of this taker.  [default: host:pid]")
 @redis_option
 @yes_option
 @json_option
-@reported
+@report_failures
 def take(
     *,
     name: str,
@@ -59,26 +49,36 @@ def take(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Take a round as soon as it has NUM_REQUIRED gradients, and write it to a file.
+    """Wait until the round has NUM_REQUIRED gradients, take it, and write its mean or sum to a file.
 
-    A dense gradient goes into an .npy (or into an .npz, as "gradient"), a sparse one into an .npz with indices,
-    values and shape; bfloat16 as float32. The round is acknowledged once the file is safely written: if that fails,
-    `redisacc recover` gets it. Exit code 4: not enough gradients came in time.
+    A dense gradient is written to an .npy, or to an .npz as "gradient". A sparse gradient is written to an .npz as
+    "indices", "values" and "shape". bfloat16 is written as float32. The round is acknowledged once the file is safely
+    written; if that fails, `redisacc recover` gets the round. Exit code 4 means that too few gradients arrived in time.
+
+    \b
+      redisacc take embeddings 4 --output round.npz --timeout 60
     """
-    link_of(url)
+    transport_of(url)
     accumulator = open_existing(keys_of(name), redis=url, worker=worker)
-    check_output(output, discard=discard, sparse=accumulator._sparse)
+    check_output(output, discard=discard, sparse=isinstance(accumulator, SparseConditionalAccumulator))
     if discard:
-        confirm(f"Take the next round of {safe(name)} and throw its gradient away?", yes=yes)
+        confirm(f"Take the next round of {safe(name)} and discard its gradient for good?", yes=yes)
     with _waiting(accumulator, num_required), accumulator.take(num_required, timeout=timeout) as taken:
         if output is not None:
             assert taken.gradient is not None
-            save(taken.gradient, output)
-    report_round("took", taken, output, as_json=as_json)
+            write_gradient(taken.gradient, output)
+    report_round("discarded" if discard else "took", taken, output, as_json=as_json)
 
 
 def report_round(verb: str, taken: Round[Any], output: Path | None, *, as_json: bool) -> None:
-    """Says what was taken: to stderr where stdout has the gradient."""
+    """Prints what became of a round; to standard error if standard output holds the gradient.
+
+    Args:
+        verb: what was done with the round, for example "took".
+        taken: the round.
+        output: the file with its gradient; None if it was discarded.
+        as_json: print JSON instead of a line, unless standard output holds the gradient.
+    """
     to_stdout = str(output) == "-"
     if as_json and not to_stdout:
         echo_json(
@@ -92,8 +92,8 @@ def report_round(verb: str, taken: Round[Any], output: Path | None, *, as_json: 
         return
     workers = ", ".join(f"{safe(worker)} ({number})" for worker, number in taken.workers.items())
     where = "" if output is None or to_stdout else f" into {safe(str(output))}"
-    say(
-        f"{verb} the round of step {taken.global_step}{where}: {counted(taken.num_accumulated, 'gradient')}, "
+    echo_wrapped(
+        f"{verb} the round of step {taken.global_step}{where}: {count_text(taken.num_accumulated, 'gradient')}, "
         f"from {workers}",
         err=to_stdout,
     )
@@ -101,7 +101,7 @@ def report_round(verb: str, taken: Round[Any], output: Path | None, *, as_json: 
 
 @contextlib.contextmanager
 def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int) -> Iterator[None]:
-    """A bar of how full the round is, on a terminal, while the take waits."""
+    """Shows on a terminal how full the round is, as long as the take waits."""
     out = console(stderr=True)
     if not out.is_terminal:
         yield

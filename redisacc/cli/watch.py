@@ -1,4 +1,4 @@
-"""`redisacc watch`: how rounds fill up, live, and who is missing."""
+"""The command `redisacc watch`: shows live how rounds fill up, and which workers are missing."""
 
 from __future__ import annotations
 
@@ -16,89 +16,87 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from redisacc._info import AccumulatorInfo, Worker, read_info
-from redisacc._keys import Keys
-from redisacc._link import Link
-from redisacc._looking import list_names
-from redisacc.cli._common import (
-    EXIT_CODES,
-    NOT_FOUND,
-    console,
-    counted,
-    echo_json,
-    fail,
-    json_option,
-    keys_of,
-    link_of,
-    names_argument,
-    redis_option,
-    reported,
-    safe,
-    seconds_text,
-)
+from redisacc._admin.catalogue import list_names
+from redisacc._format.entries import WorkerInfo
+from redisacc._format.keys import Keys
+from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._redis.transport import Transport
+from redisacc.cli.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
+from redisacc.cli.options import json_option, keys_of, names_argument, redis_option, transport_of
+from redisacc.cli.output import console, count_text, echo_json, safe, seconds_text
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, ServerUnavailableError
 
 __all__ = ["watch"]
 
-# Rates are over so many seconds.
+# Seconds over which rates are averaged.
 _WINDOW = 5.0
-# Who was seen within this time, in seconds, is at work and not worth naming; who was not seen for an hour has gone.
+# A worker without a gradient in the round is at work if it was seen within the last second, and gone if it was not seen
+# for an hour. Only workers between these bounds are named as missing.
 _AT_WORK, _GONE = 1.0, 3600.0
-# So many missing workers are named.
+# Maximum number of missing workers that are named.
 _NAMED = 6
-# A server that doesn't answer within this time is said to be silent.
-_PATIENCE = 1.0
+# Seconds after which a server that does not answer is reported.
+_TIMEOUT = 1.0
 
 
 @click.command(epilog=EXIT_CODES)
 @names_argument
 @click.option(
-    "--interval", type=click.FloatRange(min=0.05), default=0.5, show_default=True, metavar="S", help="Seconds."
+    "--interval",
+    type=click.FloatRange(min=0.05),
+    default=0.5,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two refreshes.",
 )
-@click.option("--number", "-n", type=click.IntRange(min=1), metavar="N", help="End after N looks.")
+@click.option("--number", "-n", type=click.IntRange(min=1), metavar="N", help="Stop after N refreshes.")
 @redis_option
 @json_option
-@reported
+@report_failures
 def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: str | None, as_json: bool) -> None:
-    """Watch accumulators, live: all of them, or those that are named (globs as for ls).
+    """Watch all accumulators, or the named ones, live. NAME may be a glob, as for ls.
 
-    For each: the step; how full the round is for the taker at the head of the queue; how many gradients are applied
-    and dropped a second, and how many rounds are taken; and the workers that haven't contributed to this round, with
-    the time since they were last heard of. Ctrl-C ends it.
+    For each accumulator, the display shows its step, how full the round is for the first waiting taker, the rates of
+    applied gradients, stale gradients and taken rounds, and the workers that are missing from this round, with the time
+    since they were last seen. Ctrl-C stops the command.
 
-    Into a pipe, a line for each accumulator and look; with --json, an object.
+    Into a pipe, the command prints a line for each accumulator and refresh; with --json, an object on each line.
+
+    \b
+      redisacc watch 'train-*'
+      redisacc watch --json --number 1
     """
-    link = link_of(url)
-    board = Board(link, names)
-    board.look()
+    transport = transport_of(url)
+    board = Board(transport, names)
+    board.refresh()
     if names and not board.views:
-        fail(f"there is no accumulator {', '.join(names)} at {link.address}", NOT_FOUND)
+        fail(f"there is no accumulator {' or '.join(map(repr, names))} at {transport.address}", NOT_FOUND)
     out = console()
-    looks = 1
+    refreshes = 1
     if as_json or not out.is_terminal:
         while True:
             _print(board, as_json=as_json)
-            if looks == number:
+            if refreshes == number:
                 return
             time.sleep(interval)
-            board.look()
-            looks += 1
+            board.refresh()
+            refreshes += 1
     with Live(board.render(), console=out, auto_refresh=False, transient=False) as live:
-        while looks != number:
+        while refreshes != number:
             time.sleep(interval)
-            board.look()
-            looks += 1
+            board.refresh()
+            refreshes += 1
             live.update(board.render(), refresh=True)
 
 
 @dataclass
 class View:
-    """What is known of one accumulator.
+    """One accumulator on the board.
 
     Attributes:
-        info: as it was seen last.
-        history: (time, applied, stale, takes) of the last seconds, the oldest first.
-        required: how many gradients the last taker that was seen waiting asked for.
+        info: its latest state.
+        history: (time in seconds, applied, stale, takes) of the last seconds, the oldest first.
+        required: the number of gradients that the last waiting taker required; None if there was none yet.
     """
 
     info: AccumulatorInfo
@@ -106,6 +104,7 @@ class View:
     required: int | None = None
 
     def add(self, info: AccumulatorInfo) -> None:
+        """Adds a new state. A new incarnation starts a new history."""
         if info.incarnation != self.info.incarnation:
             self.history.clear()
             self.required = None
@@ -119,7 +118,7 @@ class View:
 
     @property
     def rates(self) -> tuple[float, float, float]:
-        """Gradients applied, gradients dropped, rounds taken, each a second."""
+        """Gradients applied, stale gradients and rounds taken, each per second."""
         first, last = self.history[0], self.history[-1]
         seconds = last[0] - first[0]
         if seconds <= 0:
@@ -128,13 +127,14 @@ class View:
         return applied, stale, takes
 
     @property
-    def missing(self) -> tuple[list[tuple[Worker, float]], int]:
-        """Who is missing from the round and for how long it was silent, the longest first; and how many have gone."""
+    def missing(self) -> tuple[list[tuple[WorkerInfo, float]], int]:
+        """Missing workers with their seconds of silence, the longest first; and the number of workers that are gone."""
         ages = [(worker, (self.info.read_at - worker.seen_at).total_seconds()) for worker in self.info.missing]
         named = sorted((pair for pair in ages if _AT_WORK <= pair[1] < _GONE), key=lambda pair: -pair[1])
         return named, sum(age >= _GONE for _, age in ages)
 
     def missing_text(self) -> str:
+        """Returns the missing workers as text; empty if there are none."""
         named, gone = self.missing
         words = [f"{safe(worker.name)} ({seconds_text(age)})" for worker, age in named[:_NAMED]]
         if len(named) > _NAMED:
@@ -145,26 +145,35 @@ class View:
 
 
 class Board:
-    """All views."""
+    """The watched accumulators.
 
-    def __init__(self, link: Link, names: Sequence[str]) -> None:
-        self._link = link
+    Args:
+        transport: to the server.
+        names: names and globs of accumulators; none means all.
+
+    Attributes:
+        views: accumulator's name → its view.
+        problem: what went wrong in the latest refresh; empty if nothing did.
+    """
+
+    def __init__(self, transport: Transport, names: Sequence[str]) -> None:
+        self._transport = transport
         self._patterns = [name for name in names if _is_pattern(name)] or ([] if names else ["*"])
         self._named = [keys_of(name) for name in names if not _is_pattern(name)]
         self.views: dict[str, View] = {}
         self.problem = ""
 
-    def look(self) -> None:
-        """Reads everything anew. A server that doesn't answer is a problem to be shown, and may come back."""
+    def refresh(self) -> None:
+        """Reads the server. If it does not answer, sets ``problem`` and keeps the views, because it may come back."""
         try:
-            self._link.call("PING", patience=_PATIENCE)
-            names = {name for pattern in self._patterns for name in list_names(self._link, pattern)}
+            self._transport.call("PING", timeout=_TIMEOUT)
+            names = {name for pattern in self._patterns for name in list_names(self._transport, pattern)}
             wanted = {keys.name: keys for keys in (*map(Keys, names), *self._named)}
             self.problem = ""
             found = {}
             for _, keys in sorted(wanted.items()):
                 try:
-                    info = read_info(self._link, keys)
+                    info = read_info(self._transport, keys)
                 except AccumulatorNotFoundError:
                     continue
                 except CorruptDataError as error:
@@ -175,15 +184,15 @@ class Board:
                 found[keys.name] = view
             self.views = found
         except ServerUnavailableError:
-            self.problem = f"no answer from {self._link.address}; what stands here is old"
+            self.problem = f"no answer from {self._transport.address}; the figures are out of date"
 
     def render(self) -> RenderableType:
-        """For a terminal."""
+        """Returns the board for a terminal."""
         parts: list[RenderableType] = []
         for view in self.views.values():
             parts += [*_lines(view), Text("")]
         if not self.views:
-            parts.append(Text(f"no accumulators at {self._link.address}"))
+            parts.append(Text(f"no accumulators at {self._transport.address}"))
         if self.problem:
             parts.append(Text(safe(self.problem), style="bold red"))
         return Group(*parts)
@@ -209,11 +218,11 @@ def _lines(view: View) -> list[RenderableType]:
     bar.add_row(Text(""), ProgressBar(total=1.0, completed=full), Text(_waiting(view)))
     facts = f"  {_rate(applied)} applied/s  {_rate(stale)} stale/s"
     if info.unacknowledged:
-        facts += f"  {len(info.unacknowledged)} taken, not acknowledged"
+        facts += f"  {len(info.unacknowledged)} taken but not acknowledged"
     lines: list[RenderableType] = [head, bar, Text(facts, no_wrap=True, overflow="ellipsis")]
     missing = view.missing_text()
     if missing:
-        # Where nobody waits for them, it's no trouble yet.
+        # A missing worker does no harm as long as no taker is waiting.
         lines.append(Text(f"  missing: {missing}", style="bold yellow" if info.waiting else "dim"))
     return lines
 
@@ -225,7 +234,7 @@ def _rate(value: float) -> str:
 def _waiting(view: View) -> str:
     info = view.info
     if not info.waiting:
-        return f"{counted(info.num_accumulated, 'gradient')}, nobody waits"
+        return f"{count_text(info.num_accumulated, 'gradient')}, no taker waiting"
     head = info.waiting[0]
     behind = f" +{len(info.waiting) - 1}" if len(info.waiting) > 1 else ""
     return f"{info.num_accumulated} of {head.num_required} for {safe(head.taker)}{behind}"

@@ -1,13 +1,12 @@
-"""The demo: word vectors (skip-gram with negative sampling) trained by several processes over shared
-accumulators.
+"""The demo: several processes train word vectors (skip-gram with negative sampling) over shared accumulators.
 
-``text`` turns text into word numbers, ``skipgram`` is the model in plain numpy, ``exchange`` is what travels
-through Redis beside the gradients, ``training`` holds the roles (chief, worker, and the same thing in one
-process), and ``processes`` starts the workers on this machine. The command itself is ``redisacc.cli.demo``.
+``text`` turns text into word numbers. ``skipgram`` is the model in plain numpy. ``exchange`` is what travels through
+Redis beside the gradients. ``training`` has the roles: chief, worker, and the same training in one process.
+``processes`` starts the workers on this machine. The command itself is ``redisacc.cli.demo``.
 """
 
 from __future__ import annotations
 
 
 class DemoError(Exception):
-    """The demo can't go on; the message says why, in words for the person at the terminal."""
+    """The demo cannot continue. The message is written for the person at the terminal."""

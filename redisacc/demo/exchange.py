@@ -1,7 +1,7 @@
-"""What the demo's processes tell each other through Redis beside the gradients themselves.
+"""What the demo's processes exchange through Redis beside the gradients.
 
-Gradients go through accumulators. The rest needs few keys, all made here; NONCE is a random name that each
-chief draws, so that what belongs to an earlier run of the same name is never mistaken for this one's:
+Gradients go through accumulators. The rest needs five kinds of keys, all made here. NONCE is a random name that each
+chief draws, so that a key of an earlier run with the same name is never mistaken for one of this run:
 
 =====================================  ========  ==========================================================
 key                                    type      holds
@@ -13,13 +13,12 @@ key                                    type      holds
 ``redisacc-demo:RUN:NONCE:finished``   hash      worker's number → digest of its parameters; 20 s
 =====================================  ========  ==========================================================
 
-Everybody starts from the same parameters (they follow from the seed), so only changed rows travel: the chief
-sends the new values, not the averaged gradients, and a worker's copy is the chief's bit for bit without
-keeping the optimiser's state. The stream is short: a chief starts no step before each worker has applied a
-gradient for it, so nobody is ever more than one entry behind.
+All processes start from the same parameters, which follow from the seed, so only changed rows travel. The chief sends
+the new values rather than the averaged gradients, so a worker's copy equals the chief's bit for bit, without the
+optimiser's state. The stream is short: the chief finishes no step before each worker has applied a gradient for it, so
+no worker is ever more than one entry behind.
 
-Each key has an expiry that its owner renews; a process that is killed leaves nothing for longer than 20
-seconds.
+Each key has an expiry that its owner renews, so a killed process leaves nothing for longer than 20 seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -45,8 +43,14 @@ from redisacc.demo.text import IntArray
 logger = logging.getLogger("redisacc.demo")
 
 LEASE = 20  # seconds
-_RENEW = 4.0  # seconds between renewals: several may fail before a lease runs out
+# Seconds between renewals: several may fail before a lease expires.
+_RENEW = 4.0
+# Seconds after the end of a lease until which a chief waits for it.
+_CLAIM_MARGIN = 2.0
 _POLL = 0.25  # seconds
+# Milliseconds for which a worker waits for an update before it looks for the chief. A wait longer than the client's
+# socket timeout would look like a lost connection.
+_BLOCK = 1000
 _KEPT_UPDATES = 4
 _VERSION = 1
 
@@ -55,9 +59,25 @@ _VERSION = 1
 class Settings:
     """What a run trains: all that a worker needs to compute the same batches and shapes as the chief.
 
-    ``words`` is the size of the vocabulary found in the text, ``vocabulary`` the largest size allowed,
-    ``batch`` the words of text for each worker and step, ``digest`` the corpus's. The ranges are checked at
-    construction, because a worker reads them from Redis: ValueError.
+    The ranges are checked at construction, because a worker reads the values from Redis.
+
+    Attributes:
+        workers: number of workers.
+        steps: number of steps.
+        words: size of the vocabulary that was found in the text.
+        vocabulary: maximum size of the vocabulary.
+        dim: length of a word vector.
+        window: number of context words on either side of a word.
+        negatives: number of negative samples per pair.
+        shared_negatives: number of negatives that all pairs of a batch share.
+        batch: words of text per worker and step.
+        seed: seed of all random numbers.
+        subsampling: share of the text above which a word is thinned out.
+        rate: learning rate.
+        digest: digest of the corpus.
+
+    Raises:
+        ValueError: a value has the wrong type or is out of range.
     """
 
     workers: int
@@ -89,33 +109,43 @@ class Settings:
         for field in fields(self):
             value = getattr(self, field.name)
             if type(value).__name__ != field.type:
-                raise ValueError(f"{field.name} isn't of type {field.type}")
+                raise ValueError(f"{field.name} must be of type {field.type}, not {value!r:.100}")
             if field.name in limits and not 1 <= value <= limits[field.name]:
-                raise ValueError(f"{field.name} isn't between 1 and {limits[field.name]}")
+                raise ValueError(f"{field.name} must be between 1 and {limits[field.name]}, not {value}")
         if not 0 <= self.seed < 2**63:
-            raise ValueError("seed isn't between 0 and 2**63 - 1")
+            raise ValueError(f"seed must be between 0 and 2**63 - 1, not {self.seed}")
         if not (0 < self.subsampling < float("inf") and 0 < self.rate < float("inf")):
-            raise ValueError("subsampling and rate must be positive")
+            raise ValueError(f"subsampling and rate must be positive, not {self.subsampling} and {self.rate}")
 
     def to_json(self) -> str:
-        """The settings as JSON."""
+        """Returns the settings as JSON."""
         return json.dumps({"version": _VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: bytes) -> Settings:
-        """The settings that ``to_json`` wrote. Raises DemoError for anything else."""
+        """Returns the settings that ``to_json`` wrote.
+
+        Raises:
+            DemoError: the text is anything else.
+        """
         found = _read_json(text, "the chief's settings")
         if found.pop("version", None) != _VERSION:
-            raise DemoError("the chief runs another version of redisacc: its settings can't be read here")
+            raise DemoError("the chief runs another version of redisacc, whose settings this version cannot read")
         try:
             return cls(**found)
         except (TypeError, ValueError) as error:
-            raise DemoError(f"the chief's settings can't be used: {error}") from None
+            raise DemoError(f"the chief's settings are invalid: {error}") from None
 
 
 @dataclass(frozen=True)
 class Update:
-    """The rows that a step changed, with their new values (float32); ``position`` is there whole."""
+    """The rows that a step changed.
+
+    Attributes:
+        input: (row indices, new float32 values) of the input vectors.
+        output: the same of the output vectors.
+        position: all float32 values of the places.
+    """
 
     input: tuple[IntArray, Array]
     output: tuple[IntArray, Array]
@@ -123,7 +153,7 @@ class Update:
 
     @classmethod
     def of(cls, parameters: Parameters, input_indices: IntArray, output_indices: IntArray) -> Update:
-        """The present values of the rows with these indices."""
+        """Returns an update with the present values of the rows with these indices."""
         return cls(
             (input_indices, parameters.input[input_indices]),
             (output_indices, parameters.output[output_indices]),
@@ -131,13 +161,13 @@ class Update:
         )
 
     def write_to(self, parameters: Parameters) -> None:
-        """Put the rows into a copy of the parameters."""
+        """Writes the rows into a copy of the parameters."""
         parameters.input[self.input[0]] = self.input[1]
         parameters.output[self.output[0]] = self.output[1]
         parameters.position[:] = self.position
 
     def encode(self) -> dict[bytes, bytes]:
-        """The fields of a stream entry: indices as int32, values as float32, little-endian, row by row."""
+        """Returns the fields of a stream entry: indices as int32, values as float32, little-endian, row by row."""
         return {
             b"input_indices": self.input[0].astype("<i4").tobytes(),
             b"input": self.input[1].astype("<f4").tobytes(),
@@ -148,14 +178,18 @@ class Update:
 
     @classmethod
     def decode(cls, entry: dict[bytes, bytes], settings: Settings) -> Update:
-        """The update that ``encode`` wrote. DemoError unless every length and index fits the settings."""
+        """Returns the update that ``encode`` wrote.
+
+        Raises:
+            DemoError: a length or an index does not fit the settings.
+        """
         rows = {}
         for name in ("input", "output"):
             indices = np.frombuffer(_whole(entry, f"{name}_indices", 4), "<i4").astype(np.int64)
             if len(indices) and not (
                 indices[0] >= 0 and indices[-1] < settings.words and bool((np.diff(indices) > 0).all())
             ):
-                raise DemoError(f"an update in Redis has wrong row numbers for {name}")
+                raise DemoError(f"an update in Redis has invalid row numbers of {name}")
             rows[name] = indices, _floats(entry, name, (len(indices), settings.dim))
         return cls(rows["input"], rows["output"], _floats(entry, "position", (2 * settings.window, settings.dim)))
 
@@ -170,12 +204,12 @@ def _whole(entry: dict[bytes, bytes], name: str, size: int) -> bytes:
 def _floats(entry: dict[bytes, bytes], name: str, shape: tuple[int, int]) -> Array:
     data = _whole(entry, name, 4)
     if len(data) != 4 * shape[0] * shape[1]:
-        raise DemoError(f"an update in Redis has {len(data)} bytes of {name} where {4 * shape[0] * shape[1]} belong")
+        raise DemoError(f"an update in Redis has {len(data)} bytes of {name} instead of {4 * shape[0] * shape[1]}")
     return np.frombuffer(data, "<f4").astype(np.float32).reshape(shape)
 
 
 def parameters_digest(parameters: Parameters) -> str:
-    """Equal for parameters that are equal bit for bit."""
+    """Returns a digest that is equal exactly for parameters that are equal bit for bit."""
     digest = hashlib.sha256()
     for array in (parameters.input, parameters.output, parameters.position):
         digest.update(array.astype("<f4").tobytes())
@@ -188,7 +222,7 @@ def _read_json(text: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise DemoError(f"{what} in Redis can't be read")
+        raise DemoError(f"{what} in Redis cannot be read")
     return found
 
 
@@ -214,7 +248,7 @@ def _owner(card: bytes) -> str:
 
 
 class ChiefExchange:
-    """The chief's side: holds the run's name, says what is trained, sends the updates, sees who is there."""
+    """The chief's side: holds the name of the run, announces the settings, sends updates, lists the workers."""
 
     def __init__(self, client: redis.Redis, run: str) -> None:
         # redis-py types its replies differently in each version.
@@ -227,9 +261,13 @@ class ChiefExchange:
         self._renewed = 0.0
 
     def claim(self) -> None:
-        """Take the run's name. Waits for the lease of a chief that died; DemoError when that one is alive."""
-        deadline = time.monotonic() + LEASE + 2
-        said = False
+        """Claims the name of the run. Blocks until the lease of a dead chief expires, at most ``LEASE`` + 2 seconds.
+
+        Raises:
+            DemoError: another chief holds the name and is alive.
+        """
+        deadline = time.monotonic() + LEASE + _CLAIM_MARGIN
+        logged = False
         while not self._client.set(self._keys.chief, self._card, nx=True, ex=LEASE):
             other = self._client.get(self._keys.chief)
             if other == self._card:
@@ -237,27 +275,33 @@ class ChiefExchange:
             if other is not None:
                 if time.monotonic() > deadline:
                     raise DemoError(
-                        f"run {self._run!r} has a chief already ({_owner(other)}); choose another name with --run"
+                        f"run {self._run!r} already has a chief ({_owner(other)}); choose another name with --run"
                     )
-                if not said:
-                    logger.info("run %s has a chief already (%s); is it alive?", self._run, _owner(other))
-                    said = True
+                if not logged:
+                    logger.info("run %s already has a chief (%s); waiting for its lease", self._run, _owner(other))
+                    logged = True
             time.sleep(_POLL)
         self._renewed = time.monotonic()
 
     def announce(self, settings: Settings) -> None:
-        """Tell the workers what is trained. They may apply gradients from here on."""
+        """Publishes the settings. Workers may apply gradients from then on."""
         self._settings = settings
         self._client.set(self._keys.settings, settings.to_json(), ex=LEASE)
 
     def renew(self) -> None:
-        """Say that the chief is alive; to be called every few seconds. DemoError if it was replaced."""
+        """Renews the leases of the chief's keys, at most every 4 seconds; to be called every few seconds.
+
+        Raises:
+            DemoError: another chief has taken over the run.
+        """
         if time.monotonic() - self._renewed < _RENEW:
             return
         if self._client.get(self._keys.chief) != self._card and not self._client.set(
             self._keys.chief, self._card, nx=True, ex=LEASE
         ):
-            raise DemoError(f"this chief was stopped for so long that another took over run {self._run!r}")
+            raise DemoError(
+                f"another chief took over run {self._run!r}: this one was stopped for longer than {LEASE} seconds"
+            )
         pipe = self._client.pipeline(transaction=False)
         for key in (self._keys.chief, self._keys.settings, self._keys.updates, self._keys.finished):
             pipe.expire(key, LEASE)
@@ -265,13 +309,13 @@ class ChiefExchange:
         self._renewed = time.monotonic()
 
     def workers(self) -> dict[int, str]:
-        """The workers that hold a lease: number → host and process."""
+        """Returns the workers that hold a lease: number → host and process."""
         assert self._settings is not None
         cards = self._client.mget([self._keys.worker(i) for i in range(self._settings.workers)])
         return {index: _owner(card) for index, card in enumerate(cards) if card is not None}
 
     def publish(self, step: int, update: Update) -> None:
-        """Send the rows that ``step`` changed; the workers begin the next step when they have them."""
+        """Sends the rows that ``step`` changed. The workers then begin the next step."""
         pipe = self._client.pipeline(transaction=False)
         pipe.xadd(
             self._keys.updates,
@@ -282,34 +326,34 @@ class ChiefExchange:
         )
         pipe.expire(self._keys.updates, LEASE)
         added, _ = pipe.execute(raise_on_error=False)
-        # redis-py sends the pipeline again after a lost connection. Nobody else writes to this stream, so an
-        # entry with this number is the one that was sent first.
+        # redis-py sends the pipeline again after a lost connection. No other process writes to this stream, so an entry
+        # with this number is the one that was sent first.
         if isinstance(added, redis.ResponseError) and "equal or smaller" in str(added):
             return
         if isinstance(added, Exception):
             raise added
 
     def finished(self) -> dict[int, str]:
-        """The digests of the parameters of those workers that are through."""
+        """Returns the digests of the parameters of the workers that have finished: number → digest."""
         found = self._client.hgetall(self._keys.finished)
         try:
             return {int(index): digest.decode("ascii") for index, digest in found.items()}
         except ValueError:
-            raise DemoError("what the workers reported at their end can't be read") from None
+            raise DemoError("the reports of the workers in Redis cannot be read") from None
 
     def close(self) -> None:
-        """Delete every key of this run and give up its name."""
+        """Deletes every key of this run and gives up its name."""
         keys = [self._keys.settings, self._keys.updates, self._keys.finished]
         if self._settings is not None:
             keys += [self._keys.worker(index) for index in range(self._settings.workers)]
-        # The name goes last and only if it is still ours: who sees it free must find nothing else left.
+        # The name goes last: once it is free, another chief must find no other key.
         self._client.delete(*keys)
         if self._client.get(self._keys.chief) == self._card:
             self._client.delete(self._keys.chief)
 
 
 class WorkerExchange:
-    """A worker's side: finds the chief, takes a number, receives updates, notices when the chief is gone."""
+    """A worker's side: finds the chief, claims a number, receives updates, notices when the chief is gone."""
 
     def __init__(self, client: redis.Redis, run: str) -> None:
         self._client: Any = client
@@ -321,55 +365,70 @@ class WorkerExchange:
         self._renewed = 0.0
 
     def find_chief(self, timeout: float) -> Settings:
-        """Wait until a chief says what it trains. DemoError after ``timeout`` seconds without one."""
+        """Blocks until a chief announces its settings, and returns them.
+
+        Raises:
+            DemoError: there was none within ``timeout`` seconds.
+        """
         deadline = time.monotonic() + timeout
-        said = False
+        logged = False
         while True:
             card = self._client.get(self._keys.chief)
             if card is not None:
                 nonce = _read_json(card, "the chief's lease").get("nonce")
                 if not isinstance(nonce, str) or not nonce.isalnum():
-                    raise DemoError("the chief's lease in Redis can't be read")
+                    raise DemoError("the chief's lease in Redis cannot be read")
                 text = self._client.get(_Keys(self._run, nonce).settings)
                 if text is not None:
                     self._nonce, self._keys = nonce, _Keys(self._run, nonce)
                     return Settings.from_json(text)
             if time.monotonic() > deadline:
-                raise DemoError(f"no chief came for run {self._run!r} within {timeout:g} seconds")
-            if not said:
+                raise DemoError(f"no chief appeared for run {self._run!r} within {timeout:g} seconds")
+            if not logged:
                 logger.info("waiting for the chief of run %s", self._run)
-                said = True
+                logged = True
             time.sleep(_POLL)
 
     def claim(self, index: int | None, settings: Settings) -> int:
-        """Take the number ``index``, or the lowest that is free. Returns it; DemoError when it is taken."""
+        """Claims the number ``index``, or the lowest free one, and returns it.
+
+        Raises:
+            DemoError: the number, or every number, is in use, or the run has no such number.
+        """
         if index is not None and not 0 <= index < settings.workers:
-            raise DemoError(f"this run has workers 0 to {settings.workers - 1}, there is no place for worker {index}")
+            raise DemoError(
+                f"there is no worker {index} in run {self._run!r}, which has workers 0 to {settings.workers - 1}"
+            )
         for candidate in range(settings.workers) if index is None else [index]:
             if self._client.set(self._keys.worker(candidate), self._card, nx=True, ex=LEASE):
                 self._index = candidate
                 self._renewed = time.monotonic()
                 return candidate
         if index is None:
-            raise DemoError(f"run {self._run!r} has all of its {settings.workers} workers already")
-        raise DemoError(f"run {self._run!r} has a worker {index} already")
+            raise DemoError(f"run {self._run!r} already has all of its {settings.workers} workers")
+        raise DemoError(f"run {self._run!r} already has a worker {index}")
 
     def renew(self) -> None:
-        """Say that this worker is alive; to be called every few seconds.
+        """Renews this worker's lease, at most every 4 seconds; to be called every few seconds.
 
-        DemoError when its lease ran out: the chief has counted it as gone, and another may have its number.
+        Raises:
+            DemoError: the lease has expired. The chief counts this worker as gone, and another may have its number.
         """
         if self._index is None or time.monotonic() - self._renewed < _RENEW:
             return
         key = self._keys.worker(self._index)
-        # XX: a key that the chief has deleted in the meantime must not come back.
+        # XX: a key that the chief has deleted since the GET must not come back.
         if self._client.get(key) != self._card or not self._client.set(key, self._card, xx=True, ex=LEASE):
             self.check_chief()
-            raise DemoError("this worker was stopped for so long that its lease ran out")
+            raise DemoError(f"the lease of this worker expired, because it was stopped for longer than {LEASE} seconds")
         self._renewed = time.monotonic()
 
     def check_chief(self) -> None:
-        """DemoError unless the chief of this run is alive and still the same one."""
+        """Checks that the chief of this run is alive and still the same one.
+
+        Raises:
+            DemoError: it is not.
+        """
         card = self._client.get(self._keys.chief)
         if card is None:
             raise DemoError(f"the chief of run {self._run!r} is gone")
@@ -377,38 +436,38 @@ class WorkerExchange:
             raise DemoError(f"run {self._run!r} has another chief now")
 
     def nobody_is_chief(self) -> bool:
-        """Whether the run's name is free: then nobody but a worker can clean up after the chief."""
+        """Returns whether the name of the run is free. Then only a worker can clean up after the chief."""
         return not self._client.exists(self._keys.chief)
 
-    def next_update(self, step: int, settings: Settings, idle: Callable[[], None] = lambda: None) -> Update:
-        """Wait for the rows that ``step`` changed. Blocks as long as the chief is alive; DemoError when it is
-        gone.
+    def next_update(self, step: int, settings: Settings) -> Update:
+        """Blocks until the chief sends the rows that ``step`` changed, and returns them.
 
-        ``idle`` is called about once a second meanwhile.
+        Raises:
+            DemoError: the chief is gone, or has already finished a later step.
         """
         while True:
-            # A block longer than the client's socket timeout would look like a lost connection.
-            reply = self._client.xread({self._keys.updates: f"{step}-0"}, count=1, block=1000)
+            reply = self._client.xread({self._keys.updates: f"{step}-0"}, count=1, block=_BLOCK)
             entries = reply.get(self._keys.updates.encode(), []) if isinstance(reply, dict) else reply
             if entries:
                 # RESP2 gives [[key, [entry]]], RESP3 {key: [[entry]]}.
                 ((number, entry),) = entries[0] if isinstance(reply, dict) else entries[0][1]
                 if number != f"{step + 1}-0".encode():
-                    raise DemoError(f"step {step} of run {self._run!r} is over: a worker can't join a run under way")
+                    raise DemoError(
+                        f"step {step} of run {self._run!r} is over; a worker cannot join after the first step"
+                    )
                 return Update.decode(entry, settings)
             self.check_chief()
             self.renew()
-            idle()
 
     def finish(self, digest: str) -> None:
-        """Tell the chief that this worker has the last step's result, with the digest of its parameters."""
+        """Reports to the chief that this worker has the result of the last step, with the digest of its parameters."""
         pipe = self._client.pipeline(transaction=True)
         pipe.hset(self._keys.finished, str(self._index), digest)
         pipe.expire(self._keys.finished, LEASE)
         pipe.execute()
 
     def close(self) -> None:
-        """Give up this worker's number."""
+        """Gives up this worker's number."""
         if self._index is None:
             return
         key = self._keys.worker(self._index)

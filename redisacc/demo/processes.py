@@ -1,4 +1,4 @@
-"""Processes on this machine: the workers, and the one that trains alone."""
+"""Processes on this machine: the workers, and the process that trains alone."""
 
 from __future__ import annotations
 
@@ -23,20 +23,25 @@ from redisacc.demo.skipgram import Parameters
 from redisacc.demo.text import Corpus
 from redisacc.demo.training import OnStep, Trained, initial_parameters, train_alone
 
-# The matrices are small: threads of a linear algebra library take longer to find each other than to multiply,
-# many times longer where other processes want the cores too. It reads these variables when it is loaded, which in
-# the command's own process has happened already.
+# The matrices are small: threads of a linear algebra library take longer to start than to multiply, and many times
+# longer where other processes use the cores too. The library reads these variables when it is loaded, which has already
+# happened in the command's own process.
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
 
 
 class LocalWorkers:
-    """Workers 0 … ``number`` - 1 of ``run``, each a process of its own; a context manager that leaves none
-    behind.
+    """Worker processes on this machine, as a context manager that ends them all.
 
-    They get the server's URL through the environment, where other users of the machine can't read a password
-    in it.
+    They get the URL of the server through the environment, where other users of the machine cannot read its password.
+
+    Args:
+        number: number of workers; their numbers are 0 … ``number`` - 1.
+        url: URL of the server.
+        run: name of the run.
+        text: files to train on; none means the default text.
+        timeout: seconds that each worker waits for the chief.
     """
 
     def __init__(self, number: int, *, url: str, run: str, text: Sequence[Path], timeout: float) -> None:
@@ -51,7 +56,7 @@ class LocalWorkers:
     def __enter__(self) -> LocalWorkers:
         try:
             for index in range(self._number):
-                # A file rather than a pipe: nobody has to read it, so a worker can't block on writing.
+                # A file rather than a pipe, on which a worker would block until it is read.
                 log = tempfile.TemporaryFile()
                 child = subprocess.Popen(
                     [*self._command, "--worker-index", str(index)],
@@ -70,7 +75,7 @@ class LocalWorkers:
         self.stop()
 
     def problems(self) -> list[str]:
-        """Which workers have ended before their time, and how; with the last line that each of them wrote."""
+        """Returns a text for each worker that has failed: how it ended, and the last line that it wrote."""
         found = []
         for index, (child, log) in enumerate(self._children):
             status = child.poll()
@@ -79,7 +84,7 @@ class LocalWorkers:
             if status < 0:
                 how = f"was ended by signal {-status} ({signal.strsignal(-status)})"
             else:
-                how = f"ended with status {status}"
+                how = f"ended with exit code {status}"
             text = f"worker-{index} (process {child.pid}) {how}"
             # Of a worker that was stopped from outside, the last line says nothing about why.
             last = _last_line(log) if 0 < status < 128 else ""
@@ -87,14 +92,14 @@ class LocalWorkers:
         return found
 
     def wait(self, timeout: float) -> None:
-        """Wait until all have ended by themselves, at most ``timeout`` seconds."""
+        """Blocks until all workers have ended by themselves, at most ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         for child, _ in self._children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
-        """End those that still run, politely first, and wait for them."""
+        """Ends the workers that still run, with SIGTERM first and with SIGKILL after 5 seconds."""
         for child, _ in self._children:
             child.terminate()
         self.wait(5.0)
@@ -114,15 +119,19 @@ def _last_line(log: IO[bytes]) -> str:
 
 
 def train_in_one_process(settings: Settings, corpus: Corpus, on_step: OnStep) -> Trained:
-    """`train_alone` in a process of its own, which uses one thread. Blocks until it is done."""
-    # Not "fork": the child must load numpy anew to see the environment.
+    """Runs ``train_alone`` in a process of its own with one thread, and blocks until it ends.
+
+    Raises:
+        DemoError: the process failed.
+    """
+    # With "fork", numpy would already be loaded, without having read the environment.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_alone, args=(theirs, settings, corpus), daemon=True)
     with ours, _environment(_ONE_THREAD):
         try:
             process.start()
-            # With the child's end closed here, its death is an end of file.
+            # Once the child's end is closed here, its death is an end of file.
             theirs.close()
             losses = []
             for step in range(1, settings.steps + 1):
@@ -136,7 +145,7 @@ def train_in_one_process(settings: Settings, corpus: Corpus, on_step: OnStep) ->
             ]
         except EOFError:
             process.join()
-            raise DemoError(f"the process that trains alone ended with status {process.exitcode}") from None
+            raise DemoError(f"the process that trains alone ended with exit code {process.exitcode}") from None
         finally:
             if process.pid is not None:
                 process.terminate()
@@ -146,9 +155,9 @@ def train_in_one_process(settings: Settings, corpus: Corpus, on_step: OnStep) ->
 
 
 def _alone(connection: Connection, settings: Settings, corpus: Corpus) -> None:
-    # Ctrl-C reaches every process of the terminal; the one that started this one says so, and ends it.
+    # Ctrl-C reaches every process of the terminal; the parent reports it and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError):  # that one was killed
+    with contextlib.suppress(BrokenPipeError):  # the parent was killed
         trained = train_alone(settings, corpus, lambda _, loss, gradients: connection.send((loss, gradients)))
         for array in (trained.parameters.input, trained.parameters.output, trained.parameters.position):
             connection.send_bytes(array.tobytes())

@@ -1,10 +1,9 @@
 """Skip-gram with negative sampling in plain numpy: the parameters, the batches, the loss and its gradients.
 
-The score of word c having word o at relative place k of its window is ``(input[c] * position[k]) ·
-output[o]``. ``input`` and ``output`` have a row for each word, and a batch touches some hundreds of them:
-their gradients are sparse. ``position`` has a row for each place of the window (four words before … four
-words after), and every batch touches all of it: its gradient is dense. It lets the model tell "what stands
-before" from "what stands after" a word.
+The score of word c having word o at relative place k of its window is ``(input[c] * position[k]) · output[o]``.
+``input`` and ``output`` have a row for each word, and a batch touches some hundreds of them, so their gradients are
+sparse. ``position`` has a row for each place of the window (four words before … four words after), and every batch
+touches all of it, so its gradient is dense. It lets the model tell the words before a word from those after it.
 """
 
 from __future__ import annotations
@@ -19,17 +18,23 @@ from redisacc.demo.text import Corpus, IntArray, NegativeTable, keep_probabiliti
 
 Array = npt.NDArray[Any]
 
-# Sequences that a seed is split into, so that no two uses of one seed draw the same numbers.
+# A seed is split into these sequences, so that no two uses of it draw the same numbers.
 _INITIAL, _EPOCH, _BATCH = 0, 1, 2
 
-# Words in a row that stay together in a batch. Longer passages lose fewer pairs at their ends; shorter ones
-# mix better.
+# Number of consecutive words that stay together in a batch. Longer passages lose fewer pairs at their ends, shorter
+# ones mix better.
 PASSAGE = 32
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """``input`` and ``output`` [words, dim], ``position`` [2 * window, dim]; all of one float dtype."""
+    """The parameters of the model, all of one float dtype.
+
+    Attributes:
+        input: [words, dim].
+        output: [words, dim].
+        position: [2 * window, dim].
+    """
 
     input: Array
     output: Array
@@ -37,26 +42,29 @@ class Parameters:
 
     @classmethod
     def initial(cls, words: int, dim: int, window: int, seed: int) -> Parameters:
-        """The float32 parameters that training starts with; the same for the same arguments everywhere.
+        """Returns the float32 parameters that training starts from, the same for the same arguments everywhere.
 
-        Output vectors start at zero and places at one, as plain skip-gram without places would start.
+        Output vectors start at zero and places at one, which is how skip-gram without places starts.
         """
         generator = np.random.default_rng([seed, _INITIAL])
         start = ((generator.random((words, dim)) - 0.5) / dim).astype(np.float32)
         return cls(start, np.zeros((words, dim), np.float32), np.ones((2 * window, dim), np.float32))
 
     def copy(self) -> Parameters:
-        """The same values in arrays of their own."""
+        """Returns a copy in new arrays."""
         return Parameters(self.input.copy(), self.output.copy(), self.position.copy())
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Pairs of words that stood near each other, and the negatives that all pairs of the batch share.
+    """Pairs of words that are near each other in the text, and the negatives that all pairs of the batch share.
 
-    ``centres``, ``contexts``, ``places``: int64 [pairs]; ``places`` in [0, 2 * window). ``negatives``: int64
-    [drawn]. ``negative_weight``: what one negative counts for, so that they count as ``--negatives`` words
-    for each pair.
+    Attributes:
+        centres: int64 [pairs], the first word of each pair.
+        contexts: int64 [pairs], the second word.
+        places: int64 [pairs], the place of the second word in the window of the first, in [0, 2 * window).
+        negatives: int64 [drawn].
+        negative_weight: weight of one negative; together they count as ``--negatives`` words per pair.
     """
 
     centres: IntArray
@@ -70,8 +78,12 @@ class Batch:
 class Gradients:
     """The gradients of the summed loss of one batch.
 
-    ``input`` and ``output``: (indices int64 [n], strictly increasing; rows [n, dim]); ``position``: [2 *
-    window, dim]. ``loss`` is the sum over the batch and ``pairs`` the number of pairs in it.
+    Attributes:
+        input: (indices int64 [n], strictly increasing; rows [n, dim]).
+        output: the same for the output vectors.
+        position: [2 * window, dim].
+        loss: sum over the batch.
+        pairs: number of pairs in the batch.
     """
 
     input: tuple[IntArray, Array]
@@ -84,9 +96,8 @@ class Gradients:
 class Sampler:
     """Cuts batches from a corpus. A batch depends on (seed, step, worker) and on nothing else.
 
-    Each epoch thins out the frequent words anew, cuts the rest into passages of 32 words and shuffles those;
-    each step deals the next ``workers * passages`` of them, so that the workers of a step hold different
-    text.
+    Each epoch thins out the frequent words again, cuts the rest into passages of 32 words and shuffles these. Each step
+    deals the next ``workers * passages`` of them, so that the workers of a step have different text.
     """
 
     def __init__(
@@ -116,14 +127,14 @@ class Sampler:
         self._rows: IntArray = np.zeros((0, 0), np.int64)
 
     def batch(self, step: int, worker: int) -> Batch:
-        """The batch of ``worker`` (0 … workers - 1) in ``step`` (from 0)."""
+        """Returns the batch of ``worker`` (0 … workers - 1) in ``step`` (from 0)."""
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         passages = self._passages_of(epoch)
         first = (step_of_epoch * self._workers + worker) * self._passages
-        # The number of words that an epoch keeps varies a little; where it falls short, passages come twice.
+        # The number of words that an epoch keeps varies a little; if it falls short, some passages come twice.
         rows = passages[np.arange(first, first + self._passages) % len(passages)]
         generator = np.random.default_rng([self._seed, _BATCH, step, worker])
-        # As in word2vec each centre draws the reach of its window, so that nearer words count for more.
+        # As in word2vec, each centre draws the reach of its window, so that nearer words count more.
         reach = generator.integers(1, self._window + 1, size=rows.shape)
         centres, contexts, places = [], [], []
         for distance in range(1, min(self._window, rows.shape[1] - 1) + 1):
@@ -147,8 +158,8 @@ class Sampler:
             generator = np.random.default_rng([self._seed, _EPOCH, epoch])
             kept = self._tokens[generator.random(len(self._tokens)) < self._keep[self._tokens]]
             if len(kept) < 2 * PASSAGE:
-                kept = self._tokens  # a tiny text can't spare anything
-            # A start that differs between epochs moves the cuts, or pairs across a cut would never be seen.
+                kept = self._tokens  # a tiny text is too short to thin out
+            # The start differs between epochs, because pairs across a cut that never moves would never be seen.
             if len(kept) >= 2 * PASSAGE:
                 kept = kept[int(generator.integers(PASSAGE)) :]
             length = min(PASSAGE, len(kept))
@@ -160,9 +171,10 @@ class Sampler:
 
 
 def sum_rows(indices: IntArray, rows: Array) -> tuple[IntArray, Array, IntArray]:
-    """Add up the rows that have the same index.
+    """Adds the rows that have the same index.
 
-    Returns the indices (strictly increasing), the sums (in the rows' dtype), and how many rows each index had.
+    Returns:
+        The indices (strictly increasing), the sums (in the rows' dtype), and the number of rows of each index.
     """
     order = np.argsort(indices, kind="stable")
     unique, first, counts = np.unique(indices[order], return_index=True, return_counts=True)
@@ -170,10 +182,10 @@ def sum_rows(indices: IntArray, rows: Array) -> tuple[IntArray, Array, IntArray]
 
 
 def gradients(parameters: Parameters, batch: Batch) -> Gradients:
-    """Loss and gradients of a batch: ``sum over pairs of softplus(-s) + weight * sum over negatives of
-    softplus(s)``.
+    """Returns loss and gradients of a batch.
 
-    A negative that happens to be the pair's own context word doesn't count for that pair.
+    The loss is ``sum over pairs of softplus(-s) + weight * sum over negatives of softplus(s)``. A negative that happens
+    to be a pair's own context word does not count for that pair.
     """
     centre = parameters.input[batch.centres]
     place = parameters.position[batch.places]
@@ -204,20 +216,18 @@ def gradients(parameters: Parameters, batch: Batch) -> Gradients:
 
 
 def _sigmoid_and_softplus(score: Array) -> tuple[Array, Array]:
-    # From exp(-|score|), which can't overflow; numpy has fast paths for exp and log, not for logaddexp and
-    # log1p.
+    # From exp(-|score|), which cannot overflow; numpy has fast paths for exp and log, but not for logaddexp and log1p.
     small = np.exp(-np.abs(score))
     sigmoid = np.where(score >= 0, 1, small) / (1 + small)
     return sigmoid, np.maximum(score, 0) + np.log(1 + small)
 
 
 class Adagrad:
-    """Adagrad on a set of parameters, in place: each element's step shrinks with the squares that it has
-    seen.
+    """Updates parameters in place by Adagrad: an element's step shrinks as the squares of its gradients add up.
 
-    The sums of squares start at 0.1 rather than at zero. That bounds how much a difference in a gradient can
-    change a parameter (rate / sqrt(0.1)); from zero, the first step would be rate * sign(gradient), and a
-    gradient that is zero up to rounding would move a parameter by the full rate, one way or the other.
+    The sums of squares start at 0.1 rather than at zero. This bounds how much a difference in a gradient can change a
+    parameter (rate / sqrt(0.1)). From zero, the first step would be rate * sign(gradient), and a gradient that is zero
+    up to rounding would move a parameter by the full rate in either direction.
     """
 
     def __init__(self, parameters: Parameters, rate: float) -> None:
@@ -225,10 +235,10 @@ class Adagrad:
         self._rate = np.float32(rate)
         self._squares = Parameters(*(np.full_like(p, 0.1) for p in _arrays(parameters)))
 
-    def update(self, input: tuple[IntArray, Array], output: tuple[IntArray, Array], position: Array) -> None:
-        """One step down the given gradients; indices must be unique."""
-        for name, (indices, rows) in (("input", input), ("output", output)):
-            self._step(getattr(self._parameters, name), getattr(self._squares, name), indices, rows)
+    def update(self, input_rows: tuple[IntArray, Array], output_rows: tuple[IntArray, Array], position: Array) -> None:
+        """Takes one step down the given gradients, whose indices must be unique."""
+        self._step(self._parameters.input, self._squares.input, *input_rows)
+        self._step(self._parameters.output, self._squares.output, *output_rows)
         self._step(self._parameters.position, self._squares.position, slice(None), position)
 
     def _step(self, parameter: Array, squares: Array, where: IntArray | slice, gradient: Array) -> None:
@@ -241,7 +251,7 @@ def _arrays(parameters: Parameters) -> tuple[Array, Array, Array]:
 
 
 def neighbours(parameters: Parameters, word: int, number: int) -> list[tuple[int, float]]:
-    """The ``number`` words whose input vectors have the largest cosine with ``word``'s, best first."""
+    """Returns the ``number`` words whose input vectors have the largest cosine with that of ``word``, best first."""
     vectors = parameters.input.astype(np.float64)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     likeness = vectors @ vectors[word]

@@ -1,9 +1,9 @@
-"""The roles: the chief, the workers, and the same training in one process to compare with.
+"""The roles: the chief, the workers, and the same training in one process for comparison.
 
-One step: each worker computes the gradients of its own batch at the current parameters and applies them to
-four shared accumulators with ``local_step`` = step. The chief takes all W of each, updates its parameters and
-sends the rows that changed; with them the next step begins. Sparse rows are averaged over the workers *that
-held that row*, the dense gradient over all W; the loss is summed.
+In each step, each worker computes the gradients of its own batch at the current parameters and applies them to four
+shared accumulators with ``local_step`` = step. The chief takes all W of each, updates its parameters and sends the rows
+that changed, with which the next step begins. Sparse rows are averaged over the workers *that held that row*, the dense
+gradient over all W workers; the loss is summed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from redisacc.demo.text import Corpus, IntArray
 
 logger = logging.getLogger("redisacc.demo")
 
-# A take is tried in pieces of this many seconds, so that the chief notices meanwhile when a worker is gone.
-_PATIENCE = 1.0
+# Seconds after which a take is interrupted, so that the chief can check whether a worker is gone.
+_TAKE_TIMEOUT = 1.0
 
-# Seconds between two words about whom the chief waits for. A Python process takes some of them to start.
-_SAY = 10.0
+# Seconds between two log lines about missing workers. A Python process takes some seconds to start.
+_LOG_EVERY = 10.0
 
 OnStep = Callable[[int, float, int], None]
-"""Called after each step with: steps done, the loss of a pair in this step, gradients counted in it."""
+"""Called after each step with: number of steps done, loss per pair in this step, number of gradients in it."""
 
 
 def sampler_for(settings: Settings, corpus: Corpus) -> Sampler:
-    """The batches that these settings mean."""
+    """Returns the sampler of these settings."""
     return Sampler(
         corpus,
         seed=settings.seed,
@@ -51,13 +51,18 @@ def sampler_for(settings: Settings, corpus: Corpus) -> Sampler:
 
 
 def initial_parameters(settings: Settings) -> Parameters:
-    """The parameters that these settings start from."""
+    """Returns the parameters that these settings start from."""
     return Parameters.initial(settings.words, settings.dim, settings.window, settings.seed)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The end of a training: the parameters, and the loss of each step for each pair of words."""
+    """The result of a training.
+
+    Attributes:
+        parameters: after the last step.
+        losses: for each step, the loss per pair of words.
+    """
 
     parameters: Parameters
     losses: tuple[float, ...]
@@ -82,17 +87,21 @@ class Accumulators:
             reduction_type="MEAN",
             **common,
         )
-        # The sum of the losses and the number of pairs: float64, because it adds up and is only looked at.
+        # The sum of the losses and the number of pairs; float64, because the numbers grow.
         self.loss = redisacc.ConditionalAccumulator(
             np.float64, shape=(2,), shared_name=f"demo-{run}/loss", reduction_type="SUM", **common
         )
 
     def all(self) -> tuple[redisacc.ConditionalAccumulatorBase[Any], ...]:
-        """All four, in the order in which workers apply and the chief takes."""
+        """Returns all four, in the order in which workers apply and the chief takes."""
         return self.input, self.output, self.position, self.loss
 
     def apply(self, found: Gradients, step: int) -> None:
-        """Apply a worker's gradients of one step. DemoError if an accumulator is at a later step already."""
+        """Applies a worker's gradients of one step.
+
+        Raises:
+            DemoError: an accumulator is already at a later step.
+        """
         results: list[tuple[redisacc.ConditionalAccumulatorBase[Any], redisacc.ApplyResult]] = [
             (self.input, self.input.apply_grad(*found.input, local_step=step)),
             (self.output, self.output.apply_grad(*found.output, local_step=step)),
@@ -102,18 +111,18 @@ class Accumulators:
         for accumulator, result in results:
             if not result:
                 raise DemoError(
-                    f"the gradient of step {step} came too late: {accumulator.shared_name} is at step "
+                    f"the gradient of step {step} arrived too late: {accumulator.shared_name} is already at step "
                     f"{result.global_step}"
                 )
 
     def delete(self) -> None:
-        """Remove them from Redis; those that are gone, or were created anew by others, are left alone."""
+        """Deletes them from Redis, except those that are gone or were created again by another process."""
         for accumulator in self.all():
             with contextlib.suppress(redisacc.AccumulatorNotFoundError):
                 accumulator.delete()
 
     def close(self) -> None:
-        """Close the four handles."""
+        """Closes the four handles."""
         for accumulator in self.all():
             accumulator.close()
 
@@ -121,10 +130,15 @@ class Accumulators:
 class Chief:
     """The process that takes the averages, updates the parameters and sends them.
 
-    ``timeout``: seconds that it waits for workers to appear, and for a gradient. ``local_problems`` says what
-    is known to be wrong with workers on this machine, in words; an empty sequence when nothing is. As a
-    context manager it takes the run's name and creates the accumulators at the start, and deletes all keys at
-    the end, whatever happened in between.
+    As a context manager it claims the name of the run and creates the accumulators at the start, and deletes all keys
+    at the end, also after an exception.
+
+    Args:
+        client: a client of the server.
+        run: name of the run.
+        settings: what is trained.
+        timeout: seconds to wait for workers to appear, and for each gradient.
+        local_problems: returns a text for each worker on this machine that has failed.
     """
 
     def __init__(
@@ -148,14 +162,14 @@ class Chief:
     def __enter__(self) -> Chief:
         self._exchange.claim()
         try:
-            # What a killed run of this name has left is stale: delete it, and start at step 0.
+            # Accumulators that a killed run of this name left are of no use: delete them, and start at step 0.
             try:
                 with contextlib.closing(self._open()) as stale:
                     stale.delete()
             except redisacc.SchemaMismatchError as error:
                 raise DemoError(
-                    f"an earlier run {self._run!r} with other settings was killed and left its accumulators; "
-                    f"choose another name with --run ({error})"
+                    f"an earlier run {self._run!r} with other settings was killed and left its accumulators: {error}; "
+                    f"choose another name with --run, or delete them with `redisacc rm`"
                 ) from None
             self._accumulators = self._open()
             self._exchange.announce(self._settings)
@@ -168,15 +182,14 @@ class Chief:
         if error is None:
             self._clean_up()
             return
-        # What is said must be why the training ended, not why cleaning up after that failed.
+        # The error to report is why the training ended, not why the cleaning up failed.
         with contextlib.suppress(redis.RedisError, redisacc.RedisAccError):
-            # Where the server has gone away, the library would look for it for half a minute.
+            # If the server has gone away, this fails soon; the library would retry for half a minute.
             self._client.ping()
             self._clean_up()
 
     def _clean_up(self) -> None:
-        # The name goes last: as long as it is held, no worker and no other chief touches the accumulators'
-        # names.
+        # The name goes last: as long as it is held, no worker and no other chief touches the accumulators.
         try:
             if self._accumulators is not None:
                 self._accumulators.delete()
@@ -194,9 +207,13 @@ class Chief:
         return tuple(accumulator.accumulator_ref for accumulator in self._accumulators.all())
 
     def wait_for_workers(self) -> None:
-        """Block until every worker is there. DemoError naming the missing ones after ``timeout`` seconds."""
+        """Blocks until every worker holds its number.
+
+        Raises:
+            DemoError: some are missing after ``timeout`` seconds, or one on this machine has failed.
+        """
         deadline = time.monotonic() + self._timeout
-        say = time.monotonic() + _SAY
+        log_at = time.monotonic() + _LOG_EVERY
         while True:
             there = self._exchange.workers()
             missing = [name for index, name in enumerate(self._names) if index not in there]
@@ -205,27 +222,28 @@ class Chief:
             self._raise_local_problems(f"still missing: {', '.join(missing)}")
             if time.monotonic() > deadline:
                 raise DemoError(
-                    f"{len(there)} of {len(self._names)} workers came within {self._timeout:g} seconds; "
+                    f"{len(there)} of {len(self._names)} workers arrived within {self._timeout:g} seconds; "
                     f"missing: {', '.join(missing)}"
                 )
-            if time.monotonic() > say:
+            if time.monotonic() > log_at:
                 logger.info("waiting for %s", ", ".join(missing))
-                say += _SAY
+                log_at += _LOG_EVERY
             self._exchange.renew()
             time.sleep(0.1)
 
     def train(self, on_step: OnStep) -> Trained:
-        """Take, update, send, for every step.
+        """Takes the gradients, updates the parameters and sends them, for every step. Blocks until the last step.
 
-        Blocks as long as gradients keep coming. DemoError when one is missing for ``timeout`` seconds, or at
-        once when its worker is known to be gone; the message names the missing workers.
+        Raises:
+            DemoError: a gradient is missing for ``timeout`` seconds, or its worker is known to be gone; the message
+                names the missing workers.
         """
         assert self._accumulators is not None
         parameters = initial_parameters(self._settings)
         optimiser = Adagrad(parameters, self._settings.rate)
         losses = []
         for step in range(self._settings.steps):
-            # The rounds are acknowledged when the update is out.
+            # The rounds are acknowledged once the update has been sent.
             with contextlib.ExitStack() as rounds:
                 taken = [self._take(rounds, accumulator, step) for accumulator in self._accumulators.all()]
                 into, out, position, loss = taken
@@ -243,11 +261,11 @@ class Chief:
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                taken = rounds.enter_context(accumulator.take(len(self._names), timeout=_PATIENCE))
+                taken = rounds.enter_context(accumulator.take(len(self._names), timeout=_TAKE_TIMEOUT))
             except redisacc.TakeTimeoutError as error:
                 missing = [name for name in self._names if name not in error.workers]
                 text = (
-                    f"step {step}: {error.num_accumulated} of {len(self._names)} gradients came for "
+                    f"step {step}: {error.num_accumulated} of {len(self._names)} gradients arrived for "
                     f"{accumulator.shared_name}; missing: {', '.join(missing)}"
                 )
                 self._raise_local_problems(text)
@@ -259,12 +277,11 @@ class Chief:
                     raise DemoError(f"{text} (waited {self._timeout:g} seconds)") from None
                 self._exchange.renew()
                 continue
-            # W gradients are the right W only if each worker sent one: a second one from a worker that was
-            # started twice would otherwise stand in for a missing one.
+            # A worker that was started twice contributes twice, and the round fills without another worker's gradient.
             if taken.workers != dict.fromkeys(self._names, 1) or taken.global_step != step:
                 raise DemoError(
                     f"step {step}: expected one gradient from each worker for {accumulator.shared_name}, "
-                    f"found {taken.workers} at step {taken.global_step}"
+                    f"but found {taken.workers} at step {taken.global_step}"
                 )
             return taken.gradient
 
@@ -274,27 +291,27 @@ class Chief:
             raise DemoError("; ".join([text, *problems]))
 
     def _wait_for_reports(self, digest: str) -> None:
-        # Also the reason why the keys can go afterwards: every worker has read the last update.
+        # After this the keys can be deleted, because every worker has read the last update.
         deadline = time.monotonic() + self._timeout
         while True:
             reports = self._exchange.finished()
             differing = [self._names[i] for i in reports if i < len(self._names) and reports[i] != digest]
             if differing:
-                raise DemoError(f"the parameters of {', '.join(differing)} aren't those of the chief")
+                raise DemoError(f"the parameters of {', '.join(differing)} differ from those of the chief")
             missing = [name for index, name in enumerate(self._names) if index not in reports]
             if not missing:
                 return
-            self._raise_local_problems(f"the last step is done, without a report from {', '.join(missing)}")
+            self._raise_local_problems(f"the last step is done, but {', '.join(missing)} did not report")
             if time.monotonic() > deadline:
                 raise DemoError(
-                    f"the last step is done, but {', '.join(missing)} didn't report within {self._timeout:g} seconds"
+                    f"the last step is done, but {', '.join(missing)} did not report within {self._timeout:g} seconds"
                 )
             self._exchange.renew()
             time.sleep(0.02)
 
 
 def worker_name(index: int) -> str:
-    """The name under which a worker's gradients are counted."""
+    """Returns the name under which a worker's gradients are counted."""
     return f"worker-{index}"
 
 
@@ -307,11 +324,18 @@ def work(
     timeout: float,
     on_start: Callable[[int, Settings], None] | None = None,
 ) -> None:
-    """Be a worker of ``run``: find the chief, and compute gradients until its last step is done.
+    """Runs a worker: finds the chief, and computes gradients until the last step is done.
 
-    ``make_corpus`` makes the corpus for the given size of vocabulary. ``index``: this worker's number, None
-    for any that is free. ``timeout``: seconds to wait for a chief; after that the worker waits for the
-    chief's updates as long as the chief is alive. DemoError when it can't start or go on.
+    Args:
+        client: a client of the server.
+        run: name of the run.
+        make_corpus: returns the corpus for a size of vocabulary.
+        index: number of this worker; None for the lowest free one.
+        timeout: seconds to wait for a chief. After that, the worker waits for updates as long as the chief is alive.
+        on_start: called with the worker's number and the settings.
+
+    Raises:
+        DemoError: the worker cannot start or continue.
     """
     exchange = WorkerExchange(client, run)
     accumulators: Accumulators | None = None
@@ -320,7 +344,7 @@ def work(
         corpus = make_corpus(settings.vocabulary)
         if corpus.digest != settings.digest or len(corpus.words) != settings.words:
             raise DemoError(
-                f"this worker's text isn't the chief's ({len(corpus.tokens)} words, digest "
+                f"this worker's text differs from the chief's ({len(corpus.tokens)} words, digest "
                 f"{corpus.digest[:12]}; the chief's digest is {settings.digest[:12]}): give both the same "
                 "--text, or the same version of Python"
             )
@@ -337,7 +361,7 @@ def work(
                 exchange.renew()
             exchange.finish(parameters_digest(parameters))
         except (redisacc.AccumulatorNotFoundError, redisacc.CancelledError):
-            # The usual reason for accumulators that vanish is that the chief has ended: say that instead.
+            # Accumulators vanish when the chief has ended, and that is the error to report.
             exchange.check_chief()
             raise
     except BaseException:
@@ -347,21 +371,20 @@ def work(
 
 
 def _leave(exchange: WorkerExchange, accumulators: Accumulators | None, *, failed: bool) -> None:
-    # The reason for leaving must not be replaced by what goes wrong here. The first command fails soon where the
-    # server has gone away, unlike the library, which would look for it for half a minute.
+    # An error here must not replace the reason for leaving. If the server has gone away, the first command fails soon;
+    # the library would retry for half a minute.
     with contextlib.suppress(redis.RedisError, redisacc.RedisAccError):
         exchange.close()
         if accumulators is not None:
-            # A chief that was killed deletes nothing. A worker that opens the accumulators just after the
-            # chief deleted them even creates them anew. The handle's incarnation keeps this from hitting
-            # those of a later chief.
+            # A killed chief deletes nothing, and a worker that opens the accumulators just after the chief deleted
+            # them creates them again. The incarnation in the handle protects those of a later chief.
             if failed and exchange.nobody_is_chief():
                 accumulators.delete()
             accumulators.close()
 
 
 def average(found: Sequence[tuple[IntArray, Array]]) -> tuple[IntArray, Array]:
-    """The mean of sparse gradients: each row divided by the number of them that held it."""
+    """Returns the mean of sparse gradients: each row is divided by the number of gradients that held it."""
     indices, sums, counts = sum_rows(
         np.concatenate([indices for indices, _ in found]), np.concatenate([rows for _, rows in found])
     )
@@ -369,7 +392,7 @@ def average(found: Sequence[tuple[IntArray, Array]]) -> tuple[IntArray, Array]:
 
 
 def train_alone(settings: Settings, corpus: Corpus, on_step: OnStep) -> Trained:
-    """The same batches and the same averages in one process, without Redis and without accumulators."""
+    """Trains with the same batches and averages in one process, without Redis and without accumulators."""
     sampler = sampler_for(settings, corpus)
     parameters = initial_parameters(settings)
     optimiser = Adagrad(parameters, settings.rate)
@@ -388,11 +411,13 @@ def train_alone(settings: Settings, corpus: Corpus, on_step: OnStep) -> Trained:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a training compares with the one in one process.
+    """The comparison of a training with the same training in one process.
 
-    ``difference``: the largest absolute difference of any parameter. ``first_loss`` and ``last_loss``: the
-    means over the first and the last tenth of the steps. ``problems``: what is wrong, in words; empty when
-    all is well.
+    Attributes:
+        difference: largest absolute difference of a parameter.
+        first_loss: mean loss of the first tenth of the steps.
+        last_loss: mean loss of the last tenth of the steps.
+        problems: a text for each failure; empty if there is none.
     """
 
     difference: float
@@ -402,22 +427,22 @@ class Verdict:
 
 
 def tolerance_for(settings: Settings) -> float:
-    """How far two trainings of the same thing may be apart, as the largest absolute difference of a parameter.
+    """Returns the largest difference of a parameter between two equal trainings that counts as rounding.
 
-    Both add the same numbers, but float32 addition rounds, and through Redis gradients arrive in another order each
-    time; each step then builds on slightly different parameters. Measured with the defaults (688 steps, rate 0.15,
-    parameters up to 3 in size): trainings that differ in the order of addition alone end 1e-5 to 2e-5 apart, while a
-    single gradient of a single worker lost in the first, the middle or the last step moves some parameter by 8e-2 or
-    more (with 8 workers: 6e-2). The bound, 1e-3 there, stands a factor of 50 or more from both. It goes with
-    the rate, as everything that moves a parameter does, and for longer trainings with the steps, over which rounding
-    adds up (2,000 steps: 5e-5).
+    Both add the same numbers, but float32 addition rounds, and through Redis the gradients arrive in another order each
+    time. Each step then builds on slightly different parameters. Measured with the defaults (688 steps, rate 0.15,
+    parameters up to 3 in size): trainings that differ only in the order of addition end 1e-5 to 2e-5 apart, while one
+    gradient of one worker that is lost in the first, the middle or the last step moves a parameter by 8e-2 or more
+    (with 8 workers: 6e-2). The bound, 1e-3 there, is a factor of 50 or more from both. It is proportional to the rate,
+    as every change of a parameter is, and in longer trainings to the steps, over which rounding adds up (2,000 steps:
+    5e-5).
     """
     return settings.rate / 150 * max(1.0, settings.steps / 1000)
 
 
 def judge(shared: Trained, alone: Trained, tolerance: float) -> Verdict:
-    """Compare two trainings: well if they are at most ``tolerance`` apart and the loss of ``shared`` fell."""
-    # numpy's max, not Python's: a NaN must win over every number.
+    """Compares two trainings: they must be at most ``tolerance`` apart, and the loss of ``shared`` must fall."""
+    # In numpy's max, unlike Python's, a NaN wins over every number.
     difference = float(
         np.max(
             [
@@ -434,7 +459,7 @@ def judge(shared: Trained, alone: Trained, tolerance: float) -> Verdict:
     if not difference <= tolerance:
         problems.append(f"the two results differ by {difference:.2e}, more than {tolerance:.1e}")
     if not last < first:
-        problems.append(f"the loss didn't fall: {first:.4f} at the start, {last:.4f} at the end")
+        problems.append(f"the loss did not fall: {first:.4f} at the start, {last:.4f} at the end")
     return Verdict(difference, first, last, tuple(problems))
 
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.util
 import logging
-import os
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 import redis
-from model import assert_same
+from support.model import assert_same
+from support.selection import REAL
 
 import redisacc
 from redisacc import embedded
-from redisacc._link import _getter
+from redisacc._redis.transport import _getter
 
 
 def exercise(where, name=None, limit=None):
-    """One accumulator of each kind, through everything that travels in bytes."""
+    """Uses one accumulator of each kind for every operation that sends bytes."""
     options = {"redis": where, "in_place_limit": limit, "worker": "wörker"}
     with redisacc.ConditionalAccumulator("float32", [3], name, **options) as acc:
         acc.apply_grad(np.float32([1, 2, 3]))
@@ -42,16 +39,17 @@ def exercise(where, name=None, limit=None):
 
 OPTIONS = [
     {"decode_responses": True},
-    {"protocol": 3},
-    {"protocol": 2},
-    {"protocol": 3, "decode_responses": True},
+    # The fake client does not have these options.
+    pytest.param({"protocol": 3}, marks=pytest.mark.servers(*REAL)),
+    pytest.param({"protocol": 2}, marks=pytest.mark.servers(*REAL)),
+    pytest.param({"protocol": 3, "decode_responses": True}, marks=pytest.mark.servers(*REAL)),
+    pytest.param({"single_connection_client": True}, marks=pytest.mark.servers(*REAL)),
     {"encoding": "latin-1", "decode_responses": True},
     {"max_connections": 2},
     {"socket_timeout": 1.0},
     {"socket_timeout": None},
     {"health_check_interval": 1},
     {"client_name": "ours"},
-    {"single_connection_client": True},
     {"db": 3},
 ]
 
@@ -60,8 +58,6 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=repr)
 @pytest.mark.parametrize("limit", [0, 10**9])
 def test_clients_with_all_kinds_of_options(server, options, limit):
-    if not server.real and set(options) & {"protocol", "single_connection_client"}:
-        pytest.skip("the fake client has no such option")
     client = server.client(**options)
     exercise(client, limit=limit)
     assert client.keys() == []
@@ -81,7 +77,7 @@ def test_a_client_whose_pool_is_exhausted(real_server, monkeypatch):
     held = [get_connection() for _ in range(2)]
     acc = None
     try:
-        monkeypatch.setattr("redisacc._scripts.OPENING_PATIENCE", 0.1)
+        monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.1)
         with pytest.raises(redisacc.RedisAccError):
             acc = redisacc.ConditionalAccumulator("float32", [1], redis=client)
         monkeypatch.undo()
@@ -115,6 +111,7 @@ def test_a_unix_socket(real_server, tmp_path):
             exercise(client)
 
 
+@pytest.mark.every_server
 def test_a_password(real_server):
     admin = real_server.client()
     try:
@@ -130,16 +127,16 @@ def test_a_password(real_server):
         real_server.client(password="secret word").config_set("requirepass", "")
 
 
-# redis-py before 6 forgets to close a unix socket that nobody listens on.
+# redis-py before 6 forgets to close a unix socket on which no server listens.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_no_server_is_an_error_that_says_how_to_start_one(monkeypatch):
-    monkeypatch.setattr("redisacc._scripts.OPENING_PATIENCE", 0.1)
+    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.1)
     for where in ("redis://:hidden@127.0.0.1:1/0", "unix:///nonexistent/socket"):
         with pytest.raises(redisacc.ServerUnavailableError, match="redisacc server") as failure:
             redisacc.ConditionalAccumulator("float32", [1], redis=where)
         assert isinstance(failure.value, ConnectionError)
         assert "hidden" not in str(failure.value)
-    # Here, where the warning is expected, and not in whatever test comes next.
+    # Collected here, where the warning is expected, and not in the next test.
     del failure
     gc.collect()
 
@@ -190,14 +187,16 @@ def each_operation(dense, sparse):
     assert dense.global_step() == step + 1
 
 
-def test_the_servers_script_cache_may_be_flushed_at_any_time(make_dense, make_sparse, client):
-    dense, sparse = make_dense("float32", [3]), make_sparse("float32", [5, 1])
+@pytest.mark.every_server(storage="in_place")
+def test_the_servers_script_cache_may_be_flushed_at_any_time(open_dense_stored, open_sparse_stored, client):
+    dense, sparse = open_dense_stored("float32", [3]), open_sparse_stored("float32", [5, 1])
     for _ in each_operation(dense, sparse):
         client.script_flush()
 
 
-def test_connections_may_be_killed_at_any_time(real_server, make_dense, make_sparse):
-    dense, sparse = make_dense("float32", [3]), make_sparse("float32", [5, 1])
+@pytest.mark.every_server(storage="in_place")
+def test_connections_may_be_killed_at_any_time(real_server, open_dense_stored, open_sparse_stored):
+    dense, sparse = open_dense_stored("float32", [3]), open_sparse_stored("float32", [5, 1])
     admin = real_server.client()
     for _ in each_operation(dense, sparse):
         admin.client_kill_filter(_type="normal", skipme=True)
@@ -207,8 +206,8 @@ def test_connections_may_be_killed_at_any_time(real_server, make_dense, make_spa
         assert (info.applied, info.takes, info.duplicates) == (1, 1, 0)
 
 
-def test_connections_may_be_killed_under_a_load(real_server, make_dense, background):
-    acc = make_dense("float64", [3], reduction_type="SUM")
+def test_connections_may_be_killed_under_a_load(real_server, open_dense_stored, background):
+    acc = open_dense_stored("float64", [3], reduction_type="SUM")
     admin = real_server.client()
 
     def work():
@@ -233,10 +232,10 @@ def test_connections_may_be_killed_under_a_load(real_server, make_dense, backgro
 
 
 @pytest.mark.servers("valkey")
-def test_the_users_client_may_be_closed_at_any_time(real_server, make_dense, background, until):
-    # Closing a client of redis-py closes its connections, also those that somebody is using or about to use.
+def test_the_users_client_may_be_closed_at_any_time(real_server, open_dense_stored, background, until):
+    # Closing a client of redis-py closes its connections, also those that are in use or about to be used.
     client = real_server.client()
-    acc = make_dense("float64", [3], redis=client, reduction_type="SUM")
+    acc = open_dense_stored("float64", [3], redis=client, reduction_type="SUM")
     done = []
     rounds = 8
 
@@ -267,15 +266,15 @@ def test_the_users_client_may_be_closed_at_any_time(real_server, make_dense, bac
 
 
 @pytest.mark.servers("valkey")
-def test_a_connection_may_vanish_while_it_is_taken_out_of_the_pool(real_server, make_dense, background, until):
-    # What redis-py raises then isn't one of its own errors: it looks whether the connection it has is still good, and
+def test_a_connection_may_vanish_while_it_is_taken_out_of_the_pool(real_server, open_dense_stored, background, until):
+    # redis-py then raises an error that isn't its own: it checks whether its connection is still good, and
     # stumbles over the socket that another thread has just taken away.
     client = real_server.client()
     pool = client.connection_pool
     get_connection = pool.get_connection
     calls = []
 
-    # Whose signature says whether it wants to be told a command, as redis-py before 5.3 does.
+    # Its signature shows whether it requires a command's name, as that of redis-py before 5.3 does.
     @functools.wraps(get_connection)
     def stumbling(*args, **options):
         calls.append(args)
@@ -284,7 +283,7 @@ def test_a_connection_may_vanish_while_it_is_taken_out_of_the_pool(real_server, 
         return get_connection(*args, **options)
 
     pool.get_connection = stumbling
-    acc = make_dense("float32", [1], redis=client)
+    acc = open_dense_stored("float32", [1], redis=client)
     for _ in range(3):
         assert acc.apply_grad([1.0])
     assert acc.take_grad(3).tolist() == [1.0]
@@ -298,7 +297,7 @@ def test_a_connection_may_vanish_while_it_is_taken_out_of_the_pool(real_server, 
 
 @pytest.mark.servers("valkey")
 def test_a_take_survives_the_restart_of_its_server(real_server, tmp_path, background, until, caplog, monkeypatch):
-    monkeypatch.setattr("redisacc._taking.LOOK_PATIENCE", 0.3)
+    monkeypatch.setattr("redisacc._protocol.take_wait.POLL_TIMEOUT", 0.3)
     server = embedded.Server(tmp_path / "data")
     server.start()
     try:
@@ -320,10 +319,11 @@ def test_a_take_survives_the_restart_of_its_server(real_server, tmp_path, backgr
         server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_a_take_with_a_timeout_ends_in_time_without_its_server(real_server, background, until, monkeypatch):
-    # As it is in use: with the tests' own the take would end later.
-    monkeypatch.setattr("redisacc._taking.LAST_LOOK", 0.5)
+    # The timeout outside of tests: with the tests' own, the take would end later.
+    monkeypatch.setattr("redisacc._protocol.take_wait.LAST_POLL_TIMEOUT", 0.5)
     server = embedded.Server()
     server.start()
     try:
@@ -336,20 +336,3 @@ def test_a_take_with_a_timeout_ends_in_time_without_its_server(real_server, back
     with pytest.raises(redisacc.TakeTimeoutError):
         take.result()
     assert time.monotonic() - start < 7
-
-
-@pytest.mark.skipif(importlib.util.find_spec("hiredis") is None, reason="hiredis isn't installed")
-@pytest.mark.servers("valkey")
-def test_without_hiredis(real_server, tmp_path):
-    blocker = tmp_path / "hiredis.py"
-    blocker.write_text("raise ImportError('not here')\n")
-    script = (
-        "import sys, numpy as np, redisacc\n"
-        "acc = redisacc.ConditionalAccumulator('float32', redis=sys.argv[1])\n"
-        "assert 'hiredis' not in sys.modules\n"
-        "acc.apply_grad(np.arange(10_000))\n"
-        "acc.apply_grad(np.arange(10_000))\n"
-        "assert acc.take_grad(2).tolist() == list(range(10_000))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", script, real_server.url], env=environment, check=True, timeout=30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from model import assert_same
+from support.model import assert_same
 
 import redisacc
 
@@ -13,22 +13,22 @@ def f32(*values):
     return np.array(values, np.float32)
 
 
-def test_the_mean_divides_by_the_number_of_gradients(make_dense):
-    acc = make_dense("float32", [2])
+def test_the_mean_divides_by_the_number_of_gradients(open_dense_stored):
+    acc = open_dense_stored("float32", [2])
     for grad in ([1, 10], [2, 20], [6, 60]):
         acc.apply_grad(f32(*grad))
     assert_same(acc.take_grad(3), f32(3, 30))
 
 
-def test_the_sum_does_not_divide(make_dense):
-    acc = make_dense("float32", [2], reduction_type="SUM")
+def test_the_sum_does_not_divide(open_dense_stored):
+    acc = open_dense_stored("float32", [2], reduction_type="SUM")
     for grad in ([1, 10], [2, 20], [6, 60]):
         acc.apply_grad(f32(*grad))
     assert_same(acc.take_grad(1), f32(9, 90))
 
 
-def test_a_take_returns_everything_not_only_what_it_required(make_dense):
-    acc = make_dense("float32", [1])
+def test_a_take_returns_everything_not_only_what_it_required(open_dense_stored):
+    acc = open_dense_stored("float32", [1])
     for value in range(5):
         acc.apply_grad(f32(value))
     assert_same(acc.take_grad(2), f32(2))
@@ -45,9 +45,9 @@ def test_no_reduction_type_means_mean(open_dense):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("reduction", ["MEAN", "SUM"])
-def test_sums_are_those_of_adding_in_order_of_arrival(make_dense, dtype, reduction):
+def test_sums_are_those_of_adding_in_order_of_arrival(open_dense_stored, dtype, reduction):
     rng = np.random.default_rng(5)
-    acc = make_dense(dtype, [37], reduction_type=reduction)
+    acc = open_dense_stored(dtype, [37], reduction_type=reduction)
     total = None
     for _ in range(23):
         grad = (rng.standard_normal(37) * 10.0 ** rng.integers(-6, 6, 37)).astype(dtype)
@@ -56,23 +56,23 @@ def test_sums_are_those_of_adding_in_order_of_arrival(make_dense, dtype, reducti
     assert_same(acc.take_grad(23), total / np.dtype(dtype).type(23) if reduction == "MEAN" else total)
 
 
-def test_infinities_nans_and_negative_zeros_are_those_of_ieee(make_dense):
-    acc = make_dense("float32", [7], reduction_type="SUM")
+def test_infinities_nans_and_negative_zeros_are_those_of_ieee(open_dense_stored):
+    acc = open_dense_stored("float32", [7], reduction_type="SUM")
     inf, nan = np.inf, np.nan
     acc.apply_grad(f32(inf, inf, nan, -0.0, -0.0, 3e38, 1e-45))
     acc.apply_grad(f32(1.0, -inf, 1.0, -0.0, 0.0, 3e38, 1e-45))
     assert_same(acc.take_grad(2), f32(inf, nan, nan, -0.0, 0.0, inf, 2.8e-45))
 
 
-def test_a_single_gradient_comes_back_bit_for_bit(make_dense):
-    acc = make_dense("float32", [4])
+def test_a_single_gradient_comes_back_bit_for_bit(open_dense_stored):
+    acc = open_dense_stored("float32", [4])
     grad = f32(-0.0, 1e-45, np.finfo(np.float32).max, np.nan)
     acc.apply_grad(grad)
     assert_same(acc.take_grad(1), grad)
 
 
-def test_scalars(make_dense):
-    acc = make_dense("float64", [])
+def test_scalars(open_dense_stored):
+    acc = open_dense_stored("float64", [])
     acc.apply_grad(1.5)
     acc.apply_grad(np.float64(2.5))
     acc.apply_grad(np.array(5.0))
@@ -81,8 +81,8 @@ def test_scalars(make_dense):
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0, 4)])
-def test_gradients_without_elements_count(make_dense, shape):
-    acc = make_dense("float32", shape)
+def test_gradients_without_elements_count(open_dense_stored, shape):
+    acc = open_dense_stored("float32", shape)
     for _ in range(2):
         assert acc.apply_grad(np.zeros(shape, np.float32))
     assert acc.num_accumulated() == 2
@@ -90,8 +90,8 @@ def test_gradients_without_elements_count(make_dense, shape):
 
 
 @pytest.mark.parametrize("elements", [1, 255, 256, 257, 1000, 5003])
-def test_gradients_of_many_chunks(make_dense, elements):
-    acc = make_dense("float64", None, reduction_type="SUM")
+def test_gradients_of_many_chunks(open_dense_stored, elements):
+    acc = open_dense_stored("float64", None, reduction_type="SUM")
     first, second = np.arange(elements) + 0.25, np.arange(elements)[::-1] * 3.0
     acc.apply_grad(first)
     acc.apply_grad(second)
@@ -107,8 +107,8 @@ def test_a_large_gradient_as_it_comes(open_dense):
     assert_same(acc.take_grad(2), (first + second) / np.float32(2))
 
 
-def test_an_unknown_shape_is_bound_by_the_first_gradient_until_the_take(make_dense):
-    acc = make_dense("float32")
+def test_an_unknown_shape_is_bound_by_the_first_gradient_until_the_take(open_dense_stored):
+    acc = open_dense_stored("float32")
     assert acc.shape is None
     acc.apply_grad(np.ones((2, 3), np.float32))
     for other in (np.ones((3, 2)), np.ones(6), np.ones((1, 2, 3)), np.ones((2, 1)), np.float64(1)):
@@ -120,8 +120,8 @@ def test_an_unknown_shape_is_bound_by_the_first_gradient_until_the_take(make_den
     assert_same(acc.take_grad(1), np.array(4, np.float32))
 
 
-def test_a_partial_shape_binds_what_it_names(make_dense):
-    acc = make_dense("float32", [None, 3, -1])
+def test_a_partial_shape_binds_what_it_names(open_dense_stored):
+    acc = open_dense_stored("float32", [None, 3, -1])
     assert acc.shape == (None, 3, None)
     for wrong in ((2, 3), (2, 4, 1), (3,), ()):
         with pytest.raises(redisacc.InvalidArgumentError):
@@ -133,8 +133,8 @@ def test_a_partial_shape_binds_what_it_names(make_dense):
         assert acc.take_grad(1).shape == shape
 
 
-def test_nothing_is_broadcast(make_dense):
-    acc = make_dense("float32", [2, 3])
+def test_nothing_is_broadcast(open_dense_stored):
+    acc = open_dense_stored("float32", [2, 3])
     acc.apply_grad(np.ones((2, 3), np.float32))
     for shape in ((), (1,), (3,), (1, 3), (2, 1), (2, 3, 1)):
         with pytest.raises(redisacc.InvalidArgumentError):
@@ -142,8 +142,8 @@ def test_nothing_is_broadcast(make_dense):
     assert acc.num_accumulated() == 1
 
 
-def test_a_stale_gradient_is_checked_against_the_declared_shape_but_not_against_the_round(make_dense):
-    acc = make_dense("float32", [None])
+def test_a_stale_gradient_is_checked_against_the_declared_shape_but_not_against_the_round(open_dense_stored):
+    acc = open_dense_stored("float32", [None])
     acc.set_global_step(1)
     acc.apply_grad(f32(1, 2), local_step=1)
     assert acc.apply_grad(f32(1, 2, 3), local_step=0).outcome == "stale"
@@ -152,8 +152,8 @@ def test_a_stale_gradient_is_checked_against_the_declared_shape_but_not_against_
     assert acc.info().stale == 1
 
 
-def test_a_refused_gradient_changes_nothing(make_dense):
-    acc = make_dense("float32")
+def test_a_refused_gradient_changes_nothing(open_dense_stored):
+    acc = open_dense_stored("float32")
     acc.apply_grad(f32(1, 2))
     before = acc.info()
     with pytest.raises(redisacc.InvalidArgumentError):
@@ -163,8 +163,8 @@ def test_a_refused_gradient_changes_nothing(make_dense):
     assert_same(acc.take_grad(1), f32(1, 2))
 
 
-def test_results_belong_to_the_caller(make_dense):
-    acc = make_dense("float32", [3])
+def test_results_belong_to_the_caller(open_dense_stored):
+    acc = open_dense_stored("float32", [3])
     grad = f32(1, 2, 3)
     acc.apply_grad(grad)
     result = acc.take_grad(1)
@@ -174,8 +174,8 @@ def test_results_belong_to_the_caller(make_dense):
     assert_same(acc.take_grad(1), f32(1, 2, 3))
 
 
-def test_rounds_do_not_leak_into_each_other(make_dense):
-    acc = make_dense("float32", [2])
+def test_rounds_do_not_leak_into_each_other(open_dense_stored):
+    acc = open_dense_stored("float32", [2])
     for number in range(5):
         acc.apply_grad(f32(number, 0), local_step=number)
         acc.apply_grad(f32(number, 2), local_step=number)

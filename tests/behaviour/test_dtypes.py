@@ -1,12 +1,12 @@
-"""Every element type, dense and sparse, as mean and as sum, held both ways, against the model."""
+"""Every element type, dense and sparse, as mean and as sum, stored in both ways, against the model."""
 
 from __future__ import annotations
 
 import ml_dtypes
-import model
 import numpy as np
 import pytest
-from model import assert_same, storage_dtype
+from support import model
+from support.model import assert_same, storage_dtype
 
 import redisacc
 
@@ -28,16 +28,17 @@ def random_values(rng, dtype, shape):
     return values.astype(storage)
 
 
+@pytest.mark.every_server(storage="in_place")
 @pytest.mark.parametrize("dtype", model.DTYPES)
-def test_every_type_against_the_model(make_dense, make_sparse, dtype):
+def test_every_type_against_the_model(open_dense_stored, open_sparse_stored, dtype):
     rng = np.random.default_rng(7)
     for kind, reduction in KINDS:
         gradients = int(rng.integers(3, 6))
         if kind == "dense":
-            acc = make_dense(dtype, [None, 3], reduction_type=reduction)
+            acc = open_dense_stored(dtype, [None, 3], reduction_type=reduction)
             oracle = model.Dense(dtype, (None, 3), reduction)
         else:
-            acc = make_sparse(dtype, [20, None], reduction_type=reduction)
+            acc = open_sparse_stored(dtype, [20, None], reduction_type=reduction)
             oracle = model.Sparse(dtype, (20, None), reduction)
         for _ in range(gradients):
             if kind == "dense":
@@ -45,7 +46,7 @@ def test_every_type_against_the_model(make_dense, make_sparse, dtype):
                 oracle.apply(grad, 0, "w")
                 assert acc.apply_grad(grad)
             else:
-                # One index twice: of three rows of one gradient nobody promises the order of addition.
+                # One index only twice: for three rows of one gradient, the order of addition is not promised.
                 indices = rng.permutation(20)[:6]
                 indices[5] = indices[0]
                 values = random_values(rng, dtype, (6, 2))
@@ -61,11 +62,12 @@ def test_every_type_against_the_model(make_dense, make_sparse, dtype):
             assert list(actual[2]) == list(expected[2])
 
 
+@pytest.mark.every_server(storage="in_place")
 @pytest.mark.parametrize("dtype", ["int8", "qint8", "int16", "int32", "uint8", "quint16", "uint32", "int64", "uint64"])
-def test_a_sum_of_integers_wraps(make_dense, dtype):
+def test_a_sum_of_integers_wraps(open_dense_stored, dtype):
     storage = storage_dtype(dtype)
     bounds = np.iinfo(storage)
-    acc = make_dense(dtype, [3], reduction_type="SUM")
+    acc = open_dense_stored(dtype, [3], reduction_type="SUM")
     acc.apply_grad(np.array([bounds.max, bounds.min, bounds.max], storage))
     acc.apply_grad(np.array([1, bounds.max, bounds.max], storage))
     expected = [bounds.min, bounds.min + bounds.max, -2 if storage.kind == "i" else bounds.max - 1]
@@ -73,31 +75,32 @@ def test_a_sum_of_integers_wraps(make_dense, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32", "quint8", "qint32"])
-def test_a_mean_of_integers_does_not_wrap_on_its_way(make_dense, dtype):
+def test_a_mean_of_integers_does_not_wrap_on_its_way(open_dense_stored, dtype):
     storage = storage_dtype(dtype)
     bounds = np.iinfo(storage)
-    acc = make_dense(dtype, [2])
+    acc = open_dense_stored(dtype, [2])
     for _ in range(5):
         acc.apply_grad(np.array([bounds.max, bounds.min], storage))
     assert_same(acc.take_grad(5), np.array([bounds.max, bounds.min], storage))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "qint16", "int32", "int64"])
-def test_a_mean_of_integers_truncates_toward_zero(make_dense, dtype):
+def test_a_mean_of_integers_truncates_toward_zero(open_dense_stored, dtype):
     storage = storage_dtype(dtype)
-    acc = make_dense(dtype, [6])
+    acc = open_dense_stored(dtype, [6])
     acc.apply_grad(np.array([1, -1, 3, -3, 0, -2], storage))
     acc.apply_grad(np.array([0, 0, 4, -4, 0, -3], storage))
     assert_same(acc.take_grad(2), np.array([0, 0, 3, -3, 0, -2], storage))
 
 
-def test_int64_and_uint64_keep_every_digit(make_dense, make_sparse):
+@pytest.mark.every_server(storage="in_place")
+def test_int64_and_uint64_keep_every_digit(open_dense_stored, open_sparse_stored):
     for dtype, first, second in (
         ("int64", 2**62 + 1, 2**53 + 2),
         ("int64", -(2**62) - 1, -(2**53) - 2),
         ("uint64", 2**63 + 1, 2**53 + 2),
     ):
-        dense, sparse = make_dense(dtype, [1]), make_sparse(dtype, [4], reduction_type="SUM")
+        dense, sparse = open_dense_stored(dtype, [1]), open_sparse_stored(dtype, [4], reduction_type="SUM")
         for value in (first, second):
             array = np.array([value], dtype)
             dense.apply_grad(array)
@@ -107,12 +110,12 @@ def test_int64_and_uint64_keep_every_digit(make_dense, make_sparse):
         assert_same(sparse.take_grad(2)[1], np.array([first + second], dtype))
 
 
-def test_sums_beyond_what_doubles_hold_stay_exact(make_sparse):
+def test_sums_beyond_what_doubles_hold_stay_exact(open_sparse_stored):
     # 2**21 rows of one gradient at one index: 2**53 - 2**21 in a single element, which is added in place.
     repeats, most = 2**21, 2**32 - 1
     total = repeats * most
-    acc = make_sparse("uint32", [2], reduction_type="SUM")
-    mean = make_sparse("uint32", [2])
+    acc = open_sparse_stored("uint32", [2], reduction_type="SUM")
+    mean = open_sparse_stored("uint32", [2])
     for one in (acc, mean):
         one.apply_grad(np.zeros(repeats, np.int64), np.full(repeats, most, np.uint32))
         one.apply_grad([0], np.array([2**21 + 1], np.uint32))
@@ -124,34 +127,36 @@ def test_sums_beyond_what_doubles_hold_stay_exact(make_sparse):
     assert_same(mean.take_grad(3)[1], np.array([(exact // 3) % 2**32], np.uint32))
 
 
+@pytest.mark.every_server(storage="in_place")
 @pytest.mark.parametrize("dtype", ["float16", "half"])
-def test_half_is_added_in_float32_and_rounded_once(make_dense, dtype):
-    acc = make_dense(dtype, [2])
+def test_half_is_added_in_float32_and_rounded_once(open_dense_stored, dtype):
+    acc = open_dense_stored(dtype, [2])
     for value in (2048, 1, 1, 1, 1):
         acc.apply_grad(np.array([value, 1], np.float16))
     assert_same(acc.take_grad(5), np.array([2052 / 5, 1], np.float16))
 
 
-def test_bfloat16_is_added_in_float32_and_rounded_once(make_dense):
+def test_bfloat16_is_added_in_float32_and_rounded_once(open_dense_stored):
     bfloat16 = ml_dtypes.bfloat16
-    acc = make_dense("bfloat16", [1], reduction_type="SUM")
+    acc = open_dense_stored("bfloat16", [1], reduction_type="SUM")
     for value in (256, 1, 1, 1, 1):
         acc.apply_grad(np.array([value], bfloat16))
     assert_same(acc.take_grad(5), np.array([260], bfloat16))
 
 
-def test_repeated_rows_of_halves_and_bytes_are_summed_before_they_are_rounded(make_sparse):
-    half = make_sparse("float16", [2], reduction_type="SUM")
+def test_repeated_rows_of_halves_and_bytes_are_summed_before_they_are_rounded(open_sparse_stored):
+    half = open_sparse_stored("float16", [2], reduction_type="SUM")
     half.apply_grad([1, 1, 1], np.array([2048, 1, 1], np.float16))
     assert_same(half.take_grad(1)[1], np.array([2050], np.float16))
-    byte = make_sparse("int8", [2])
+    byte = open_sparse_stored("int8", [2])
     byte.apply_grad([1, 1], np.array([100, 100], np.int8))
     byte.apply_grad([1], np.array([-100], np.int8))
     assert_same(byte.take_grad(2)[1], np.array([50], np.int8))
 
 
-def test_a_half_that_overflows_is_infinite(make_dense):
-    acc = make_dense("float16", [2], reduction_type="SUM")
+@pytest.mark.every_server(storage="in_place")
+def test_a_half_that_overflows_is_infinite(open_dense_stored):
+    acc = open_dense_stored("float16", [2], reduction_type="SUM")
     acc.apply_grad(np.array([65504, 65504], np.float16))
     acc.apply_grad(np.array([65504, -65504], np.float16))
     with np.errstate(over="ignore"):
@@ -159,7 +164,7 @@ def test_a_half_that_overflows_is_infinite(make_dense):
 
 
 class TensorFlowDType:
-    """What TensorFlow's dtypes look like from outside."""
+    """An object that looks like TensorFlow's dtypes from outside."""
 
     def __init__(self, name, numpy):
         self.name = name

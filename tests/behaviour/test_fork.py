@@ -8,11 +8,14 @@ import textwrap
 
 import pytest
 
-# A fork while other threads run is what we test, so Python's warning about it (3.12 and later) is no news.
+# These tests fork while other threads run, of which Python 3.12 and later warn.
 PREAMBLE = """
 import os, sys, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import redisacc
+from redisacc._protocol import take_wait
+# A busy machine may pause a process for longer than a lease, and another taker would get its round.
+take_wait.TAKER_LEASE_MS = 60_000
 url = sys.argv[1]
 
 def child(function):
@@ -48,6 +51,7 @@ def run(script, url):
     return process.stdout
 
 
+@pytest.mark.every_server
 @pytest.mark.servers("valkey", "redis62")
 def test_parent_and_children_share_a_handle_and_no_gradient_is_lost(real_server, real_client):
     run(
@@ -147,8 +151,9 @@ def test_a_private_accumulator_of_a_child_is_its_own(real_server, real_client):
     assert real_client.keys() == []
 
 
-def test_threads_share_a_handle(make_sparse, background):
-    acc = make_sparse("float64", [8, 1], reduction_type="SUM")
+@pytest.mark.slow
+def test_threads_share_a_handle(open_sparse_stored, background):
+    acc = open_sparse_stored("float64", [8, 1], reduction_type="SUM")
     threads, each = 8, 20
 
     def work(number):

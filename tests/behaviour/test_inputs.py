@@ -1,4 +1,4 @@
-"""Arrays as they come: strided, foreign, read-only, lists; and what becomes of them."""
+"""Arrays of every form (strided, foreign, read-only, lists), and what becomes of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import array
 
 import numpy as np
 import pytest
-from model import assert_same
+from support.model import assert_same
 
 import redisacc
 
@@ -37,9 +37,9 @@ LAYOUTS = list(layouts(np.zeros((2, 2))))
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float32", "int16", "int64", "complex64"])
-def test_dense_gradients_of_every_layout(make_dense, layout, dtype):
+def test_dense_gradients_of_every_layout(open_dense_stored, layout, dtype):
     base = (np.arange(12) - 5).reshape(4, 3).astype(dtype)
-    acc = make_dense(dtype, [4, 3], reduction_type="SUM")
+    acc = open_dense_stored(dtype, [4, 3], reduction_type="SUM")
     grad = layouts(base)[layout]
     before = grad.copy()
     acc.apply_grad(grad)
@@ -51,10 +51,10 @@ def test_dense_gradients_of_every_layout(make_dense, layout, dtype):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_sparse_gradients_of_every_layout(make_sparse, layout):
+def test_sparse_gradients_of_every_layout(open_sparse_stored, layout):
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
     indices = np.array([[7, 2], [3, 9]])
-    acc = make_sparse("float32", [10, 3])
+    acc = open_sparse_stored("float32", [10, 3])
     acc.apply_grad(layouts(indices)[layout].reshape(-1), layouts(values)[layout])
     # A view with a stride of its own, which reshape would have copied.
     acc.apply_grad(np.repeat([7, 2, 3, 9], 2)[::2], values)
@@ -63,12 +63,12 @@ def test_sparse_gradients_of_every_layout(make_sparse, layout):
     assert_same(result, values[[1, 2, 0, 3]])
 
 
-def test_lists_tuples_and_buffers(make_dense, make_sparse):
-    dense = make_dense("float32", [2])
+def test_lists_tuples_and_buffers(open_dense_stored, open_sparse_stored):
+    dense = open_dense_stored("float32", [2])
     for grad in ([1, 2], (1.0, 2.0), array.array("f", [1, 2]), array.array("i", [1, 2]), memoryview(np.ones(2))):
         assert dense.apply_grad(grad)
     assert_same(dense.take_grad(5), np.float32([5, 9]) / np.float32(5))
-    sparse = make_sparse("float32", [4, 1])
+    sparse = open_sparse_stored("float32", [4, 1])
     assert sparse.apply_grad([1], [[1.0]])
     assert sparse.apply_grad((1, 2), ((1.0,), (2.0,)))
     assert sparse.apply_grad(array.array("q", [2]), [np.float32([4])])
@@ -76,8 +76,8 @@ def test_lists_tuples_and_buffers(make_dense, make_sparse):
 
 
 @pytest.mark.parametrize(("dtype", "low", "high"), [("uint8", 0, 255), ("int8", -128, 127), ("uint64", 0, 2**63 - 1)])
-def test_lists_of_ints_for_integer_types(make_dense, dtype, low, high):
-    acc = make_dense(dtype, [2], reduction_type="SUM")
+def test_lists_of_ints_for_integer_types(open_dense_stored, dtype, low, high):
+    acc = open_dense_stored(dtype, [2], reduction_type="SUM")
     acc.apply_grad([low, high])
     assert_same(acc.take_grad(1), np.array([low, high], dtype))
     for wrong in ([low - 1, 0], [0, 2 * high + 2], [0.5, 1]):
@@ -86,8 +86,8 @@ def test_lists_of_ints_for_integer_types(make_dense, dtype, low, high):
     assert acc.num_accumulated() == 0
 
 
-def test_wider_integers_are_converted_where_they_fit(make_dense):
-    acc = make_dense("int8", [2], reduction_type="SUM")
+def test_wider_integers_are_converted_where_they_fit(open_dense_stored):
+    acc = open_dense_stored("int8", [2], reduction_type="SUM")
     acc.apply_grad(np.array([-128, 127], np.int64))
     for wrong in ([128, 0], [-129, 0]):
         with pytest.raises(redisacc.InvalidArgumentError):
@@ -95,15 +95,15 @@ def test_wider_integers_are_converted_where_they_fit(make_dense):
     assert_same(acc.take_grad(1), np.array([-128, 127], np.int8))
 
 
-def test_numpy_scalars_and_arrays_of_rank_zero(make_dense):
-    acc = make_dense("float32", [])
+def test_numpy_scalars_and_arrays_of_rank_zero(open_dense_stored):
+    acc = open_dense_stored("float32", [])
     for grad in (1, 2.0, np.float32(3), np.int16(4), np.array(5.0), True):
         assert acc.apply_grad(grad)
     assert acc.take_grad(6).tolist() == np.float32(16) / np.float32(6)
 
 
 class Tensor:
-    """An array of somebody else's."""
+    """An array of another library."""
 
     def __init__(self, values):
         self.values = values
@@ -112,8 +112,8 @@ class Tensor:
         return np.array(self.values, dtype or np.float64)
 
 
-def test_foreign_arrays(make_dense, make_sparse):
-    dense, sparse = make_dense("float32", [2]), make_sparse("float32", [4, 1])
+def test_foreign_arrays(open_dense_stored, open_sparse_stored):
+    dense, sparse = open_dense_stored("float32", [2]), open_sparse_stored("float32", [4, 1])
     dense.apply_grad(Tensor([1.0, 2.0]))
     assert_same(dense.take_grad(1), np.array([1, 2], np.float32))
     sparse.apply_grad(np.array([2]), Tensor([[1.0]]))
@@ -127,11 +127,11 @@ def test_a_masked_array_is_refused(open_dense):
     assert acc.num_accumulated() == 0
 
 
-def test_a_gradient_may_be_overwritten_as_soon_as_it_is_applied(make_dense, make_sparse):
+def test_a_gradient_may_be_overwritten_as_soon_as_it_is_applied(open_dense_stored, open_sparse_stored):
     buffer = np.ones(3000, np.float32)
-    acc = make_dense("float32", [3000], reduction_type="SUM")
+    acc = open_dense_stored("float32", [3000], reduction_type="SUM")
     rows = np.ones((3000, 1), np.float32)
-    sparse = make_sparse("float32", [3000, 1], reduction_type="SUM")
+    sparse = open_sparse_stored("float32", [3000, 1], reduction_type="SUM")
     for value in (1, 2, 4):
         buffer[:] = rows[:] = value
         acc.apply_grad(buffer)

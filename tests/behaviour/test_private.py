@@ -1,4 +1,4 @@
-"""Private accumulators: nobody else's, and gone with their owner however it ends."""
+"""Private accumulators: no other process shares them, and they are removed however their owner ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEASE_MS = 400
 
 @pytest.fixture
 def short_lease(monkeypatch):
-    monkeypatch.setattr("redisacc._private.LEASE_MS", LEASE_MS)
+    monkeypatch.setattr("redisacc._protocol.private_leases.OWNER_LEASE_MS", LEASE_MS)
 
 
 @pytest.mark.parametrize("shared_name", [None, ""])
@@ -28,15 +28,16 @@ def test_private_accumulators_are_all_different(open_dense, client, shared_name)
     assert second.num_accumulated() == 0
 
 
-def test_close_removes_a_private_accumulator(make_dense, make_sparse, client):
-    with make_dense("float32", [500]) as acc:
+@pytest.mark.every_server
+def test_close_removes_a_private_accumulator(open_dense_stored, open_sparse_stored, client):
+    with open_dense_stored("float32", [500]) as acc:
         acc.apply_grad(np.ones(500, np.float32))
         held = acc.take(1)
         held.__enter__()
         acc.apply_grad(np.ones(500, np.float32), local_step=1)
         assert client.keys()
     assert client.keys() == []
-    acc = make_sparse("float32")
+    acc = open_sparse_stored("float32")
     acc.apply_grad([1], [1.0])
     acc.close()
     assert client.keys() == []
@@ -51,8 +52,9 @@ def test_garbage_collection_removes_a_private_accumulator(client, until):
     until(lambda: client.keys() == [])
 
 
-def test_every_key_of_a_private_accumulator_has_an_end(make_dense, client, background, until):
-    acc = make_dense("float32", [500])
+@pytest.mark.every_server
+def test_every_key_of_a_private_accumulator_has_an_end(open_dense_stored, client, background, until):
+    acc = open_dense_stored("float32", [500])
     for step in range(2):
         acc.apply_grad(np.ones(500, np.float32), local_step=step)
         if step == 0:
@@ -70,11 +72,11 @@ def test_every_key_of_a_private_accumulator_has_an_end(make_dense, client, backg
         take.result()
 
 
-def test_an_owner_that_lives_keeps_its_lease(monkeypatch, make_dense, client, until):
+def test_an_owner_that_lives_keeps_its_lease(monkeypatch, open_dense_stored, client, until):
     # Renewed every 0.1 s.
-    monkeypatch.setattr("redisacc._private.LEASE_MS", 30_000)
-    monkeypatch.setattr("redisacc._private.RENEWALS", 300)
-    acc = make_dense("float32", [500], reduction_type="SUM")
+    monkeypatch.setattr("redisacc._protocol.private_leases.OWNER_LEASE_MS", 30_000)
+    monkeypatch.setattr("redisacc._protocol.private_leases.RENEWALS", 300)
+    acc = open_dense_stored("float32", [500], reduction_type="SUM")
     acc.apply_grad(np.ones(500, np.float32))
     acc.apply_grad(np.ones(500, np.float32))
     held = acc.take(1)
@@ -90,13 +92,13 @@ def test_an_owner_that_lives_keeps_its_lease(monkeypatch, make_dense, client, un
         assert taken.gradient[0] == 2.0
 
 
-# Long enough for a child that has just begun, on a machine that stands still for a while.
+# Long enough for a child that has just begun, on a machine that stalls for a while.
 KILLED_LEASE_MS = 3000
 KILLED = f"""
 import os, signal, sys
 import numpy as np
-import redisacc, redisacc._private
-redisacc._private.LEASE_MS = {KILLED_LEASE_MS}
+import redisacc, redisacc._protocol.private_leases
+redisacc._protocol.private_leases.OWNER_LEASE_MS = {KILLED_LEASE_MS}
 for limit in (0, 10**9):
     acc = redisacc.ConditionalAccumulator("float32", [500], redis=sys.argv[1], in_place_limit=limit)
     acc.apply_grad(np.ones(500, np.float32))
@@ -136,7 +138,7 @@ def test_a_process_that_ends_takes_its_private_accumulators_along(real_server, r
 
 @pytest.mark.servers("valkey")
 def test_a_process_that_ends_after_its_server_does_not_wait_for_it(daemon):
-    """Its lease does the rest, if the server comes back at all."""
+    """Its lease removes it, if the server comes back at all."""
     server = daemon().start()
     script = KILLED.replace(f"LEASE_MS = {KILLED_LEASE_MS}", "LEASE_MS = 3600_000")
     process = subprocess.Popen(
@@ -160,3 +162,15 @@ def test_a_process_that_fails_takes_its_private_accumulators_along(real_server, 
     ended = subprocess.run([sys.executable, "-c", script, real_server.url, "exit"], check=False, timeout=30)
     assert ended.returncode == 3
     assert real_client.keys() == []
+
+
+def test_an_iterator_over_events_keeps_a_private_accumulator(client):
+    acc = redisacc.ConditionalAccumulator("float32", [1], redis=client)
+    record = acc.accumulator_ref
+    events = acc.events(timeout=5)
+    del acc
+    gc.collect()
+    assert client.exists(record)
+    del events
+    gc.collect()
+    assert not client.exists(record)

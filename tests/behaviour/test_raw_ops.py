@@ -6,7 +6,7 @@ import inspect
 
 import numpy as np
 import pytest
-from model import assert_same
+from support.model import assert_same
 
 import redisacc
 from redisacc import raw_ops
@@ -61,7 +61,7 @@ def test_sparse_operations(sparse, client):
 
     apply([4, 1], True)
     apply([], False)
-    # A shape that isn't known isn't looked at.
+    # An unknown shape isn't checked.
     apply([77, 77], False)
     for wrong in ([5, 1], [4], []):
         with pytest.raises(redisacc.InvalidArgumentError):

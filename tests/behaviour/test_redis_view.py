@@ -1,4 +1,4 @@
-"""What stands in Redis, for people who look at it with redis-cli."""
+"""The contents of Redis, as people see them with redis-cli."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 
-def test_the_record_is_plain_text(make_dense, client):
-    acc = make_dense("float32", [100, None], "weights", worker="ann", reduction_type="SUM")
+@pytest.mark.every_server
+def test_the_record_is_plain_text(open_dense_stored, client):
+    acc = open_dense_stored("float32", [100, None], "weights", worker="ann", reduction_type="SUM")
     acc.set_global_step(2**53 + 1)
     acc.apply_grad(np.ones((100, 2), np.float32), local_step=2**53 + 1)
     acc.apply_grad(np.ones((100, 2), np.float32), local_step=2**53)
@@ -39,8 +40,9 @@ def test_the_record_is_plain_text(make_dense, client):
     acc.delete()
 
 
-def test_every_key_is_in_one_slot_and_known(make_dense, make_sparse, client, background, until):
-    dense, sparse = make_dense("float32", [50], "w"), make_sparse("float32", [50, 1], "v")
+@pytest.mark.every_server
+def test_every_key_is_in_one_slot_and_known(open_dense_stored, open_sparse_stored, client, background, until):
+    dense, sparse = open_dense_stored("float32", [50], "w"), open_sparse_stored("float32", [50, 1], "v")
     for acc, args in ((dense, (np.ones(50),)), (sparse, (range(50), np.ones((50, 1))))):
         acc.apply_grad(*args)
         held = acc.take(1)
@@ -48,7 +50,7 @@ def test_every_key_is_in_one_slot_and_known(make_dense, make_sparse, client, bac
         acc.apply_grad(*args, local_step=1)
     take = background(dense.take_grad, 3, timeout=20)
     until(lambda: dense.info().waiting)
-    known = r"redisacc:\{[wv]\}(:(sums|parked|small|workers|clients|queue|takers|taken|taken:.+|part:.+:\d+))?"
+    known = r"redisacc:\{[wv]\}(:(sums|buffered|inline|workers|sessions|queue|takers|taken|taken:.+|part:.+:\d+))?"
     keys = {key.decode() for key in client.scan_iter()} - {"redisacc:names"}
     assert len(keys) >= 8
     assert [key for key in keys if not re.fullmatch(known, key)] == []
@@ -59,32 +61,35 @@ def test_every_key_is_in_one_slot_and_known(make_dense, make_sparse, client, bac
     sparse.delete()
 
 
-def test_in_place_memory_is_bounded_by_the_rows_touched(real_client, make_sparse, holding):
-    acc = make_sparse("float32", [10, 4], "w")
+@pytest.mark.every_server
+def test_in_place_memory_is_bounded_by_the_rows_touched(real_client, open_sparse_stored, storage):
+    acc = open_sparse_stored("float32", [10, 4], "w")
     for _ in range(30):
         acc.apply_grad([1, 2], np.ones((2, 4), np.float32))
     keys = {key.decode() for key in real_client.scan_iter()}
-    if holding == "in_place":
+    if storage == "in_place":
         assert real_client.hlen("redisacc:{w}:sums") == 3
         assert real_client.hget("redisacc:{w}:sums", "total") == b"30 60"
-        assert acc.info().parked == 0
+        assert acc.info().buffered == 0
         assert not any(":part:" in key for key in keys)
     else:
-        assert acc.info().parked == 30
+        assert acc.info().buffered == 30
         assert "redisacc:{w}:sums" not in keys
     acc.delete()
 
 
-def test_a_server_without_struct_gets_everything_parked(open_dense, open_sparse, client, server):
+@pytest.mark.every_server
+def test_a_server_without_struct_gets_everything_buffered(open_dense, open_sparse, client, server):
     dense, sparse = open_dense("float32", [2], "d", in_place_limit=10**9), open_sparse("float32", [2], "s")
     dense.apply_grad([1.0, 2.0])
     sparse.apply_grad([1], [2.0])
-    parked = 0 if server.real else 1
-    assert dense.info().parked == sparse.info().parked == parked
+    buffered = 0 if server.real else 1
+    assert dense.info().buffered == sparse.info().buffered == buffered
     dense.delete()
     sparse.delete()
 
 
+@pytest.mark.every_server
 def test_events_are_short_text(client, open_dense, until):
     acc = open_dense("float32", [1], "w", worker="ann")
     messages = []
@@ -127,6 +132,7 @@ def test_redis_cli_shows_step_and_count(real_server, open_dense):
     acc.delete()
 
 
+@pytest.mark.every_server
 def test_the_parts_of_a_large_gradient_fit_the_blocks_of_the_allocator(open_dense, real_client):
     acc = open_dense("float32", [10**6], "large")
     acc.apply_grad(np.ones(10**6, np.float32))

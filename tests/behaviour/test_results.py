@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import redisacc
+from redisacc._protocol.round_reader import RoundReader
 
 
 @pytest.mark.servers("fakeredis", "valkey")
-def test_what_apply_returns(make_dense):
-    acc = make_dense("float32", [1])
+def test_what_apply_returns(open_dense_stored):
+    acc = open_dense_stored("float32", [1])
     acc.set_global_step(2)
     good, bad = acc.apply_grad([1.0], 2), acc.apply_grad([1.0], 1)
     assert isinstance(good, redisacc.ApplyResult)
@@ -108,3 +109,22 @@ def test_an_unknown_dense_shape_can_not_be_filled():
 def test_slices_that_do_not_fit_are_refused(values, indices, shape):
     with pytest.raises(redisacc.InvalidArgumentError):
         redisacc.IndexedSlices(np.array(values), np.array(indices), shape).to_dense()
+
+
+@pytest.mark.one_server
+def test_a_peek_ends_with_its_handle(open_dense, monkeypatch):
+    """It would otherwise go on for as long as gradients come."""
+    acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
+    other.apply_grad([1.0])
+    add_up = RoundReader.add_up
+
+    def disturbed(*args):
+        other.apply_grad([1.0])
+        acc.close()
+        return add_up(*args)
+
+    monkeypatch.setattr(RoundReader, "add_up", disturbed)
+    monkeypatch.setattr("redisacc._protocol.snapshot.read_whole", lambda pieces: False)
+    with pytest.raises(redisacc.CancelledError):
+        acc.peek()
+    other.delete()

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from model import assert_same
+from support.model import assert_same
 
 import redisacc
 
@@ -19,9 +19,10 @@ def f32(*values):
     return np.array(values, np.float32)
 
 
-def test_a_round_says_what_it_is(make_dense):
-    acc = make_dense("float32", [1], "w", worker="ann")
-    bob = make_dense("float32", [1], "w", worker="bob")
+@pytest.mark.every_server
+def test_a_round_says_what_it_is(open_dense_stored):
+    acc = open_dense_stored("float32", [1], "w", worker="ann")
+    bob = open_dense_stored("float32", [1], "w", worker="bob")
     acc.set_global_step(6)
     for who, value in ((acc, 1), (bob, 2), (acc, 6)):
         who.apply_grad(f32(value), local_step=6)
@@ -39,8 +40,9 @@ def test_a_round_says_what_it_is(make_dense):
     acc.delete()
 
 
-def test_a_sparse_round_holds_indexed_slices(make_sparse):
-    acc = make_sparse("float32", [4, 1])
+@pytest.mark.every_server
+def test_a_sparse_round_holds_indexed_slices(open_sparse_stored):
+    acc = open_sparse_stored("float32", [4, 1])
     acc.apply_grad([3, 1], [[3.0], [1.0]])
     with acc.take(1) as taken:
         assert isinstance(taken.gradient, redisacc.IndexedSlices)
@@ -49,14 +51,15 @@ def test_a_sparse_round_holds_indexed_slices(make_sparse):
         assert list(taken.gradient.dense_shape) == [4, 1]
 
 
-def test_acknowledged_rounds_leave_nothing(make_dense, make_sparse, client):
-    dense, sparse = make_dense("float32", [900], "d"), make_sparse("float32", [900, 2], "s")
+@pytest.mark.every_server
+def test_acknowledged_rounds_leave_nothing(open_dense_stored, open_sparse_stored, client):
+    dense, sparse = open_dense_stored("float32", [900], "d"), open_sparse_stored("float32", [900, 2], "s")
     dense.apply_grad(np.ones(900, np.float32))
     sparse.apply_grad(np.arange(900), np.ones((900, 2), np.float32))
     with dense.take(1), sparse.take(1):
         pass
     for key in client.scan_iter():
-        assert not any(word in key for word in (b":taken", b":part", b":staged", b":sums", b":parked")), key
+        assert not any(word in key for word in (b":taken", b":part", b":staged", b":sums", b":buffered")), key
     dense.delete()
     sparse.delete()
 
@@ -65,14 +68,15 @@ class Broken(Exception):
     pass
 
 
-def test_a_block_that_fails_leaves_its_round_to_be_recovered(make_dense, server):
-    acc = make_dense("float32", [700], "w", worker="chief")
+@pytest.mark.every_server
+def test_a_block_that_fails_leaves_its_round_to_be_recovered(open_dense_stored, server):
+    acc = open_dense_stored("float32", [700], "w", worker="chief")
     acc.apply_grad(np.full(700, 2, np.float32))
     with pytest.raises(Broken), acc.take(1):
         raise Broken
     assert acc.global_step() == 1
     acc.apply_grad(np.full(700, 9, np.float32), local_step=1)
-    other = make_dense("float32", [700], "w", redis=server.client(), worker="heir")
+    other = open_dense_stored("float32", [700], "w", redis=server.client(), worker="heir")
     (held,) = other.info().unacknowledged
     assert (held.global_step, held.num_accumulated, held.taker) == (0, 1, "chief")
     assert isinstance(held.token, str)
@@ -87,6 +91,7 @@ def test_a_block_that_fails_leaves_its_round_to_be_recovered(make_dense, server)
     acc.delete()
 
 
+@pytest.mark.every_server
 def test_rounds_are_recovered_oldest_first_or_by_token(open_dense):
     acc = open_dense("float32", [1])
     for step in range(3):
@@ -144,12 +149,13 @@ with acc.take(2) as taken:
 """
 
 
+@pytest.mark.every_server(storage="in_place")
 @pytest.mark.servers("valkey", "redis62")
-def test_a_killed_chief_loses_no_round(real_server, make_sparse, holding):
-    acc = make_sparse("float32", [9, 1], "w")
+def test_a_killed_chief_loses_no_round(real_server, open_sparse_stored, storage):
+    acc = open_sparse_stored("float32", [9, 1], "w")
     acc.apply_grad([1, 2], [[1.0], [2.0]])
     acc.apply_grad([2], [[4.0]])
-    limit = "1000000000" if holding == "in_place" else "0"
+    limit = "1000000000" if storage == "in_place" else "0"
     process = subprocess.Popen(
         [sys.executable, "-c", CHIEF, real_server.url, limit], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -166,8 +172,9 @@ def test_a_killed_chief_loses_no_round(real_server, make_sparse, holding):
     acc.delete()
 
 
-def test_peek_shows_and_takes_nothing(make_dense, make_sparse):
-    dense, sparse = make_dense("float32", [2], worker="ann"), make_sparse("float32", [5, 1], worker="ann")
+@pytest.mark.every_server
+def test_peek_shows_and_takes_nothing(open_dense_stored, open_sparse_stored):
+    dense, sparse = open_dense_stored("float32", [2], worker="ann"), open_sparse_stored("float32", [5, 1], worker="ann")
     for acc in (dense, sparse):
         empty = acc.peek()
         assert empty.gradient is None
@@ -191,9 +198,9 @@ def test_peek_shows_and_takes_nothing(make_dense, make_sparse):
     assert dense.peek().global_step == 1
 
 
-def test_peek_while_others_apply_and_take(make_dense, background, server):
-    acc = make_dense("float64", [64], "w", reduction_type="SUM")
-    other = make_dense("float64", [64], "w", redis=server.client(), reduction_type="SUM")
+def test_peek_while_others_apply_and_take(open_dense_stored, background, server):
+    acc = open_dense_stored("float64", [64], "w", reduction_type="SUM")
+    other = open_dense_stored("float64", [64], "w", redis=server.client(), reduction_type="SUM")
     rounds = 6
 
     def work():
@@ -211,7 +218,7 @@ def test_peek_while_others_apply_and_take(make_dense, background, server):
             continue
         looks += 1
         if looked.num_accumulated:
-            # Whole gradients, and as many as it says.
+            # Complete gradients, and as many as num_accumulated says.
             assert looked.gradient.tolist() == [looked.num_accumulated] * 64
     job.result()
     acc.delete()
@@ -222,23 +229,24 @@ def test_info_of_a_new_accumulator(open_dense, open_sparse):
     assert (info.kind, info.dtype, info.reduction_type) == ("dense", "float32", "MEAN")
     assert info.shape == (2, None)
     assert (info.global_step, info.num_accumulated) == (0, 0)
-    assert (info.applied, info.stale, info.duplicates, info.takes, info.parked) == (0, 0, 0, 0, 0)
+    assert (info.applied, info.stale, info.duplicates, info.takes, info.buffered) == (0, 0, 0, 0, 0)
     assert (info.workers, info.waiting, info.unacknowledged) == ({}, [], [])
     assert info.incarnation
     info = open_sparse("quint8", reduction_type="SUM").info()
     assert (info.kind, info.dtype, info.shape, info.reduction_type) == ("sparse", "quint8", None, "SUM")
 
 
-def test_info_counts(make_dense, holding, background, until):
-    acc = make_dense("float32", None, "w", worker="ann")
-    bob = make_dense("float32", None, "w", worker="bob")
+@pytest.mark.every_server
+def test_info_counts(open_dense_stored, storage, background, until):
+    acc = open_dense_stored("float32", None, "w", worker="ann")
+    bob = open_dense_stored("float32", None, "w", worker="bob")
     acc.set_global_step(3)
     acc.apply_grad(f32(1, 2), local_step=3)
     bob.apply_grad(f32(1, 2), local_step=3)
     bob.apply_grad(f32(1, 2), local_step=2)
     info = acc.info()
     assert (info.applied, info.stale, info.takes, info.num_accumulated) == (2, 1, 0, 2)
-    assert info.parked == (0 if holding == "in_place" else 2)
+    assert info.buffered == (0 if storage == "in_place" else 2)
     assert info.round_shape == (2,)
     assert info.workers == {"ann": 1, "bob": 1}
     take = background(bob.take_grad, 5, timeout=20)
@@ -249,7 +257,7 @@ def test_info_counts(make_dense, holding, background, until):
         acc.apply_grad(f32(1, 2), local_step=3)
     take.result()
     info = acc.info()
-    assert (info.applied, info.stale, info.takes, info.num_accumulated, info.parked) == (5, 1, 1, 0, 0)
+    assert (info.applied, info.stale, info.takes, info.num_accumulated, info.buffered) == (5, 1, 1, 0, 0)
     assert info.workers == {}
     assert info.round_shape is None or info.round_shape == ()
     acc.delete()
@@ -258,8 +266,8 @@ def test_info_counts(make_dense, holding, background, until):
 @pytest.mark.parametrize(
     "worker", ["a b  c", "wörker №1", "1 2 3", "granted 0 1", "é" * 100, " ", "*?[a]", "a=b,c:d;e"]
 )
-def test_workers_of_every_name(make_dense, background, until, worker):
-    acc = make_dense("float32", [1], "w", worker=worker)
+def test_workers_of_every_name(open_dense_stored, background, until, worker):
+    acc = open_dense_stored("float32", [1], "w", worker=worker)
     take = background(acc.take(2).__enter__)
     until(lambda: acc.info().waiting)
     assert acc.info().waiting[0].taker == worker

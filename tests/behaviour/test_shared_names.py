@@ -1,4 +1,4 @@
-"""Accumulators under shared names: opened by many, checked, deleted and made anew."""
+"""Accumulators under shared names: opened by many, checked, deleted and created again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import sys
 
 import numpy as np
 import pytest
-from model import assert_same
+from support.model import assert_same
 
 import redisacc
+from redisacc import raw_ops
 
 
-def test_handles_of_one_name_are_one_accumulator(make_dense, server):
-    first = make_dense("float32", [2], "w", worker="a")
-    second = make_dense("float32", [2], "w", redis=server.client(), worker="b")
+@pytest.mark.every_server
+def test_handles_of_one_name_are_one_accumulator(open_dense_stored, server):
+    first = open_dense_stored("float32", [2], "w", worker="a")
+    second = open_dense_stored("float32", [2], "w", redis=server.client(), worker="b")
     first.apply_grad([1.0, 2.0])
     second.apply_grad([3.0, 4.0])
     assert first.num_accumulated() == second.num_accumulated() == 2
@@ -91,6 +93,7 @@ def test_another_schema_is_refused_and_shown(open_dense, open_sparse, client, ot
     first.delete()
 
 
+@pytest.mark.every_server
 def test_whoever_opens_a_name_first_creates_it_and_the_others_find_it(open_dense, background, server):
     opened = [background(open_dense, "float32", [1], "race", redis=server.client()) for _ in range(6)]
     accumulators = [one.result() for one in opened]
@@ -118,8 +121,9 @@ def every_call(acc, sparse):
     ]
 
 
-def test_a_deleted_accumulator_is_gone_for_everybody(make_dense, make_sparse, server, client):
-    for make, sparse in ((make_dense, False), (make_sparse, True)):
+@pytest.mark.every_server
+def test_a_deleted_accumulator_is_gone_for_everybody(open_dense_stored, open_sparse_stored, server, client):
+    for make, sparse in ((open_dense_stored, False), (open_sparse_stored, True)):
         shape = [4, 1] if sparse else [1]
         acc, other = make("float32", shape, "w"), make("float32", shape, "w", redis=server.client())
         every_call(acc, sparse)[0]()
@@ -131,8 +135,8 @@ def test_a_deleted_accumulator_is_gone_for_everybody(make_dense, make_sparse, se
         assert client.keys() == []
 
 
-def test_a_handle_of_an_earlier_incarnation_does_not_touch_the_new_one(make_dense, make_sparse, server):
-    for make, sparse in ((make_dense, False), (make_sparse, True)):
+def test_a_handle_of_an_earlier_incarnation_does_not_touch_the_new_one(open_dense_stored, open_sparse_stored, server):
+    for make, sparse in ((open_dense_stored, False), (open_sparse_stored, True)):
         shape = [4, 1] if sparse else [1]
         old = make("float32", shape, "w")
         incarnation = old.info().incarnation
@@ -153,7 +157,7 @@ def test_delete_of_an_earlier_incarnation_leaves_the_new_one(open_dense):
     open_dense("float32", [1], "w").delete()
     new = open_dense("float32", [1], "w")
     new.apply_grad([1.0])
-    # Whether it says so or not: it must not take the new one away.
+    # Whether it raises or not, it must not remove the new one.
     with contextlib.suppress(redisacc.AccumulatorNotFoundError):
         old.delete()
     assert new.num_accumulated() == 1
@@ -168,8 +172,9 @@ def test_a_deleted_name_may_come_back_as_something_else(open_dense, open_sparse)
     acc.delete()
 
 
-def test_delete_leaves_nothing_of_rounds_takers_and_parked_gradients(make_dense, client, background, until):
-    acc = make_dense("float32", [500], "w")
+@pytest.mark.every_server
+def test_delete_leaves_nothing_of_rounds_takers_and_buffered_gradients(open_dense_stored, client, background, until):
+    acc = open_dense_stored("float32", [500], "w")
     for _ in range(3):
         acc.apply_grad(np.ones(500, np.float32))
     held = acc.take(1)
@@ -210,3 +215,19 @@ def test_a_later_process_goes_on_where_an_earlier_one_stopped(real_server, open_
     acc.apply_grad([3.0, 4.0], local_step=7)
     assert_same(acc.take_grad(2), np.array([2.0, 3.0]))
     acc.delete()
+
+
+def test_another_format_of_the_data_model_is_refused_by_its_number(open_dense, client):
+    """Its fields may have other names, so unknown contents are not corruption."""
+    open_dense("float32", [1], "w")
+    client.hset("redisacc:{w}", "format", "1")
+    client.hdel("redisacc:{w}", "buffer_limit", "buffered_bytes")
+    before = client.hgetall("redisacc:{w}")
+    for use in (
+        lambda: open_dense("float32", [1], "w"),
+        lambda: raw_ops.AccumulatorNumAccumulated(handle="redisacc:{w}", redis=client),
+    ):
+        with pytest.raises(redisacc.SchemaMismatchError, match=r"has format '1' .* reads format '2'"):
+            use()
+    assert client.hgetall("redisacc:{w}") == before
+    client.flushall()

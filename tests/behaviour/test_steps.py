@@ -21,8 +21,8 @@ def test_a_new_accumulator_is_at_step_zero(open_dense):
     assert acc.num_accumulated() == 0
 
 
-def test_a_gradient_of_an_older_step_is_dropped(make_dense):
-    acc = make_dense("float32", [2])
+def test_a_gradient_of_an_older_step_is_dropped(open_dense_stored):
+    acc = open_dense_stored("float32", [2])
     acc.set_global_step(5)
     result = acc.apply_grad([1.0, 1.0], local_step=4)
     assert not result
@@ -32,8 +32,8 @@ def test_a_gradient_of_an_older_step_is_dropped(make_dense):
     assert acc.info().applied == 0
 
 
-def test_gradients_of_the_current_and_of_future_steps_are_accepted(make_dense):
-    acc = make_dense("float32", [2])
+def test_gradients_of_the_current_and_of_future_steps_are_accepted(open_dense_stored):
+    acc = open_dense_stored("float32", [2])
     acc.set_global_step(5)
     for count, step in enumerate([5, 6, 1000, LAST], start=1):
         result = acc.apply_grad([1.0, 2.0], local_step=step)
@@ -42,8 +42,8 @@ def test_gradients_of_the_current_and_of_future_steps_are_accepted(make_dense):
     assert acc.take_grad(4).tolist() == [1.0, 2.0]
 
 
-def test_sparse_gradients_obey_the_step_too(make_sparse):
-    acc = make_sparse("float32", [4, 1])
+def test_sparse_gradients_obey_the_step_too(open_sparse_stored):
+    acc = open_sparse_stored("float32", [4, 1])
     acc.set_global_step(3)
     assert not acc.apply_grad([1], [[1.0]], local_step=2)
     assert acc.apply_grad([1], [[2.0]], local_step=3)
@@ -51,8 +51,8 @@ def test_sparse_gradients_obey_the_step_too(make_sparse):
     assert acc.take_grad(2)[1].tolist() == [[3.0]]
 
 
-def test_a_take_moves_the_step_by_one_and_empties_the_accumulator(make_dense):
-    acc = make_dense("float32", [1])
+def test_a_take_moves_the_step_by_one_and_empties_the_accumulator(open_dense_stored):
+    acc = open_dense_stored("float32", [1])
     acc.set_global_step(41)
     acc.apply_grad([1.0], local_step=41)
     acc.take_grad(1)
@@ -62,8 +62,8 @@ def test_a_take_moves_the_step_by_one_and_empties_the_accumulator(make_dense):
     assert acc.apply_grad([1.0], local_step=42)
 
 
-def test_setting_the_step_keeps_what_is_accumulated(make_dense):
-    acc = make_dense("float32", [1])
+def test_setting_the_step_keeps_what_is_accumulated(open_dense_stored):
+    acc = open_dense_stored("float32", [1])
     acc.apply_grad([3.0])
     acc.set_global_step(10)
     assert acc.num_accumulated() == 1
@@ -87,8 +87,8 @@ def test_a_lower_step_is_set_with_a_warning(open_dense, caplog):
     assert acc.apply_grad([1.0], local_step=3)
 
 
-def test_steps_may_be_negative(make_dense):
-    acc = make_dense("float32", [1])
+def test_steps_may_be_negative(open_dense_stored):
+    acc = open_dense_stored("float32", [1])
     acc.set_global_step(-5)
     assert acc.global_step() == -5
     assert not acc.apply_grad([1.0], local_step=-6)
@@ -119,8 +119,8 @@ def test_the_first_step_of_all(open_dense):
     assert acc.global_step() == FIRST + 1
 
 
-def test_a_take_at_the_last_step_is_an_error_and_takes_nothing(make_dense):
-    acc = make_dense("float32", [1])
+def test_a_take_at_the_last_step_is_an_error_and_takes_nothing(open_dense_stored):
+    acc = open_dense_stored("float32", [1])
     acc.set_global_step(LAST)
     assert not acc.apply_grad([1.0], local_step=LAST - 1)
     assert acc.apply_grad([7.0], local_step=LAST)
@@ -144,8 +144,8 @@ def test_steps_of_every_integer_type_are_accepted(open_dense):
     assert acc.take_grad(np.int64(14)).tolist() == [1.0]
 
 
-def test_a_take_that_fails_leaves_the_step(make_sparse):
-    acc = make_sparse("float32", [4, 1])
+def test_a_take_that_fails_leaves_the_step(open_sparse_stored):
+    acc = open_sparse_stored("float32", [4, 1])
     acc.apply_grad([1], [[1.0]])
     with pytest.raises(redisacc.TakeTimeoutError):
         acc.take_grad(2, timeout=0)

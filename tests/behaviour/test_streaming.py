@@ -1,4 +1,4 @@
-"""A taker fetches what is parked while it still waits."""
+"""A taker fetches what is buffered while it still waits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import redisacc
-from redisacc import _rounds
-from redisacc._rounds import Reader
+from redisacc._protocol import round_reader as _rounds
+from redisacc._protocol.round_reader import RoundReader
 
 # A taker that waits is woken for each gradient from 1 MiB on.
 COPIES = 100_000
@@ -17,15 +17,15 @@ COPIES = 100_000
 
 @pytest.fixture
 def fetched(monkeypatch):
-    """Ids of parked gradients, in the order in which anybody fetched them."""
+    """Ids of buffered gradients, in the order in which they were fetched."""
     ids = []
-    add_parked = _rounds.add_parked
+    add_buffered = _rounds.add_buffered
 
-    def noting(link, keys, of, parked, **more):
-        ids.extend(gradient.id for gradient in parked)
-        add_parked(link, keys, of, parked, **more)
+    def noting(transport, keys, of, buffered, **more):
+        ids.extend(gradient.id for gradient in buffered)
+        add_buffered(transport, keys, of, buffered, **more)
 
-    monkeypatch.setattr(_rounds, "add_parked", noting)
+    monkeypatch.setattr(_rounds, "add_buffered", noting)
     return ids
 
 
@@ -33,19 +33,19 @@ def fetched(monkeypatch):
 def ahead(monkeypatch):
     """Counts the looks ahead that found something to add."""
     looks = []
-    look_ahead = Reader.look_ahead
+    look_ahead = RoundReader.look_ahead
 
     def noting(self, ids):
         look_ahead(self, ids)
         looks.append(len(self._added))
 
-    monkeypatch.setattr(Reader, "look_ahead", noting)
+    monkeypatch.setattr(RoundReader, "look_ahead", noting)
     return looks
 
 
 @pytest.fixture
 def waiting(until):
-    """Waits until so many takers stand in the queue of an accumulator."""
+    """Waits until that many takers are in the queue of an accumulator."""
 
     def wait(acc, number):
         until(lambda: len(acc.info().waiting) == number)
@@ -57,6 +57,7 @@ def values(k):
     return np.tile(np.array([0.1 * 3**k, -(0.7**k), 1e-3 * k], np.float32), COPIES)
 
 
+@pytest.mark.every_server
 def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, background, waiting, until, fetched, ahead):
     acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
     acc.apply_grad(values(0))
@@ -74,15 +75,16 @@ def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, backgr
     assert max(ahead) == 5
 
 
+@pytest.mark.every_server
 def test_sparse_and_in_place_meet(open_sparse, real_server, background, waiting, until, fetched):
-    parked = open_sparse("float64", [9, COPIES], "w", in_place_limit=0)
+    buffered = open_sparse("float64", [9, COPIES], "w", in_place_limit=0)
     placed = open_sparse("float64", [9, COPIES], "w", in_place_limit=10**9)
-    take = background(parked.take_grad, 4)
-    waiting(parked, 1)
-    parked.apply_grad([1, 2], [[1.0] * COPIES, [2.0] * COPIES])
+    take = background(buffered.take_grad, 4)
+    waiting(buffered, 1)
+    buffered.apply_grad([1, 2], [[1.0] * COPIES, [2.0] * COPIES])
     placed.apply_grad([2, 3], [[4.0] * COPIES, [3.0] * COPIES])
     until(lambda: len(fetched) == 1)
-    parked.apply_grad([2], [[6.0] * COPIES])
+    buffered.apply_grad([2], [[6.0] * COPIES])
     placed.apply_grad([8], [[8.0] * COPIES])
     indices, rows, _ = take.result()
     assert indices.tolist() == [1, 2, 3, 8]
@@ -96,7 +98,7 @@ def test_a_round_that_somebody_else_took_costs_only_the_work(open_dense, backgro
     for k in range(2):
         first.apply_grad(values(k))
     until(lambda: len(fetched) == 2)
-    # Nobody can overtake the head of the queue; but its round may go with a delete, and the name come back.
+    # No taker can overtake the head of the queue, but a delete may remove its round, and the name may be created again.
     first.delete()
     with pytest.raises(redisacc.AccumulatorNotFoundError):
         head.result()
@@ -106,7 +108,7 @@ def test_a_round_that_somebody_else_took_costs_only_the_work(open_dense, backgro
 
 
 def test_rounds_do_not_mix(open_dense, background, waiting, until, fetched):
-    """Two takers wait; what was begun for the first round is no part of the second."""
+    """Two takers wait; the sum begun for the first round is no part of the second."""
     acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
     first = background(acc.take_grad, 2)
     waiting(acc, 1)
@@ -119,8 +121,8 @@ def test_rounds_do_not_mix(open_dense, background, waiting, until, fetched):
         np.testing.assert_array_equal(take.result(), values(k) + values(k + 1))
 
 
-def test_what_was_folded_meanwhile_is_read_anew(open_dense, background, waiting, until, fetched):
-    acc = open_dense("int64", [2**17], "w", reduction_type="SUM", in_place_limit=0, parked_limit=4 * 2**20)
+def test_what_was_compacted_meanwhile_is_read_anew(open_dense, background, waiting, until, fetched):
+    acc = open_dense("int64", [2**17], "w", reduction_type="SUM", in_place_limit=0, buffer_limit=4 * 2**20)
     take = background(acc.take_grad, 12)
     waiting(acc, 1)
     for k in range(11):
@@ -135,9 +137,9 @@ def test_announcements_that_are_forged_do_no_harm(client, open_dense, background
     take = background(acc.take_grad, 2)
     waiting(acc, 1)
     for text in (
-        b"applied step=0 count=1 parked=nobody worker=x",
-        b"applied step=0 count=1 parked= worker=x",
-        b"applied step=0 count=9999999999999999999999 parked=" + b"x" * 5000,
+        b"applied step=0 count=1 buffered=nobody worker=x",
+        b"applied step=0 count=1 buffered= worker=x",
+        b"applied step=0 count=9999999999999999999999 buffered=" + b"x" * 5000,
         b"taken",
         b"",
         b"\xff\xfe",
@@ -149,6 +151,7 @@ def test_announcements_that_are_forged_do_no_harm(client, open_dense, background
     np.testing.assert_array_equal(take.result(), values(1) + values(2))
 
 
+@pytest.mark.slow
 def test_many_small_ones_while_the_taker_waits(open_sparse, background, waiting):
     acc = open_sparse("int64", None, "w", reduction_type="SUM", in_place_limit=0)
     take = background(acc.take_grad, 300)
@@ -174,7 +177,7 @@ def test_small_ones_are_fetched_when_there_are_many(open_dense, background, wait
     waiting(acc, 1)
     for k in range(40):
         acc.apply_grad(np.full(10_000, float(k)))
-    # 27 of them pass 1 MiB; for 40 of them nobody is woken again.
+    # 27 of them exceed 1 MiB; 40 of them wake no taker again.
     until(lambda: len(fetched) >= 27)
     assert take.running
     acc.apply_grad(np.zeros(10_000))

@@ -22,7 +22,7 @@ def one(value=1.0):
 
 @pytest.fixture
 def waiting(until):
-    """Waits until so many takers stand in the queue of an accumulator."""
+    """Waits until that many takers are in the queue of an accumulator."""
 
     def wait(acc, number):
         until(lambda: len(acc.info().waiting) == number)
@@ -41,8 +41,9 @@ def test_an_impossible_requirement_is_refused_at_once(open_dense, num_required):
     assert acc.info() == before
 
 
-def test_a_take_waits_for_what_it_requires(make_dense, background, waiting):
-    acc = make_dense("float32", [1])
+@pytest.mark.every_server(storage="in_place")
+def test_a_take_waits_for_what_it_requires(open_dense_stored, background, waiting):
+    acc = open_dense_stored("float32", [1])
     acc.apply_grad(one(1))
     take = background(acc.take_grad, 3)
     waiting(acc, 1)
@@ -56,8 +57,9 @@ def test_a_take_waits_for_what_it_requires(make_dense, background, waiting):
     assert acc.info().waiting == []
 
 
-def test_a_sparse_take_waits(make_sparse, background, waiting):
-    acc = make_sparse("float32", [4, 1])
+@pytest.mark.every_server(storage="in_place")
+def test_a_sparse_take_waits(open_sparse_stored, background, waiting):
+    acc = open_sparse_stored("float32", [4, 1])
     take = background(acc.take_grad, 2, timeout=20)
     waiting(acc, 1)
     acc.apply_grad([1], [[1.0]])
@@ -91,8 +93,9 @@ def test_stale_and_refused_gradients_serve_nobody(open_dense, background, waitin
     assert take.result().tolist() == [9.0]
 
 
-def test_takers_are_served_in_order_of_arrival(make_dense, background, waiting):
-    acc = make_dense("float32", [1])
+@pytest.mark.every_server(storage="in_place")
+def test_takers_are_served_in_order_of_arrival(open_dense_stored, background, waiting):
+    acc = open_dense_stored("float32", [1])
     takes = []
     for number in range(4):
         takes.append(background(acc.take_grad, 1))
@@ -111,7 +114,7 @@ def test_the_head_of_the_queue_blocks_those_behind_it(open_dense, background, wa
     waiting(acc, 2)
     acc.apply_grad(one(1))
     acc.apply_grad(one(2))
-    # Nothing says that a taker stays asleep, so look for a while.
+    # No event shows that a taker stays asleep, so watch it for a while.
     time.sleep(0.1)
     assert second.running
     assert acc.num_accumulated() == 2
@@ -125,6 +128,7 @@ def test_the_head_of_the_queue_blocks_those_behind_it(open_dense, background, wa
     acc.delete()
 
 
+@pytest.mark.slow
 def test_a_head_that_gives_up_lets_the_next_one_through(open_dense, background, waiting):
     acc = open_dense("float32", [1])
     head = background(acc.take_grad, 5, timeout=3)
@@ -138,6 +142,7 @@ def test_a_head_that_gives_up_lets_the_next_one_through(open_dense, background, 
     assert second.result().tolist() == [4.0]
 
 
+@pytest.mark.every_server
 def test_a_head_that_is_closed_lets_the_next_one_through(open_dense, background, waiting, server):
     acc = open_dense("float32", [1], "queue")
     other = open_dense("float32", [1], "queue", redis=server.client())
@@ -258,6 +263,7 @@ def test_a_changed_step_does_not_disturb_a_wait(open_dense, background, waiting)
     assert acc.global_step() == 101
 
 
+@pytest.mark.every_server
 def test_a_wait_ends_when_the_accumulator_is_deleted(open_dense, background, waiting, server):
     acc = open_dense("float32", [1], "doomed")
     other = open_dense("float32", [1], "doomed", redis=server.client())
@@ -268,6 +274,7 @@ def test_a_wait_ends_when_the_accumulator_is_deleted(open_dense, background, wai
         take.result(timeout=5)
 
 
+@pytest.mark.every_server
 def test_a_wait_outlives_the_socket_timeout_of_the_client(real_server, open_dense, background, waiting):
     acc = open_dense("float32", [1], redis=real_server.client(socket_timeout=0.1))
     take = background(acc.take_grad, 1)
@@ -294,7 +301,7 @@ def test_a_process_listens_on_one_connection(real_client, open_dense, background
     for acc in accumulators:
         waiting(acc, 1)
 
-    # It takes its place in the queue first, and listens then; and other tests' listeners linger.
+    # It joins the queue before it listens, and listeners of other tests may linger.
     def channels():
         return [int(entry["sub"]) for entry in real_client.client_list(_type="pubsub") if int(entry["sub"])]
 
@@ -305,6 +312,7 @@ def test_a_process_listens_on_one_connection(real_client, open_dense, background
         take.result()
 
 
+@pytest.mark.every_server
 def test_a_lost_listening_connection_is_replaced(real_client, open_dense, background, waiting, until):
     acc = open_dense("float32", [1])
     take = background(acc.take_grad, 2)
@@ -317,8 +325,8 @@ def test_a_lost_listening_connection_is_replaced(real_client, open_dense, backgr
 
 
 def test_a_long_wait_says_what_it_waits_for(open_dense, background, waiting, until, monkeypatch, caplog):
-    monkeypatch.setattr("redisacc._taking.LOG_EVERY", 0.1)
-    monkeypatch.setattr("redisacc._taking.LOOK_EVERY", 0.05)
+    monkeypatch.setattr("redisacc._protocol.take_wait.LOG_EVERY", 0.1)
+    monkeypatch.setattr("redisacc._protocol.take_wait.POLL_INTERVAL", 0.05)
     acc = open_dense("float32", [1], name="weights")
     acc.apply_grad(one())
     with caplog.at_level(logging.INFO, logger="redisacc"):
@@ -333,8 +341,9 @@ def test_a_long_wait_says_what_it_waits_for(open_dense, background, waiting, unt
     take.result()
 
 
-def test_several_takers_and_appliers_in_threads(make_dense, background):
-    acc = make_dense("float64", [1], reduction_type="SUM")
+@pytest.mark.slow
+def test_several_takers_and_appliers_in_threads(open_dense_stored, background):
+    acc = open_dense_stored("float64", [1], reduction_type="SUM")
     appliers, each = 4, 25
     sums, lock, done = [], threading.Lock(), threading.Event()
 

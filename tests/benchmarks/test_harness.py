@@ -1,4 +1,4 @@
-"""The benchmarks' harness: it runs, it measures what it says, and it notices wrong results. No times are judged."""
+"""Tests of the benchmarks' harness: it runs, measures what it says, and notices wrong results. No time is judged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "benchmarks").is_dir():
-    pytest.skip("the benchmarks aren't part of an installed package", allow_module_level=True)
+    pytest.skip("the benchmarks are not part of an installed package", allow_module_level=True)
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
@@ -51,27 +51,27 @@ def test_the_smallest_run_writes_results_and_report(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     if sys.platform == "linux":
-        # Elsewhere a server's CPU time isn't known.
+        # On other systems the server's CPU time is unknown.
         assert all(math.isfinite(number) for number in numbers(results))
     rows = results["six-rows"]["rows"]
     assert list(rows) == [workload.name for workload in TINY]
     for row in rows.values():
         assert set(row["peers"]) == {"redisacc", "bare"}
         for peer in row["peers"].values():
-            # At least three; a slow machine ends a row early.
+            # At least three, because a slow machine ends a row early.
             assert len(peer["rounds"]) == peer["seconds"]["n"] >= 3
             assert peer["apply_seconds"]["n"] == 2 * peer["seconds"]["n"]
     curves = results["growth"]["curves"]
-    parked = curves["gradients of 10x16, parked"]
+    buffered = curves["gradients of 10x16, buffered"]
     # Eight gradients of 720 bytes each must have crossed the wire, in both directions.
-    assert parked[-1]["gradients"] == 8
-    assert parked[-1]["bytes_in"] > 8 * 720
-    assert parked[-1]["bytes_out"] > 8 * 720
-    # Calls are counted on the servers that made them.
+    assert buffered[-1]["gradients"] == 8
+    assert buffered[-1]["bytes_in"] > 8 * 720
+    assert buffered[-1]["bytes_out"] > 8 * 720
+    # Calls are counted on the servers that ran them.
     calls = {server["server"]: server["evalsha_calls"] for server in results["scripts"]}
     assert calls["six rows, as embedded"] > 3 * 2 * len(TINY)
     report = (tmp_path / "README.md").read_text()
-    for heading in ("A round of four workers", "Growth", "The longest scripts"):
+    for heading in ("A round of four workers", "Growth", "Longest scripts"):
         assert f"## {heading}" in report
 
 
@@ -92,7 +92,7 @@ def crew(server: Server, directory: Path, workload: Workload, program: str = "re
 
 
 @pytest.mark.parametrize(("program", "kind"), [("redisacc_peer", 0), ("watch", 0), ("hincrbyfloat", 1)])
-def test_rounds_are_right_and_one_that_is_wrong_ends_the_run(
+def test_correct_rounds_pass_and_a_wrong_one_ends_the_run(
     program: str, kind: int, server: Server, tmp_path: Path
 ) -> None:
     workload = TINY[kind]
@@ -101,7 +101,7 @@ def test_rounds_are_right_and_one_that_is_wrong_ends_the_run(
         for _ in range(3):
             timing = members.round(workload.name)
             assert 0 < max(timing.applies) < timing.elapsed + max(timing.applies)
-        # One element of one expected mean, off by the smallest step that an element can have.
+        # Changes one element of one expected mean by the smallest step that an element can have.
         path = tmp_path / "arrays" / workload.name / "expected-1-1.npz"
         with np.load(path) as file:
             arrays = dict(file)
@@ -139,7 +139,7 @@ def test_indices_are_ascending_and_as_described(indices: str) -> None:
     assert all((np.diff(one) > 0).all() and one[0] >= 0 and one[-1] < 100 for one in drawn)
     union = len(set(np.concatenate(drawn).tolist()))
     assert union == {"identical": 10, "disjoint": 40}.get(indices, union)
-    # The two sets of arrays differ, or what an earlier round left behind would go unnoticed.
+    # The two sets of arrays must differ, or leftovers of an earlier round would go unnoticed.
     assert not np.array_equal(workload.gradient(0, 0)[1], workload.gradient(0, 1)[1])
 
 
@@ -150,7 +150,7 @@ def test_ratios_say_how_many_times_as_long() -> None:
     assert found == {"n": 3, "median": 2.0, "q1": 1.5, "q3": 2.5, "min": 1.0, "max": 3.0}
 
 
-def test_the_report_of_a_run_without_peers_is_no_mistake() -> None:
+def test_a_run_without_peers_can_be_reported() -> None:
     results = {
         "when": "2000-01-01",
         "seconds": 1,

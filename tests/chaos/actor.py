@@ -2,7 +2,7 @@
 
 python actor.py ROLE URL NUMBER FIRST JOURNAL STOP SEED
 
-What it is about to do and what it was told goes into a journal, a line in one write() each, so that a kill loses none.
+It writes what it is about to do, and each reply, into a journal: a line in one write() each, so a kill loses none.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import redisacc
 NAME = "chaos"
 # Elements of a row. Every gradient holds row 0 and a row that no other gradient has.
 ROW = 4
-# Room for some parked gradients; from then on they are folded.
-PARKED_LIMIT = 8_000
+# Enough for some buffered gradients; beyond that, they are compacted.
+BUFFER_LIMIT = 8_000
 
 
 def opened(redis: Any, worker: str, in_place_limit: int = 10**9) -> redisacc.SparseConditionalAccumulator:
@@ -37,17 +37,17 @@ def opened(redis: Any, worker: str, in_place_limit: int = 10**9) -> redisacc.Spa
         redis=redis,
         worker=worker,
         in_place_limit=in_place_limit,
-        parked_limit=PARKED_LIMIT,
+        buffer_limit=BUFFER_LIMIT,
     )
 
 
 def gradient(index: int) -> tuple[list[int], Any]:
-    """The gradient of an index, which tells it from all others."""
+    """Returns the gradient of an index, which differs from all others."""
     return [0, index], np.array([[1.0] * ROW, [index + 0.5] * ROW])
 
 
 def finished(operate: Callable[[], Any]) -> Any:
-    """What an operation comes to, however often the server falls silent."""
+    """Returns the outcome of an operation, however often the server stops answering."""
     while True:
         try:
             return operate()
@@ -78,7 +78,7 @@ class Actor:
                 continue
 
     def apply(self, index: int) -> None:
-        # In place, parked, and in both ways within one round.
+        # In place, buffered, and in both ways within one round.
         acc = self.open(in_place_limit=self._random.choice([0, 10**9]))
         step = 0
         while not self.over:
@@ -107,7 +107,7 @@ class Actor:
             self._hand_in(taken, block)
 
     def _recover(self, acc: redisacc.SparseConditionalAccumulator) -> None:
-        """Rounds that were granted to this taker, or to one of its name that was killed. Nobody else takes those."""
+        """Rounds that were granted to this taker, or to a killed one of its name. No other process recovers those."""
         try:
             mine = [one.token for one in acc.info().unacknowledged if one.taker == self.me]
             for token in mine:
@@ -123,7 +123,7 @@ class Actor:
     def _hand_in(self, taken: Any, block: Any) -> None:
         self.note(round=taken.global_step, **contents(taken))
         if self._random.random() < 0.3:
-            # It uses the round; whoever is killed here leaves one that is handed out again.
+            # The round is in use: a process that is killed here leaves a round that is handed out again.
             time.sleep(self._random.random())
         finished(lambda: block.__exit__(None, None, None))
 

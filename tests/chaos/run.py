@@ -1,8 +1,8 @@
 """Breaks everything at once, at random from a seed, and sees that nothing is lost and nothing counted twice.
 
-Workers and takers reach a server through a proxy that cuts, delays and keeps back what they say. All of them, and the
-server, are killed and stopped at random instants. Every gradient can be told from all others, so that what comes out
-betrays any loss and any repetition.
+Workers and takers reach a server through a proxy that cuts connections and delays requests. All of them, and the
+server, are killed and stopped at random instants. Every gradient is unique, so the rounds reveal any loss and any
+repetition.
 
 python -m chaos.run --seconds 180 --seed 1
 """
@@ -27,8 +27,8 @@ from typing import Any
 
 import redis
 from chaos.actor import ROW, contents, opened
-from faults.proxy import Proxy, Weather, proxy_before
-from leaks import leftovers
+from support.leaks import leftovers
+from support.proxy import Proxy, Weather, proxy_before
 
 import redisacc
 from redisacc import embedded
@@ -42,7 +42,7 @@ LONG_PAUSE = 4.0
 
 
 class Server:
-    """A server that loses nothing when it is killed: what it has said stands in its append-only file."""
+    """A server that loses nothing when it is killed, because it replies only after writing its append-only file."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -81,10 +81,10 @@ class Server:
 
 @dataclass
 class Tale:
-    """What the journals tell."""
+    """The contents of the journals."""
 
     begun: set[int] = field(default_factory=set)
-    # index -> step of the round that it was told to be in
+    # index -> step of the round that the reply named
     applied: dict[int, int] = field(default_factory=dict)
     # Stale, or refused: in no round.
     dropped: set[int] = field(default_factory=set)
@@ -113,7 +113,7 @@ class Tale:
         self.rounds[step] = round_
 
     def check(self, info: redisacc.AccumulatorInfo) -> None:
-        """Compares what was told at one end with what came out at the other."""
+        """Compares the replies to workers with the rounds of takers."""
         seen: Counter[int] = Counter()
         where: dict[int, int] = {}
         for step, round_ in self.rounds.items():
@@ -128,27 +128,27 @@ class Tale:
                 seen[index] += 1
                 where[index] = step
                 if row != [index + 0.5] * ROW:
-                    self.problems.append(f"gradient {index} came out as {row}")
-        self.problems += [f"gradient {index} came out {n} times" for index, n in seen.items() if n > 1]
-        self.problems += [f"gradient {index} came out, and nobody sent it" for index in seen.keys() - self.begun]
-        self.problems += [f"gradient {index} came out, though it was dropped" for index in seen.keys() & self.dropped]
+                    self.problems.append(f"gradient {index} is in a round as {row}")
+        self.problems += [f"gradient {index} is in rounds {n} times" for index, n in seen.items() if n > 1]
+        self.problems += [f"gradient {index} is in a round, but was never sent" for index in seen.keys() - self.begun]
+        self.problems += [f"gradient {index} is in a round, but was dropped" for index in seen.keys() & self.dropped]
         for index, step in self.applied.items():
             if index not in where:
-                self.problems.append(f"gradient {index} is lost, which was counted at step {step}")
+                self.problems.append(f"gradient {index}, which was counted at step {step}, is lost")
             elif where[index] != step:
-                self.problems.append(f"gradient {index} came out of round {where[index]}, not {step}")
+                self.problems.append(f"gradient {index} is in round {where[index]}, not {step}")
         if sorted(self.rounds) != list(range(info.global_step)):
             missing = sorted(set(range(info.global_step)) - self.rounds.keys())
-            self.problems.append(f"of {info.global_step} rounds these never came out: {missing[:10]}")
+            self.problems.append(f"of {info.global_step} rounds, these were never delivered: {missing[:10]}")
         if (info.applied, info.takes) != (len(seen), len(self.rounds)):
             self.problems.append(
-                f"the server counts {info.applied} gradients and {info.takes} rounds, and "
-                f"{len(seen)} and {len(self.rounds)} came out"
+                f"the server counts {info.applied} gradients and {info.takes} rounds, but "
+                f"{len(seen)} and {len(self.rounds)} were delivered"
             )
 
 
 class Chaos:
-    """A run. Entered, everything works; ``rage`` breaks things; ``end`` sees what has become of it."""
+    """A run. After entry, everything works; ``rage`` breaks things; ``end`` checks the result."""
 
     def __init__(self, *, seed: int, workers: int, takers: int, weather: Weather | None = WEATHER) -> None:
         self._random = random.Random(seed)
@@ -249,13 +249,13 @@ class Chaos:
         self._server.signal(signal.SIGCONT)
         self.done["server pauses"] += 1
 
-    # Seeing what has become of it
+    # Checking the result
 
     def _errors(self) -> str:
         return "\n".join(path.read_text()[-2000:] for path in self._directory.glob("*.errors"))
 
     def end(self) -> Tale:
-        """Lets everybody finish, takes what is left, and compares."""
+        """Lets every process finish, takes the remaining rounds, and compares."""
         self._proxy.weather(None)
         self._wake_up(float("inf"))
         self._stop.touch()
@@ -273,7 +273,7 @@ class Chaos:
         if accumulator.num_accumulated():
             with accumulator.take(1, timeout=30) as taken:
                 tale.add_round(taken.global_step, contents(taken))
-        # A taker that was killed, or whose request came late, stands in the queue until its lease runs out.
+        # A taker that was killed, or whose request arrived late, is in the queue until its lease runs out.
         deadline = time.monotonic() + 30
         while accumulator.info().waiting and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -1,7 +1,7 @@
 """Arrays as JSON: {"dtype", "shape", "hex"}, where hex is the little-endian bytes in row-major order.
 
 Used by the driver in TensorFlow's environment and by the replay in ours, so it needs nothing but numpy (and
-ml_dtypes, which both have, once a bfloat16 array comes along).
+ml_dtypes, which both have, for bfloat16 arrays).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The cases: what TensorFlow and redisacc are both put through.
+"""The cases that both TensorFlow and redisacc run.
 
 A case is a plain dictionary (see tensorflow_driver for its form) with an "id" and a "row", the row of the
 semantics page (docs/semantics.md) that it belongs to. Random cases are in sequences.
 
-Rows about processes that are killed have no case here: the tests of processes play them, against redisacc only.
+Rows about processes that are killed have no case here: the process tests cover them, against redisacc only.
 """
 
 from __future__ import annotations
@@ -1099,7 +1099,7 @@ def raw(c: Cases) -> None:
 
 
 def named_cases() -> list[Case]:
-    """One list of all the cases that stand on the semantics page."""
+    """Returns all cases of the semantics page."""
     c = Cases()
     for part in (types, arithmetic, steps, takes, sparse_rules, dense_rules, stale, shared, raw):
         part(c)

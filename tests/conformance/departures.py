@@ -1,4 +1,4 @@
-"""Where redisacc does something else than TensorFlow, on purpose: case by case what, and why.
+"""The deliberate departures of redisacc from TensorFlow, case by case, with their reasons.
 
 The replay holds us to every entry: at the operations that it names we must do what it says, and TensorFlow
 must have done something else; at all others we must agree with TensorFlow.
@@ -19,7 +19,7 @@ Outcome = dict[str, Any]
 
 @dataclass(frozen=True)
 class Departure:
-    """What we do instead, in one case."""
+    """The outcome of redisacc instead, in one case."""
 
     row: str  # the row of the semantics page that says so
     why: str

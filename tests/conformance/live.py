@@ -1,7 +1,7 @@
 """Compares redisacc with TensorFlow, live, on random sequences of operations.
 
 `python tests/conformance/live.py --tensorflow-python PATH`, where PATH is a Python that has tensorflow-cpu.
-Every sequence goes through TensorFlow and through redisacc on an embedded server, in both ways of holding a
+Every sequence goes through TensorFlow and through redisacc on an embedded server, in both ways of storing a
 gradient; results must be the same bit for bit. A sequence that differs is shrunk before it is printed.
 """
 
@@ -23,20 +23,20 @@ from tensorflow_process import TensorFlowProcess
 
 from redisacc.embedded import Server
 
-EXACT_HOLDINGS = ("in_place", "parked")
+EXACT_STORAGES = ("in_place", "buffered_inline")
 FORMS = 8  # two kinds by two dtypes by two reductions: sequences() makes one of each for every number
 BLOCKING = 0.01  # TensorFlow needs 0.3 s for every take that blocks
 LARGE = 40
 
 
-def differences(recorded: Case, client: redis.Redis, holding: str, summary: Summary) -> list[str]:
+def differences(recorded: Case, client: redis.Redis, storage: str, summary: Summary) -> list[str]:
     """Runs a case, with TensorFlow's outcomes in it, on redisacc; adds to the summary; what differs in it."""
     before = len(summary.differences)
-    compare(recorded, CaseRun(recorded, client, holding).outcomes(), summary)
+    compare(recorded, CaseRun(recorded, client, storage).outcomes(), summary)
     return summary.differences[before:]
 
 
-def shrink(case: Case, tensorflow: TensorFlowProcess, client: redis.Redis, holding: str) -> Case:
+def shrink(case: Case, tensorflow: TensorFlowProcess, client: redis.Redis, storage: str) -> Case:
     """Drops operations, first many at a time, then one, as long as the case still differs."""
     smallest = case
     size = len(case["ops"]) // 2
@@ -45,7 +45,7 @@ def shrink(case: Case, tensorflow: TensorFlowProcess, client: redis.Redis, holdi
         while start < len(smallest["ops"]):
             fewer = {**case, "ops": smallest["ops"][:start] + smallest["ops"][start + size :]}
             fewer.update(tensorflow.run(fewer))
-            if differences(fewer, client, holding, Summary()):
+            if differences(fewer, client, storage, Summary()):
                 smallest = fewer
             else:
                 start += size
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="default: another one every time")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
-    summaries = {holding: Summary() for holding in EXACT_HOLDINGS}
+    summaries = {storage: Summary() for storage in EXACT_STORAGES}
     started = time.monotonic()
     with (
         TensorFlowProcess(arguments.tensorflow_python) as tensorflow,
@@ -96,20 +96,20 @@ def main() -> int:
         cases = random_cases(seed, arguments.sequences)
         for number, case in enumerate(cases, 1):
             recorded = {**case, **tensorflow.run(case)}
-            for holding, summary in summaries.items():
-                found = differences(recorded, client, holding, summary)
+            for storage, summary in summaries.items():
+                found = differences(recorded, client, storage, summary)
                 if found:
-                    print(f"sequence {number} differs ({holding}); shrinking it", flush=True)
-                    smallest = shrink(recorded, tensorflow, client, holding)
+                    print(f"sequence {number} differs ({storage}); shrinking it", flush=True)
+                    smallest = shrink(recorded, tensorflow, client, storage)
                     explain(smallest)
-                    again = differences(smallest, client, holding, Summary())
+                    again = differences(smallest, client, storage, Summary())
                     print("\n".join(again or [*found, "... but not when it was run once more"]))
-                    print(f"seed {seed}, {holding}: TensorFlow against redisacc")
+                    print(f"seed {seed}, {storage}: TensorFlow against redisacc")
                     return 1
             if number % 100 == 0 or number == len(cases):
                 print(f"{number} of {len(cases)} sequences, {time.monotonic() - started:.0f} s", flush=True)
-    for holding, summary in summaries.items():
-        print(f"{holding}: {summary}")
+    for storage, summary in summaries.items():
+        print(f"{storage}: {summary}")
     return 0
 
 

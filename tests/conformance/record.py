@@ -47,13 +47,13 @@ def pack(recorded: dict[str, Any]) -> bytes:
 
 
 def load(path: Path = RECORDED) -> dict[str, Any]:
-    """What pack() packed."""
+    """Returns the data that pack() packed."""
     loaded: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
     return loaded
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What differs between two recordings, a line for each case."""
+    """Returns the differences between two recordings, a line for each case."""
     found = []
     before = {case["id"]: case for case in old["cases"]}
     after = {case["id"]: case for case in new["cases"]}

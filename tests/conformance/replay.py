@@ -1,6 +1,6 @@
-"""Puts redisacc through the cases that TensorFlow was recorded with, and compares.
+"""Runs the cases that TensorFlow was recorded with on redisacc, and compares.
 
-`python tests/conformance/replay.py` replays all of them on an embedded server, in every way of holding a
+`python tests/conformance/replay.py` replays all of them on an embedded server, in every way of storing a
 gradient, and prints what was compared.
 """
 
@@ -23,14 +23,21 @@ from departures import DEPARTURES
 from record import load
 
 import redisacc
-from redisacc import _accumulator, _parked, raw_ops
+from redisacc import raw_ops
+from redisacc._format import buffered as buffered_format
+from redisacc._handles import base as _accumulator
 
 Case = dict[str, Any]
 Outcome = dict[str, Any]
 
-# How a gradient is held: the handles that apply take turns over these values of in_place_limit. "mixed" has
-# some of a round's gradients in place and some parked, so they aren't added in the order of arrival.
-HOLDINGS: dict[str, tuple[int, ...]] = {"in_place": (10**9,), "parked": (0,), "in_parts": (0,), "mixed": (10**9, 0)}
+# How a gradient is stored: the handles that apply take turns over these values of in_place_limit. "mixed" has
+# some of a round's gradients in place and some buffered, so they aren't added in the order of arrival.
+STORAGES: dict[str, tuple[int, ...]] = {
+    "in_place": (10**9,),
+    "buffered_inline": (0,),
+    "buffered_parts": (0,),
+    "mixed": (10**9, 0),
+}
 
 # A take that has what it needs doesn't wait at all, so these matter only to how long the tests last.
 BLOCKED_AFTER = 0.02
@@ -62,9 +69,9 @@ class _Taker(threading.Thread):
 
 
 class _Handle:
-    """One handle of a case. In the mixed holding several accumulators stand behind it, which share a name."""
+    """One handle of a case. In the mixed storage, it uses several handles of one name."""
 
-    def __init__(self, spec: dict[str, Any], client: redis.Redis, holding: str, name: str | None) -> None:
+    def __init__(self, spec: dict[str, Any], client: redis.Redis, storage: str, name: str | None) -> None:
         self.kind = spec["kind"]
         opens = {
             "dense": redisacc.ConditionalAccumulator,
@@ -72,7 +79,7 @@ class _Handle:
         }[self.kind]
         options = {"reduction_type": spec["reduction"]} if "reduction" in spec else {}
         self.accumulators: list[Any] = []
-        for limit in HOLDINGS[holding]:
+        for limit in STORAGES[storage]:
             self.accumulators.append(
                 opens(spec["dtype"], spec["shape"], name, redis=client, in_place_limit=limit, **options)
             )
@@ -107,11 +114,11 @@ class _Handle:
 class _RawHandle(_Handle):
     """As _Handle, through raw_ops, which hold gradients by the library's default: that is what is set here."""
 
-    def __init__(self, spec: dict[str, Any], client: redis.Redis, holding: str, name: str) -> None:
+    def __init__(self, spec: dict[str, Any], client: redis.Redis, storage: str, name: str) -> None:
         self.kind = spec["kind"]
         self._client = client
         opens = {"dense": raw_ops.ConditionalAccumulator, "sparse": raw_ops.SparseConditionalAccumulator}
-        with mock.patch.object(_accumulator, "IN_PLACE_LIMIT", HOLDINGS[holding][0]):
+        with mock.patch.object(_accumulator, "IN_PLACE_LIMIT", STORAGES[storage][0]):
             self.ref = opens[self.kind](
                 dtype=spec["dtype"],
                 shape=spec["shape"],
@@ -168,11 +175,11 @@ class CaseRun:
     After each operation num_accumulated is asked for; with `sparing`, not where apply_grad's result has said it.
     """
 
-    def __init__(self, case: Case, client: redis.Redis, holding: str, *, sparing: bool = False) -> None:
+    def __init__(self, case: Case, client: redis.Redis, storage: str, *, sparing: bool = False) -> None:
         self._sparing = sparing
         self._case = case
         self._client = client
-        self._holding = holding
+        self._storage = storage
         self._handles: list[_Handle] = []
         self._takers: dict[str, _Taker] = {}
         self._warnings = _Warnings()
@@ -197,17 +204,17 @@ class CaseRun:
         name = spec.get("shared_name")
         private = f"{self._case['id']} {number}"
         if self._case.get("api") == "raw":
-            return _RawHandle(spec, self._client, self._holding, name or private)
-        if self._holding == "mixed":
+            return _RawHandle(spec, self._client, self._storage, name or private)
+        if self._storage == "mixed":
             name = name or private
-        return _Handle(spec, self._client, self._holding, name)
+        return _Handle(spec, self._client, self._storage, name)
 
     def _end(self) -> None:
         for handle in self._handles:
             handle.close()
         for taker in self._takers.values():
             taker.join(WAIT_AT_MOST)
-        # What had a shared name outlives its handles, and the next case begins with nothing.
+        # Shared accumulators outlive their handles, and the next case begins with an empty database.
         self._client.flushdb()
 
     def _outcome(self, op: dict[str, Any]) -> Outcome:
@@ -294,7 +301,7 @@ def _attempt(call: Callable[[], Any]) -> Outcome:
 
 @dataclass
 class Summary:
-    """What was compared."""
+    """A summary of the comparison."""
 
     cases: int = 0
     operations: int = 0
@@ -340,12 +347,12 @@ def _arrays(outcome: Outcome) -> list[dict[str, Any]]:
 def disagreement(
     expected: Outcome, ours: Outcome, *, any_error: bool, tolerance: Tolerance | None = None
 ) -> str | None:
-    """What differs between two outcomes of an operation; None if nothing does.
+    """Returns the difference between two outcomes of an operation; None if there is none.
 
     Args:
         expected: TensorFlow's outcome, or what a departure says.
         ours: what redisacc did.
-        any_error: every error of `expected` stands for our InvalidArgumentError; TensorFlow has many types.
+        any_error: every error of `expected` matches our InvalidArgumentError; TensorFlow has many types.
         tolerance: values may differ by this much, where gradients are not added in the order of arrival.
     """
     for key in ("blocked", "waiting", "aborted"):
@@ -395,7 +402,7 @@ class Tolerance:
         self._count = 0
 
     def saw(self, op: dict[str, Any], outcome: Outcome) -> None:
-        """To be told of every operation once it has been compared."""
+        """Gets every operation once it has been compared."""
         if op["op"] in ("take", "wait") and "ok" in outcome:
             self._magnitudes, self._count = {}, 0
         if op["op"] == "apply" and outcome.get("applied"):
@@ -487,14 +494,16 @@ def _check(
     return problem
 
 
-def replay(cases: Iterable[Case], client: redis.Redis, holding: str, *, sparing: bool = False) -> Summary:
+def replay(cases: Iterable[Case], client: redis.Redis, storage: str, *, sparing: bool = False) -> Summary:
     """Replays recorded cases on an otherwise empty database, which is emptied after each of them."""
     summary = Summary()
     for case in cases:
         # In parts, as if every gradient were large.
-        with mock.patch.object(_parked, "SMALL_BYTES", 0 if holding == "in_parts" else _parked.SMALL_BYTES):
-            ours = CaseRun(case, client, holding, sparing=sparing).outcomes()
-        compare(case, ours, summary, exact=holding != "mixed")
+        with mock.patch.object(
+            buffered_format, "INLINE_BYTES", 0 if storage == "buffered_parts" else buffered_format.INLINE_BYTES
+        ):
+            ours = CaseRun(case, client, storage, sparing=sparing).outcomes()
+        compare(case, ours, summary, exact=storage != "mixed")
     return summary
 
 
@@ -505,10 +514,10 @@ def main() -> int:
     print(f"{len(recorded['cases'])} cases recorded with TensorFlow {recorded['tensorflow']}")
     failed = False
     with Server() as server, redis.Redis.from_url(server.url) as client:
-        for holding in HOLDINGS:
+        for storage in STORAGES:
             started = time.monotonic()
-            summary = replay(recorded["cases"], client, holding)
-            print(f"{holding}: {summary}, {time.monotonic() - started:.1f} s")
+            summary = replay(recorded["cases"], client, storage)
+            print(f"{storage}: {summary}, {time.monotonic() - started:.1f} s")
             for line in summary.differences:
                 print("   ", line[:600])
             failed = failed or bool(summary.differences)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from cases import Case, Operation, arr, named_cases, rows, set_step, take
 
-# The sequences that are recorded: so many of each kind, dtype and reduction, small ones and larger ones.
+# The recorded sequences: the numbers of small and of larger ones for each kind, dtype and reduction.
 RECORDED = {"random": 40, "random-large": 3}
 RECORDED_SEED = 1
 LARGE = 6
@@ -136,7 +136,7 @@ def sequences(label: str, seed: int, each: int, **more: Any) -> Iterator[Case]:
 
 
 def all_cases() -> list[Case]:
-    """What is recorded: the named cases, then the random sequences."""
+    """Returns the recorded cases: the named ones, then the random sequences."""
     found = named_cases()
     for label, each in RECORDED.items():
         found += sequences(label, RECORDED_SEED, each, scale=LARGE if label == "random-large" else 1)

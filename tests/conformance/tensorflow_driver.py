@@ -2,7 +2,7 @@
 
 Needs tensorflow-cpu and numpy, neither redisacc nor a Redis server. One line in is one case; for each of its
 operations one line comes out, flushed, so that the parent knows the operation under which TensorFlow took the
-process down. After the last operation comes {"done": true}. On start it says {"version": "2.x.y"}.
+process down. After the last operation comes {"done": true}. On start it prints {"version": "2.x.y"}.
 
 A case:
 
@@ -16,9 +16,9 @@ A case:
     num_accumulated
     set_global_step  step
     start_take       taker (a label), num_required, timeout (seconds, null: none): in a thread; comes back
-                     when the taker stands in the queue
+                     when the taker is in the queue
     still_waiting    taker
-    wait             taker: what its take came to
+    wait             taker: the outcome of its take
     reopen           closes the session and opens another one on the same server (needs "server")
 
 An argument that is a coded array (see arraycode) or an int is fed through a placeholder of unknown shape, so
@@ -149,7 +149,7 @@ class Accumulator:
         return self.acc.set_global_step(step)
 
     def prepare(self, op: dict[str, Any]) -> tuple[Any, dict[Any, Any]]:
-        """What to fetch and what to feed for an operation."""
+        """Returns what to fetch and what to feed for an operation."""
         name = "take" if op["op"] == "start_take" else op["op"]
         build: Callable[..., Any]
         if name == "num_accumulated":
@@ -293,7 +293,7 @@ _servers: list[Any] = []
 
 
 def server_target() -> str:
-    """A TensorFlow server in this process, started once: the sessions on it share what has a shared_name."""
+    """A TensorFlow server in this process, started once: its sessions share everything with a shared_name."""
     if not _servers:
         _servers.append(v1.train.Server.create_local_server())
     return str(_servers[0].target)

@@ -1,4 +1,4 @@
-"""What TensorFlow was recorded to do, case by case: we do the same, or what departures says instead."""
+"""Recorded outcomes of TensorFlow, case by case: ours are the same, or those that departures lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from departures import DEPARTURES, Departure
 from record import load
 from replay import Summary, compare, replay
 from sequences import all_cases
-from servers import FAKE
+from support.selection import thorough
+from support.servers import FAKE
 
 RECORDED = load()
 CASES: list[dict[str, Any]] = RECORDED["cases"]
@@ -19,43 +20,51 @@ NAMED = [case for case in CASES if not case["id"].startswith("random-")]
 GROUPS = sorted({case["row"].split(":")[0] for case in NAMED})
 
 
-def _check(cases: list[dict[str, Any]], client: redis.Redis, holding: str, *, sparing: bool = False) -> None:
+def _check(cases: list[dict[str, Any]], client: redis.Redis, storage: str, *, sparing: bool = False) -> None:
     assert cases
-    summary = replay(cases, client, holding, sparing=sparing)
+    summary = replay(cases, client, storage, sparing=sparing)
     assert not summary.differences, "\n".join([str(summary), *summary.differences])
 
 
+# The ways of storing gradients share all but the place of the bytes, so `make test` takes every case in some of them.
+
+
 @pytest.mark.servers("valkey")
+@pytest.mark.usual_storages("in_place", "buffered_parts")
 @pytest.mark.parametrize("group", GROUPS)
-def test_named_cases_on_valkey(client: redis.Redis, holding: str, group: str) -> None:
-    _check([case for case in NAMED if case["row"].startswith(group)], client, holding)
+def test_named_cases_on_valkey(client: redis.Redis, storage: str, group: str) -> None:
+    _check([case for case in NAMED if case["row"].startswith(group)], client, storage)
 
 
 @pytest.mark.servers("valkey")
-def test_random_sequences_on_valkey(client: redis.Redis, holding: str) -> None:
-    _check(RANDOM, client, holding, sparing=True)
+@pytest.mark.usual_storages("buffered_inline")
+def test_random_sequences_on_valkey(client: redis.Redis, storage: str) -> None:
+    _check(RANDOM, client, storage, sparing=True)
 
 
 @pytest.mark.servers("valkey")
-def test_gradients_of_a_round_held_in_both_ways(client: redis.Redis) -> None:
+def test_gradients_of_a_round_stored_in_both_ways(client: redis.Redis) -> None:
     _check(RANDOM[::4], client, "mixed", sparing=True)
 
 
-# The other servers get a sample in one holding: it is their Lua that may differ, and the fake one adds nothing.
+# The other servers get a sample in one way of storing: it is their Lua that may differ, and the fake one adds nothing.
 
 
 @pytest.mark.servers("redis7", "redis62")
-def test_cases_on_older_servers(client: redis.Redis) -> None:
-    _check(NAMED[::2] + RANDOM[::8], client, "in_place")
+@pytest.mark.every_server
+@pytest.mark.parametrize("every", thorough([2, 8], usual=[8]))
+def test_cases_on_older_servers(client: redis.Redis, every: int) -> None:
+    _check(NAMED[::every] + RANDOM[:: 4 * every], client, "in_place")
 
 
 @pytest.mark.servers(FAKE)
-def test_cases_on_the_fake_server(client: redis.Redis) -> None:
-    _check(NAMED[::3] + RANDOM[::16], client, "parked")
+@pytest.mark.parametrize("every", thorough([3, 12], usual=[12]))
+def test_cases_on_the_fake_server(client: redis.Redis, every: int) -> None:
+    _check(NAMED[::every] + RANDOM[:: 5 * every], client, "buffered_inline")
 
 
 def test_the_recording_is_of_these_cases() -> None:
-    """Whoever changes a case has to record again."""
+    """A changed case has to be recorded again."""
     outcomes = ("construction", "outcomes")
     stored = {case["id"]: {k: v for k, v in case.items() if k not in outcomes} for case in CASES}
     assert stored == {case["id"]: case for case in all_cases()}

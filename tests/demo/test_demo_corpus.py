@@ -1,4 +1,4 @@
-"""From text to word numbers."""
+"""Text as word numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_words() -> None:
 
 def test_vocabulary() -> None:
     # w00 … w17 three times, w18 and w19 four times, and two words that are too rare.
-    # The text has them backwards: what came first doesn't matter.
+    # The text has them backwards, because the order of first occurrence must not matter.
     backwards = WORDS[::-1]
     corpus = build_corpus(["rare", *backwards * 3, "rare", "w19", "w18", "once"], 1000)
     assert corpus.words == ("w18", "w19", *WORDS[:18])
@@ -52,7 +52,7 @@ def test_digest_tells_texts_apart(other: list[str]) -> None:
 
 
 def test_digest_is_the_same_in_another_process() -> None:
-    # Another hash seed: an order that came from a set or from hashing would show here.
+    # With another hash seed, an order that depends on hashing would differ.
     code = "from redisacc.demo.text import *; print(build_corpus(tokenise(read_text([])), 500).digest)"
     found = {
         subprocess.run(
@@ -68,7 +68,7 @@ def test_digest_is_the_same_in_another_process() -> None:
 
 
 def test_too_small() -> None:
-    with pytest.raises(DemoError, match="19 different words"):
+    with pytest.raises(DemoError, match="and 19 do"):
         build_corpus(WORDS[:19] * 3 + ["rare"] * 2, 99)
 
 
@@ -78,9 +78,9 @@ def test_files(tmp_path: Path) -> None:
     second.write_text("two", encoding="utf-8")
     assert tokenise(read_text([first, second])) == ["größe", "one", "two"]
     second.write_bytes(b"ok \xff")
-    with pytest.raises(DemoError, match=r"b\.txt isn't UTF-8 text: .* at byte 3"):
+    with pytest.raises(DemoError, match=r"b\.txt is not UTF-8 text: .* at byte 3"):
         read_text([first, second])
-    with pytest.raises(DemoError, match=r"can't read .*c\.txt: No such file"):
+    with pytest.raises(DemoError, match=r"cannot read .*c\.txt: No such file"):
         read_text([tmp_path / "c.txt"])
 
 

@@ -1,6 +1,6 @@
 """Runs the code blocks of a page of the documentation, in the order in which a reader meets them.
 
-A page gets an empty directory and a server of its own, whose URL stands in ``REDISACC_URL``.
+A page gets an empty directory and a server of its own, whose URL is in ``REDISACC_URL``.
 
 ========================================  ==========================================================================
 block                                     what is done with it
@@ -8,15 +8,15 @@ block                                     what is done with it
 its first line is a comment, ``# NAME.X``   written to that file; a later block has to use it
 ``python``                                executed; the blocks of a page share their names
 ``console``                               what follows ``$ `` (and ``> ``, for further lines) goes to bash
-``text``, or no language                  nothing: a picture made of letters
+``text``, or no language                  nothing: a picture made of characters
 ``{…}``                                   nothing: a directive of Sphinx's
 ========================================  ==========================================================================
 
-Output that a page shows is compared: of Python, what stands behind ``print(…)  # ``; of the shell, the lines without
-``$ ``. There ``…`` stands for anything, and alone on its line for any number of lines.
+Output that a page shows is compared: of Python, the text after ``print(…)  # ``; of the shell, the lines without
+``$ ``. There ``…`` matches anything, and alone on its line for any number of lines.
 
 ``<!-- not run: REASON -->`` above a block excuses it: it becomes a skipped test with that reason. Pages that another
-test runs stand in ``RUN_BY``.
+test runs are listed in ``RUN_BY``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def run_by(page: Path) -> str | None:
 
 
 class Reader:
-    """Somebody who types in what a page says.
+    """A reader who types in the code of a page.
 
     Args:
         page: for messages.
@@ -122,7 +122,7 @@ class Reader:
                 elif block.language == "console":
                     self._console(block, where)
                 else:
-                    assert block.language in ("", "text"), f"{where}: nobody knows how to run {block.language!r}"
+                    assert block.language in ("", "text"), f"{where}: there is no way to run {block.language!r}"
             assert not self._unused, f"{self._page.name}: files that no later block uses: {self._unused}"
         finally:
             self._stop()

@@ -1,20 +1,36 @@
-"""The walk through the code in docs/contributing.md names what there is."""
+"""Everything that CONTRIBUTING.md names exists: files, folders, functions, targets and options."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+from functools import cache
 
 import pytest
 from pages import DOCS
 
 ROOT = DOCS.parent
-TEXT = (DOCS / "contributing.md").read_text() if DOCS.is_dir() else ""
+PAGE = ROOT / "CONTRIBUTING.md"
+TEXT = PAGE.read_text() if PAGE.is_file() else ""
 STEPS = re.findall(r"^\d+\. `([\w/.]+)`, `(\w+)`:", TEXT, re.MULTILINE)
+QUOTED = sorted(set(re.findall(r"`([^`\n]+)`", TEXT)))
+PATHS = [text for text in QUOTED if "/" in text and " " not in text]
+COMMANDS = [text for text in QUOTED if text.startswith("make ")]
+NAMES = [text for text in QUOTED if text not in PATHS and text not in COMMANDS]
+
+pytestmark = pytest.mark.skipif(not TEXT, reason="CONTRIBUTING.md isn't part of an installation")
+
+
+@cache
+def words_of_the_code() -> frozenset[str]:
+    """Every identifier in the code, the scripts and the build files."""
+    files = [path for folder in ("redisacc", "lua", "tests") for path in (ROOT / folder).rglob("*")]
+    files += [ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / ".ci" / "run"]
+    texts = [path.read_text() for path in files if path.suffix in (".py", ".lua", ".toml", "") and path.is_file()]
+    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
 
 
 def test_there_are_steps() -> None:
-    if not TEXT:
-        pytest.skip("the documentation isn't part of an installation")
     assert len(STEPS) == len(re.findall(r"^\d+\. ", TEXT, re.MULTILINE)) >= 20
 
 
@@ -23,6 +39,20 @@ def test_a_step_names_what_there_is(file: str, name: str) -> None:
     assert re.search(rf"(?:def|class|function|local) {name}\b", (ROOT / file).read_text())
 
 
-@pytest.mark.parametrize("file", sorted(set(re.findall(r"`((?:lua|tests|redisacc)/[\w/.]+\.\w+)`", TEXT))))
-def test_files_that_are_mentioned_exist(file: str) -> None:
-    assert (ROOT / file).is_file()
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_exist(path: str) -> None:
+    assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_targets_exist(command: str) -> None:
+    goals = [word for word in command.partition("=")[0].split()[1:] if word.islower()]
+    assert goals
+    asked = subprocess.run(["make", "--dry-run", *goals], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert asked.returncode == 0, asked.stderr
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_identifiers_exist(text: str) -> None:
+    missing = [word for word in re.findall(r"[A-Za-z_]\w+", text) if word not in words_of_the_code()]
+    assert missing == []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import servers
+from support import servers
 
 REAL = tuple(name for name in servers.NAMES if name != servers.FAKE)
 

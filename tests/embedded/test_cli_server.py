@@ -20,6 +20,7 @@ from owners import REAL, Owner, alive, executable_of, gone, run
 
 import redisacc
 from redisacc import cli, embedded
+from redisacc.embedded.addresses import free_port
 
 pytestmark = pytest.mark.servers(*REAL)
 
@@ -57,7 +58,7 @@ def client(url: str) -> contextlib.closing[redis.Redis]:
 
 
 def test_it_says_what_one_needs(executable: str, server_name: str, tmp_path: Path) -> None:
-    port = embedded._free_port()
+    port = free_port()
     with serving("--port", str(port), executable=executable, cwd=tmp_path) as (owner, lines):
         text = "\n".join(lines)
         url = f"redis://127.0.0.1:{port}/0"
@@ -74,7 +75,7 @@ def test_it_says_what_one_needs(executable: str, server_name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_stop_it_and_the_data_are_kept(executable: str, tmp_path: Path, how: signal.Signals) -> None:
-    port = embedded._free_port()
+    port = free_port()
     url = f"redis://127.0.0.1:{port}/0"
     for count in (1, 2):
         with serving("--port", str(port), executable=executable, cwd=tmp_path) as (owner, _):
@@ -90,7 +91,7 @@ def test_signals_stop_it_and_the_data_are_kept(executable: str, tmp_path: Path, 
 
 
 def test_killed_command_takes_the_server_with_it(any_executable: str, tmp_path: Path) -> None:
-    port = embedded._free_port()
+    port = free_port()
     with serving("--port", str(port), executable=any_executable, cwd=tmp_path) as (owner, _):
         with client(f"redis://127.0.0.1:{port}/0") as connection:
             pid = connection.info()["process_id"]
@@ -99,7 +100,7 @@ def test_killed_command_takes_the_server_with_it(any_executable: str, tmp_path: 
 
 
 def test_ignored_hangup_stays_ignored(any_executable: str, tmp_path: Path) -> None:
-    port = embedded._free_port()
+    port = free_port()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
         with serving("--port", str(port), executable=any_executable, cwd=tmp_path) as (owner, _):
@@ -154,7 +155,7 @@ def test_port_in_use(executable: str, tmp_path: Path) -> None:
 
 def test_directory_in_use(any_executable: str, tmp_path: Path) -> None:
     with embedded.Server(tmp_path / "redisacc-data", executable=any_executable) as first:
-        port = str(embedded._free_port())
+        port = str(free_port())
         status, out, err = redisacc_command("server", "--port", port, cwd=tmp_path, REDISACC_SERVER=any_executable)
         assert (status, out) == (1, "")
         assert f"in use by {first.url}" in err
@@ -162,13 +163,13 @@ def test_directory_in_use(any_executable: str, tmp_path: Path) -> None:
 
 
 def test_server_that_ends_by_itself(executable: str, tmp_path: Path) -> None:
-    port = embedded._free_port()
+    port = free_port()
     with serving("--port", str(port), executable=executable, cwd=tmp_path) as (owner, _):
         with client(f"redis://127.0.0.1:{port}/0") as connection:
             os.kill(connection.info()["process_id"], signal.SIGKILL)
         status, _, err = owner.result()
         assert status == 1
-        assert err.startswith("Error: the server ended by itself; the end of its log:\n")
+        assert err.startswith("Error: the server ended unexpectedly; the end of its log:\n")
         assert "eady to accept connections" in err
 
 
@@ -191,7 +192,7 @@ def test_wrong_usage(tmp_path: Path, options: list[str], message: str) -> None:
 
 def test_bad_server_and_bad_socket_are_one_line(tmp_path: Path) -> None:
     for options, environment in [
-        (["--port", str(embedded._free_port())], {"REDISACC_SERVER": "/no/such/server"}),
+        (["--port", str(free_port())], {"REDISACC_SERVER": "/no/such/server"}),
         (["--socket", "x" * 200], {}),
     ]:
         status, out, err = redisacc_command("server", *options, cwd=tmp_path, **environment)

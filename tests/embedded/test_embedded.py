@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import socket
 import stat
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -20,8 +22,9 @@ import pytest
 import redis
 from owners import REAL, alive, executable_of, gone, run, wait_until
 
-from redisacc import embedded
 from redisacc.embedded import Server, find_server
+from redisacc.embedded.addresses import free_port
+from redisacc.embedded.data_directory import DataDirectory, DirectoryInUseError
 from redisacc.errors import InvalidArgumentError, ServerError
 
 pytestmark = pytest.mark.servers(*REAL)
@@ -148,7 +151,7 @@ def test_a_running_server(executable: str, server_name: str) -> None:
 def test_the_append_only_file_leaves_room_on_a_small_disk(
     executable: str, monkeypatch: pytest.MonkeyPatch, free: int, least: int
 ) -> None:
-    monkeypatch.setattr("redisacc.embedded.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(2**41, 0, free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**41, 0, free))
     with Server(executable=executable) as server:
         assert ask(server, "CONFIG", "GET", "auto-aof-rewrite-min-size")["auto-aof-rewrite-min-size"] == str(least)
 
@@ -264,7 +267,7 @@ def test_concurrent_starts_make_one_server(any_executable: str) -> None:
 
 
 def test_given_port(any_executable: str) -> None:
-    port = embedded._free_port()
+    port = free_port()
     with Server(port=port, executable=any_executable) as server:
         assert server.port == port
 
@@ -300,20 +303,20 @@ def test_free_port_is_free_on_ipv6_too(monkeypatch: pytest.MonkeyPatch) -> None:
         def bind(self, address: tuple[str, int]) -> None:
             if self.family == socket.AF_INET6 and len(refused) < 3:
                 refused.append(address[1])
-                raise OSError(embedded.errno.EADDRINUSE, "taken")
+                raise OSError(errno.EADDRINUSE, "taken")
             super().bind(address)
 
-    monkeypatch.setattr(embedded.socketlib, "socket", Taken)
-    port = embedded._free_port()
+    monkeypatch.setattr(socket, "socket", Taken)
+    port = free_port()
     assert len(refused) == 3
     assert port != refused[-1]
 
 
 def test_port_that_is_taken_between_look_and_bind(executable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = embedded._free_port
+    free = free_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [taken.getsockname()[1]] * 3
-        monkeypatch.setattr(embedded, "_free_port", lambda: ports.pop() if ports else free())
+        monkeypatch.setattr("redisacc.embedded.server.free_port", lambda: ports.pop() if ports else free())
         with Server(executable=executable) as server:
             assert ports == []
             assert server.port != taken.getsockname()[1]
@@ -322,7 +325,7 @@ def test_port_that_is_taken_between_look_and_bind(executable: str, monkeypatch: 
 
 def test_ports_that_are_always_taken(any_executable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr(embedded, "_free_port", lambda: taken.getsockname()[1])
+        monkeypatch.setattr("redisacc.embedded.server.free_port", lambda: taken.getsockname()[1])
         with pytest.raises(ServerError, match="already in use"):
             Server(executable=any_executable).start()
 
@@ -390,7 +393,7 @@ def test_socket_in_use(executable: str, folder: Path) -> None:
 
 def test_file_in_place_of_the_socket_is_kept(any_executable: str, folder: Path) -> None:
     (folder / "precious").write_text("data")
-    with pytest.raises(ServerError, match="isn't a socket"):
+    with pytest.raises(ServerError, match="is not a socket"):
         Server(socket=folder / "precious", executable=any_executable).start()
     assert (folder / "precious").read_text() == "data"
 
@@ -472,7 +475,7 @@ def test_directory_in_use(executable: str, tmp_path: Path) -> None:
 
 
 def test_directory_stays_locked_as_long_as_the_server_lives(any_executable: str, tmp_path: Path) -> None:
-    # The owner is gone, but its server still is there, and might still write.
+    # The owner is gone, but its server is still running, and might still write.
     with run("-c", OWNER, any_executable, str(tmp_path / "data"), cwd=tmp_path) as owner:
         pid = int(owner.line())
         os.kill(pid, signal.SIGSTOP)
@@ -488,11 +491,25 @@ def test_directory_stays_locked_as_long_as_the_server_lives(any_executable: str,
         assert ask(server, "PING")
 
 
+def test_starting_server_is_not_taken_for_the_previous_one(tmp_path: Path) -> None:
+    directory = DataDirectory.create(tmp_path)
+    with directory.locked():
+        directory.sign("the first server")
+        with pytest.raises(DirectoryInUseError, match="in use by the first server"), directory.locked():
+            pass
+    with (
+        directory.locked(),
+        pytest.raises(DirectoryInUseError, match="in use by another server"),
+        directory.locked(),
+    ):
+        pass
+
+
 def test_redis_62_does_not_pass_over_newer_data(any_executable: str, tmp_path: Path) -> None:
     old = executable_of("redis62")
     with Server(tmp_path, executable=any_executable) as server:
         ask(server, "SET", "a", "1")
-    with pytest.raises(ServerError, match="can't read it"):
+    with pytest.raises(ServerError, match="cannot read it"):
         Server(tmp_path, executable=old).start()
 
 
@@ -527,18 +544,18 @@ def test_long_log_is_set_aside(any_executable: str, tmp_path: Path) -> None:
     assert (tmp_path / "server.log").stat().st_size < 10_000
     assert (tmp_path / "server.log.1").stat().st_size > 1 << 20
     with Server(tmp_path, executable=any_executable) as server:
-        # Only what belongs to this run, though the file holds the last one too.
+        # Only the lines of this run, although the file holds those of the last one too.
         assert server.log_tail(1000).count("eady to accept connections") == 1
     assert (tmp_path / "server.log").read_text().count("eady to accept connections") == 2
 
 
-# What can be wrong with the program
+# Wrong programs
 
 
 def leaves_nothing(server: Server, monkeypatch: pytest.MonkeyPatch, scratch: Path, **options: float) -> str:
-    """Start, expect an error, and look for what it left behind. Returns its text."""
+    """Start, expect an error, and check that nothing is left behind. Returns the error's text."""
     scratch.mkdir(exist_ok=True)
-    monkeypatch.setattr(embedded.tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     with pytest.raises(ServerError) as caught:
         server.start(**options)
     assert not server.running
@@ -557,8 +574,8 @@ def test_programs_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for path, reason in [
         (tmp_path / "missing", "no such program"),
         (tmp_path / "text", "no such program"),
-        (garbage, "can't be executed"),
-        (silent, "isn't a Redis or Valkey server"),
+        (garbage, "cannot be executed"),
+        (silent, "is not a Redis or Valkey server"),
         (other, "I am something else"),
     ]:
         assert reason in leaves_nothing(Server(executable=path), monkeypatch, scratch)
@@ -587,7 +604,7 @@ def test_server_that_ends_at_once_is_quoted(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_end_of_a_server_is_noticed_however_soon_it_comes(tmp_path: Path) -> None:
-    # It ends while the wrapper's watcher is still being forked, in about one start of ten.
+    # It ends while the supervisor's watcher is still being forked, in about one start of ten.
     text = """
         #!/bin/sh
         [ "$1" = --version ] && { echo "Redis server v=7.0.0"; exit; }
@@ -653,7 +670,7 @@ def test_loading_that_does_not_go_on_is_given_up(tmp_path: Path, monkeypatch: py
     text = FAKE.format(python=sys.executable, pid=str(pid), loading=1000, progress=False)
     server = Server(executable=program(tmp_path / "fake", text))
     message = leaves_nothing(server, monkeypatch, tmp_path / "scratch", timeout=1.5)
-    assert "hasn't answered for 1.5 s" in message
+    assert "has not answered for 1.5 s" in message
     assert gone(int(pid.read_text()))
 
 
@@ -666,14 +683,14 @@ def test_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pyte
     """
     server = Server(executable=program(tmp_path / "mute", text))
     message = leaves_nothing(server, monkeypatch, tmp_path / "scratch", timeout=0.7)
-    assert "hasn't answered for 0.7 s" in message
+    assert "has not answered for 0.7 s" in message
     assert gone(int((tmp_path / "pid").read_text()))
 
 
 def test_server_that_does_not_end_is_killed(
     any_executable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(embedded, "_GRACE", -4.5)  # half a second altogether
+    monkeypatch.setattr("redisacc.embedded.supervisor.END_TIMEOUT", 0.5)
     server = Server(executable=any_executable)
     server.start()
     pid, directory = server.pid, server.dir
@@ -681,11 +698,28 @@ def test_server_that_does_not_end_is_killed(
     server.stop()
     assert gone(pid)
     assert not directory.exists()
-    assert "doesn't end" in caplog.text
+    assert "does not end" in caplog.text
+
+
+def test_server_that_takes_a_while_to_end_is_not_killed(tmp_path: Path) -> None:
+    text = f"""
+        #!/bin/sh
+        [ "$1" = --version ] && {{ echo "Redis server v=7.0.0"; exit; }}
+        trap 'sleep 1.5; touch {tmp_path}/saved; exit 7' TERM
+        echo $$ > {tmp_path}/pid
+        while :; do sleep 0.1; done
+    """
+    with pytest.raises(ServerError, match="has not answered"):
+        Server(tmp_path / "data", executable=program(tmp_path / "slow", text)).start(timeout=0.5)
+    # The supervisor's `sleep`, which may live a little longer, doesn't keep the directory locked.
+    with DataDirectory.create(tmp_path / "data").locked():
+        pass
+    assert (tmp_path / "saved").exists()
+    assert not alive(int((tmp_path / "pid").read_text()))
 
 
 def test_hanging_server_is_killed_though_the_owner_is_gone(any_executable: str, tmp_path: Path) -> None:
-    hasty = "import redisacc.embedded as e; e._WRAPPER = e._WRAPPER.replace('-lt 10', '-lt 2')\n"
+    hasty = "from redisacc.embedded import supervisor; supervisor.GRACE = 2\n"
     with run("-c", hasty + OWNER, any_executable, "", cwd=tmp_path) as owner:
         pid = int(owner.line())
         os.kill(pid, signal.SIGSTOP)
@@ -774,24 +808,24 @@ def test_data_of_a_killed_owner_are_kept(executable: str, tmp_path: Path) -> Non
         assert ask(server, "GET", "a") == "1"
 
 
-def test_killed_wrapper_does_not_leave_the_server_to_itself(any_executable: str) -> None:
+def test_killed_supervisor_does_not_leave_the_server_to_itself(any_executable: str) -> None:
     server = Server(executable=any_executable)
     server.start()
     pid, directory = server.pid, server.dir
     assert server._child is not None
-    os.kill(server._child._process.pid, signal.SIGKILL)
+    os.kill(server._child.supervisor.pid, signal.SIGKILL)
     assert wait_until(lambda: not server.running)
     server.stop()
     assert gone(pid)
     assert not directory.exists()
 
 
-def test_terminated_wrapper_stops_the_server(any_executable: str) -> None:
+def test_terminated_supervisor_stops_the_server(any_executable: str) -> None:
     server = Server(executable=any_executable)
     server.start()
     pid, directory = server.pid, server.dir
     assert server._child is not None
-    os.kill(server._child._process.pid, signal.SIGTERM)
+    os.kill(server._child.supervisor.pid, signal.SIGTERM)
     assert gone(pid)
     assert wait_until(lambda: not directory.exists())
     server.stop()
@@ -1044,7 +1078,7 @@ def test_stop_after_an_interrupt_that_left_popens_lock_locked() -> None:
     server.start()
     pid = server.pid
     assert server._child is not None
-    server._child._process._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    server._child.supervisor._process._waitpid_lock.acquire()  # type: ignore[attr-defined]
     server.stop()
     assert pid is not None
     assert gone(pid, 5)

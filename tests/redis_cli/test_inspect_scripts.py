@@ -1,4 +1,4 @@
-"""The scripts of lua/inspect: what they say is what peek() shows, however the gradients are held."""
+"""The scripts of lua/inspect: they print what peek() returns, however the gradients are stored."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import msgpack
 import numpy as np
 import pytest
 from redis.exceptions import ResponseError
+from support.selection import thorough
 
 import redisacc
-from redisacc import _lua, _parked
-from redisacc._dtypes import TABLE
+from redisacc._data.dtypes import TABLE
+from redisacc._format import buffered as buffered_format
+from redisacc._redis import script_loader
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
-FOLDER = _lua.folder() / "inspect"
+FOLDER = script_loader.folder() / "inspect"
 ROWS = 16
 
 
@@ -66,32 +68,41 @@ def same(left, right):
     )
 
 
-# How gradients come to be held: the in_place_limit of each handle that applies in turn, up to how many bytes a parked
-# one is small, and whether what is parked has so little room that it must be folded.
-HELD = {
+# How gradients come to be stored: the in_place_limit of each handle that applies in turn, the bytes up to which a
+# buffered one is inline, and whether the buffer has so little room that it must be compacted.
+STORED = {
     "in_place": ([10**9], 65536, False),
-    "small": ([0], 65536, False),
+    "inline": ([0], 65536, False),
     "parts": ([0], 0, False),
-    "folded": ([0], 65536, True),
-    "folded parts": ([0], 0, True),
+    "compacted": ([0], 65536, True),
+    "compacted parts": ([0], 0, True),
     "mixed": ([10**9, 0, 0, 0], 300, True),
 }
 
 
-def is_folded(client, acc):
-    headers = [msgpack.unpackb(entry.partition(b" ")[2]) for entry in client.hvals(f"{acc.accumulator_ref}:parked")]
+# Each type in one of these ways, and one type in all of them.
+EVERY_WAY = [(dtype, stored) for dtype in TABLE for stored in STORED]
+USUAL = [
+    (dtype, stored)
+    for number, dtype in enumerate(TABLE)
+    for place, stored in enumerate(STORED)
+    if dtype == "float32" or place == number % len(STORED)
+]
+
+
+def is_compacted(client, acc):
+    headers = [msgpack.unpackb(entry.partition(b" ")[2]) for entry in client.hvals(f"{acc.accumulator_ref}:buffered")]
     return any(header["gradients"] > 1 for header in headers)
 
 
 @pytest.mark.servers("valkey")
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("dtype", TABLE)
-def test_sparse_equals_peek(client, open_sparse, dtype, held, monkeypatch):
-    limits, small, folded = HELD[held]
-    monkeypatch.setattr(_parked, "SMALL_BYTES", small)
-    # Room for a sum that holds every index, and little more.
-    parked_limit = int(ROWS * (16 + 6 * TABLE[dtype].sum.itemsize) * 1.1) if folded else 2**30
-    rng = np.random.default_rng([*dtype.encode(), *held.encode()])
+@pytest.mark.parametrize(("dtype", "stored"), thorough(EVERY_WAY, usual=USUAL))
+def test_sparse_equals_peek(client, open_sparse, dtype, stored, monkeypatch):
+    limits, small, compacted = STORED[stored]
+    monkeypatch.setattr(buffered_format, "INLINE_BYTES", small)
+    # Enough for a sum that holds every index, and little more.
+    buffer_limit = int(ROWS * (16 + 6 * TABLE[dtype].sum.itemsize) * 1.1) if compacted else 2**30
+    rng = np.random.default_rng([*dtype.encode(), *stored.encode()])
     for reduction in ("MEAN", "SUM"):
         accs = [
             open_sparse(
@@ -100,7 +111,7 @@ def test_sparse_equals_peek(client, open_sparse, dtype, held, monkeypatch):
                 f"w{reduction}",
                 reduction_type=reduction,
                 in_place_limit=limit,
-                parked_limit=parked_limit,
+                buffer_limit=buffer_limit,
             )
             for limit in limits
         ]
@@ -110,7 +121,7 @@ def test_sparse_equals_peek(client, open_sparse, dtype, held, monkeypatch):
             holders[indices] += 1
             accs[number % len(accs)].apply_grad(indices, random_values(rng, dtype, (len(indices), 2, 3)))
         acc = accs[0]
-        assert is_folded(client, acc) == folded
+        assert is_compacted(client, acc) == compacted
         look = acc.peek().gradient
         for index in range(ROWS):
             said = index_of(client, acc, index)
@@ -130,25 +141,24 @@ def test_sparse_equals_peek(client, open_sparse, dtype, held, monkeypatch):
 
 
 @pytest.mark.servers("valkey")
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("dtype", TABLE)
-def test_dense_equals_peek(client, open_dense, dtype, held, monkeypatch):
-    limits, small, folded = HELD[held]
-    monkeypatch.setattr(_parked, "SMALL_BYTES", small)
-    rng = np.random.default_rng([*dtype.encode(), *held.encode()])
+@pytest.mark.parametrize(("dtype", "stored"), thorough(EVERY_WAY, usual=USUAL))
+def test_dense_equals_peek(client, open_dense, dtype, stored, monkeypatch):
+    limits, small, compacted = STORED[stored]
+    monkeypatch.setattr(buffered_format, "INLINE_BYTES", small)
+    rng = np.random.default_rng([*dtype.encode(), *stored.encode()])
     shape = (7, 90)
-    limit = int(7 * 90 * TABLE[dtype].sum.itemsize * 1.1) if folded else 2**30
+    limit = int(7 * 90 * TABLE[dtype].sum.itemsize * 1.1) if compacted else 2**30
     for reduction in ("MEAN", "SUM"):
         accs = [
             open_dense(
-                dtype, shape, f"w{reduction}", reduction_type=reduction, in_place_limit=in_place, parked_limit=limit
+                dtype, shape, f"w{reduction}", reduction_type=reduction, in_place_limit=in_place, buffer_limit=limit
             )
             for in_place in limits
         ]
         for number in range(12):
             accs[number % len(accs)].apply_grad(random_values(rng, dtype, shape))
         acc = accs[0]
-        assert is_folded(client, acc) == folded
+        assert is_compacted(client, acc) == compacted
         look = acc.peek().gradient
         for where, most, expected in (
             ("", 1000, look.reshape(-1)),
@@ -162,6 +172,7 @@ def test_dense_equals_peek(client, open_dense, dtype, held, monkeypatch):
         acc.delete()
 
 
+@pytest.mark.every_server
 def test_a_scalar(client, open_dense):
     acc = open_dense("float32", [], "w")
     acc.apply_grad(2.5)
@@ -177,6 +188,7 @@ def test_an_empty_round_counts_zero(client, open_sparse):
     acc.delete()
 
 
+@pytest.mark.every_server
 def test_indices_beyond_doubles(client, open_sparse):
     """Two indices that are the same as doubles, and a gradient whose parts are many."""
     last = 2**63 - 1
@@ -192,7 +204,7 @@ def test_indices_beyond_doubles(client, open_sparse):
 
 
 def test_a_gradient_of_several_parts_is_searched_and_not_loaded(client, open_sparse, real_server):
-    acc = open_sparse("float32", None, "w", parked_limit=2**30)
+    acc = open_sparse("float32", None, "w", buffer_limit=2**30)
     indices = np.sort(np.random.default_rng(3).choice(10**9, 300_000, replace=False))
     values = np.random.default_rng(4).normal(size=(300_000, 20)).astype(np.float32)
     acc.apply_grad(indices, values)
@@ -216,11 +228,11 @@ def test_a_search_is_short_whatever_the_indices_are(client, open_sparse):
     acc.delete()
 
 
-def test_too_many_parked_are_refused(client, open_sparse):
+def test_too_many_buffered_are_refused(client, open_sparse):
     acc = open_sparse("float32", [5], "w", in_place_limit=0)
     for _ in range(201):
         acc.apply_grad([1], [1.0])
-    with pytest.raises(ResponseError, match="201 gradients are parked"):
+    with pytest.raises(ResponseError, match="201 gradients are buffered"):
         index_of(client, acc, 1)
     acc.delete()
 
@@ -228,15 +240,15 @@ def test_too_many_parked_are_refused(client, open_sparse):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "which index"),
+        ((), "needs an index"),
         (("x",), "whole numbers"),
         (("1,",), "whole numbers"),
         (("-1",), "whole numbers"),
         (("1", "0"), "1 to 1000"),
         (("1", "1001"), "1 to 1000"),
         (("1", "1.5"), "1 to 1000"),
-        (("1,2",), "coordinate 2 of a dimension of 2"),
-        (("1,1,1",), "2 coordinates, and there are 1 dimensions"),
+        (("1,2",), "coordinate 2 is outside a dimension of size 2"),
+        (("1,1,1",), "got 2 coordinates for 1 dimensions"),
     ],
 )
 def test_wrong_arguments_are_said(client, open_sparse, args, message):
@@ -259,31 +271,32 @@ def test_wrong_arguments_are_said(client, open_sparse, args, message):
         lambda header: {**header, "indices": 5},
         lambda header: {**header, "values": [-1]},
         lambda header: {**header, "version": 2},
-        lambda header: {**header, "small": 1},
+        lambda header: {**header, "inline": 1},
         lambda header: {**header, "counts": [3]},
     ],
 )
 def test_foreign_headers_are_an_error(client, open_sparse, forge):
     acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
     acc.apply_grad([1], [[1.0, 2.0]])
-    ((field, entry),) = client.hgetall("redisacc:{w}:parked").items()
+    ((field, entry),) = client.hgetall("redisacc:{w}:buffered").items()
     order, _, packed = entry.partition(b" ")
     forged = forge(msgpack.unpackb(packed))
     client.hset(
-        "redisacc:{w}:parked", field, order + b" " + (forged if isinstance(forged, bytes) else msgpack.packb(forged))
+        "redisacc:{w}:buffered", field, order + b" " + (forged if isinstance(forged, bytes) else msgpack.packb(forged))
     )
     with pytest.raises(ResponseError, match="redisacc did not write"):
         index_of(client, acc, 1)
 
 
+@pytest.mark.every_server
 @pytest.mark.forges
 def test_data_that_are_gone_are_an_error(client, open_sparse, monkeypatch):
     acc = open_sparse("float32", [5, 2], "v", in_place_limit=0)
     acc.apply_grad([1], [[1.0, 2.0]])
-    client.delete("redisacc:{v}:small")
+    client.delete("redisacc:{v}:inline")
     with pytest.raises(ResponseError, match="is gone, or has another length"):
         index_of(client, acc, 1)
-    monkeypatch.setattr(_parked, "SMALL_BYTES", 0)
+    monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
     acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
     acc.apply_grad([1], [[1.0, 2.0]])
     (part,) = client.keys("redisacc:{w}:part:*:1")
@@ -298,13 +311,14 @@ def test_no_accumulator_is_an_error(client, script):
         run(client, script, "redisacc:{nowhere}", "1")
 
 
+@pytest.mark.every_server
 def test_the_summary(client, open_dense, background, until):
-    acc = open_dense("float32", [3], "w", worker="ann", parked_limit=1000)
-    evil = open_dense("float32", [3], "w", worker="bob", parked_limit=1000)
+    acc = open_dense("float32", [3], "w", worker="ann", buffer_limit=1000)
+    evil = open_dense("float32", [3], "w", worker="bob", buffer_limit=1000)
     acc.apply_grad([1, 2, 3])
     with acc.take(1), acc:
         pass
-    acc = open_dense("float32", [3], "w", worker="ann", parked_limit=1000)
+    acc = open_dense("float32", [3], "w", worker="ann", buffer_limit=1000)
     held = acc.take(1, timeout=20)
     acc.apply_grad([1, 2, 3], 1)
     held.__enter__()
@@ -316,11 +330,11 @@ def test_the_summary(client, open_dense, background, until):
     lines = run(client, "summary", acc.accumulator_ref)
     assert lines[0] == "redisacc:{w}: dense float32 [3] MEAN"
     assert lines[1] == "step 2, 1 gradients in this round of shape [3]"
-    assert lines[2] == "held: 1 rows in place, 0 parked with 0 of 1000 bytes"
+    assert lines[2] == "held: 1 rows in place, 0 buffered with 0 of 1000 bytes"
     assert lines[3].startswith("so far: 3 applied, 1 stale, 0 sent twice, 2 rounds taken; created ")
     assert "  bob: 1" in lines
     assert "  ?[31mred?: 7" in lines
-    assert "takers that wait: 1" in lines
+    assert "waiting takers: 1" in lines
     assert "  1 of 2: ann" in lines
     assert "rounds taken and not acknowledged: 1" in lines
     assert any(line.startswith("  step 1 with 1 gradients, granted ") and " to ann, token " in line for line in lines)
@@ -344,6 +358,7 @@ def test_the_summary_names_a_few_of_many(client, open_sparse):
 
 @pytest.mark.skipif(shutil.which("redis-cli") is None, reason="there is no redis-cli here")
 @pytest.mark.servers("redis7", "redis62")
+@pytest.mark.every_server
 def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, open_dense, background, until):
     """Every command of docs/redis-cli.md, with its output; ids and times of day aside."""
     steps, live = console_blocks()
@@ -411,7 +426,7 @@ def redis_cli(command, url):
 
 
 def masked(text):
-    """Without what differs each time; in lists whose order is the server's, sorted."""
+    """Returns the output without parts that differ each time; lists in the server's order are sorted."""
     text = re.sub(r"\b\d{13}-[0-9a-f]{16}-\d+\b", "TOKEN", text)
     text = re.sub(r"\b1[0-9]{12}\b", "TIME", text)
     text = re.sub(r"\b\d+\.\d s\b", "AGO", text)

@@ -1,0 +1,132 @@
+-- Buffers one gradient in the current round, without adding it to the sums.
+--
+-- KEYS record          redisacc:{NAME}               the record of the accumulator
+-- KEYS buffered        redisacc:{NAME}:buffered      gradient id -> "order header"
+-- KEYS inline          redisacc:{NAME}:inline        gradient id -> data of an inline gradient
+-- KEYS workers         redisacc:{NAME}:workers       worker -> its number of gradients in this round
+-- KEYS sessions        redisacc:{NAME}:sessions      session id -> its last request, the outcome, and totals
+-- KEYS staged...       redisacc:{NAME}:staged:ID:K   the parts as the client SET them, with an expiry
+-- KEYS parts...        redisacc:{NAME}:part:ID:K     the keys to which the staged parts are renamed
+-- KEYS replaced_parts... redisacc:{NAME}:part:ID:K   parts of the gradients that are replaced; large ones get an expiry
+-- ARGV incarnation     text      the incarnation that the handle opened
+-- ARGV session         text      id of the sender
+-- ARGV sequence        number    number of the request; a session's numbers grow, and a repeated one changes nothing
+-- ARGV acknowledged    number    the last request whose outcome the session knows; 0 if there is none
+-- ARGV worker          text      name under which the gradient is counted
+-- ARGV local_step      int64     the step for which the gradient was computed
+-- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
+-- ARGV gradient        text      id of the gradient
+-- ARGV header          bytes     msgpack, opaque to this script; "" only asks whether it would be accepted
+-- ARGV data            bytes     all bytes of an inline gradient; "" if the gradient has parts
+-- ARGV lengths...      number    bytes of each part
+-- ARGV replaced...     text      ids of the gradients that are replaced, the oldest first
+--
+-- Replies:
+-- {'applied', global_step, num_accumulated}   the gradient is buffered and counted
+-- {'stale', global_step, num_accumulated}     local_step < global_step: the gradient was dropped
+-- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
+-- {'would_accept'}                            the header is empty, and the gradient would be buffered; nothing changed
+-- {'full', buffered_bytes, buffer_limit}      the gradient would exceed the limit; nothing changed
+-- {'changed'}                                 a gradient that this one replaces is gone; nothing changed
+-- {'shape_mismatch', round_shape}             the round holds gradients of another shape; nothing changed
+-- {'unstaged', part}                          this part is missing or has another length; nothing changed: stage again
+-- {'superseded', sequence}                    a later request of this session has been executed; nothing changed
+-- {'forgotten', now_ms}                       the session is unknown and too old to be new; nothing changed
+-- {'lost', sequence}                          the session knows the outcome of a later request than this one, which is
+--                                             the last that the server knows; nothing changed
+-- {'missing'}                                 there is no such accumulator
+-- {'replaced'}                                the accumulator was deleted and created again
+-- {'corrupt', where, text}                    a key or field holds what redisacc never writes; nothing changed
+
+-- #include "admit"
+-- #include "drop_strings"
+-- #include "even_when_full"
+-- #bind
+
+-- A small gradient arrives inline, as an argument; the client has staged the parts of a large one just before this
+-- script. When the buffered gradients have reached their limit, the client adds some of them to its own, and the sum
+-- replaces them.
+
+-- A gradient of at least this size wakes a waiting taker to fetch it ahead. Smaller ones wake it when the total size of
+-- the buffered gradients passes a power of two from here on, because a look ahead costs the taker about half of what
+-- such a gradient costs.
+local AHEAD_BYTES = 1048576
+
+-- A refusal removes the staged parts, because a request that is sent again stages them again.
+local function refuse(reply)
+  if #keys.staged > 0 then
+    redis.call('UNLINK', unpack(keys.staged))
+  end
+  return reply
+end
+
+if #keys.staged > 0 and args.header ~= '' and redis.call('EXISTS', keys.staged[1]) == 1 then
+  -- The staged parts already occupy their memory, so refusing them now would free none.
+  even_when_full(keys.record)
+end
+local admission, refusal = admit(keys, args, {'buffered_bytes', 'buffer_limit'})
+if not admission then
+  return refuse(refusal)
+end
+local record = admission.record
+
+-- These raise if a key has another type, before anything changes.
+redis.call('HLEN', keys.buffered)
+redis.call('HLEN', keys.inline)
+-- A gradient takes the place of the oldest one that it replaces, and otherwise the last. The taker adds in this order,
+-- so that sums are reproducible bit for bit.
+local order = count_text(record.num_accumulated)
+local size = #args.data
+for _, length in ipairs(args.lengths) do
+  size = size + length
+end
+local bytes = record.buffered_bytes + size
+for k = #args.replaced, 1, -1 do
+  local entry = redis.call('HGET', keys.buffered, args.replaced[k])
+  if not entry then
+    return refuse({'changed'})
+  end
+  order = string.match(entry, '^%d+') or order
+  bytes = bytes - redis.call('HSTRLEN', keys.inline, args.replaced[k])
+end
+for _, part in ipairs(keys.replaced_parts) do
+  bytes = bytes - redis.call('STRLEN', part)
+end
+bytes = math.max(bytes, 0)
+if bytes > record.buffer_limit then
+  return refuse({'full', count_text(record.buffered_bytes), count_text(record.buffer_limit)})
+end
+if args.header == '' then
+  return {'would_accept'}
+end
+for k, staged in ipairs(keys.staged) do
+  if redis.call('STRLEN', staged) ~= args.lengths[k] then
+    return refuse({'unstaged', tostring(k)})
+  end
+end
+
+redis.call('HSET', keys.buffered, args.gradient, order .. ' ' .. args.header)
+if #args.data > 0 then
+  redis.call('HSET', keys.inline, args.gradient, args.data)
+end
+for k, part in ipairs(keys.parts) do
+  redis.call('RENAME', keys.staged[k], part)
+  redis.call('PERSIST', part)
+  extend_leases(record.lease_ms, part)
+end
+if #args.replaced > 0 then
+  redis.call('HDEL', keys.buffered, unpack(args.replaced))
+  redis.call('HDEL', keys.inline, unpack(args.replaced))
+end
+drop_strings(keys.replaced_parts)
+redis.call('HSET', keys.record, 'buffered_bytes', count_text(bytes))
+extend_leases(record.lease_ms, keys.buffered, keys.inline)
+local _, power_before = math.frexp(record.buffered_bytes)
+local _, power = math.frexp(bytes)
+local ahead
+if size >= AHEAD_BYTES then
+  ahead = args.gradient
+elseif bytes >= AHEAD_BYTES and power > power_before then
+  ahead = '*'
+end
+return count_gradient(keys, args, admission, args.gradient, ahead)

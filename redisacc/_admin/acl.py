@@ -1,0 +1,120 @@
+"""Access rules: the rules of a server's access control list (ACL) for each role.
+
+A script runs with the rights of the user who sends it, so a role gets every command that its scripts run, on the keys
+that these touch, and no others. The keys separate the roles: a script is refused before it begins if the user has no
+right to one of its keys. docs/reliability-server.md says what these rules cannot separate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redisacc._data import validation
+from redisacc._format.keys import NAMES, Keys
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Role:
+    """A role and its rights.
+
+    Attributes:
+        does: what the role does, as a text for people.
+        commands: the commands that it may run on the keys of its accumulators, directly or inside a script.
+        names_commands: the commands that it may run on the set of all names.
+        takes: whether it has the keys of the queue and of taken rounds.
+        applies: whether it has the keys of staged parts and the lock for compacting.
+        everything: whether it has all keys of its accumulators, and not only those that its work needs.
+    """
+
+    does: str
+    commands: str
+    names_commands: str = "sismember"
+    takes: bool = False
+    applies: bool = False
+    everything: bool = False
+
+
+_OPENS = "evalsha exists hmget hset hrandfield hdel time info"
+_APPLIES = "hget hincrby hlen hstrlen strlen publish hdel set get rename persist pexpire unlink hscan"
+_TAKES = (
+    "hget hincrby hlen strlen publish hdel hscan get rename pexpire pttl unlink zadd zrange zrank zrem zscore "
+    "subscribe unsubscribe"
+)
+_LOOKS = (
+    "hmget hget hgetall hkeys hvals hlen hscan zrange get getrange strlen exists type pttl time subscribe unsubscribe "
+    "info"
+)
+ROLES = {
+    "worker": Role("opens, creates and applies", f"{_OPENS} {_APPLIES}", "sismember sadd", applies=True),
+    "taker": Role("opens, creates, takes, recovers, sets the step", f"{_OPENS} {_TAKES}", "sismember sadd", takes=True),
+    "observer": Role("reads, and listens to events", _LOOKS, "sismember smembers sscan", everything=True),
+    "operator": Role(
+        "all of the above; also deletes, cleans up, and loads the scripts",
+        f"{_OPENS} {_APPLIES} {_TAKES} {_LOOKS} eval script|load scan memory|usage persist ping wait",
+        "sismember sadd smembers sscan srem",
+        everything=True,
+    ),
+}
+
+
+def rules(role: str, pattern: str, *, selectors: bool = True, eval_: bool = False, wait: bool = False) -> list[str]:
+    """Returns the rules of a role for the accumulators whose names match a pattern.
+
+    ACL SETUSER has to apply them in this order.
+
+    Args:
+        role: a key of ``ROLES``.
+        pattern: a glob of the server: ``*``, ``?``, ``[ab]``; a backslash before one of them takes it literally.
+        selectors: whether the server supports selectors, which are rules in brackets (Redis 7.0, Valkey). Without
+            them, only operators and observers may touch the set of names, because nothing could keep the other roles
+            from deleting it.
+        eval_: whether the role may load the scripts itself, by running them. Otherwise another user has to load them.
+        wait: whether the role may wait for replicas (``min_replicas=``).
+
+    Raises:
+        InvalidArgumentError: the pattern is not a possible name, or contains a space.
+    """
+    given = ROLES[role]
+    pattern = validation.text(pattern, "pattern", max_bytes=512)
+    if any(character.isspace() for character in pattern):
+        raise InvalidArgumentError(
+            f"pattern must have no spaces, because access control lists cannot express them, not {shown(pattern)}"
+        )
+    commands = dict.fromkeys(given.commands.split())
+    if eval_:
+        commands["eval"] = None
+    if wait:
+        commands["wait"] = None
+    lists_names = not selectors and given.everything
+    if lists_names:
+        commands |= dict.fromkeys(given.names_commands.split())
+    keys = _keys(given, Keys(pattern))
+    channels = [Keys(pattern).events, Keys(pattern).wake]
+    return [
+        "on",
+        "resetkeys",
+        "resetchannels",
+        *(["clearselectors"] if selectors else []),
+        "-@all",
+        *(f"~{key}" for key in keys),
+        *([f"~{NAMES}"] if lists_names else []),
+        *(f"&{channel}" for channel in channels),
+        *(f"+{command}" for command in commands),
+        *([f"({' '.join(f'+{c}' for c in given.names_commands.split())} ~{NAMES})"] if selectors else []),
+    ]
+
+
+def _keys(role: Role, keys: Keys) -> Sequence[str]:
+    if role.everything:
+        return [keys.record, f"{keys.record}:*"]
+    current = keys.current
+    found = [keys.record, current.sums, current.buffered, current.inline, current.workers, keys.sessions]
+    found.append(f"{keys.record}:part:*")
+    if role.applies:
+        found += [f"{keys.record}:staged:*", keys.compacting]
+    if role.takes:
+        found += [keys.queue, keys.takers, keys.taken, f"{keys.taken}:*"]
+    return found

@@ -1,0 +1,58 @@
+"""Lists accumulators. Keys and names are scanned in small pieces, so that the server never holds up other clients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from redisacc._format.keys import NAMES, PREFIX
+from redisacc._redis.transport import Transport
+
+# The number of keys or members that one SCAN or SSCAN asks for.
+SCAN_COUNT = 1000
+
+_RECORD = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
+
+
+def _scan(transport: Transport, *command: str, match: str) -> Iterator[bytes]:
+    cursor = 0
+    seen: set[bytes] = set()
+    while True:
+        reply, found = transport.call(*command, cursor, "MATCH", match, "COUNT", SCAN_COUNT)
+        cursor = int(reply)
+        for item in found:
+            if item not in seen:
+                seen.add(item)
+                yield item
+        if cursor == 0:
+            return
+
+
+def scan_keys(transport: Transport, match: str) -> Iterator[str]:
+    """Yields all keys that match a pattern, each once. Keys that are not text cannot be ours and are left out."""
+    for key in _scan(transport, "SCAN", match=match):
+        try:
+            yield key.decode()
+        except UnicodeDecodeError:
+            continue
+
+
+def escape_glob(text: str) -> str:
+    """Returns a pattern that matches exactly this text."""
+    return re.sub(r"([\\*?\[\]^])", r"\\\1", text)
+
+
+def list_names(transport: Transport, pattern: str = "*", *, private: bool = False) -> list[str]:
+    """Returns the names of accumulators, sorted.
+
+    Args:
+        transport: the way to the server.
+        pattern: a glob that the names match.
+        private: whether private accumulators are included, which requires a scan of all keys of the server.
+    """
+    names = {name.decode(errors="backslashreplace") for name in _scan(transport, "SSCAN", NAMES, match=pattern)}
+    if private:
+        for key in scan_keys(transport, f"{PREFIX}{{{pattern}}}"):
+            if (match := _RECORD.fullmatch(key)) is not None:
+                names.add(match[1])
+    return sorted(names)

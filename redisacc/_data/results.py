@@ -1,0 +1,63 @@
+"""The objects that accumulators return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+G_co = TypeVar("G_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class ApplyResult:
+    """The outcome of applying a gradient. It is true if the gradient was accepted.
+
+    Attributes:
+        outcome: "applied", or "stale" if the gradient was dropped because its step had passed.
+        global_step: the accumulator's step at that moment.
+        num_accumulated: the number of gradients in the current round, this one included if it was accepted.
+
+    Example:
+        >>> import redisacc
+        >>> accumulator = redisacc.ConditionalAccumulator("float32", shape=[2])
+        >>> accumulator.apply_grad([1.0, 2.0], local_step=0)
+        ApplyResult(outcome='applied', global_step=0, num_accumulated=1)
+        >>> accumulator.set_global_step(5)
+        >>> if not (result := accumulator.apply_grad([1.0, 2.0], local_step=4)):
+        ...     print(f"{result.outcome}: the step is {result.global_step}")
+        stale: the step is 5
+    """
+
+    outcome: Literal["applied", "stale"]
+    global_step: int
+    num_accumulated: int
+
+    def __bool__(self) -> bool:
+        return self.outcome == "applied"
+
+
+@dataclass(frozen=True)
+class Round(Generic[G_co]):
+    """A round: the reduced gradient of one step, and where it came from.
+
+    Attributes:
+        gradient: an array from a dense accumulator, or ``IndexedSlices`` with sorted unique indices from a sparse one.
+            None if nothing has been accumulated, which only ``peek()`` can find.
+        global_step: the step that the take closed; from ``peek()``, the current step.
+        num_accumulated: how many gradients the round holds.
+        workers: which workers they came from: worker's name → number of gradients.
+
+    Example:
+        >>> import redisacc
+        >>> accumulator = redisacc.ConditionalAccumulator("float32", shape=[2], worker="ann")
+        >>> accumulator.apply_grad([1.0, 2.0]).outcome
+        'applied'
+        >>> with accumulator.take(1) as taken:
+        ...     print(taken.gradient, taken.global_step, taken.num_accumulated, taken.workers)
+        [1. 2.] 0 1 {'ann': 1}
+    """
+
+    gradient: G_co
+    global_step: int
+    num_accumulated: int
+    workers: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,155 @@
+"""The entries of the hashes of workers, sessions, takers and taken rounds, as typed objects."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from redisacc._format.keys import Keys
+from redisacc.errors import CorruptDataError
+
+
+@dataclass(frozen=True)
+class WaitingTaker:
+    """A taker in the queue.
+
+    Example:
+        >>> import threading, time, redisacc
+        >>> acc = redisacc.ConditionalAccumulator("float32", [2], worker="chief")
+        >>> take = threading.Thread(target=acc.take_grad, args=(1,))
+        >>> take.start()
+        >>> while not (waiting := acc.info().waiting):
+        ...     time.sleep(0.01)
+        >>> waiting[0].taker, waiting[0].num_required
+        ('chief', 1)
+        >>> result = acc.apply_grad([1.0, 2.0])
+        >>> take.join()
+
+    Attributes:
+        token: id of the take.
+        num_required: how many gradients it requires.
+        taker: name of the taker.
+        lease_ends_at: when its lease ends, by the server's clock. After that it is passed over, unless it renews it.
+    """
+
+    token: str
+    num_required: int
+    taker: str
+    lease_ends_at: datetime.datetime
+
+
+@dataclass(frozen=True)
+class UnacknowledgedRound:
+    """A round that was granted but has not been acknowledged.
+
+    Example:
+        >>> import redisacc
+        >>> acc = redisacc.ConditionalAccumulator("float32", [2], worker="chief")
+        >>> result = acc.apply_grad([1.0, 2.0])
+        >>> with acc.take(1):
+        ...     [(taken.taker, taken.num_accumulated) for taken in acc.info().unacknowledged]
+        [('chief', 1)]
+
+    Attributes:
+        token: id of the take, for ``recover()``.
+        global_step: the step that the take closed.
+        num_accumulated: how many gradients the round holds.
+        taker: name of the taker.
+        granted_at: when it was granted, by the server's clock.
+    """
+
+    token: str
+    global_step: int
+    num_accumulated: int
+    taker: str
+    granted_at: datetime.datetime
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker that has sent a gradient. Handles and processes of the same name are one worker.
+
+    Example:
+        >>> import redisacc
+        >>> acc = redisacc.ConditionalAccumulator("float32", [2], worker="ann")
+        >>> result = acc.apply_grad([1.0, 2.0])
+        >>> (ann,) = acc.info().known_workers
+        >>> ann.name, ann.in_round, ann.applied
+        ('ann', 1, 1)
+
+    Attributes:
+        name: the worker's name, "host:pid" unless it was given another.
+        in_round: gradients in the current round; 0 if the worker is missing from it.
+        applied: gradients accepted since the accumulator was created.
+        stale: gradients dropped because their step had passed.
+        seen_at: when its last request arrived, by the server's clock.
+    """
+
+    name: str
+    in_round: int
+    applied: int
+    stale: int
+    seen_at: datetime.datetime
+
+
+def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
+    """Returns worker's name → number of gradients, sorted by name."""
+    workers = {}
+    for name, count in fields.items():
+        if not (count.isdigit() and len(count) <= 15):
+            raise CorruptDataError(f"{where}: the count of {name[:64]!r} is {count[:64]!r}, which is not a number")
+        workers[name.decode(errors="backslashreplace")] = int(count)
+    return dict(sorted(workers.items()))
+
+
+def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, UnacknowledgedRound]:
+    """Returns the state of a taken round, "granted" or "acknowledged", and the round."""
+    try:
+        state, step, count, granted_ms, _, taker = text.decode().split(" ", 5)
+        if state not in ("granted", "acknowledged"):
+            raise ValueError(state)
+        return state, UnacknowledgedRound(token.decode(), int(step), int(count), taker, time_of(int(granted_ms)))
+    except (ValueError, OverflowError, OSError) as error:
+        raise CorruptDataError(f"{keys.taken}: {text[:64]!r} is not the entry of a taken round") from error
+
+
+def time_of(ms: int) -> datetime.datetime:
+    """Converts milliseconds of the server's clock to a time in UTC."""
+    return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
+
+
+def parse_known_workers(
+    keys: Keys, sessions: Mapping[bytes, bytes], in_round: dict[str, int]
+) -> tuple[list[WorkerInfo], list[datetime.datetime]]:
+    """Returns the workers sorted by name, and when each session was last seen."""
+    found: dict[str, WorkerInfo] = {}
+    seen = []
+    for session, text in sessions.items():
+        try:
+            _, _, _, _, seen_ms, applied_text, stale_text, name = text.decode(errors="backslashreplace").split(" ", 7)
+            seen_at, applied, stale = time_of(int(seen_ms)), int(applied_text), int(stale_text)
+        except (ValueError, OverflowError, OSError) as error:
+            raise CorruptDataError(
+                f"{keys.sessions}: {session[:64]!r} holds {text[:64]!r}, which is not a session"
+            ) from error
+        seen.append(seen_at)
+        if applied or stale:
+            known = found.get(name)
+            if known is not None:
+                applied, stale, seen_at = known.applied + applied, known.stale + stale, max(known.seen_at, seen_at)
+            found[name] = WorkerInfo(name, in_round.get(name, 0), applied, stale, seen_at)
+    return sorted(found.values(), key=lambda worker: worker.name), seen
+
+
+def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:
+    """Returns the taker that an entry describes."""
+    number, _, rest = text.decode(errors="backslashreplace").partition(" ")
+    lease_end, _, taker = rest.partition(" ")
+    if not (number.isdigit() and len(number) <= 20 and lease_end.isdigit() and len(lease_end) <= 15):
+        raise CorruptDataError(f"{keys.takers}: {text[:64]!r} is not the entry of a taker")
+    try:
+        lease_ends_at = time_of(int(lease_end))
+    except (ValueError, OverflowError, OSError) as error:
+        raise CorruptDataError(f"{keys.takers}: {text[:64]!r} is not the entry of a taker") from error
+    return WaitingTaker(token.decode(errors="backslashreplace"), int(number), taker, lease_ends_at)

@@ -1,0 +1,234 @@
+"""The ``sums`` hash: gradients that the server sums in place, as rows that Lua's ``struct`` packs and unpacks.
+
+Each field is an index. Its value is the number of gradients that held the index, followed by the sum of their rows. A
+dense gradient is cut into rows of ``chunk`` elements, which are numbered from 0, and these numbers are its indices. One
+more field, ``total``, holds how many gradients were added, and how many rows they had together.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from redisacc._data.dtypes import EXACT_IN_DOUBLE, DType
+from redisacc._data.gradient import Gradient
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.validation import Array
+from redisacc.errors import CorruptDataError
+
+_COUNT = np.dtype("<u8")
+# The number of digits of the largest int64.
+_DIGITS = 19
+# The one field that is not a row: lua/include/sums_total.lua.
+_TOTAL = b"total"
+_TOTAL_TEXT = re.compile(rb"([0-9]{1,15}) ([0-9]{1,15})")
+
+# Up to this number, rows are sorted in Python: with cold caches, numpy's code took longer.
+FEW_ROWS = 512
+
+
+@dataclass(slots=True)
+class PackedRows:
+    """A gradient in the form that ``lua/apply.lua`` expects.
+
+    Attributes:
+        indices: the indices in ascending order, as decimal numbers separated by ", ". They are text because they become
+            names of hash fields, and because an int64 would lose digits as a number in Lua.
+        rows: the rows one after the other, little-endian.
+        row_bytes: the length of each row in bytes; the last one may be shorter.
+    """
+
+    indices: bytes
+    rows: bytes
+    row_bytes: int
+
+
+# Looking up, packing and storing a row costs the server as much as adding this many elements.
+ROW_COST = 24
+
+
+def fits(gradient: Gradient, spec: AccumulatorSpec, limit: int) -> bool:
+    """Returns whether a gradient may be added in place.
+
+    It may if it costs the server no more than ``limit`` elements, and if each of its elements is exact in the type in
+    which Lua adds. Integers of up to 32 bits always are. Only sums of rows can be larger: if a gradient repeats an
+    index, its rows were added up beforehand.
+    """
+    values = gradient.values
+    dtype = spec.dtype
+    rows = math.ceil(values.size / spec.chunk) if gradient.indices is None else len(gradient.indices)
+    if values.size + ROW_COST * rows > limit:
+        return False
+    if dtype.limit is None or values.dtype == dtype.storage or values.size == 0:
+        return True
+    return int(values.min()) >= -EXACT_IN_DOUBLE and int(values.max()) <= EXACT_IN_DOUBLE
+
+
+def pack_rows(gradient: Gradient, spec: AccumulatorSpec) -> PackedRows:
+    """Returns the rows of a sparse gradient, or of a dense one cut into chunks."""
+    dtype, values = spec.dtype, gradient.values
+    if dtype.components == 2:
+        values = np.ascontiguousarray(values).reshape(-1).view(values.real.dtype)
+    rows = (values if values.dtype == dtype.in_place_dtype else values.astype(dtype.in_place_dtype)).tobytes()
+    element_bytes = dtype.components * dtype.in_place_dtype.itemsize
+    if gradient.indices is None:
+        return PackedRows(_numbers(math.ceil(gradient.values.size / spec.chunk)), rows, spec.chunk * element_bytes)
+    # The repr of a list without its brackets: making a text of each number and joining them took twice as long.
+    indices = str(gradient.indices.tolist())[1:-1].encode()
+    return PackedRows(indices, rows, math.prod(gradient.values.shape[1:]) * element_bytes)
+
+
+@lru_cache(maxsize=16)
+def _numbers(count: int) -> bytes:
+    return str(list(range(count)))[1:-1].encode()
+
+
+def unpack(fields: Mapping[bytes, bytes], spec: AccumulatorSpec, round_shape: tuple[int, ...], where: str) -> Gradient:
+    """Returns the sum in a whole ``sums`` hash, in memory of our own.
+
+    Args:
+        fields: all fields of the hash, at least one.
+        spec: what the accumulator was created as.
+        round_shape: the shape of each dense gradient, or of each row of a sparse one.
+        where: the hash's name in errors.
+
+    Raises:
+        CorruptDataError: the fields are not those that ``total`` promises, or redisacc did not write them.
+    """
+    rows, number, held = _parse_total(fields, where)
+    if spec.is_sparse:
+        gradient, found = unpack_rows(rows, number, spec, round_shape, where)
+        _check_held(found, held, where)
+        return gradient
+    return _unpack_dense(rows, spec, round_shape, where, number=number, held=held)
+
+
+def unpack_rows(
+    rows: Mapping[bytes, bytes], number: int, spec: AccumulatorSpec, row_shape: tuple[int, ...], where: str
+) -> tuple[Gradient, int]:
+    """Returns rows of a sparse round as a gradient, and how many rows of single gradients went into them.
+
+    Args:
+        rows: index → count and packed row.
+        number: how many gradients were summed in place. No count may exceed it.
+        spec: what the accumulator was created as.
+        row_shape: the shape of a row.
+        where: the hash's name in errors.
+
+    Raises:
+        CorruptDataError: redisacc did not write these rows.
+    """
+    dtype = spec.dtype
+    if not rows:
+        empty = np.empty((0, *row_shape), dtype.sum)
+        return Gradient(empty, np.empty(0, np.int64), np.empty(0, np.uint64), number, ours=True), 0
+    numbers = _parse_indices(rows, where)
+    expected = _COUNT.itemsize + math.prod(row_shape) * dtype.components * dtype.in_place_dtype.itemsize
+    if set(map(len, rows.values())) != {expected}:
+        raise CorruptDataError(f"{where}: not all rows have {expected} bytes")
+    order = _order(numbers)
+    stored = list(rows.values())
+    indices = _as_int64([numbers[i] for i in order], where)
+    packed = np.frombuffer(b"".join([stored[i] for i in order]), np.uint8).reshape(len(order), expected)
+    counts = packed[:, : _COUNT.itemsize].copy().view(_COUNT).reshape(-1)
+    # Python integers, so that their sum cannot wrap.
+    held = counts.tolist()
+    if min(held) < 1 or max(held) > number:
+        raise CorruptDataError(f"{where}: the count of an index is not between 1 and {number}, the number of gradients")
+    elements = _elements(packed[:, _COUNT.itemsize :].copy().reshape(-1), dtype, where)
+    return Gradient(elements.reshape(len(indices), *row_shape), indices, counts, number, ours=True), sum(held)
+
+
+def _unpack_dense(
+    rows: Mapping[bytes, bytes], spec: AccumulatorSpec, shape: tuple[int, ...], where: str, *, number: int, held: int
+) -> Gradient:
+    dtype, size = spec.dtype, math.prod(shape)
+    if not rows:
+        _check_held(0, held, where)
+        if size:
+            raise CorruptDataError(f"{where}: the chunks of a gradient of shape {list(shape)} are missing")
+        return Gradient(np.zeros(shape, dtype.sum), number=number, ours=True)
+    numbers, stored = _parse_indices(rows, where), list(rows.values())
+    order = _order(numbers)
+    # A forged shape may promise any number of chunks, so compare the number before allocating anything of that size.
+    if len(order) != math.ceil(size / spec.chunk) or [numbers[i] for i in order] != list(range(len(order))):
+        raise CorruptDataError(f"{where}: the chunks are not those of a gradient of {size} elements")
+    head = number.to_bytes(_COUNT.itemsize, "little")
+    if any(row[: _COUNT.itemsize] != head for row in stored):
+        raise CorruptDataError(f"{where}: the chunks have different counts of gradients")
+    data = bytearray().join(stored[i][_COUNT.itemsize :] for i in order)
+    if len(data) != size * dtype.components * dtype.in_place_dtype.itemsize:
+        raise CorruptDataError(f"{where}: there are {len(data)} bytes for {size} elements of {dtype.name}")
+    return Gradient(_elements(data, dtype, where).reshape(shape), number=number, ours=True)
+
+
+def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes, bytes], int, int]:
+    """Returns the rows of a ``sums`` hash, and how many gradients and rows of gradients they must be the sum of."""
+    rows = dict(fields)
+    total = rows.pop(_TOTAL, b"")
+    match = _TOTAL_TEXT.fullmatch(total)
+    if match is None:
+        raise CorruptDataError(
+            f"{where}: the field total is {total[:64]!r}, so the hash was evicted (set maxmemory-policy noeviction) or "
+            "removed by hand"
+        )
+    return rows, int(match[1]), int(match[2])
+
+
+def _check_held(held: int, wanted: int, where: str) -> None:
+    if held != wanted:
+        raise CorruptDataError(
+            f"{where}: only {held} of {wanted} rows of gradients are there; the others were evicted (set "
+            "maxmemory-policy noeviction) or removed by hand"
+        )
+
+
+def _parse_indices(fields: Mapping[bytes, bytes], where: str) -> list[int]:
+    """Returns the indices that are the fields of a ``sums`` hash. Only their canonical decimal text is accepted."""
+    usual = max(map(len, fields)) <= _DIGITS
+    if usual:
+        try:
+            numbers = list(map(int, fields))
+        except ValueError:
+            usual = False
+        else:
+            # The repr of a list without its brackets is the canonical text of all its numbers.
+            usual = str(numbers)[1:-1].encode() == b", ".join(fields) and min(numbers) >= 0
+    if not usual:
+        raise CorruptDataError(f"{where}: {next(filter(_is_no_index, fields))[:64]!r} is not an index")
+    return numbers
+
+
+def _order(numbers: list[int]) -> list[int]:
+    """Returns the places of the numbers, in ascending order of the numbers."""
+    if len(numbers) <= FEW_ROWS:
+        return sorted(range(len(numbers)), key=numbers.__getitem__)
+    order: list[int] = np.array(numbers).argsort().tolist()
+    return order
+
+
+def _as_int64(numbers: list[int], where: str) -> Array:
+    try:
+        return np.array(numbers, np.int64)
+    except OverflowError:
+        raise CorruptDataError(f"{where}: an index is above 2**63 - 1") from None
+
+
+def _is_no_index(field: bytes) -> bool:
+    return not field.isdigit() or len(field) > _DIGITS or str(int(field)).encode() != field
+
+
+def _elements(data: bytearray | Array, dtype: DType, where: str) -> Array:
+    """Returns packed real numbers as a flat array of the sum dtype."""
+    numbers = np.frombuffer(data, dtype.in_place_dtype)
+    if dtype.is_integer:
+        if not (np.abs(numbers) <= EXACT_IN_DOUBLE).all() or (numbers != np.trunc(numbers)).any():
+            raise CorruptDataError(f"{where}: a sum of {dtype.name} is not an exact integer")
+        return numbers.astype(dtype.sum)
+    elements: Array = numbers.view(dtype.sum.newbyteorder("<"))
+    return elements

@@ -1,0 +1,115 @@
+"""Every key of an accumulator, in one place.
+
+All of them carry the hash tag ``{NAME}``, so they live in one slot of a Redis Cluster and one script may touch all of
+them. Scripts get every key that they touch in KEYS.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+PREFIX = "redisacc:"
+
+# The set of all shared names, for listing.
+NAMES = f"{PREFIX}names"
+
+# While an accumulator is being deleted, its incarnation begins with this (lua/delete.lua), so no handle can use it.
+DELETING = "deleted:"
+
+_REF = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
+
+
+@dataclass(slots=True)
+class RoundKeys:
+    """The keys of the hashes of a round, either the current one or one that was taken.
+
+    Attributes:
+        sums: gradients that were summed in place.
+        buffered: the headers of buffered gradients.
+        inline: buffered gradients that are small enough to be a field of this hash.
+        workers: worker's name → number of gradients.
+    """
+
+    sums: str
+    buffered: str
+    inline: str
+    workers: str
+
+    @classmethod
+    def under(cls, base: str) -> RoundKeys:
+        """Returns the keys that begin with ``base``."""
+        return cls(f"{base}:sums", f"{base}:buffered", f"{base}:inline", f"{base}:workers")
+
+    @property
+    def hashes(self) -> tuple[str, str, str, str]:
+        """All four keys."""
+        return self.sums, self.buffered, self.inline, self.workers
+
+
+class Keys:
+    """The keys of one accumulator. lua/ and docs/design/data-model.md say what they hold.
+
+    Args:
+        name: the name of the accumulator.
+
+    Attributes:
+        name: the name of the accumulator.
+        record: the key of the record, which is also the ``accumulator_ref``.
+        sessions: the key of the sessions.
+        queue: the key of the tokens of waiting takers, in order of arrival.
+        takers: the key of the data of waiting takers.
+        taken: the key of the list of rounds that were taken and not acknowledged.
+        events: the channel of events.
+        wake: the channel on which waiting takers are woken.
+        current: the keys of the current round.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.record = f"{PREFIX}{{{name}}}"
+        self.sessions = f"{self.record}:sessions"
+        self.queue = f"{self.record}:queue"
+        self.takers = f"{self.record}:takers"
+        self.taken = f"{self.record}:taken"
+        self.events = f"{self.record}:events"
+        self.wake = f"{self.record}:wake"
+        self.current = RoundKeys.under(self.record)
+        # The keys of the latest taken round. A take asks for them three times.
+        self._latest: tuple[str | None, RoundKeys] = (None, self.current)
+
+    @classmethod
+    def of_ref(cls, ref: str) -> Keys:
+        """Returns the keys of the accumulator that an ``accumulator_ref`` denotes.
+
+        Raises:
+            InvalidArgumentError: it is not an ``accumulator_ref``.
+        """
+        match = _REF.fullmatch(ref) if isinstance(ref, str) else None
+        if match is None:
+            raise InvalidArgumentError(f"handle must be an accumulator_ref like '{PREFIX}{{NAME}}', not {shown(ref)}")
+        return cls(match[1])
+
+    @property
+    def compacting(self) -> str:
+        """The key of the lock, with an expiry of a few seconds, of the client that compacts buffered gradients."""
+        return f"{self.record}:compacting"
+
+    def taken_round(self, token: str) -> RoundKeys:
+        """Returns the keys of the round that was granted to ``token``."""
+        known, of = self._latest
+        if known != token:
+            of = RoundKeys.under(f"{self.taken}:{token}")
+            self._latest = token, of
+        return of
+
+    def part(self, gradient: str, number: int) -> str:
+        """Returns the key of part ``number`` (from 0) of a buffered gradient."""
+        return f"{self.record}:part:{gradient}:{number}"
+
+    def staged(self, gradient: str, number: int) -> str:
+        """Returns the key of that part before the gradient is accepted. It has an expiry."""
+        return f"{self.record}:staged:{gradient}:{number}"

@@ -1,0 +1,132 @@
+"""The record: the plain-text hash that describes an accumulator."""
+
+from __future__ import annotations
+
+from redisacc._data.dtypes import TABLE
+from redisacc._data.spec import AccumulatorSpec, Kind
+from redisacc._format.keys import Keys
+from redisacc._format.shapes import parse_shape, round_shape_of
+from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
+
+_TEXTS = ("kind", "dtype", "shape", "reduction_type", "incarnation", "round_shape")
+_NUMBERS = (
+    "num_accumulated",
+    "applied",
+    "stale",
+    "duplicates",
+    "takes",
+    "created_ms",
+    "buffered_bytes",
+    "buffer_limit",
+    "chunk",
+)
+
+
+# The version of the data model, in every record.
+FORMAT = "2"
+
+
+def check_format(name: str, found: str) -> None:
+    """Raises SchemaMismatchError unless a record has the version of the data model that this library reads."""
+    if found != FORMAT:
+        raise SchemaMismatchError(
+            f"accumulator {name!r} has format {found!r:.20} of the data model, but this version of redisacc reads "
+            f"format {FORMAT!r}: finish its training with the version that created it, or delete its keys"
+        )
+
+
+class Record:
+    """The record of an accumulator, parsed and checked. docs/design/data-model.md says what the fields hold.
+
+    Args:
+        keys: the keys of the accumulator.
+        reply: what the server replied to ``command()``.
+
+    Attributes:
+        global_step: the current step.
+        kind: "dense" or "sparse", not yet checked.
+        dtype: name of the element type, not yet checked.
+        shape: the declared shape.
+        reduction_type: "MEAN" or "SUM", not yet checked.
+        incarnation: random id given at creation.
+        round_shape: the shape that binds the current round; None while it is empty.
+        num_accumulated: gradients in the current round.
+        applied: gradients accepted since creation.
+        stale: gradients dropped because their step had passed.
+        duplicates: requests that were recognised as repeated.
+        takes: rounds granted.
+        created_ms: when the accumulator was created, in milliseconds of the server's clock.
+        buffered_bytes: the size of the buffered gradients of the current round.
+        buffer_limit: the largest size that they may have.
+        chunk: the number of elements of a dense gradient in one field of the ``sums`` hash.
+
+    Raises:
+        AccumulatorNotFoundError: there is no record.
+        CorruptDataError: redisacc did not write the record.
+    """
+
+    FIELDS = ("format", "global_step", *_TEXTS, *_NUMBERS)
+
+    def __init__(self, keys: Keys, reply: object) -> None:
+        if not isinstance(reply, list) or len(reply) != len(self.FIELDS):
+            raise CorruptDataError(f"{keys.record}: HMGET must reply {len(self.FIELDS)} values, not {reply!r:.100}")
+        if reply == [None] * len(reply):
+            raise AccumulatorNotFoundError(
+                f"there is no accumulator {keys.name!r}: it was never created, or it was deleted"
+            )
+        fields = dict(zip(self.FIELDS, reply, strict=True))
+        if isinstance(fields["format"], bytes):
+            # First, because another version may have other fields.
+            check_format(keys.name, fields["format"].decode(errors="backslashreplace"))
+        for name, value in fields.items():
+            if not isinstance(value, bytes) or not _right(name, value):
+                raise CorruptDataError(f"{keys.record}: {name} holds {value!r:.100}, which redisacc did not write")
+        texts = {name: value.decode() for name, value in fields.items()}
+        self.global_step = int(texts["global_step"])
+        self.kind, self.dtype, shape, self.reduction_type, self.incarnation, round_shape = (texts[f] for f in _TEXTS)
+        self.num_accumulated, self.applied, self.stale, self.duplicates, self.takes, self.created_ms = (
+            int(texts[f]) for f in _NUMBERS[:6]
+        )
+        self.buffered_bytes, self.buffer_limit, self.chunk = (int(texts[f]) for f in _NUMBERS[6:])
+        self.shape = parse_shape(keys, shape)
+        self.round_shape = round_shape_of(keys, round_shape)
+        self._where = keys.record
+
+    @classmethod
+    def command(cls, keys: Keys) -> tuple[str, ...]:
+        """Returns the command that reads the record."""
+        return ("HMGET", keys.record, *cls.FIELDS)
+
+    def spec(self) -> AccumulatorSpec:
+        """Returns the specification that the accumulator was created with.
+
+        Raises:
+            CorruptDataError: the kind, dtype, reduction or chunk is unknown to redisacc.
+        """
+        if self.kind not in ("dense", "sparse"):
+            raise self._foreign("kind", self.kind)
+        if self.reduction_type not in ("MEAN", "SUM"):
+            raise self._foreign("reduction_type", self.reduction_type)
+        if self.dtype not in TABLE:
+            raise self._foreign("dtype", self.dtype)
+        if self.chunk < 1:
+            raise self._foreign("chunk", str(self.chunk))
+        kind: Kind = "sparse" if self.kind == "sparse" else "dense"
+        return AccumulatorSpec(kind, TABLE[self.dtype], self.shape, self.reduction_type, self.chunk)
+
+    def _foreign(self, name: str, text: str) -> CorruptDataError:
+        return CorruptDataError(f"{self._where}: {name} holds {text!r:.100}, which redisacc did not write")
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """Values of which at least one changes whenever the aggregate changes."""
+        return (self.incarnation, self.global_step, self.num_accumulated, self.applied, self.takes)
+
+
+def _right(name: str, value: bytes) -> bool:
+    if name == "global_step":
+        digits = value.removeprefix(b"-")
+        return digits.isdigit() and len(digits) <= 19 and -(2**63) <= int(value) < 2**63
+    if name in _NUMBERS:
+        return value.isdigit() and len(value) <= 15
+    return len(value) <= 4096 and value.isascii()

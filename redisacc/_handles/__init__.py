@@ -1,0 +1,1 @@
+"""The classes that users hold: handles on dense and sparse accumulators."""

@@ -1,0 +1,464 @@
+"""The base class of dense and sparse accumulators: a handle on an accumulator in Redis."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import socket
+import time
+import weakref
+from abc import ABC
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+
+from redisacc._data import dtypes, validation
+from redisacc._data.gradient import Gradient
+from redisacc._data.results import ApplyResult, Round
+from redisacc._data.spec import AccumulatorSpec, Kind
+from redisacc._data.validation import Shape
+from redisacc._format.keys import Keys
+from redisacc._protocol import private_leases
+from redisacc._protocol.applier import IN_PLACE_LIMIT, Applier
+from redisacc._protocol.buffer_writer import BufferWriter
+from redisacc._protocol.deletion import delete
+from redisacc._protocol.events import Events
+from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._protocol.lifetime import Lifetime
+from redisacc._protocol.opening import open_accumulator
+from redisacc._protocol.record_reader import RecordReader
+from redisacc._protocol.requests import Requests
+from redisacc._protocol.scripts import Scripts
+from redisacc._protocol.sessions import SessionPool
+from redisacc._protocol.snapshot import read_round
+from redisacc._protocol.step_wait import wait_for_step
+from redisacc._protocol.taker import TakenRound, Taker
+from redisacc._redis.connect import connect
+from redisacc._redis.eviction import warn_if_evicting
+
+# The result of a take: an array, or IndexedSlices.
+G = TypeVar("G")
+Value = TypeVar("Value")
+
+
+@lru_cache(maxsize=1)
+def _host_and_process(process: int) -> str:
+    """Returns the default name of a worker. A forked child has another process id, and so is a worker of its own."""
+    return f"{socket.gethostname()}:{process}"
+
+
+class ConditionalAccumulatorBase(ABC, Generic[G]):
+    """A handle on an accumulator in Redis, dense or sparse.
+
+    Threads may share a handle, and after a fork the child may go on using it. Closing a handle (``close()``, or the end
+    of its ``with`` block) leaves a shared accumulator as it is, and removes a private one.
+
+    Example:
+        >>> import redisacc
+        >>> with redisacc.ConditionalAccumulator("float32", [2]) as acc:
+        ...     isinstance(acc, redisacc.ConditionalAccumulatorBase), acc.global_step(), acc.num_accumulated()
+        (True, 0, 0)
+
+    Args:
+        dtype: the element type: float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, complex64,
+            complex128, qint8, quint8, qint16, quint16 or qint32; as a name, a numpy dtype, or TensorFlow's.
+        shape: the declared shape; see the two kinds.
+        shared_name: the name under which other processes find the accumulator: up to 512 bytes in UTF-8, without
+            braces or control characters. If there is an accumulator of that name, it is opened; otherwise it is
+            created. None or "" creates a private one, which is removed when this handle is closed.
+        name: labels log records.
+        reduction_type: "MEAN" (or None) or "SUM".
+        redis: a client of redis-py, a URL (``redis://``, ``rediss://``, ``unix://``), or None for the environment
+            variable ``REDISACC_URL``, else ``redis://localhost:6379/0``. While a take waits, a client's pool needs two
+            connections to spare: one to work with and one to listen on.
+        worker: the name under which gradients of this handle are counted. None: "host:pid".
+        in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
+            up by the taker instead of by the server. 0 buffers all. None: 2,048, which was measured.
+        buffer_limit: how many bytes the buffered gradients of a round may have together, given at creation. Beyond it,
+            clients compact. None: 256 MiB, or what the accumulator was created with.
+        min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
+            server have them, and raise NotReplicatedError otherwise. 0: they do not wait for replication.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid.
+        SchemaMismatchError: the shared name exists with another kind, dtype, shape, reduction or buffer limit.
+        ServerUnavailableError: no server answers. The message says how to start one.
+    """
+
+    _kind: Kind
+
+    def __init__(
+        self,
+        dtype: object,
+        shape: object,
+        shared_name: str | None,
+        name: str,
+        reduction_type: str | None,
+        *,
+        redis: object,
+        worker: str | None,
+        in_place_limit: int | None,
+        buffer_limit: int | None,
+        min_replicas: int,
+    ) -> None:
+        spec = AccumulatorSpec(
+            self._kind, dtypes.find_dtype(dtype), validation.shape(shape), validation.reduction_type(reduction_type)
+        )
+        self._name = validation.text(name, "name", max_bytes=512)
+        self._given_worker = None if worker is None else validation.text(worker, "worker", max_bytes=200)
+        if in_place_limit is None:
+            in_place_limit = IN_PLACE_LIMIT
+        in_place_limit = validation.integer(in_place_limit, "in_place_limit", low=0)
+        if buffer_limit is not None:
+            buffer_limit = validation.integer(buffer_limit, "buffer_limit", low=0)
+        if isinstance(shared_name, str) and not shared_name:
+            shared_name = None
+        if shared_name is not None:
+            shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
+        self._shared_name = shared_name
+        min_replicas = validation.integer(min_replicas, "min_replicas", low=0, high=1000)
+        self._transport = connect(redis)
+        self._keys = Keys(shared_name or private_leases.new_name())
+        # The accumulator's name in log records and errors of an operation for which the caller gives none.
+        self._own_label = f"{self._name} ({self._keys.name})"
+        self._scripts = Scripts(self._transport, self._keys, min_replicas=min_replicas)
+        self._lifetime = Lifetime(self._keys.name)
+        self._finalizer: Callable[[], object] | None = None
+
+        opened = open_accumulator(
+            self._transport,
+            self._keys,
+            self._scripts,
+            spec,
+            buffer_limit=buffer_limit,
+            lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
+        )
+        warn_if_evicting(self._transport)
+        if min_replicas:
+            # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
+            self._transport.call("WAIT", 0, 1)
+        self._scripts.incarnation = opened.incarnation
+        self._spec = spec = dataclasses.replace(spec, chunk=opened.chunk)
+        self._records = RecordReader(self._transport, self._keys, opened.incarnation, self._lifetime)
+        self._sessions = SessionPool(opened.now_ms)
+        self._applier = Applier(
+            self._keys,
+            self._scripts,
+            spec,
+            requests=Requests(self._transport, self._scripts, self._sessions),
+            buffer_writer=BufferWriter(self._transport, self._keys, self._scripts, spec),
+            in_place_limit=in_place_limit if opened.can_add_in_place else 0,
+            min_replicas=min_replicas,
+        )
+        self._taker: Taker[G] = Taker(
+            self._transport,
+            self._keys,
+            self._scripts,
+            spec,
+            sessions=self._sessions,
+            lifetime=self._lifetime,
+            min_replicas=min_replicas,
+        )
+        if shared_name is None:
+            private_leases.owner.add(self._transport, self._keys, opened.lease_ms)
+            self._finalizer = weakref.finalize(
+                self, private_leases.release, self._transport, self._keys, opened.incarnation, os.getpid()
+            )
+
+    # What it is
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the elements. For TensorFlow's quantised types, the structured dtype that TensorFlow has."""
+        return self._spec.dtype.public
+
+    @property
+    def shape(self) -> Shape:
+        """The declared shape: None if the rank is unknown, with None for each unknown dimension."""
+        return self._spec.shape
+
+    @property
+    def name(self) -> str:
+        """The name of this handle, which labels log records."""
+        return self._name
+
+    @property
+    def shared_name(self) -> str | None:
+        """The name under which other processes find the accumulator; None for a private one."""
+        return self._shared_name
+
+    @property
+    def reduction_type(self) -> str:
+        """Either "MEAN" or "SUM"."""
+        return self._spec.reduction_type
+
+    @property
+    def accumulator_ref(self) -> str:
+        """The key of the accumulator's record in Redis: a handle for ``raw_ops``, and a key for ``redis-cli``."""
+        return self._keys.record
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._lifetime.closed else ""
+        return (
+            f"{type(self).__name__}({self._spec.dtype.name}, shape={validation.shape_text(self._spec.shape)}, "
+            f"shared_name={self._shared_name!r}, reduction_type={self._spec.reduction_type!r}, "
+            f"at {self._transport.address}{state})"
+        )
+
+    # What it holds
+
+    def num_accumulated(self, name: str | None = None) -> int:
+        """Returns the number of gradients in the current round.
+
+        Args:
+            name: labels log records.
+        """
+        self._label(name)
+        return self._records.read().num_accumulated
+
+    def global_step(self) -> int:
+        """Returns the current step. Gradients of earlier steps are dropped."""
+        return self._records.read().global_step
+
+    def info(self) -> AccumulatorInfo:
+        """Returns everything that Redis holds about the accumulator, except for its gradients.
+
+        Raises:
+            AccumulatorNotFoundError: the accumulator was deleted.
+        """
+        self._lifetime.check()
+        info = read_info(self._transport, self._keys)
+        self._records.check(info.incarnation)
+        return info
+
+    def peek(self) -> Round[G | None]:
+        """Returns the aggregate as it is now, without taking it: step and count stay as they are.
+
+        The round is read in pieces. If a gradient arrives meanwhile, reading starts over, so a busy accumulator may
+        take several attempts.
+
+        Example:
+            >>> import redisacc
+            >>> acc = redisacc.ConditionalAccumulator("float32", [2])
+            >>> result = acc.apply_grad([1.0, 2.0])
+            >>> acc.peek().gradient.tolist(), acc.num_accumulated()
+            ([1.0, 2.0], 1)
+
+        Returns:
+            A round whose ``gradient`` is reduced as a take would reduce it now, or None if the round is empty.
+
+        Raises:
+            PeekTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+        """
+        self._lifetime.check()
+        return read_round(self._transport, self._keys, self._spec, self._records, self._spec.result)
+
+    def events(self, *, timeout: float | None = None) -> Events:
+        """Returns an iterator over the accumulator's events from now on.
+
+        Listening begins with this call, not with the first ``next()``. Events are hints: if the connection was lost, or
+        the reader was slow, one event of kind "missed" replaces all that may be lacking. The iterator ends when
+        the accumulator is deleted (its last event says so, up to a second late if that message itself was lost), and
+        when this handle is closed.
+
+        Args:
+            timeout: the iterator also ends after that many seconds without an event. None: never.
+        """
+        seconds = validation.timeout(timeout)
+        self._lifetime.check()
+        return Events(
+            self._transport,
+            self._keys,
+            self._scripts.incarnation,
+            timeout=seconds,
+            lifetime=self._lifetime,
+            owner=self,
+        )
+
+    def wait_for_step(self, step: int, name: str | None = None, *, timeout: float | None = None) -> int:
+        """Blocks until the global step is at least ``step``.
+
+        If the server becomes unavailable, the wait continues until it is back, as in a take.
+
+        Args:
+            step: integer scalar in [-2**63, 2**63 - 1].
+            name: labels log records.
+            timeout: seconds to wait at most, 0 or more. None: forever.
+
+        Returns:
+            The step as it was seen, ``step`` or higher.
+
+        Raises:
+            StepTimeoutError: the step was not reached in time. The message says what it was.
+            CancelledError: the handle was closed.
+            AccumulatorNotFoundError: the accumulator was deleted.
+        """
+        label = self._label(name)
+        wanted = validation.integer(step, "step")
+        return wait_for_step(
+            self._records,
+            self.events,
+            wanted=wanted,
+            deadline=_deadline(timeout),
+            label=label,
+            name=self._keys.name,
+        )
+
+    def set_global_step(self, new_global_step: int, name: str | None = None) -> None:
+        """Sets the step. Everything accumulated stays, including gradients that were applied for an earlier step.
+
+        A step lower than the current one is set all the same, and a warning is logged, as in TensorFlow.
+
+        Args:
+            new_global_step: integer scalar in [-2**63, 2**63 - 1].
+            name: labels log records.
+
+        Raises:
+            OutcomeUnknownError: the server stopped answering. Call the error's ``retry()``: setting the step again
+                could undo a change that others have made since.
+        """
+        label = self._label(name)
+        step = validation.integer(new_global_step, "new_global_step")
+        self._lifetime.check()
+        self._applier.set_global_step(step, worker=self._worker, label=label)
+
+    # Rounds
+
+    @contextlib.contextmanager
+    def take(self, num_required: int, *, timeout: float | None = None) -> Iterator[Round[G]]:
+        """Takes a round for the length of a ``with`` block, and acknowledges it when the block ends without an error.
+
+        Blocks like ``take_grad``. If the block raises, or the process dies in it, the round stays in Redis and
+        ``recover()`` hands it out again; the step has moved on, and new gradients form the next round.
+
+        Example:
+            >>> import redisacc
+            >>> acc = redisacc.ConditionalAccumulator("float32", [2])
+            >>> result = acc.apply_grad([1.0, 2.0])
+            >>> with acc.take(1, timeout=60) as taken:
+            ...     taken.gradient.tolist(), taken.global_step
+            ([1.0, 2.0], 0)
+
+        Args:
+            num_required: integer scalar, at least 1. The round is granted when at least that many gradients are there.
+            timeout: seconds to wait at most, 0 or more. None: forever.
+
+        Yields:
+            The round: the gradient, the step that it closed, how many gradients it holds, and from which workers.
+
+        Raises:
+            InvalidArgumentError, TakeTimeoutError, CancelledError, AccumulatorNotFoundError, StepOverflowError: as
+                ``take_grad``.
+            OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
+                ended without an error; the error's ``retry()`` acknowledges.
+        """
+        taken = self._take(num_required, timeout, None)
+        yield taken.round
+        self._taker.acknowledge(taken, None)
+
+    @contextlib.contextmanager
+    def recover(self, token: str | None = None) -> Iterator[Round[G] | None]:
+        """Hands out a round that was taken but never acknowledged, for the length of a ``with`` block.
+
+        Its former taker can then neither read nor acknowledge it, so make sure that it is dead:
+        ``info().unacknowledged`` names it. The round is acknowledged at the end of the block, as in ``take``.
+
+        Example:
+            >>> import redisacc
+            >>> acc = redisacc.ConditionalAccumulator("float32", [2])
+            >>> result = acc.apply_grad([1.0, 2.0])
+            >>> try:
+            ...     with acc.take(1):
+            ...         raise RuntimeError("the chief fails before it has used the gradient")
+            ... except RuntimeError:
+            ...     with acc.recover() as taken:
+            ...         taken.gradient.tolist()
+            [1.0, 2.0]
+
+        Args:
+            token: which round, from ``info().unacknowledged``. None: the oldest.
+
+        Yields:
+            The round, or None if there is none to recover.
+
+        Raises:
+            AccumulatorNotFoundError: the accumulator was deleted.
+        """
+        if token is not None:
+            token = validation.text(token, "token", max_bytes=200)
+        self._records.read()
+        taken = self._taker.recover(token, name=self._worker)
+        yield None if taken is None else taken.round
+        if taken is not None:
+            self._taker.acknowledge(taken, None)
+
+    def _take(self, num_required: object, timeout: object, name: object) -> TakenRound[G]:
+        label = self._label(name)
+        required = validation.integer(num_required, "num_required", low=1)
+        deadline = _deadline(timeout)
+        self._lifetime.check()
+        return self._taker.take(required, deadline=deadline, name=self._worker, label=label)
+
+    def _take_gradient(
+        self, num_required: int, timeout: float | None, name: str | None, form: Callable[[Any], Value]
+    ) -> Value:
+        """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns."""
+        taken = self._take(num_required, timeout, name)
+        return self._taker.acknowledge(taken, form(taken.round.gradient))
+
+    def _apply(self, gradient: Gradient, *, local_step: int, round_shape: tuple[int, ...], label: str) -> ApplyResult:
+        self._lifetime.check()
+        return self._applier.apply(
+            gradient, local_step=local_step, round_shape=round_shape, worker=self._worker, label=label
+        )
+
+    # Ending
+
+    def delete(self) -> None:
+        """Removes the accumulator and everything in it, for everybody.
+
+        Afterwards this handle and all others raise ``AccumulatorNotFoundError``, and so do takes that wait. If the
+        accumulator is gone already, or was created again by another process, nothing happens.
+        """
+        self._lifetime.check()
+        if self._shared_name is None:
+            private_leases.owner.remove(self._keys)
+        delete(self._transport, self._keys, self._scripts.incarnation)
+
+    def close(self) -> None:
+        """Closes this handle: takes that wait on it raise ``CancelledError``, and so does every later call.
+
+        A shared accumulator stays for everybody else, and a private one is removed. Closing twice does nothing.
+        """
+        self._lifetime.close()
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Helpers
+
+    @property
+    def _worker(self) -> str:
+        return self._given_worker or _host_and_process(os.getpid())
+
+    def _label(self, name: object) -> str:
+        given = validation.label(name)
+        return f"{given} ({self._keys.name})" if given else self._own_label
+
+
+def _deadline(timeout: object) -> float:
+    """Returns when a timeout in seconds ends, on ``time.monotonic()``'s clock; infinity for None."""
+    seconds = validation.timeout(timeout)
+    return math.inf if seconds is None else time.monotonic() + seconds

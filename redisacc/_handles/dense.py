@@ -1,0 +1,149 @@
+"""The dense accumulator."""
+
+from __future__ import annotations
+
+import numpy.typing as npt
+
+from redisacc._data import validation
+from redisacc._data.gradient import Gradient
+from redisacc._data.results import ApplyResult
+from redisacc._data.validation import Array, shape_text
+from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc.errors import InvalidArgumentError
+
+
+class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
+    """Sums dense gradients of one shape, and hands out their mean or sum once there are enough of them.
+
+    Args:
+        dtype: the element type, as in ``ConditionalAccumulatorBase``, which also describes the arguments that are not
+            listed here.
+        shape: the shape of every gradient. None leaves it open, and None or -1 leaves one dimension open, until the
+            first gradient of a round fixes it for that round.
+
+    Raises:
+        InvalidArgumentError, SchemaMismatchError, ServerUnavailableError: as in ``ConditionalAccumulatorBase``.
+
+    Example:
+        >>> import redisacc
+        >>> weights = redisacc.ConditionalAccumulator("float32", shape=[2], shared_name="weights")
+        >>> weights.apply_grad([1.0, 2.0], local_step=0).outcome
+        'applied'
+        >>> weights.apply_grad([3.0, 6.0], local_step=0).num_accumulated
+        2
+        >>> weights.take_grad(2)
+        array([2., 4.], dtype=float32)
+        >>> weights.global_step()
+        1
+        >>> weights.apply_grad([1.0, 1.0], local_step=0).outcome
+        'stale'
+        >>> weights.delete()
+    """
+
+    _kind = "dense"
+
+    def __init__(
+        self,
+        dtype: npt.DTypeLike,
+        shape: object = None,
+        shared_name: str | None = None,
+        name: str = "conditional_accumulator",
+        reduction_type: str | None = "MEAN",
+        *,
+        redis: object = None,
+        worker: str | None = None,
+        in_place_limit: int | None = None,
+        buffer_limit: int | None = None,
+        min_replicas: int = 0,
+    ) -> None:
+        super().__init__(
+            dtype,
+            shape,
+            shared_name,
+            name,
+            reduction_type,
+            redis=redis,
+            worker=worker,
+            in_place_limit=in_place_limit,
+            buffer_limit=buffer_limit,
+            min_replicas=min_replicas,
+        )
+
+    def apply_grad(self, grad: npt.ArrayLike, local_step: int = 0, name: str | None = None) -> ApplyResult:
+        """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
+
+        Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
+        counted once, even if connections break and the request has to be sent again.
+
+        Args:
+            grad: the gradient. It has the declared shape and, unless the round is empty, exactly the shape of the
+                round (there is no broadcasting). Scalars and arrays without elements count like any other. Any memory
+                layout and byte order is accepted. Other dtypes are converted where numpy's "same_kind" cast allows.
+            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
+            name: labels log records.
+
+        Returns:
+            A result that is true if the gradient was accepted. Its ``outcome`` is "applied" or "stale".
+
+        Raises:
+            InvalidArgumentError: the dtype, shape or step is invalid. Nothing was changed.
+            CancelledError: the handle was closed.
+            AccumulatorNotFoundError: the accumulator was deleted.
+            AccumulatorFullError: the buffered gradients have reached ``buffer_limit``, and compacting frees too little.
+            DataLossError: an earlier gradient of this handle is lost. This one was not counted.
+            NotReplicatedError: the gradient was counted, but fewer than ``min_replicas`` replicas have it so far.
+            ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
+            ServerUnavailableError: no server could be reached. Nothing was sent.
+            OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
+                apply it again: call the error's ``retry()``.
+        """
+        label = self._own_label if name is None else self._label(name)
+        step = validation.integer(local_step, "local_step")
+        given = validation.array(grad, "grad")
+        self._check_shape(given)
+        values = validation.cast(given, self._spec.dtype, "grad", value=grad)
+        return self._apply(Gradient(values), local_step=step, round_shape=values.shape, label=label)
+
+    def take_grad(self, num_required: int, name: str | None = None, *, timeout: float | None = None) -> Array:
+        """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
+
+        Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
+        behind it even if they require less. On success, the global step grows by 1 and the next round begins empty.
+
+        Args:
+            num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
+                more than that.
+            name: labels log records.
+            timeout: seconds to wait at most, 0 or more. None: forever.
+
+        Returns:
+            The sum of the gradients or, for "MEAN", the sum divided by their number (integers truncate toward zero), in
+            the accumulator's dtype.
+
+        Raises:
+            InvalidArgumentError: ``num_required`` or ``timeout`` is invalid.
+            TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
+                Nothing was taken.
+            CancelledError: the handle was closed.
+            AccumulatorNotFoundError: the accumulator was deleted.
+            StepOverflowError: the step is 2**63 - 1. Nothing was taken.
+            OutcomeUnknownError: the round has been read, but the server stopped answering before it was acknowledged.
+                The error's ``retry()`` acknowledges it and returns the gradient.
+            ServerUnavailableError: the server stopped answering before the round was read. If the round was granted,
+                ``info().unacknowledged`` lists it and ``recover()`` hands it out.
+            DataLossError, NotReplicatedError: the round was taken but not acknowledged. ``recover()`` hands it out.
+            CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
+                the round stays, listed in ``info().unacknowledged``.
+        """
+        return self._take_gradient(num_required, timeout, name, lambda gradient: gradient)
+
+    def _check_shape(self, values: Array) -> None:
+        declared = self._spec.shape
+        if declared is None:
+            return
+        if len(declared) != values.ndim or any(
+            want is not None and want != have for want, have in zip(declared, values.shape, strict=True)
+        ):
+            raise InvalidArgumentError(
+                f"grad must have the declared shape {shape_text(declared)}, not {shape_text(values.shape)}"
+            )

@@ -1,0 +1,32 @@
+"""Opens an existing accumulator with the schema that it was created with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redisacc._format.keys import Keys
+from redisacc._format.record import Record
+from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.sparse import SparseConditionalAccumulator
+from redisacc._redis.connect import connect
+
+
+def open_existing(keys: Keys, *, redis: object, worker: str | None = None) -> ConditionalAccumulatorBase[Any]:
+    """Opens the accumulator of these keys, and returns a handle on it.
+
+    Args:
+        keys: the keys of the accumulator.
+        redis: a client of redis-py, a URL, or None, as for ``ConditionalAccumulator``.
+        worker: the name under which gradients of the handle are counted. None: "host:pid".
+
+    Raises:
+        AccumulatorNotFoundError: there is no such accumulator.
+        CorruptDataError: redisacc did not write its record.
+    """
+    # Held until the handle holds it, so that both use the same connections.
+    transport = connect(redis)
+    record = Record(keys, transport.call(*Record.command(keys)))
+    spec = record.spec()
+    kind = SparseConditionalAccumulator if spec.is_sparse else ConditionalAccumulator
+    return kind(spec.dtype.name, spec.shape, keys.name, reduction_type=spec.reduction_type, redis=redis, worker=worker)

@@ -1,0 +1,279 @@
+"""The sparse accumulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from redisacc._data import validation
+from redisacc._data.dtypes import DType
+from redisacc._data.gradient import Gradient
+from redisacc._data.results import ApplyResult
+from redisacc._data.slices import IndexedSlices
+from redisacc._data.validation import Array, shape_text
+from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+
+class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
+    """Sums sparse gradients (rows and their indices), and hands out their mean or sum once there are enough of them.
+
+    "MEAN" divides the sum of each row by the number of gradients *that held its index*.
+
+    Args:
+        dtype: the element type, as in ``ConditionalAccumulatorBase``, which also describes the arguments that are not
+            listed here.
+        shape: the shape of the whole array, of which gradients hold rows. None leaves it open, and None or -1 leaves
+            one dimension open. Dimension 0 bounds the indices; the other dimensions are those of a row, and rows may
+            have more dimensions than declared. () means one value for each index.
+
+    Raises:
+        InvalidArgumentError, SchemaMismatchError, ServerUnavailableError: as in ``ConditionalAccumulatorBase``.
+
+    Example:
+        >>> import redisacc
+        >>> rows = redisacc.SparseConditionalAccumulator("float32", shape=[100, 2], shared_name="embedding")
+        >>> rows.apply_grad([3, 7], [[1.0, 1.0], [5.0, 6.0]]).outcome
+        'applied'
+        >>> rows.apply_grad([3], [[3.0, 5.0]]).num_accumulated
+        2
+        >>> indices, values, shape = rows.take_grad(2)
+        >>> indices, shape
+        (array([3, 7]), array([100,   2]))
+        >>> values
+        array([[2., 3.],
+               [5., 6.]], dtype=float32)
+        >>> rows.delete()
+    """
+
+    _kind = "sparse"
+
+    def __init__(
+        self,
+        dtype: npt.DTypeLike,
+        shape: object = None,
+        shared_name: str | None = None,
+        name: str = "sparse_conditional_accumulator",
+        reduction_type: str | None = "MEAN",
+        *,
+        redis: object = None,
+        worker: str | None = None,
+        in_place_limit: int | None = None,
+        buffer_limit: int | None = None,
+        min_replicas: int = 0,
+    ) -> None:
+        super().__init__(
+            dtype,
+            shape,
+            shared_name,
+            name,
+            reduction_type,
+            redis=redis,
+            worker=worker,
+            in_place_limit=in_place_limit,
+            buffer_limit=buffer_limit,
+            min_replicas=min_replicas,
+        )
+
+    def apply_grad(
+        self,
+        grad_indices: npt.ArrayLike,
+        grad_values: npt.ArrayLike,
+        grad_shape: npt.ArrayLike | None = None,
+        local_step: int = 0,
+        name: str | None = None,
+    ) -> ApplyResult:
+        """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
+
+        Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
+        counted once, even if connections break and the request has to be sent again.
+
+        Args:
+            grad_indices: integer vector ``[n]``, in any order and with repetitions: repeated rows are added up first,
+                so each index counts once for the gradient. No index may be negative, and all must be below dimension 0
+                if that was declared. A gradient with n = 0 counts as a gradient and dilutes nothing.
+            grad_values: the rows, ``[n, *row]``; ``row`` fits the declared shape and, unless the round is empty, equals
+                the round's. Other dtypes are converted where numpy's "same_kind" cast allows.
+            grad_shape: integer vector: the shape of the whole array. It is checked against the declared shape and
+                needs at least as many dimensions; -1 is not a wildcard. None: nothing is checked.
+            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
+            name: labels log records.
+
+        Returns:
+            A result that is true if the gradient was accepted. Its ``outcome`` is "applied" or "stale".
+
+        Raises:
+            InvalidArgumentError: the dtype, an index, the shape or the step is invalid. Nothing was changed.
+            CancelledError: the handle was closed.
+            AccumulatorNotFoundError: the accumulator was deleted.
+            AccumulatorFullError: the buffered gradients have reached ``buffer_limit``, and compacting frees too little.
+            DataLossError: an earlier gradient of this handle is lost. This one was not counted.
+            NotReplicatedError: the gradient was counted, but fewer than ``min_replicas`` replicas have it so far.
+            ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
+            ServerUnavailableError: no server could be reached. Nothing was sent.
+            OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
+                apply it again: call the error's ``retry()``.
+        """
+        label = self._own_label if name is None else self._label(name)
+        step = validation.integer(local_step, "local_step")
+        indices, last, are_ascending = validation.indices(grad_indices)
+        given = validation.array(grad_values, "grad_values")
+        self._check_rows(len(indices), last, given)
+        if grad_shape is not None:
+            self._check_whole(grad_shape)
+        values = validation.cast(given, self._spec.dtype, "grad_values", value=grad_values)
+        return self._apply(
+            Gradient(values, indices) if are_ascending else ascending(indices, values, self._spec.dtype),
+            local_step=step,
+            round_shape=values.shape[1:],
+            label=label,
+        )
+
+    def apply_indexed_slices_grad(self, grad: Any, local_step: int = 0, name: str | None = None) -> ApplyResult:
+        """Adds a gradient that is given as one object.
+
+        Otherwise does the same as ``apply_grad``.
+
+        Args:
+            grad: ``redisacc.IndexedSlices``, TensorFlow's class of that name, or any other object with the attributes
+                ``indices``, ``values`` and ``dense_shape`` (which may be None). They are what ``apply_grad`` calls
+                ``grad_indices``, ``grad_values`` and ``grad_shape``.
+            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
+            name: labels log records.
+
+        Returns:
+            A result that is true if the gradient was accepted. Its ``outcome`` is "applied" or "stale".
+
+        Raises:
+            InvalidArgumentError: ``grad`` lacks an attribute, or one of them is invalid. Nothing was changed.
+            RedisAccError: any other error that ``apply_grad`` raises.
+
+        Example:
+            >>> import redisacc
+            >>> rows = redisacc.SparseConditionalAccumulator("float32", shape=[100, 2])
+            >>> grad = redisacc.IndexedSlices(values=[[1.0, 2.0]], indices=[3])
+            >>> rows.apply_indexed_slices_grad(grad, local_step=0).outcome
+            'applied'
+            >>> rows.take_indexed_slices_grad(1).to_dense()[3]
+            array([1., 2.], dtype=float32)
+        """
+        missing = [attribute for attribute in ("indices", "values", "dense_shape") if not hasattr(grad, attribute)]
+        if missing:
+            raise InvalidArgumentError(
+                f"grad must have .indices, .values and .dense_shape, but {shown(grad)} has no .{missing[0]}"
+            )
+        return self.apply_grad(grad.indices, grad.values, grad.dense_shape, local_step, name)
+
+    def take_grad(
+        self, num_required: int, name: str | None = None, *, timeout: float | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
+
+        Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
+        behind it even if they require less. On success, the global step grows by 1 and the next round begins empty.
+
+        Args:
+            num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
+                more than that.
+            name: labels log records.
+            timeout: seconds to wait at most, 0 or more. None: forever.
+
+        Returns:
+            ``(indices, values, shape)``: the indices as an int64 vector ``[n]``, sorted and unique; their rows
+            ``[n, *row]`` in the accumulator's dtype, each the sum or, for "MEAN", the sum divided by the number of
+            gradients that held the row (integers truncate toward zero); and an int64 vector of the declared
+            dimension 0 (-1 if there is none) followed by the dimensions of a row.
+
+        Raises:
+            InvalidArgumentError: ``num_required`` or ``timeout`` is invalid.
+            TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
+                Nothing was taken.
+            CancelledError: the handle was closed.
+            AccumulatorNotFoundError: the accumulator was deleted.
+            StepOverflowError: the step is 2**63 - 1. Nothing was taken.
+            OutcomeUnknownError: the round has been read, but the server stopped answering before it was acknowledged.
+                The error's ``retry()`` acknowledges it and returns the gradient.
+            ServerUnavailableError: the server stopped answering before the round was read. If the round was granted,
+                ``info().unacknowledged`` lists it and ``recover()`` hands it out.
+            DataLossError, NotReplicatedError: the round was taken but not acknowledged. ``recover()`` hands it out.
+            CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
+                the round stays, listed in ``info().unacknowledged``.
+        """
+        return self._take_gradient(
+            num_required, timeout, name, lambda slices: (slices.indices, slices.values, slices.dense_shape)
+        )
+
+    def take_indexed_slices_grad(
+        self, num_required: int, name: str | None = None, *, timeout: float | None = None
+    ) -> IndexedSlices:
+        """Takes a round as ``take_grad`` does, and returns it as ``IndexedSlices``.
+
+        Args:
+            num_required: integer scalar, at least 1: how many gradients the round must hold.
+            name: labels log records.
+            timeout: seconds to wait at most, 0 or more. None: forever.
+
+        Returns:
+            The ``values``, ``indices`` and ``dense_shape`` that ``take_grad`` returns one by one.
+
+        Raises:
+            RedisAccError: any error that ``take_grad`` raises.
+        """
+        slices: IndexedSlices = self._take_gradient(num_required, timeout, name, lambda slices: slices)
+        return slices
+
+    def _check_rows(self, number: int, last: int, values: Array) -> None:
+        """Checks that ``values`` has a row for each of ``number`` indices, of which ``last`` is the largest."""
+        declared = self._spec.shape or ()
+        rows = declared[0] if declared else None
+        if values.ndim == 0:
+            raise InvalidArgumentError("grad_values must have one row for each index, and a scalar has none")
+        if len(values) != number:
+            raise InvalidArgumentError(
+                f"grad_values must have one row for each of the {number} grad_indices, not {len(values)} rows"
+            )
+        if values.shape[1:] != declared[1:] and not agrees(values.shape[1:], declared[1:]):
+            raise InvalidArgumentError(
+                f"the rows of grad_values must fit the declared shape {shape_text(declared)}, unlike rows of shape "
+                f"{shape_text(values.shape[1:])}"
+            )
+        if rows is not None and last >= rows:
+            raise InvalidArgumentError(
+                f"grad_indices must be below {rows}, dimension 0 of the declared shape, but {last} is not"
+            )
+
+    def _check_whole(self, grad_shape: object) -> None:
+        whole = validation.array(grad_shape, "grad_shape")
+        if whole.ndim != 1 or (whole.size and whole.dtype.kind not in "iu"):
+            raise InvalidArgumentError(f"grad_shape must be None or an integer vector, not {shown(grad_shape)}")
+        declared = self._spec.shape
+        if declared is None:
+            return
+        dims = whole.tolist()
+        if not agrees(dims, declared):
+            raise InvalidArgumentError(
+                f"grad_shape must agree with the declared shape {shape_text(declared)}, unlike {shown(dims)}"
+            )
+
+
+def agrees(dims: Sequence[int], declared: Sequence[int | None]) -> bool:
+    """Returns whether dimensions are as declared; more of them may follow."""
+    return len(dims) >= len(declared) and all(
+        want is None or want == have for want, have in zip(declared, dims, strict=False)
+    )
+
+
+def ascending(indices: Array, values: Array, dtype: DType) -> Gradient:
+    """Returns the gradient with strictly increasing indices: sorted, and with the rows of each index added up."""
+    order = np.argsort(indices, kind="stable")
+    indices, values = indices[order], values[order]
+    starts = np.flatnonzero(np.concatenate(([True], indices[1:] != indices[:-1])))
+    if len(starts) == len(indices):
+        return Gradient(values, indices)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = np.add.reduceat(values.astype(dtype.sum, copy=False), starts, axis=0, dtype=dtype.sum)
+    return Gradient(rows, indices[starts])

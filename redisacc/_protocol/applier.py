@@ -1,0 +1,130 @@
+"""Applies gradients, and sets the global step: requests that are executed exactly once."""
+
+from __future__ import annotations
+
+import logging
+
+from redisacc._data.gradient import Gradient
+from redisacc._data.results import ApplyResult
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._format import in_place
+from redisacc._format.keys import Keys
+from redisacc._protocol.buffer_writer import BufferWriter
+from redisacc._protocol.replication import check_replicated
+from redisacc._protocol.requests import Attempt, Requests
+from redisacc._protocol.scripts import Counted, Request, Scripts
+from redisacc._protocol.sessions import Session
+
+logger = logging.getLogger("redisacc")
+
+# The server itself adds gradients of up to this many elements, where each row counts for ROW_COST more. One of that
+# size holds the server for about a quarter of a millisecond, and up to about there a round of four gradients is faster
+# than if they were buffered: docs/measurements.md.
+IN_PLACE_LIMIT = 2048
+
+
+class Applier:
+    """Applies gradients to one accumulator for one handle.
+
+    Args:
+        keys: the keys of the accumulator.
+        scripts: its scripts.
+        spec: what it was created as.
+        requests: sends requests exactly once.
+        buffer_writer: buffers gradients.
+        in_place_limit: the number of elements up to which a gradient is added in place; 0: every gradient is buffered.
+        min_replicas: how many replicas have to confirm a gradient; 0: none.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        scripts: Scripts,
+        spec: AccumulatorSpec,
+        *,
+        requests: Requests,
+        buffer_writer: BufferWriter,
+        in_place_limit: int,
+        min_replicas: int,
+    ) -> None:
+        self._keys = keys
+        self._scripts = scripts
+        self._spec = spec
+        self._requests = requests
+        self._buffer_writer = buffer_writer
+        self._in_place_limit = in_place_limit if spec.dtype.in_place is not None else 0
+        self._min_replicas = min_replicas
+
+    def apply(
+        self, gradient: Gradient, *, local_step: int, round_shape: tuple[int, ...], worker: str, label: str
+    ) -> ApplyResult:
+        """Applies a gradient.
+
+        Args:
+            gradient: dense, or sparse with strictly increasing indices.
+            local_step: the step that it was computed for.
+            round_shape: dense: its shape; sparse: that of its rows.
+            worker: the name under which it is counted.
+            label: the accumulator's name in log records and errors.
+        """
+        spec = self._spec
+        adds_in_place = self._in_place_limit > 0 and in_place.fits(gradient, spec, self._in_place_limit)
+
+        def send(session: Session, sequence: int) -> Counted:
+            request = Request(session, sequence, worker, local_step, round_shape)
+            if adds_in_place:
+                counted = self._scripts.apply(request, in_place.pack_rows(gradient, spec), spec.dtype)
+                if counted is not None:
+                    return counted
+            return self._buffer_writer.buffer(gradient, request)
+
+        def finish(counted: Counted) -> ApplyResult:
+            if counted.outcome == "stale":
+                logger.debug(
+                    "%s: dropped a gradient of step %d, because the step is %d",
+                    label,
+                    local_step,
+                    counted.global_step,
+                    extra={
+                        "accumulator": self._keys.name,
+                        "local_step": local_step,
+                        "global_step": counted.global_step,
+                        "num_accumulated": counted.num_accumulated,
+                    },
+                )
+                return ApplyResult("stale", counted.global_step, counted.num_accumulated)
+            check_replicated(
+                self._keys.name,
+                "the gradient was counted",
+                replicas=counted.replicas,
+                min_replicas=self._min_replicas,
+            )
+            return ApplyResult("applied", counted.global_step, counted.num_accumulated)
+
+        result: ApplyResult = self._requests.execute(Attempt(send, finish, worker, f"{label}: to apply a gradient"))
+        return result
+
+    def set_global_step(self, step: int, *, worker: str, label: str) -> None:
+        """Sets the global step, and logs a warning if it was higher.
+
+        Args:
+            step: an int64.
+            worker: the name of the sender.
+            label: the accumulator's name in log records and errors.
+        """
+
+        def send(session: Session, sequence: int) -> Counted:
+            return self._scripts.set_global_step(
+                session=session, sequence=sequence, worker=worker, new_global_step=step
+            )
+
+        def finish(counted: Counted) -> None:
+            if counted.outcome == "lowered":
+                logger.warning(
+                    "%s: the global step was lowered to %d",
+                    label,
+                    step,
+                    extra={"accumulator": self._keys.name, "global_step": step},
+                )
+
+        self._requests.execute(Attempt(send, finish, worker, f"{label}: to set the global step to {step}"))

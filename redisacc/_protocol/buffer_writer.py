@@ -1,0 +1,82 @@
+"""Buffers gradients: the client stages the parts of a large one by SET, and a script adds them to the round."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from redisacc._data.gradient import Gradient
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._format import buffered as buffered_format
+from redisacc._format.buffered import BufferedGradient
+from redisacc._format.keys import Keys
+from redisacc._protocol.compaction import Compactor, Reply, no_room
+from redisacc._protocol.scripts import Counted, Full, Request, Scripts
+from redisacc._redis.transport import Transport
+from redisacc.errors import ServerError
+
+# For a gradient of more bytes than this, the server is asked first whether it would accept it: a round trip takes less
+# time than an upload for nothing.
+ASK_BYTES = 4 * 2**20
+
+# How long buffering a gradient is retried, in seconds, if its staged parts were lost, or if others filled the space
+# that compacting freed.
+BUFFER_TIMEOUT = 30.0
+
+
+class BufferWriter:
+    """Buffers gradients of one accumulator."""
+
+    def __init__(self, transport: Transport, keys: Keys, scripts: Scripts, spec: AccumulatorSpec) -> None:
+        self._keys = keys
+        self._scripts = scripts
+        self._compactor = Compactor(transport, keys, spec)
+
+    def buffer(self, gradient: Gradient, request: Request) -> Counted:
+        """Buffers a gradient.
+
+        Raises:
+            AccumulatorFullError: the buffer limit is reached, and compacting frees too little.
+        """
+        deadline = time.monotonic() + BUFFER_TIMEOUT
+        ask_first = gradient.nbytes > ASK_BYTES
+        while True:
+            reply = self._send(gradient, request, ask=ask_first)
+            if reply == "would_accept":
+                reply = self._send(gradient, request)
+            if isinstance(reply, Full):
+                ask_first = True
+                reply = self._compactor.make_room(gradient, request, reply, self._send)
+            if isinstance(reply, Counted):
+                return reply
+            if time.monotonic() >= deadline:
+                if isinstance(reply, Full):
+                    why = f"for {BUFFER_TIMEOUT:.0f} s, other workers filled the space that compacting freed"
+                    raise no_room(self._keys, gradient, reply, why)
+                raise ServerError(
+                    f"a gradient for {self._keys.name!r} could not be buffered in {BUFFER_TIMEOUT:.0f} s: its staged "
+                    "parts disappeared every time"
+                )
+
+    def _send(
+        self, gradient: Gradient, request: Request, replaced: Sequence[BufferedGradient] = (), *, ask: bool = False
+    ) -> Reply:
+        # A request that is sent again has the same id, so that it writes the same keys. A sum has an id of its own,
+        # so that a late copy of parts that were staged before cannot replace it.
+        name = f"{request.session.id}-{request.sequence}"
+        if replaced:
+            name += f"-{secrets.token_hex(4)}"
+        staged = buffered_format.stage(self._keys, name, gradient)
+        # Sending an inline gradient costs no more than asking.
+        ask = ask and not staged.data
+        return self._scripts.buffer(
+            request,
+            gradient=name,
+            header=b"" if ask else staged.header,
+            data=staged.data,
+            lengths=staged.lengths,
+            stage=() if ask else staged.commands,
+            replaced=[buffered.id for buffered in replaced] if replaced else (),
+            replaced_parts=[key for buffered in replaced for key in buffered_format.part_keys(self._keys, buffered)],
+        )

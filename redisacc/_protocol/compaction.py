@@ -1,0 +1,146 @@
+"""Compacts the buffered gradients of a round that have reached their limit.
+
+A client fetches some of the buffered gradients, adds them and its own in numpy, and stores the sum in their place. The
+script swaps the sum in only if everything that it replaces is still there. So nothing is lost or counted twice,
+whatever other processes do, and the server spends no time on additions.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from redisacc._data.gradient import Gradient
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.validation import shape_text
+from redisacc._format import buffered as buffered_format
+from redisacc._format.buffered import BufferedGradient, PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._protocol.acknowledgement import free_dropped
+from redisacc._protocol.buffer_reader import add_buffered
+from redisacc._protocol.scripts import Counted, Full, Request
+from redisacc._redis.hash_scan import scan
+from redisacc._redis.transport import Transport
+from redisacc.errors import AccumulatorFullError, CorruptDataError
+
+logger = logging.getLogger("redisacc")
+
+# Maximum number of gradients that are compacted at once, so that the script that removes them stays short; and of their
+# bytes, which pass through this process.
+COMPACT_GRADIENTS = 64
+COMPACT_BYTES = 128 * 2**20
+
+# How long one client may compact while others wait, in milliseconds; and how long these pause between tries, in
+# seconds. If a client dies while it compacts, the others lose this time and nothing else.
+COMPACTING_MS = 5000
+COMPACTING_PAUSE = 0.01
+
+Reply = Counted | Full | Literal["would_accept", "changed", "unstaged"]
+
+# Sends a gradient, given the request and the buffered gradients that it replaces.
+Send = Callable[[Gradient, Request, Sequence[BufferedGradient]], Reply]
+
+
+class Compactor:
+    """Compacts the buffered gradients of one accumulator."""
+
+    def __init__(self, transport: Transport, keys: Keys, spec: AccumulatorSpec) -> None:
+        self._transport = transport
+        self._keys = keys
+        self._spec = spec
+
+    def make_room(self, gradient: Gradient, request: Request, full: Full, send: Send) -> Reply:
+        """Compacts, or pauses while another client does.
+
+        Args:
+            gradient: the gradient that exceeds the limit.
+            request: the request that applies it.
+            full: what the server replied to it.
+            send: sends a gradient in the name of the request, in the place of some that are buffered.
+
+        Returns:
+            What the server replied to the sum; or ``full`` if somebody else is at work, so that the caller tries again.
+
+        Raises:
+            AccumulatorFullError: the sum exceeds the limit, too.
+        """
+        token = secrets.token_hex(8)
+        if self._transport.call(
+            "SET", self._keys.compacting, token, "NX", "PX", COMPACTING_MS
+        ) is None and not self._is_compacting(token):
+            time.sleep(COMPACTING_PAUSE)
+            return full
+        try:
+            return self._compact(gradient, request, send)
+        except PartMissingError:
+            return full
+        finally:
+            if self._is_compacting(token):
+                self._transport.call("UNLINK", self._keys.compacting)
+
+    def _is_compacting(self, token: str) -> bool:
+        """Returns whether this client compacts. Its SET may have been sent twice, so the key may be its own."""
+        reply: object = self._transport.call("GET", self._keys.compacting)
+        return reply == token.encode()
+
+    def _compact(self, gradient: Gradient, request: Request, send: Send) -> Reply:
+        """Replaces some of the buffered gradients by the sum of these and the new one.
+
+        Raises:
+            AccumulatorFullError: the sum exceeds the limit, too.
+        """
+        shape = request.round_shape
+        entries = scan(self._transport, self._keys.current.buffered)
+        try:
+            buffered = buffered_format.parse(self._keys, entries, self._spec, shape)
+        except CorruptDataError:
+            if self._transport.call("HGET", self._keys.record, "round_shape") == shape_text(shape).encode():
+                raise
+            # The gradients have another shape: the round was taken meanwhile, and these belong to the next one.
+            return "changed"
+        seen = sum(held.nbytes for held in buffered)
+        reply = self._swap(gradient, request, send, _cheapest(buffered))
+        if isinstance(reply, Full) and reply.buffered_bytes == seen:
+            reply = self._swap(gradient, request, send, buffered[:COMPACT_GRADIENTS])
+        # If others took the round or buffered gradients meanwhile, this does not show what compacting can do.
+        if isinstance(reply, Full) and reply.buffered_bytes == seen:
+            raise no_room(self._keys, gradient, reply, "compacting does not help")
+        return reply
+
+    def _swap(self, gradient: Gradient, request: Request, send: Send, chosen: Sequence[BufferedGradient]) -> Reply:
+        reducer = self._spec.reducer(request.round_shape, where=self._keys.current.sums)
+        add_buffered(self._transport, self._keys, self._keys.current, chosen, sink=reducer)
+        reducer.add(gradient)
+        logger.debug("%s: compacting %d buffered gradients", self._keys.name, len(chosen))
+        reply = send(reducer.sum() if chosen else gradient, request, chosen)
+        if isinstance(reply, Counted):
+            free_dropped(self._transport, self._keys, chosen)
+        return reply
+
+
+def no_room(keys: Keys, gradient: Gradient, full: Full, why: str) -> AccumulatorFullError:
+    """Returns the error that says why a gradient cannot be buffered."""
+    return AccumulatorFullError(
+        f"there is no room for a gradient of {gradient.nbytes} bytes in {keys.name!r}: its buffered "
+        f"gradients use {full.buffered_bytes} of {full.buffer_limit} bytes, and {why}. Take the round, or create "
+        "the accumulator with a larger buffer_limit"
+    )
+
+
+def _cheapest(buffered: Sequence[BufferedGradient]) -> Sequence[BufferedGradient]:
+    """Returns the longest run of adjacent gradients that may be compacted at once, and of equally long ones the oldest.
+
+    A large sum at the front is left alone: moving it again for each new gradient would free nothing.
+    """
+    best, size, first = buffered[:1], 0, 0
+    for last, candidate in enumerate(buffered):
+        size += candidate.nbytes
+        while size > COMPACT_BYTES or last - first >= COMPACT_GRADIENTS:
+            size -= buffered[first].nbytes
+            first += 1
+        if last + 1 - first > len(best):
+            best = buffered[first : last + 1]
+    return best

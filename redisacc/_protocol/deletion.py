@@ -1,0 +1,48 @@
+"""Removes an accumulator: large strings one by one, and so that another process can finish if this one dies."""
+
+from __future__ import annotations
+
+from redisacc._format.buffered import number_of_parts
+from redisacc._format.keys import NAMES, Keys
+from redisacc._protocol.round_reader import all_rounds
+from redisacc._protocol.scripts import Scripts
+from redisacc._redis.hash_scan import scan
+from redisacc._redis.transport import TIMEOUT, Transport
+
+
+def delete(transport: Transport, keys: Keys, incarnation: str, *, timeout: float = TIMEOUT) -> None:
+    """Deletes an incarnation for everybody. Does nothing if it is gone, or was replaced by another one.
+
+    Handles of other processes raise ``AccumulatorNotFoundError`` from the first command on.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        incarnation: which accumulator of that name.
+        timeout: seconds that each step tries to reach the server. The first step that fails ends the deletion.
+    """
+    scripts = Scripts(transport, keys, incarnation=incarnation)
+    if scripts.delete(finish=False, timeout=timeout) != "closed":
+        return
+    # From here on, nothing can be added, and the name cannot be created again until the record is removed.
+    for round_keys in all_rounds(transport, keys, timeout=timeout):
+        for gradient, entry in scan(transport, round_keys.buffered, timeout=timeout).items():
+            _unlink_parts(transport, keys, gradient.decode(errors="replace"), entry, timeout)
+        if round_keys != keys.current:
+            # The script removes the hashes of the current round. A late copy of a plain UNLINK would remove those of an
+            # accumulator that has been created under the same name since.
+            transport.call("UNLINK", *round_keys.hashes, timeout=timeout)
+    transport.call("SREM", NAMES, keys.name, timeout=timeout)
+    scripts.delete(finish=True, timeout=timeout)
+
+
+def _unlink_parts(transport: Transport, keys: Keys, gradient: str, entry: bytes, timeout: float) -> None:
+    number = number_of_parts(entry)
+    if number is None:
+        # The number of parts is unknown: look for them until one is missing.
+        number = 0
+        while transport.call("EXISTS", keys.part(gradient, number), timeout=timeout):
+            number += 1
+    # One part to a command, because freeing a large string takes the server some time: others get between.
+    if number:
+        transport.pipeline([("UNLINK", keys.part(gradient, k)) for k in range(number)], timeout=timeout)

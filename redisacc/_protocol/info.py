@@ -1,0 +1,156 @@
+"""Everything that Redis holds about an accumulator but its gradients, read at one moment."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, field
+
+from redisacc._data.validation import Shape
+from redisacc._format.entries import (
+    UnacknowledgedRound,
+    WaitingTaker,
+    WorkerInfo,
+    parse_known_workers,
+    parse_taken,
+    parse_waiting,
+    parse_workers,
+    time_of,
+)
+from redisacc._format.keys import Keys
+from redisacc._format.record import Record
+from redisacc._redis.hash_scan import scan_command, scan_rest
+from redisacc._redis.transport import Transport
+from redisacc.errors import CorruptDataError
+
+
+@dataclass(frozen=True)
+class AccumulatorInfo:
+    """An accumulator as it was at one moment.
+
+    Example:
+        >>> import redisacc
+        >>> acc = redisacc.ConditionalAccumulator("float32", [2], worker="ann")
+        >>> result = acc.apply_grad([1.0, 2.0])
+        >>> info = acc.info()
+        >>> info.num_accumulated, info.workers, info.missing
+        (1, {'ann': 1}, [])
+
+    Attributes:
+        name: its name in Redis: the shared name, or the generated one of a private accumulator.
+        kind: "dense" or "sparse".
+        dtype: the name of the element type.
+        shape: the declared shape: None for an unknown rank, with None for each unknown dimension.
+        reduction_type: "MEAN" or "SUM".
+        incarnation: a random id given at creation.
+        global_step: the current step.
+        num_accumulated: the number of gradients in the current round.
+        round_shape: the shape of each dense gradient in the current round, or of each row of a sparse one. None while
+            the round is empty.
+        applied: the number of gradients accepted since creation.
+        stale: the number of gradients dropped because their step had passed.
+        duplicates: the number of requests that arrived again and were recognised.
+        takes: the number of rounds granted.
+        buffered: the number of buffered gradients in the current round. Gradients that were compacted count as one.
+        buffered_bytes: how many bytes they have.
+        buffer_limit: how many bytes they may have.
+        workers: who contributed to the current round: worker's name → number of its gradients.
+        waiting: takers in the queue, in order of arrival.
+        unacknowledged: rounds that were granted and are not yet acknowledged, oldest first.
+        created_at: when it was created, by the server's clock.
+        known_workers: all workers that have sent a gradient, by name. A worker that has been idle for an hour may have
+            been forgotten.
+        last_activity: when the last request arrived that counted a gradient, set the step or was granted a round.
+        read_at: the time of the server's clock when all this was read.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: Shape
+    reduction_type: str
+    incarnation: str
+    global_step: int
+    num_accumulated: int
+    round_shape: tuple[int, ...] | None
+    applied: int
+    stale: int
+    duplicates: int
+    takes: int
+    buffered: int
+    buffered_bytes: int
+    buffer_limit: int
+    workers: dict[str, int]
+    waiting: list[WaitingTaker]
+    unacknowledged: list[UnacknowledgedRound]
+    created_at: datetime.datetime
+    known_workers: list[WorkerInfo]
+    last_activity: datetime.datetime
+    # Does not count in comparisons, so that the same state, read twice, compares equal.
+    read_at: datetime.datetime = field(compare=False)
+
+    @property
+    def missing(self) -> list[WorkerInfo]:
+        """Workers without a gradient in the current round, the one that was seen most recently first."""
+        absent = [worker for worker in self.known_workers if not worker.in_round]
+        return sorted(absent, key=lambda worker: worker.seen_at, reverse=True)
+
+
+def _created_at(keys: Keys, ms: int) -> datetime.datetime:
+    try:
+        return time_of(ms)
+    except (ValueError, OverflowError, OSError) as error:
+        raise CorruptDataError(f"{keys.record}: created_ms holds {ms}, which is not a time") from error
+
+
+def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
+    """Returns everything but the gradients.
+
+    Raises:
+        AccumulatorNotFoundError: there is no such accumulator.
+        CorruptDataError: something under its keys is not as redisacc writes it.
+    """
+    hashes = (keys.current.workers, keys.takers, keys.taken, keys.sessions)
+    record, buffered, queue, clock, *firsts = transport.pipeline(
+        [
+            Record.command(keys),
+            ("HLEN", keys.current.buffered),
+            ("ZRANGE", keys.queue, 0, -1),
+            ("TIME",),
+            *(scan_command(key) for key in hashes),
+        ]
+    )
+    fields = Record(keys, record)
+    workers, takers, taken, sessions = (
+        scan_rest(transport, key, first) for key, first in zip(hashes, firsts, strict=True)
+    )
+    # A taker that joined or left between the two reads is in only one of them.
+    waiting = [parse_waiting(keys, token, takers[token]) for token in queue if token in takers]
+    rounds = [parse_taken(keys, token, text) for token, text in taken.items()]
+    created_at = _created_at(keys, fields.created_ms)
+    in_round = parse_workers(workers, keys.current.workers)
+    known_workers, seen = parse_known_workers(keys, sessions, in_round)
+    return AccumulatorInfo(
+        name=keys.name,
+        kind=fields.kind,
+        dtype=fields.dtype,
+        shape=fields.shape,
+        reduction_type=fields.reduction_type,
+        incarnation=fields.incarnation,
+        global_step=fields.global_step,
+        num_accumulated=fields.num_accumulated,
+        round_shape=fields.round_shape,
+        applied=fields.applied,
+        stale=fields.stale,
+        duplicates=fields.duplicates,
+        takes=fields.takes,
+        buffered=int(buffered),
+        buffered_bytes=fields.buffered_bytes,
+        buffer_limit=fields.buffer_limit,
+        workers=in_round,
+        waiting=waiting,
+        unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),
+        created_at=created_at,
+        known_workers=known_workers,
+        last_activity=max([created_at, *seen, *(found.granted_at for _, found in rounds)]),
+        read_at=time_of(int(clock[0]) * 1000 + int(clock[1]) // 1000),
+    )

@@ -1,0 +1,43 @@
+"""The lifetime of a handle: closing it wakes whatever waits on it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from redisacc._redis.pubsub import Alarm
+from redisacc.errors import CancelledError
+
+
+class Lifetime:
+    """Is open until it is closed, once and for all. Threads may share it.
+
+    Args:
+        name: the accumulator, as errors call it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._closed = threading.Event()
+        self._alarms: set[Alarm] = set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the handle was closed."""
+        return self._closed.is_set()
+
+    def check(self) -> None:
+        """Raises CancelledError if the handle was closed."""
+        if self._closed.is_set():
+            raise CancelledError(f"this handle on {self._name!r} is closed")
+
+    def register(self, alarm: Alarm) -> Callable[[], None]:
+        """Sets ``alarm`` when the handle is closed. Returns the function that takes this back."""
+        self._alarms.add(alarm)
+        return lambda: self._alarms.discard(alarm)
+
+    def close(self) -> None:
+        """Closes it, and wakes whatever waits on it."""
+        self._closed.set()
+        for alarm in list(self._alarms):
+            alarm.set()

@@ -1,0 +1,91 @@
+"""Opens an accumulator, or creates it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.validation import shape_text
+from redisacc._format.keys import NAMES, Keys
+from redisacc._format.record import FORMAT
+from redisacc._protocol.deletion import delete
+from redisacc._protocol.scripts import Deleting, Opened, Schema, Scripts
+from redisacc._redis.transport import Transport
+from redisacc.errors import NotPermittedError, SchemaMismatchError
+
+logger = logging.getLogger("redisacc")
+
+# How many bytes the buffered gradients of a round may have together, unless the creator says otherwise.
+BUFFER_LIMIT = 256 * 2**20
+
+
+def open_accumulator(
+    transport: Transport,
+    keys: Keys,
+    scripts: Scripts,
+    spec: AccumulatorSpec,
+    *,
+    buffer_limit: int | None,
+    lease_ms: int,
+) -> Opened:
+    """Opens the accumulator of these keys, and creates it if there is none.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        scripts: not yet bound to an incarnation.
+        spec: what the caller expects it to be.
+        buffer_limit: bytes; None: that of an existing accumulator, or the default.
+        lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
+
+    Raises:
+        SchemaMismatchError: it was created as something else.
+    """
+    schema = Schema(FORMAT, spec.kind, spec.dtype.name, shape_text(spec.shape), spec.reduction_type)
+    while True:
+        opened = scripts.open(
+            incarnation=secrets.token_hex(16),
+            schema=schema,
+            chunk=spec.chunk,
+            lease_ms=lease_ms,
+            buffer_limit=BUFFER_LIMIT if buffer_limit is None else buffer_limit,
+        )
+        if isinstance(opened, Opened):
+            break
+        # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
+        assert isinstance(opened, Deleting)
+        delete(transport, keys, opened.incarnation)
+    _check_schema(keys, opened, schema, buffer_limit)
+    if not lease_ms:
+        _list_name(transport, keys)
+    return opened
+
+
+def _check_schema(keys: Keys, opened: Opened, wanted: Schema, buffer_limit: int | None) -> None:
+    differences = [
+        f"{what} is {there}, not {here}"
+        for what, there, here in (
+            ("kind", opened.schema.kind, wanted.kind),
+            ("dtype", opened.schema.dtype, wanted.dtype),
+            ("shape", opened.schema.shape, wanted.shape),
+            ("reduction_type", opened.schema.reduction_type, wanted.reduction_type),
+            ("buffer_limit", opened.buffer_limit, opened.buffer_limit if buffer_limit is None else buffer_limit),
+        )
+        if there != here
+    ]
+    if differences:
+        raise SchemaMismatchError(
+            f"accumulator {keys.name!r} was created as something else: its {'; its '.join(differences)}"
+        )
+
+
+def _list_name(transport: Transport, keys: Keys) -> None:
+    try:
+        # The list has a slot of its own in a cluster, so the script cannot write it. A server that is full would refuse
+        # even to add a name that is there already.
+        if not transport.call("SISMEMBER", NAMES, keys.name):
+            transport.call("SADD", NAMES, keys.name)
+    except NotPermittedError as error:
+        # Only listings use the set of names.
+        logger.debug("%s is not listed: %s", keys.name, error)

@@ -1,0 +1,777 @@
+"""Crosses into Lua: one typed function for each script, with the script's name.
+
+Only this module passes keys and arguments to the scripts, by the names in their headers, and reads their replies. A
+reply that refuses becomes an exception here. The header of each file in ``lua/`` describes what the script does, its
+keys and arguments, and every reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NoReturn, Protocol
+
+from redisacc._data.dtypes import DType
+from redisacc._data.validation import shape_text
+from redisacc._format.in_place import PackedRows
+from redisacc._format.keys import DELETING, Keys
+from redisacc._format.record import check_format
+from redisacc._protocol.sessions import Session
+from redisacc._redis.fast_socket import Command
+from redisacc._redis.script_loader import load
+from redisacc._redis.transport import OPENING_TIMEOUT, TIMEOUT, Transport
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    CorruptDataError,
+    DataLossError,
+    InvalidArgumentError,
+    NotPermittedError,
+    StaleSequenceError,
+    StepOverflowError,
+)
+
+# How long replicas have to confirm a write, in milliseconds, if the handle was opened with min_replicas.
+REPLICATION_TIMEOUT_MS = 5000
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What an accumulator was created as, all as text."""
+
+    format: str
+    kind: str
+    dtype: str
+    shape: str
+    reduction_type: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An accumulator as ``open`` found or created it.
+
+    Attributes:
+        now_ms: the server's clock in milliseconds since 1970; 0 if the script couldn't run.
+        incarnation: the incarnation that the handle uses from now on.
+        schema: what the accumulator was created as.
+        chunk: elements of a row of a dense gradient.
+        lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
+        buffer_limit: bytes that the buffered gradients of a round may have in total.
+        can_add_in_place: whether the server's Lua can add.
+    """
+
+    now_ms: int
+    incarnation: str
+    schema: Schema
+    chunk: int
+    lease_ms: int
+    buffer_limit: int
+    can_add_in_place: bool
+
+
+@dataclass(frozen=True)
+class Deleting:
+    """The name is being deleted, by a client that may have died."""
+
+    incarnation: str
+
+
+@dataclass(slots=True)
+class Request:
+    """A request to count a gradient.
+
+    Attributes:
+        session: who sends it.
+        sequence: its number. The same number again changes nothing.
+        worker: the name under which the gradient is counted.
+        local_step: the step for which the gradient was computed.
+        round_shape: the shape of a dense gradient, or of the rows of a sparse one. All gradients of a round share it.
+    """
+
+    session: Session
+    sequence: int
+    worker: str
+    local_step: int
+    round_shape: tuple[int, ...]
+
+
+Outcome = Literal["applied", "stale", "set", "lowered", "taken"]
+_OUTCOMES: dict[bytes, Outcome] = {
+    b"applied": "applied",
+    b"stale": "stale",
+    b"set": "set",
+    b"lowered": "lowered",
+    b"taken": "taken",
+}
+
+
+@dataclass(slots=True)
+class Counted:
+    """The outcome of a request, and the accumulator right after it.
+
+    Attributes:
+        outcome: what the request did.
+        global_step: the step after it.
+        num_accumulated: the gradients in the round after it.
+        replicas: how many replicas have it, if the handle was opened with min_replicas.
+    """
+
+    outcome: Outcome
+    global_step: int
+    num_accumulated: int
+    replicas: int = 0
+
+
+@dataclass(frozen=True)
+class Full:
+    """The gradient would exceed the limit of the buffered gradients. Nothing was changed."""
+
+    buffered_bytes: int
+    buffer_limit: int
+
+
+@dataclass(slots=True)
+class Granted:
+    """A round that belongs to the taker.
+
+    Attributes:
+        token: the token that holds the round.
+        global_step: the step that the round closed.
+        num_accumulated: the gradients in the round.
+        round_shape: the shape that they share, as text.
+        replicas: how many replicas have the grant, if they were asked.
+    """
+
+    token: str
+    global_step: int
+    num_accumulated: int
+    round_shape: str
+    replicas: int = 0
+
+
+@dataclass(slots=True)
+class Queued:
+    """A place in the queue of takers, ``ahead`` of which others come first."""
+
+    global_step: int
+    num_accumulated: int
+    ahead: int
+
+
+class Take(Protocol):
+    """A take that may have to be tried several times."""
+
+    def __call__(self, *, timeout: float = TIMEOUT) -> tuple[Granted | Queued, list[Any]]:
+        """Takes the round, or a place in the queue.
+
+        Args:
+            timeout: how long to try to reach the server, in seconds.
+
+        Returns:
+            The round or the place, and the replies to the commands that read the round.
+
+        Raises:
+            StaleSequenceError: this take is over.
+        """
+
+
+class ForgottenError(StaleSequenceError):
+    """The server has forgotten this session. This copy of the request changed nothing.
+
+    Attributes:
+        now_ms: the server's clock in milliseconds since 1970.
+    """
+
+    def __init__(self, message: str, now_ms: int) -> None:
+        super().__init__(message)
+        self.now_ms = now_ms
+
+
+class Scripts:
+    """Runs the scripts on one accumulator.
+
+    Every function raises the errors of `Transport.run`, and those with which its script refuses:
+
+    - AccumulatorNotFoundError: The accumulator doesn't exist, or is no longer the incarnation that was opened.
+    - StaleSequenceError: The session has moved on, or resolve has fenced the request.
+    - ForgottenError: The server has forgotten the session.
+    - DataLossError: The server has lost an outcome that the session knows.
+    - CorruptDataError: A key, a field or a reply holds what redisacc never writes.
+
+    Args:
+        transport: the server.
+        keys: the accumulator.
+        incarnation: the incarnation that was opened.
+        min_replicas: how many replicas must confirm; 0 asks none.
+    """
+
+    def __init__(self, transport: Transport, keys: Keys, *, incarnation: str = "", min_replicas: int = 0) -> None:
+        self._transport = transport
+        self._keys = keys
+        self.incarnation = incarnation
+        # WAIT must follow on the connection of its script: after a failover another one would ask another server.
+        self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
+
+    def open(
+        self, *, incarnation: str, schema: Schema, chunk: int, lease_ms: int, buffer_limit: int
+    ) -> Opened | Deleting:
+        """Opens or creates the accumulator.
+
+        Args:
+            incarnation: a random id, which the accumulator gets if this call creates it.
+            schema: what to create. An accumulator that exists keeps its own.
+            chunk: elements of a row of a dense gradient.
+            lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
+            buffer_limit: bytes that the buffered gradients of a round may have in total.
+
+        Raises:
+            SchemaMismatchError: the record belongs to another version of the data model.
+        """
+        current = self._keys.current
+        try:
+            reply = self._transport.run(
+                *load("open").bind(
+                    keys={
+                        "record": self._keys.record,
+                        "sums": current.sums,
+                        "buffered": current.buffered,
+                        "inline": current.inline,
+                        "workers": current.workers,
+                        "sessions": self._keys.sessions,
+                    },
+                    args={
+                        "incarnation": incarnation,
+                        "format": schema.format,
+                        "kind": schema.kind,
+                        "dtype": schema.dtype,
+                        "shape": schema.shape,
+                        "reduction_type": schema.reduction_type,
+                        "chunk": chunk,
+                        "lease_ms": lease_ms,
+                        "buffer_limit": buffer_limit,
+                    },
+                ),
+                timeout=OPENING_TIMEOUT,
+            )
+        except NotPermittedError:
+            # An observer may read but not run scripts. The server refuses everything else that it tries as well.
+            found = self._open_read_only()
+            if found is None:
+                raise
+            return found
+        match reply:
+            case [b"opened", struct, now, incarnation_, format_, kind, dtype, shape, reduction, chunk_, lease, limit]:
+                return Opened(
+                    now_ms=self._number(now, "TIME"),
+                    incarnation=_text(incarnation_),
+                    schema=Schema(_text(format_), _text(kind), _text(dtype), _text(shape), _text(reduction)),
+                    chunk=self._number(chunk_, "chunk", least=1),
+                    lease_ms=self._number(lease, "lease_ms"),
+                    buffer_limit=self._number(limit, "buffer_limit"),
+                    can_add_in_place=struct == b"yes",
+                )
+            case [b"deleting", incarnation_]:
+                return Deleting(_text(incarnation_))
+            case [b"other_format", format_]:
+                check_format(self._keys.name, _text(format_))
+        self._refuse(reply)
+
+    def _open_read_only(self) -> Opened | None:
+        """Reads what ``open`` would find, without the script; None if there is nothing that can be used."""
+        names = ("incarnation", *(field.name for field in fields(Schema)), "chunk", "lease_ms", "buffer_limit")
+        reply = self._transport.call("HMGET", self._keys.record, *names, timeout=OPENING_TIMEOUT)
+        if isinstance(reply, list) and len(reply) > 1 and isinstance(reply[1], bytes):
+            check_format(self._keys.name, _text(reply[1]))
+        match reply:
+            case [bytes() as incarnation, *schema, bytes() as chunk, bytes() as lease, bytes() as limit] if all(
+                isinstance(text, bytes) for text in schema
+            ) and not incarnation.startswith(DELETING.encode()):
+                return Opened(
+                    now_ms=0,
+                    incarnation=_text(incarnation),
+                    schema=Schema(*map(_text, schema)),
+                    chunk=self._number(chunk, "chunk", least=1),
+                    lease_ms=self._number(lease, "lease_ms"),
+                    buffer_limit=self._number(limit, "buffer_limit"),
+                    can_add_in_place=False,
+                )
+        return None
+
+    def apply(self, request: Request, packed: PackedRows, dtype: DType) -> Counted | None:
+        """Adds a gradient in place.
+
+        Returns:
+            The outcome; None if a sum would lose digits, so that the gradient has to be buffered.
+
+        Raises:
+            InvalidArgumentError: the round holds gradients of another shape.
+        """
+        keys, current, session = self._keys, self._keys.current, request.session
+        reply, replicas = self._transport.run_and_read(
+            *load("apply").bind(
+                keys={
+                    "record": keys.record,
+                    "sums": current.sums,
+                    "workers": current.workers,
+                    "sessions": keys.sessions,
+                },
+                args={
+                    "incarnation": self.incarnation,
+                    "session": session.id,
+                    "sequence": request.sequence,
+                    "acknowledged": session.acknowledged,
+                    "worker": request.worker,
+                    "local_step": request.local_step,
+                    "round_shape": shape_text(request.round_shape),
+                    "element": dtype.in_place or "",
+                    "row_bytes": packed.row_bytes,
+                    "limit": "" if dtype.limit is None else dtype.limit,
+                    "indices": packed.indices,
+                    "rows": packed.rows,
+                },
+            ),
+            after=self._replicate,
+        )
+        if reply[0] == b"inexact":
+            return None
+        return self._counted(reply, request.round_shape, replicas)
+
+    def buffer(
+        self,
+        request: Request,
+        *,
+        gradient: str,
+        header: bytes,
+        data: bytes,
+        lengths: Sequence[int],
+        stage: Sequence[Command],
+        replaced: Sequence[str] = (),
+        replaced_parts: Sequence[str] = (),
+    ) -> Counted | Full | Literal["would_accept", "changed", "unstaged"]:
+        """Buffers a gradient in the round.
+
+        Args:
+            request: who sends it, and what every gradient carries.
+            gradient: id of the gradient.
+            header: header of the gradient; empty to ask only whether it would be accepted.
+            data: all bytes of an inline gradient; empty if it has parts.
+            lengths: bytes of each part.
+            stage: commands that stage the parts, sent before the script in the same round trip.
+            replaced: ids of the buffered gradients whose sum is part of this one, the oldest first.
+            replaced_parts: keys of their parts.
+
+        Returns:
+            The outcome; or, with nothing changed: `Full`; "would_accept" if the header is empty and the gradient would
+            be accepted; "changed" if a gradient that this one replaces is gone; "unstaged" if a part wasn't there when
+            the script ran, so that the request has to be sent again.
+
+        Raises:
+            InvalidArgumentError: the round holds gradients of another shape.
+        """
+        keys, current, session = self._keys, self._keys.current, request.session
+        reply, replicas = self._transport.run_and_read(
+            *load("buffer").bind(
+                keys={
+                    "record": keys.record,
+                    "buffered": current.buffered,
+                    "inline": current.inline,
+                    "workers": current.workers,
+                    "sessions": keys.sessions,
+                    "staged": [keys.staged(gradient, part) for part in range(len(lengths))] if lengths else (),
+                    "parts": [keys.part(gradient, part) for part in range(len(lengths))] if lengths else (),
+                    "replaced_parts": replaced_parts,
+                },
+                args={
+                    "incarnation": self.incarnation,
+                    "session": session.id,
+                    "sequence": request.sequence,
+                    "acknowledged": session.acknowledged,
+                    "worker": request.worker,
+                    "local_step": request.local_step,
+                    "round_shape": shape_text(request.round_shape),
+                    "gradient": gradient,
+                    "header": header,
+                    "data": data,
+                    "lengths": lengths,
+                    "replaced": replaced,
+                },
+            ),
+            before=stage,
+            after=self._replicate if header else (),
+        )
+        match reply:
+            case [b"would_accept"]:
+                return "would_accept"
+            case [b"changed"]:
+                return "changed"
+            case [b"unstaged", _]:
+                return "unstaged"
+            case [b"full", buffered, limit]:
+                return Full(self._number(buffered, "buffered_bytes"), self._number(limit, "buffer_limit"))
+        return self._counted(reply, request.round_shape, replicas)
+
+    def take(
+        self,
+        *,
+        token: str,
+        session: Session,
+        sequence: int,
+        num_required: int,
+        lease_ms: int,
+        taker: str,
+        read: Sequence[Command] = (),
+    ) -> Take:
+        """Returns a take, to be called until it is granted.
+
+        Args:
+            token: id of the take: the session's id and the sequence number. The same one again gets the same round.
+            session: who sends it.
+            sequence: its number.
+            num_required: the round is granted if it has at least this many gradients; at least 1.
+            lease_ms: the taker loses its place in the queue unless it asks again within this time, in milliseconds.
+            taker: name of the taker.
+            read: commands that read the round if it is granted. They travel along.
+        """
+        keys, current, taken = self._keys, self._keys.current, self._keys.taken_round(token)
+        call = self._transport.prepare(
+            *load("take").bind(
+                keys={
+                    "record": keys.record,
+                    "sums": current.sums,
+                    "buffered": current.buffered,
+                    "inline": current.inline,
+                    "workers": current.workers,
+                    "sessions": keys.sessions,
+                    "queue": keys.queue,
+                    "takers": keys.takers,
+                    "taken": keys.taken,
+                    "taken_sums": taken.sums,
+                    "taken_buffered": taken.buffered,
+                    "taken_inline": taken.inline,
+                    "taken_workers": taken.workers,
+                },
+                args={
+                    "incarnation": self.incarnation,
+                    "token": token,
+                    "num_required": num_required,
+                    "lease_ms": lease_ms,
+                    "taker": taker,
+                    "session": session.id,
+                    "sequence": sequence,
+                },
+            ),
+            after=read,
+        )
+
+        def attempt(*, timeout: float = TIMEOUT) -> tuple[Granted | Queued, list[Any]]:
+            reply, pieces = self._transport.repeat(call, timeout=timeout)
+            match reply:
+                case [b"waiting", step, count, ahead]:
+                    queued = Queued(
+                        self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue")
+                    )
+                    return queued, pieces
+            return self._granted(token, reply), pieces
+
+        return attempt
+
+    def leave(self, *, token: str, timeout: float = TIMEOUT, replicated: bool = False) -> Granted | None:
+        """Leaves the queue.
+
+        Args:
+            token: id of the take.
+            timeout: how long to try to reach the server, in seconds.
+            replicated: whether replicas have to confirm.
+
+        Returns:
+            The round if it was granted in the meantime, else None.
+        """
+        keys = self._keys
+        reply, replicas = self._transport.run_and_read(
+            *load("leave").bind(
+                keys={"record": keys.record, "queue": keys.queue, "takers": keys.takers, "taken": keys.taken},
+                args={"token": token},
+            ),
+            after=self._replicate if replicated else (),
+            timeout=timeout,
+        )
+        return None if reply == [b"left"] else self._granted(token, reply, replicas)
+
+    def acknowledge(self, *, token: str, parts: Sequence[str], more: bool) -> bool:
+        """Removes a round, or some of its parts.
+
+        Args:
+            token: token of the round.
+            parts: keys of parts to remove.
+            more: whether calls with further parts follow.
+
+        Returns:
+            False if there is no such round.
+        """
+        taken = self._keys.taken_round(token)
+        reply = self._transport.run(
+            *load("acknowledge").bind(
+                keys={
+                    "taken": self._keys.taken,
+                    "taken_sums": taken.sums,
+                    "taken_buffered": taken.buffered,
+                    "taken_inline": taken.inline,
+                    "taken_workers": taken.workers,
+                    "parts": parts,
+                },
+                args={"token": token, "more": int(more)},
+            )
+        )
+        match reply:
+            case [b"acknowledged"]:
+                return True
+            case [b"unknown"]:
+                return False
+        self._refuse(reply)
+
+    def recover(self, *, old: str, token: str, taker: str) -> Granted | None:
+        """Moves a granted round to a new token.
+
+        Args:
+            old: the token that holds the round now.
+            token: the new token.
+            taker: name of the new taker.
+
+        Returns:
+            The round; None if there is no such round.
+        """
+        keys, before, after = self._keys, self._keys.taken_round(old), self._keys.taken_round(token)
+        reply = self._transport.run(
+            *load("recover").bind(
+                keys={
+                    "record": keys.record,
+                    "taken": keys.taken,
+                    "old_sums": before.sums,
+                    "old_buffered": before.buffered,
+                    "old_inline": before.inline,
+                    "old_workers": before.workers,
+                    "new_sums": after.sums,
+                    "new_buffered": after.buffered,
+                    "new_inline": after.inline,
+                    "new_workers": after.workers,
+                },
+                args={"incarnation": self.incarnation, "old": old, "token": token, "taker": taker},
+            )
+        )
+        return None if reply == [b"unknown"] else self._granted(token, reply)
+
+    def set_global_step(self, *, session: Session, sequence: int, worker: str, new_global_step: int) -> Counted:
+        """Sets the global step.
+
+        Args:
+            session: who sends the request.
+            sequence: its number.
+            worker: name of the sender.
+            new_global_step: the step to set.
+        """
+        reply = self._transport.run(
+            *load("set_global_step").bind(
+                keys={"record": self._keys.record, "sessions": self._keys.sessions},
+                args={
+                    "incarnation": self.incarnation,
+                    "session": session.id,
+                    "sequence": sequence,
+                    "acknowledged": session.acknowledged,
+                    "worker": worker,
+                    "new_global_step": new_global_step,
+                },
+            )
+        )
+        return self._counted(reply, ())
+
+    def resolve(self, *, session: Session, sequence: int, worker: str, timeout: float = TIMEOUT) -> Counted | None:
+        """Learns the outcome of a request whose reply was lost, and fences the request if it was not executed.
+
+        Args:
+            session: who sent the request.
+            sequence: its number.
+            worker: name of the sender.
+            timeout: how long to try to reach the server, in seconds.
+
+        Returns:
+            The outcome; None if the request was not executed, and no copy of it ever will be.
+        """
+        reply = self._transport.run(
+            *load("resolve").bind(
+                keys={"record": self._keys.record, "sessions": self._keys.sessions},
+                args={
+                    "incarnation": self.incarnation,
+                    "session": session.id,
+                    "sequence": sequence,
+                    "acknowledged": session.acknowledged,
+                    "worker": worker,
+                },
+            ),
+            timeout=timeout,
+        )
+        return None if reply[0] == b"fenced" else self._counted(reply, ())
+
+    def delete(self, *, finish: bool, timeout: float = TIMEOUT) -> Literal["closed", "deleted", "missing", "replaced"]:
+        """Closes the accumulator for everybody, or removes it once it is closed.
+
+        Args:
+            finish: whether to remove the accumulator instead of closing it.
+            timeout: how long to try to reach the server, in seconds.
+        """
+        keys, current = self._keys, self._keys.current
+        reply = self._transport.run(
+            *load("delete").bind(
+                keys={
+                    "record": keys.record,
+                    "sums": current.sums,
+                    "buffered": current.buffered,
+                    "inline": current.inline,
+                    "workers": current.workers,
+                    "sessions": keys.sessions,
+                    "queue": keys.queue,
+                    "takers": keys.takers,
+                    "taken": keys.taken,
+                    "compacting": keys.compacting,
+                },
+                args={"incarnation": self.incarnation, "finish": int(finish)},
+            ),
+            timeout=timeout,
+        )
+        match reply:
+            case [b"closed"]:
+                return "closed"
+            case [b"deleted"]:
+                return "deleted"
+            case [b"missing"]:
+                return "missing"
+            case [b"replaced"]:
+                return "replaced"
+        self._refuse(reply)
+
+    def remove_orphans(self, *, tokens: Sequence[str], owners: Mapping[str, str]) -> int:
+        """Removes keys that have no owner.
+
+        Args:
+            tokens: tokens of all taken rounds.
+            owners: key to remove → the owner that would mean it is in use, as the header of the script lists it.
+
+        Returns:
+            The number of keys that were removed; 0 if the accumulator is no longer as it was found.
+        """
+        keys = self._keys
+        reply = self._transport.run(
+            *load("remove_orphans").bind(
+                keys={
+                    "record": keys.record,
+                    "taken": keys.taken,
+                    "buffered": keys.current.buffered,
+                    "taken_buffered": [keys.taken_round(token).buffered for token in tokens],
+                    "garbage": list(owners),
+                },
+                args={"incarnation": self.incarnation, "tokens": tokens, "owners": list(owners.values())},
+            )
+        )
+        match reply:
+            case [b"removed", number]:
+                return self._number(number, "remove_orphans")
+            case [b"changed"]:
+                return 0
+        self._refuse(reply)
+
+    def _confirmed(self, replies: Sequence[Any]) -> int:
+        match replies:
+            case [int(replicas)]:
+                return replicas
+        raise CorruptDataError(f"{self._keys.record}: WAIT replied {replies!r:.100}, not a number of replicas")
+
+    def _counted(self, reply: list[bytes], round_shape: tuple[int, ...], replicas: Sequence[Any] = ()) -> Counted:
+        match reply:
+            case [outcome, step, count] if outcome in _OUTCOMES:
+                return Counted(
+                    _OUTCOMES[outcome],
+                    self._step(step),
+                    self._number(count, "num_accumulated"),
+                    self._confirmed(replicas) if replicas else 0,
+                )
+            case [b"shape_mismatch", bound]:
+                raise InvalidArgumentError(
+                    f"a gradient for {self._keys.name!r} must have the shape of the other gradients in the current "
+                    f"round, {_text(bound)}, not {shape_text(round_shape)}"
+                )
+        self._refuse(reply)
+
+    def _granted(self, token: str, reply: list[bytes], replicas: Sequence[Any] = ()) -> Granted:
+        match reply:
+            case [b"granted", step, count, shape]:
+                number = self._number(count, "num_accumulated")
+                confirmed = self._confirmed(replicas) if replicas else 0
+                return Granted(token, self._step(step), number, _text(shape), confirmed)
+        self._refuse(reply)
+
+    def _step(self, text: bytes) -> int:
+        try:
+            step = int(text)
+        except ValueError:
+            step = 2**63
+        if not -(2**63) <= step < 2**63:
+            raise CorruptDataError(f"{self._keys.record}: global_step is {_text(text)!r}, not an int64")
+        return step
+
+    def _number(self, text: bytes, what: str, *, least: int = 0) -> int:
+        if not (text.isdigit() and len(text) <= 15 and int(text) >= least):
+            raise CorruptDataError(
+                f"{self._keys.record}: {what} is {_text(text)!r}, not a number from {least} to 10^15 - 1"
+            )
+        return int(text)
+
+    def _refuse(self, reply: list[bytes]) -> NoReturn:
+        name = self._keys.name
+        match reply:
+            case [b"missing"]:
+                raise AccumulatorNotFoundError(
+                    f"there is no accumulator {name!r}: it was deleted, its owner is gone, or the server has lost its "
+                    "data"
+                )
+            case [b"replaced"]:
+                raise AccumulatorNotFoundError(
+                    f"accumulator {name!r} was deleted after this handle was opened. Open it again"
+                )
+            case [b"superseded", sequence]:
+                raise StaleSequenceError(
+                    f"{name!r}: the server has already executed request {_text(sequence)} of this session, so it "
+                    "refuses this one, which is not newer"
+                )
+            case [b"fenced", _, _]:
+                raise StaleSequenceError(
+                    f"{name!r}: this request was resolved as not executed, so the server refuses every copy of it"
+                )
+            case [b"forgotten", now]:
+                raise ForgottenError(
+                    f"{name!r}: this session was idle for so long that the server has forgotten it, and cannot tell "
+                    "whether it has executed this request before",
+                    self._number(now, "TIME"),
+                )
+            case [b"remains", key]:
+                raise CorruptDataError(
+                    f"the record of {name!r} is gone, but {_text(key)} still exists: keys were evicted (set "
+                    "maxmemory-policy noeviction) or removed by hand. No sum can be formed from the rest. To start "
+                    f"over, remove the rest: redis-cli --scan --pattern '{self._keys.record}*' | xargs redis-cli unlink"
+                )
+            case [b"lost", sequence]:
+                raise DataLossError(
+                    f"{name!r}: the last request of this session that the server knows is {_text(sequence)}, but it "
+                    "has acknowledged a later one: it was restarted from older data, failed over to a replica that "
+                    "lagged behind, or evicted keys. It did not execute this request; it will execute later ones"
+                )
+            case [b"overflow", step]:
+                raise StepOverflowError(
+                    f"{name!r}: the global step is {_text(step)}, the largest int64, and cannot grow"
+                )
+            case [b"corrupt", where, text]:
+                raise CorruptDataError(
+                    f"{self._keys.record}: {_text(where)} holds {_text(text)!r}, which redisacc does not write there"
+                )
+        raise CorruptDataError(f"{self._keys.record}: a script gave the unexpected reply {reply!r:.200}")
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")

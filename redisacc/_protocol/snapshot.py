@@ -1,0 +1,127 @@
+"""Reads the current round as it was at one moment, without taking it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from redisacc._data.reducers import Reducer
+from redisacc._data.results import Round
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._format.buffered import PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._format.record import Record
+from redisacc._protocol.record_reader import RecordReader
+from redisacc._protocol.round_reader import RoundReader, read_commands, read_whole
+from redisacc._redis.transport import Transport
+from redisacc.errors import CorruptDataError, PeekTimeoutError
+
+# How long to keep looking for a moment in which no gradient arrives, in seconds.
+PEEK_TIMEOUT = 30.0
+
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class StartedRead(Generic[Value]):
+    """A read of several pieces that has begun.
+
+    Attributes:
+        record: the record as it was when the read began.
+        finish: reads what is left. It returns the value, and whether nothing had been left: then everything was read
+            between two equal records.
+    """
+
+    record: Record
+    finish: Callable[[], tuple[Value, bool]]
+
+
+def snapshot(records: RecordReader, begin: Callable[[], StartedRead[Value] | None], name: str) -> Value:
+    """Reads something in pieces, and starts over if the accumulator changed meanwhile.
+
+    Args:
+        records: reads the record.
+        begin: begins a read. It returns None if the accumulator changed even before that.
+        name: the accumulator, as errors call it.
+
+    Raises:
+        PeekTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+        CorruptDataError: what was read does not fit together, although nothing changed meanwhile.
+    """
+    deadline = time.monotonic() + PEEK_TIMEOUT
+    while True:
+        found = _attempt(records, begin)
+        if found is not None:
+            return found[0]
+        if time.monotonic() >= deadline:
+            raise PeekTimeoutError(
+                f"accumulator {name!r} changed during every attempt to read it, for {PEEK_TIMEOUT:.0f} s: gradients "
+                "arrive faster than the round can be read"
+            )
+
+
+# A function of its own, so that the memory of a disturbed attempt is free before the next one begins.
+def _attempt(records: RecordReader, begin: Callable[[], StartedRead[Value] | None]) -> tuple[Value] | None:
+    started = begin()
+    if started is None:
+        return None
+    try:
+        value, whole = started.finish()
+    except (CorruptDataError, PartMissingError) as error:
+        # Pieces of two rounds do not fit together either: it is corruption only if nothing changed.
+        if records.read().state != started.record.state:
+            return None
+        raise CorruptDataError(str(error)) from error
+    if whole or records.read().state == started.record.state:
+        return (value,)
+    return None
+
+
+def read_round(
+    transport: Transport,
+    keys: Keys,
+    spec: AccumulatorSpec,
+    records: RecordReader,
+    reduce: Callable[[Reducer, int], Any],
+) -> Round[Any]:
+    """Returns the current round. Its gradient is None if the round is empty.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        spec: what it was created as.
+        records: reads its record.
+        reduce: makes the gradient from the sum and the number of gradients in it.
+
+    Raises:
+        PeekTimeoutError, CorruptDataError: as ``snapshot``.
+    """
+
+    def begin() -> StartedRead[Round[Any]] | None:
+        current = keys.current
+        before, *pieces, after = transport.pipeline(
+            [Record.command(keys), *read_commands(current), Record.command(keys)]
+        )
+        record = Record(keys, before)
+        records.check(record.incarnation)
+        if record.state != Record(keys, after).state:
+            return None
+
+        def finish() -> tuple[Round[Any], bool]:
+            if record.num_accumulated == 0:
+                return Round(None, record.global_step, 0), True
+            shape = record.round_shape
+            if shape is None:
+                raise CorruptDataError(f"{keys.record}: a round of {record.num_accumulated} gradients has no shape")
+            reader = RoundReader(transport, keys, spec)
+            contents = reader.contents(current, pieces, shape)
+            reducer = reader.add_up(contents, shape, record.num_accumulated)
+            gradient = reduce(reducer, record.num_accumulated)
+            found = Round(gradient, record.global_step, record.num_accumulated, contents.workers)
+            return found, not contents.buffered and read_whole(pieces)
+
+        return StartedRead(record, finish)
+
+    return snapshot(records, begin, keys.name)

@@ -1,0 +1,343 @@
+"""A take that waits for enough gradients: it subscribes, polls, sleeps, and polls again after every event or second."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from redisacc._format.buffered import PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._protocol.lifetime import Lifetime
+from redisacc._protocol.outage_log import OutageLog
+from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
+from redisacc._protocol.round_reader import RoundReader, read_commands
+from redisacc._protocol.scripts import ForgottenError, Granted, Queued, Scripts, Take
+from redisacc._protocol.sessions import Session
+from redisacc._redis.fast_socket import Command
+from redisacc._redis.pubsub import Alarm, pubsub_of
+from redisacc._redis.transport import Transport
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    CancelledError,
+    RedisAccError,
+    ServerUnavailableError,
+    StaleSequenceError,
+    TakeTimeoutError,
+)
+
+logger = logging.getLogger("redisacc")
+
+# A taker that has not polled for this long is passed over, in milliseconds.
+TAKER_LEASE_MS = 3000
+# Maximum number of missing workers listed in a message.
+NAMED = 10
+# A wait that lasts is logged this often, in seconds.
+LOG_EVERY = 60.0
+# Maximum number of announced gradients that are fetched ahead before the taker polls again.
+AHEAD = 256
+
+
+def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list[Any]]:
+    """Blocks until the round is granted.
+
+    Args:
+        pending: the take.
+        lifetime: of the handle. The wait ends with CancelledError when the handle is closed.
+
+    Returns:
+        The round; and the replies to ``read_commands`` for it, followed by the number of rounds granted so far.
+    """
+    started = time.monotonic()
+    unregister = lifetime.register(pending.alarm)
+    try:
+        pubsub = pubsub_of(pending.transport)
+        granted = None
+        if pending.deadline <= started or not pubsub.hears(pending.keys.wake):
+            # In most cases enough gradients are there already, and there is nothing to listen for.
+            granted = pending.poll()
+        if granted is None and pending.deadline > time.monotonic():
+            with pubsub.listen(pending.keys.wake, pending.on_event):
+                granted = pending.until_granted(lifetime)
+    except BaseException as error:
+        # Ctrl-C included: the next taker in the queue must not wait until this one's lease has run out.
+        pending.leave_quietly()
+        if isinstance(error, AccumulatorNotFoundError) and lifetime.closed:
+            # A private accumulator is deleted with its handle, perhaps before the wait notices that it was closed.
+            raise pending.cancelled() from None
+        raise
+    finally:
+        unregister()
+    if granted is None:
+        granted = pending.leave()
+    if granted is None:
+        raise pending.timed_out(time.monotonic() - started)
+    return granted
+
+
+# Besides ids of buffered gradients, a listener may get these: the round is over, or messages were missed.
+_OVER, _MISSED = object(), object()
+
+
+@dataclass
+class TakeWait:
+    """A take that waits.
+
+    Attributes:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        scripts: its scripts.
+        session: used only by this take while it waits.
+        num_required: the take is granted when this many gradients have arrived.
+        deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
+        taker: the name of the taker.
+        label: the accumulator's name in log records and errors.
+        reader: adds the round up, and begins with it while it is still growing.
+        alarm: wakes the wait.
+    """
+
+    transport: Transport
+    keys: Keys
+    scripts: Scripts
+    session: Session
+    num_required: int
+    deadline: float
+    taker: str
+    label: str
+    reader: RoundReader
+    alarm: Alarm = field(default_factory=Alarm)
+    _sequence: int = field(init=False)
+    _token: str = field(init=False)
+    _take: Take = field(init=False)
+    _lost: int = field(init=False)
+    _seen: Queued | None = None
+    _outage: OutageLog = field(init=False)
+    # Filled by the thread that listens.
+    _heard: deque[object] = field(default_factory=deque)
+    _poll_now: bool = True
+
+    def __post_init__(self) -> None:
+        self._lost = self.transport.lost
+        self._outage = OutageLog(self.label, "a take was waiting")
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sequence = self.session.next()
+        self._token = f"{self.session.id}-{self._sequence}"
+        self._take = self.scripts.take(
+            token=self._token,
+            session=self.session,
+            sequence=self._sequence,
+            num_required=self.num_required,
+            lease_ms=TAKER_LEASE_MS,
+            taker=self.taker,
+            read=self._read_commands(),
+        )
+
+    def on_event(self, event: str | None) -> None:
+        """Handles an event, in the thread that listens. Only an event that may complete the round wakes the wait."""
+        words = dict(word.partition("=")[::2] for word in event.split(" ", 4)) if event is not None else {}
+        buffered = words.get("buffered")
+        if event is None:
+            self._heard.append(_MISSED)
+        elif "taken" in words:
+            self._heard.append(_OVER)
+        elif buffered == "*":
+            self._heard.append(_MISSED)
+        elif buffered:
+            self._heard.append(buffered[:64])
+        if words.keys() & {"applied", "stale", "waiting"}:
+            count = words.get("count", "")
+            if count.isdigit() and int(count[:16]) < self.num_required:
+                if buffered:
+                    self.alarm.set()
+                return
+        self._poll_now = True
+        self.alarm.set()
+
+    def until_granted(self, lifetime: Lifetime) -> tuple[Granted, list[Any]] | None:
+        """Polls until the round is granted and returns it, or returns None once the deadline has passed."""
+        next_log = time.monotonic() + LOG_EVERY
+        next_poll = 0.0
+        while True:
+            self.alarm.clear()
+            if lifetime.closed:
+                raise self.cancelled()
+            now = time.monotonic()
+            if self._poll_now or now >= next_poll or now >= self.deadline:
+                self._poll_now = False
+                granted = self.poll()
+                now = time.monotonic()
+                next_poll = now + POLL_INTERVAL
+                if granted is not None or now >= self.deadline:
+                    return granted
+            if now >= next_log:
+                next_log = now + LOG_EVERY
+                logger.warning("%s", self._state("is still waiting", self._info()), extra=self._fields)
+            if self._look_ahead():
+                continue
+            self.alarm.wait(min(next_poll, self.deadline, next_log) - now)
+
+    def _look_ahead(self) -> bool:
+        """Adds some buffered gradients if this taker is next in the queue. Returns False if there is nothing to do."""
+        if self._seen is None or self._seen.ahead or self._outage.error is not None:
+            self._heard.clear()
+            self._heard.append(_MISSED)
+            return False
+        ids: list[str] = []
+        missed = False
+        while self._heard and len(ids) < AHEAD:
+            heard = self._heard.popleft()
+            if heard is _OVER:
+                self.reader.forget()
+                ids, missed = [], False
+            elif heard is _MISSED:
+                missed = True
+            else:
+                ids.append(str(heard))
+        if not ids and not missed:
+            return False
+        try:
+            self.reader.look_ahead(None if missed else ids)
+        except (RedisAccError, PartMissingError) as error:
+            # Looking ahead only saves time. If something is wrong, it shows when the round is read.
+            logger.debug("%s: could not look ahead: %s", self.label, error)
+            self.reader.forget()
+            self._heard.append(_MISSED)
+            return False
+        return True
+
+    def poll(self) -> tuple[Granted, list[Any]] | None:
+        """Asks for the round once. Logs a warning and returns None if the server cannot be reached."""
+        try:
+            reply, pieces = self._ask()
+        except ServerUnavailableError as error:
+            if self._outage.error is None and self._seen is None and self.deadline == math.inf:
+                raise
+            self._outage.begin(error, self._fields)
+            return None
+        if self._outage.error is not None:
+            self._outage.end(self._fields)
+        if isinstance(reply, Granted):
+            self.session.learn(self._sequence)
+            return reply, pieces
+        self._seen = reply
+        return None
+
+    @property
+    def _fields(self) -> dict[str, object]:
+        """Fields of log records, for handlers that format them."""
+        fields: dict[str, object] = {"accumulator": self.keys.name, "num_required": self.num_required}
+        if self._seen is not None:
+            fields |= {"global_step": self._seen.global_step, "num_accumulated": self._seen.num_accumulated}
+        return fields
+
+    def _ask(self) -> tuple[Granted | Queued, list[Any]]:
+        while True:
+            try:
+                return self._take(timeout=self._poll_timeout())
+            except ForgottenError as error:
+                self.session.begin_anew(error.now_ms)
+                self._begin()
+            except StaleSequenceError:
+                # The round was granted, the reply was lost, and another process recovered the round before this copy
+                # arrived.
+                self._begin()
+
+    def _read_commands(self) -> list[Command]:
+        return [*read_commands(self.keys.taken_round(self._token)), ("HGET", self.keys.record, "takes")]
+
+    def _poll_timeout(self) -> float:
+        return min(POLL_TIMEOUT, max(self.deadline - time.monotonic(), LAST_POLL_TIMEOUT))
+
+    def leave(self) -> tuple[Granted, list[Any]] | None:
+        """Leaves the queue. Returns the round if it was granted meanwhile."""
+        if self._outage.error is not None:
+            # The request cannot reach the server, but the lease will run out.
+            return None
+        granted = self._leave(POLL_TIMEOUT)
+        if granted is None:
+            return None
+        return granted, self.transport.pipeline(self._read_commands())
+
+    def _leave(self, timeout: float) -> Granted | None:
+        if self.transport.lost != self._lost:
+            # A stray copy may still arrive. Unless it is fenced, it could be granted a round that no taker would fetch.
+            with contextlib.suppress(ForgottenError):
+                self.scripts.resolve(session=self.session, sequence=self._sequence, worker=self.taker, timeout=timeout)
+        return self.scripts.leave(token=self._token, timeout=timeout)
+
+    def leave_quietly(self) -> None:
+        """Leaves the queue because of an error, and raises none of its own: the caller has to see the first one."""
+        try:
+            granted = self._leave(1.0)
+        except RedisAccError as error:
+            logger.debug("%s: could not leave the queue: %s", self.label, error)
+            return
+        if granted is not None:
+            logger.warning(
+                "%s: the round of step %d, with %d gradients, was granted just when the take was interrupted. "
+                "recover() hands it out",
+                self.label,
+                granted.global_step,
+                granted.num_accumulated,
+                extra={
+                    "accumulator": self.keys.name,
+                    "global_step": granted.global_step,
+                    "num_accumulated": granted.num_accumulated,
+                    "token": granted.token,
+                },
+            )
+
+    def cancelled(self) -> CancelledError:
+        """Returns the error that says that the handle was closed."""
+        return CancelledError(f"{self.label}: the handle was closed while a take waited")
+
+    def timed_out(self, seconds: float) -> TakeTimeoutError:
+        """Returns the error that says what was missing."""
+        info = self._info()
+        error = TakeTimeoutError(
+            self._state(f"timed out after {seconds:.3g} s", info),
+            num_required=self.num_required,
+            num_accumulated=self._seen.num_accumulated if self._seen else 0,
+            workers=info.workers if info else {},
+            missing=[worker.name for worker in info.missing] if info else (),
+        )
+        error.__cause__ = self._outage.error
+        return error
+
+    def _info(self) -> AccumulatorInfo | None:
+        """Returns who has contributed and who has not, or None if that cannot be read."""
+        if self._outage.error is not None:
+            return None
+        try:
+            return read_info(self.transport, self.keys)
+        except RedisAccError as failure:
+            logger.debug("%s: %s", self.label, failure)
+            return None
+
+    def _state(self, what: str, info: AccumulatorInfo | None) -> str:
+        seen = self._seen
+        text = f"{self.label}: a take of {self.num_required} {what}"
+        if seen is None:
+            return f"{text}: the server did not report how many gradients there are"
+        text += f": {seen.num_accumulated} of {self.num_required} gradients had arrived at step {seen.global_step}"
+        if info is not None and info.workers:
+            text += ", from " + ", ".join(f"{name} ({number})" for name, number in info.workers.items())
+        if info is not None and info.missing:
+            named = [
+                f"{worker.name} (seen {(info.read_at - worker.seen_at).total_seconds():.0f} s ago)"
+                for worker in info.missing[:NAMED]
+            ]
+            more = [f"{len(info.missing) - NAMED} more"] if len(info.missing) > NAMED else []
+            text += "; missing: " + ", ".join(named + more)
+        if seen.ahead:
+            text += f"; takers before it in the queue: {seen.ahead}"
+        if self._outage.error is not None:
+            text += "; the server cannot be reached"
+        return text

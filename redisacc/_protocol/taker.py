@@ -1,0 +1,184 @@
+"""Takes rounds: waits for one, reads and reduces it, acknowledges it; recovers those of takers that died."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from redisacc._data.results import Round
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._format.buffered import BufferedGradient, PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._format.shapes import round_shape_of
+from redisacc._protocol.acknowledgement import acknowledge
+from redisacc._protocol.lifetime import Lifetime
+from redisacc._protocol.recovery import take_over
+from redisacc._protocol.replication import check_replicated
+from redisacc._protocol.round_reader import RoundReader, read_commands
+from redisacc._protocol.scripts import Granted, Scripts
+from redisacc._protocol.sessions import SessionPool
+from redisacc._protocol.take_wait import TakeWait, wait_for_round
+from redisacc._redis.transport import Transport
+from redisacc.errors import CorruptDataError, DataLossError, OutcomeUnknownError, ServerUnavailableError
+
+logger = logging.getLogger("redisacc")
+
+# The result of a take: an array, or IndexedSlices.
+G = TypeVar("G")
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class TakenRound(Generic[G]):
+    """A round that is in memory and not yet acknowledged.
+
+    Attributes:
+        token: the id of the take.
+        round: what the caller gets.
+        buffered: the buffered gradients whose parts the acknowledgement removes.
+    """
+
+    token: str
+    round: Round[G]
+    buffered: list[BufferedGradient]
+
+
+class Taker(Generic[G]):
+    """Takes the rounds of one accumulator for one handle."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        keys: Keys,
+        scripts: Scripts,
+        spec: AccumulatorSpec,
+        *,
+        sessions: SessionPool,
+        lifetime: Lifetime,
+        min_replicas: int,
+    ) -> None:
+        self._transport = transport
+        self._keys = keys
+        self._scripts = scripts
+        self._spec = spec
+        self._sessions = sessions
+        self._lifetime = lifetime
+        self._min_replicas = min_replicas
+        # How many rounds the accumulator had granted when this handle took its last one.
+        self._takes_seen = -1
+
+    def take(self, num_required: int, *, deadline: float, name: str, label: str) -> TakenRound[G]:
+        """Blocks until a round of at least ``num_required`` gradients is granted, then reads and reduces it.
+
+        Args:
+            num_required: at least 1.
+            deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
+            name: the name of the taker.
+            label: the accumulator's name in log records and errors.
+        """
+        session = self._sessions.borrow()
+        try:
+            reader = RoundReader(self._transport, self._keys, self._spec)
+            pending = TakeWait(
+                transport=self._transport,
+                keys=self._keys,
+                scripts=self._scripts,
+                session=session,
+                num_required=num_required,
+                deadline=deadline,
+                taker=name,
+                label=label,
+                reader=reader,
+            )
+            seen = self._takes_seen
+            granted, (*pieces, takes) = wait_for_round(pending, self._lifetime)
+        finally:
+            self._sessions.give_back(session)
+        self._check_nothing_undone(granted, seen, takes)
+        if self._min_replicas:
+            # The round is unknown to a server that took over in a failover.
+            known = self._scripts.leave(token=granted.token, replicated=True)
+            check_replicated(
+                self._keys.name,
+                f"the round of step {granted.global_step} was taken",
+                replicas=known.replicas if known else 0,
+                min_replicas=self._min_replicas,
+            )
+        return self._read(granted, pieces, reader)
+
+    def recover(self, token: str | None, *, name: str) -> TakenRound[G] | None:
+        """Takes over a round that was granted and not acknowledged, and reads and reduces it.
+
+        Args:
+            token: which round; None: the oldest.
+            name: the name of the new taker.
+
+        Returns:
+            The round, or None if there is none to recover.
+        """
+        granted = take_over(self._transport, self._keys, self._scripts, token, name=name)
+        if granted is None:
+            return None
+        pieces = self._transport.pipeline(read_commands(self._keys.taken_round(granted.token)))
+        return self._read(granted, pieces, RoundReader(self._transport, self._keys, self._spec))
+
+    def acknowledge(self, taken: TakenRound[G], value: Value) -> Value:
+        """Removes a round from Redis, and returns ``value``.
+
+        Raises:
+            OutcomeUnknownError: the server stopped answering before it confirmed. The error's ``retry()`` acknowledges
+                again and returns ``value``.
+        """
+        return self._acknowledge(taken.token, taken.buffered, value, self._transport.lost)
+
+    def _acknowledge(self, token: str, gradients: list[BufferedGradient], value: Value, lost: int) -> Value:
+        """Removes a round. ``lost``: how many exchanges had broken off before the first copy of the request."""
+        try:
+            acknowledged = acknowledge(self._transport, self._keys, self._scripts, token, gradients)
+        except ServerUnavailableError as error:
+            raise OutcomeUnknownError(
+                f"{self._keys.name}: round {token} has been read, but the server stopped answering before it confirmed "
+                "that it has removed the round. retry() of this error acknowledges it; until then "
+                f"info().unacknowledged may list it, and recover() would hand it out again ({error})",
+                # No transport has this count: an earlier copy of the request may have removed the round.
+                lambda: self._acknowledge(token, gradients, value, -1),
+            ) from error
+        if not acknowledged and self._transport.lost == lost:
+            logger.warning(
+                "%s: round %s was gone before it was acknowledged: another process recovered it, or the accumulator "
+                "was deleted",
+                self._keys.name,
+                token,
+                extra={"accumulator": self._keys.name, "token": token},
+            )
+        return value
+
+    def _read(self, granted: Granted, pieces: Sequence[Any], reader: RoundReader) -> TakenRound[G]:
+        shape = round_shape_of(self._keys, granted.round_shape)
+        if shape is None:
+            raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
+        contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
+        try:
+            reducer = reader.add_up(contents, shape, granted.num_accumulated)
+        except PartMissingError as error:
+            raise CorruptDataError(
+                f"{error}, or taken over by recover(). The round stays listed in info().unacknowledged"
+            ) from error
+        gradient: G = self._spec.result(reducer, granted.num_accumulated)
+        taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers)
+        return TakenRound(granted.token, taken, contents.buffered)
+
+    def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:
+        """Compares how many rounds the accumulator has granted with what this handle knew before its take."""
+        if not (isinstance(takes, bytes) and takes.isdigit() and len(takes) <= 15):
+            raise CorruptDataError(f"{self._keys.record}: takes is {takes!r:.100}")
+        self._takes_seen = int(takes)
+        if self._takes_seen <= seen:
+            raise DataLossError(
+                f"{self._keys.name!r} had granted {seen} rounds before this take, and {self._takes_seen} after it: the "
+                "server was restarted from older data, or failed over to a replica that lagged behind. Gradients of "
+                f"this round, of step {granted.global_step}, may also have been in a round that was taken before. It "
+                "stays listed in info().unacknowledged, and recover() hands it out"
+            )

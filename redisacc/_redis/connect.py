@@ -1,0 +1,91 @@
+"""Connects: finds the transport for a client, a URL or the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import threading
+import weakref
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from redisacc._redis.transport import Transport
+from redisacc.errors import InvalidArgumentError
+
+DEFAULT_URL = "redis://localhost:6379/0"
+
+_transports: weakref.WeakValueDictionary[Any, Transport] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def connect(where: object) -> Transport:
+    """Returns the transport for a server. Nothing is sent yet.
+
+    The same client or URL gives the same transport for as long as somebody holds it.
+
+    Args:
+        where: a client of redis-py, a URL, or None for the environment variable ``REDISACC_URL``, else
+            ``redis://localhost:6379/0``.
+
+    Raises:
+        InvalidArgumentError: it is neither, or the URL cannot be read.
+    """
+    if where is None:
+        where = os.environ.get("REDISACC_URL") or DEFAULT_URL
+    if isinstance(where, str):
+        key: Any = where
+    elif callable(getattr(where, "execute_command", None)):
+        if inspect.iscoroutinefunction(where.execute_command):  # type: ignore[attr-defined]
+            raise InvalidArgumentError("redis must be a blocking client of redis-py, not one of redis.asyncio")
+        # Clients that share a pool share the transport.
+        key = id(getattr(where, "connection_pool", where))
+    else:
+        raise InvalidArgumentError(f"redis must be a client of redis-py, a URL or None, not {type(where).__name__}")
+    with _lock:
+        transport = _transports.get(key)
+        if transport is None:
+            transport = Transport(_client_of(where) if isinstance(where, str) else where)
+            _transports[key] = transport
+        return transport
+
+
+def _client_of(url: str) -> redis.Redis:
+    scheme = url.partition(":")[0].lower()
+    if scheme not in ("redis", "rediss", "unix"):
+        # The message does not quote the URL, which may carry a password.
+        raise InvalidArgumentError("a URL must begin with redis://, rediss:// or unix://")
+    settings: dict[str, Any] = {
+        # The transport retries by itself.
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+        # Limits only redis-py's handshakes; an exchange has a limit of its own. Before redis-py 8 the default was no
+        # limit, and a server that accepted a connection and then stalled blocked the caller forever.
+        "socket_timeout": 5.0,
+        # redisacc needs nothing that RESP3 adds, and its handshake costs round trips.
+        "protocol": 2,
+    }
+    if scheme != "unix":
+        settings |= {"socket_connect_timeout": 5.0, "socket_keepalive": True}
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        client = redis.Redis.from_url(url, **settings)
+        # A setting that redis-py does not know raises only when a connection is made.
+        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
+        return client
+    # Raised outside of the except clause, because redis-py's error quotes what it could not read: a part of the
+    # password, if that was not percent-encoded.
+    raise InvalidArgumentError(
+        f"this {scheme}:// URL cannot be read: redis-py does not accept its port, its database or a setting after the "
+        "question mark, or a password in it has characters that must be percent-encoded"
+    )
+
+
+def _after_fork_in_child() -> None:
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,217 @@
+"""Pub/sub: one connection per process and server, read by one thread.
+
+A message is a hint, never a fact: a waiting take polls after every message, after every reconnect, and once a second
+anyway, so a lost message costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from redisacc._redis.fast_socket import connection_of
+from redisacc._redis.transport import Transport
+
+logger = logging.getLogger("redisacc")
+
+# How long to pause before a broken connection is opened again, in seconds.
+RECONNECT_PAUSE = 0.2
+# How long to wait for the server to confirm a subscription, in seconds. Without it, polling once a second is left.
+CONFIRM_TIMEOUT = 1.0
+# How long a subscription outlives its last listener, in seconds: in a training loop the next take follows soon, and a
+# new connection, thread and subscription would cost it more than everything else that it does.
+LINGER = 5.0
+# How often the thread checks whether anybody still listens, in seconds.
+IDLE_CHECK_INTERVAL = 1.0
+
+# Gets the text of a message, or None if messages may have been missed.
+Listener = Callable[[str | None], None]
+
+# The last three are what redis-py raises when another thread closes its client meanwhile.
+_BROKEN = (RedisError, OSError, TypeError, ValueError, AttributeError)
+
+
+class Alarm:
+    """Wakes one waiting thread. It is a ``threading.Event`` for one waiter, without the six Python calls of that."""
+
+    def __init__(self) -> None:
+        # Held, unless the alarm is set.
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Wakes the waiting thread, or the next one that waits."""
+        # RuntimeError: the alarm is set already.
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+
+    def clear(self) -> None:
+        """Resets the alarm."""
+        self._lock.acquire(blocking=False)
+
+    def wait(self, timeout: float) -> None:
+        """Blocks until the alarm is set, and resets it; or for ``timeout`` seconds."""
+        self._lock.acquire(timeout=max(timeout, 0.0))
+
+
+@dataclass
+class _Channel:
+    listeners: list[Listener] = field(default_factory=list)
+    # Set while the server confirms the subscription.
+    confirmed: threading.Event = field(default_factory=threading.Event)
+    # When the last listener left.
+    idle_since: float = math.inf
+
+
+class PubSub:
+    """The pub/sub connection to one server. Its thread runs while anybody listens, and for some seconds after."""
+
+    def __init__(self, transport: Transport) -> None:
+        # Weak, because the transport is the key by which this object is found. Listeners hold the transport.
+        self._transport = weakref.ref(transport)
+        # Guards everything below.
+        self._lock = threading.Lock()
+        self._channels: dict[str, _Channel] = {}
+        self._connection: Any = None
+        self._running = False
+
+    def hears(self, channel: str) -> bool:
+        """Returns whether the channel is already subscribed to, by a listener that has just left."""
+        with self._lock:
+            found = self._channels.get(channel)
+            return found is not None and found.confirmed.is_set()
+
+    @contextlib.contextmanager
+    def listen(self, channel: str, listener: Listener) -> Iterator[None]:
+        """Calls ``listener`` for every message of a channel, in the listening thread, until the block ends.
+
+        When the block begins, the server has confirmed the subscription; or it does not answer, which the caller will
+        notice.
+        """
+        with self._lock:
+            known = self._channels.get(channel)
+            if known is None:
+                known = self._channels[channel] = _Channel()
+                self._tell("SUBSCRIBE", channel)
+            known.listeners.append(listener)
+            known.idle_since = math.inf
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="redisacc-events", daemon=True).start()
+        try:
+            known.confirmed.wait(CONFIRM_TIMEOUT)
+            yield
+        finally:
+            with self._lock:
+                known.listeners.remove(listener)
+                if not known.listeners:
+                    known.idle_since = time.monotonic()
+
+    def _tell(self, *command: str) -> None:
+        # Called with the lock held. If the connection is broken, the thread that reads notices and subscribes again.
+        if self._connection is not None:
+            with contextlib.suppress(*_BROKEN):
+                self._connection.send_command(*command, check_health=False)
+
+    def _run(self) -> None:
+        linger = LINGER
+        while not self._done(linger) and (transport := self._transport()) is not None:
+            try:
+                with transport.subscriber() as pooled:
+                    linger = LINGER
+                    connection = connection_of(pooled, IDLE_CHECK_INTERVAL)
+                    try:
+                        self._subscribe(pooled)
+                        # Not after every message: the threads that it wakes can run only when this one pauses.
+                        next_look = time.monotonic() + IDLE_CHECK_INTERVAL
+                        while True:
+                            for message in connection.hear():
+                                self._hand_out(message)
+                            now = time.monotonic()
+                            if now >= next_look:
+                                if self._done(linger):
+                                    return
+                                next_look = now + IDLE_CHECK_INTERVAL
+                    finally:
+                        with self._lock:
+                            if self._connection is pooled:
+                                self._connection = None
+            except _BROKEN as error:
+                logger.debug("no messages from %s: %s", transport.address, error)
+                # A channel without listeners need not be subscribed to again.
+                linger = 0.0
+                threading.Event().wait(RECONNECT_PAUSE)
+
+    def _done(self, linger: float) -> bool:
+        """Unsubscribes from channels that were left long ago. Returns True if none remains: the thread has to end."""
+        with self._lock:
+            left = time.monotonic() - linger
+            for name in [name for name, channel in self._channels.items() if channel.idle_since < left]:
+                del self._channels[name]
+                self._tell("UNSUBSCRIBE", name)
+            if self._channels:
+                return False
+            self._running = False
+            self._connection = None
+            return True
+
+    def _subscribe(self, pooled: Any) -> None:
+        with self._lock:
+            for channel in self._channels.values():
+                channel.confirmed.clear()
+            if self._channels:
+                pooled.send_command("SUBSCRIBE", *self._channels, check_health=False)
+            self._connection = pooled
+
+    def _hand_out(self, message: object) -> None:
+        match message:
+            case [b"message", bytes(channel), bytes(text)]:
+                self._call_listeners(channel.decode(), text[:1024].decode(errors="replace"))
+            case [b"subscribe", bytes(channel), _]:
+                with self._lock:
+                    known = self._channels.get(channel.decode())
+                # Messages before this moment were missed. Listeners get this before their block begins, and drop it.
+                self._call_listeners(channel.decode(), None)
+                if known is not None:
+                    known.confirmed.set()
+
+    def _call_listeners(self, channel: str, event: str | None) -> None:
+        with self._lock:
+            listeners = list(self._channels[channel].listeners) if channel in self._channels else []
+        for listener in listeners:
+            try:
+                listener(event)
+            except Exception:
+                logger.exception("a listener to %s failed", channel)
+
+
+_pubsubs: weakref.WeakKeyDictionary[Transport, PubSub] = weakref.WeakKeyDictionary()
+_pubsubs_lock = threading.Lock()
+
+
+def pubsub_of(transport: Transport) -> PubSub:
+    """Returns the pub/sub connection of a transport, the same for the whole process."""
+    with _pubsubs_lock:
+        pubsub = _pubsubs.get(transport)
+        if pubsub is None:
+            pubsub = _pubsubs[transport] = PubSub(transport)
+        return pubsub
+
+
+def _after_fork_in_child() -> None:
+    # The thread and the connection stay with the parent.
+    global _pubsubs, _pubsubs_lock
+    _pubsubs, _pubsubs_lock = weakref.WeakKeyDictionary(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,254 @@
+"""Assembles the Lua scripts, and binds their keys and arguments to names.
+
+The header of a script is the only place that lists its keys and arguments. A line names one of them, or a list::
+
+    -- KEYS record     redisacc:{NAME}               the record
+    -- KEYS parts...   redisacc:{NAME}:part:ID:K     the parts of a gradient
+    -- ARGV worker     text                          name under which the gradient is counted
+    -- ARGV lengths... number                        bytes of each part
+
+The line ``-- #bind`` below the header becomes the Lua lines that put them into the tables ``keys`` and ``args``, and
+`Script.bind` puts the values that Python passes under the same names into the same order, so no code counts positions.
+
+On the wire, the lists follow the single values. One argument between the two holds the lengths of all lists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from redisacc._redis.fast_socket import Argument
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+# A wheel has the scripts inside the package, a checkout (an editable install) at the top of the repository.
+_PLACES = (_PACKAGE / "lua", _PACKAGE.parent / "lua")
+
+_BIND = re.compile(r"^-- #bind\n", re.MULTILINE)
+_INCLUDE = re.compile(r'^-- #include "(\w+)"\n', re.MULTILINE)
+_FIELD = re.compile(r"-- (?P<table>KEYS|ARGV) +(?P<name>[a-z_]+)(?P<many>\.\.\.)? +(?P<form>\S+)(?: {2,}\S.*)?")
+
+# Type of an argument -> the Lua expression that makes the value of its text. An int64 remains text, because Lua's
+# numbers are doubles and lose digits above 2^53.
+_TYPES = {
+    "text": "{}",
+    "bytes": "{}",
+    "int64": "{}",
+    "number": "tonumber({})",
+    # "" means none, of which tonumber makes nil.
+    "number?": "tonumber({})",
+    "flag": "{} == '1'",
+}
+# Type of the elements of a list -> how each is converted.
+_LIST_TYPES = {"text": "", "bytes": "", "int64": "", "number": ", tonumber"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key or argument of a script, or a list of them, as a line of the header declares it.
+
+    Attributes:
+        name: the name on both sides.
+        form: the pattern of a key, or the type of an argument.
+        many: whether it is a list.
+    """
+
+    name: str
+    form: str
+    many: bool
+
+
+class Script:
+    """A script as the server gets it, and the order of its keys and arguments.
+
+    Attributes:
+        name: the name of the file, without its suffix.
+        text: the Lua text, with its includes and bindings.
+        sha: the SHA-1 hash by which the server knows the text.
+        keys: the fields of KEYS, in the order of the header.
+        args: the fields of ARGV, in the order of the header.
+    """
+
+    def __init__(self, name: str, text: str, keys: Sequence[Field], args: Sequence[Field]) -> None:
+        self.name = name
+        self.text = text
+        # Redis names scripts by this hash, so nothing depends on its strength.
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        self.keys = tuple(keys)
+        self.args = tuple(args)
+        self._num_keys, self._num_args = len(keys), len(args)
+        self._key_values, self._key_lists = _getters(keys)
+        self._arg_values, self._arg_lists = _getters(args)
+        self._num_lists = sum(field.many for field in (*keys, *args))
+        self._no_lengths = " ".join("0" * self._num_lists)
+
+    def bind(
+        self, *, keys: Mapping[str, str | Sequence[str]], args: Mapping[str, Argument | Sequence[Argument]]
+    ) -> tuple[Script, Sequence[str], Sequence[Argument]]:
+        """Returns the script with its keys and arguments in the order of its header.
+
+        Args:
+            keys: name in the header → key, or the list of keys.
+            args: name in the header → argument, or the list of arguments. A flag is 0 or 1.
+
+        Raises:
+            TypeError: a name is missing, or is not in the header.
+        """
+        try:
+            key_values, arg_values = self._key_values(keys), self._arg_values(args)
+            # If every declared name is there and the number is right, then no other name is.
+            if len(keys) != self._num_keys or len(args) != self._num_args:
+                raise KeyError
+            if not self._num_lists:
+                return self, key_values, arg_values
+            key_lists, arg_lists = self._key_lists(keys), self._arg_lists(args)
+        except KeyError:
+            raise TypeError(self._mismatch(keys, args)) from None
+        if not any(key_lists) and not any(arg_lists):
+            # An inline gradient has no lists, and is common and small enough for this to matter.
+            return self, key_values, (*arg_values, self._no_lengths)
+        lengths = " ".join([str(len(values)) for values in (*key_lists, *arg_lists)])
+        return (
+            self,
+            (*key_values, *chain.from_iterable(key_lists)),
+            (*arg_values, lengths, *chain.from_iterable(arg_lists)),
+        )
+
+    def _mismatch(self, keys: Mapping[str, Any], args: Mapping[str, Any]) -> str:
+        faults = []
+        for table, fields, given in (("KEYS", self.keys, keys), ("ARGV", self.args, args)):
+            names = [field.name for field in fields]
+            faults += [f"{table} {name} is missing" for name in names if name not in given]
+            faults += [f"{table} {name} is not in the header" for name in given if name not in names]
+        return f"lua/{self.name}.lua: {', '.join(faults)}"
+
+
+def folder() -> Path:
+    """Returns the folder that holds the scripts.
+
+    Raises:
+        FileNotFoundError: the installation has no scripts.
+    """
+    for place in _PLACES:
+        if (place / "apply.lua").is_file():
+            return place
+    raise FileNotFoundError(
+        f"found no Lua scripts in {' or '.join(map(str, _PLACES))}: redisacc is not fully installed. Install it again"
+    )
+
+
+def names() -> list[str]:
+    """Returns the names of all scripts, sorted."""
+    return sorted(path.stem for path in folder().glob("*.lua"))
+
+
+@cache
+def load(name: str) -> Script:
+    """Returns the script of this name, assembled: bindings and includes are in place.
+
+    Raises:
+        ValueError: the header can't be read.
+    """
+    included: set[str] = set()
+
+    def resolve_includes(text: str) -> str:
+        def include(match: re.Match[str]) -> str:
+            if match[1] in included:
+                return ""
+            included.add(match[1])
+            return resolve_includes((folder() / "include" / f"{match[1]}.lua").read_text(encoding="utf-8"))
+
+        return _INCLUDE.sub(include, text)
+
+    text = (folder() / f"{name}.lua").read_text(encoding="utf-8")
+    keys, args = parse_header(name, text)
+    text, number = _BIND.subn(lambda _: _bindings(keys, args), text)
+    if number != 1:
+        raise ValueError(f"lua/{name}.lua has {number} lines '-- #bind', and needs exactly one below its header")
+    return Script(name, resolve_includes(text), keys, args)
+
+
+def parse_header(name: str, text: str) -> tuple[list[Field], list[Field]]:
+    """Returns the fields of KEYS and those of ARGV that the header of a script declares.
+
+    Args:
+        name: the name of the script, for messages.
+        text: the script as it is in its file. The header ends at the first blank line.
+
+    Raises:
+        ValueError: a line isn't a declaration, or declares a name for the second time.
+    """
+    fields: dict[str, dict[str, Field]] = {"KEYS": {}, "ARGV": {}}
+    for line in text.partition("\n\n")[0].splitlines():
+        if not line.startswith(("-- KEYS", "-- ARGV")):
+            continue
+        match = _FIELD.fullmatch(line)
+        types = _LIST_TYPES if match is not None and match["many"] else _TYPES
+        if match is None or (match["table"] == "ARGV" and match["form"] not in types):
+            raise ValueError(
+                f"lua/{name}.lua: expected '-- KEYS name  pattern  meaning' or '-- ARGV name  type  meaning' with one "
+                f"of the types {', '.join(types)}, not {line!r}"
+            )
+        declared = fields[match["table"]]
+        if match["name"] in declared:
+            raise ValueError(f"lua/{name}.lua declares {match['table']} {match['name']} twice")
+        declared[match["name"]] = Field(match["name"], match["form"], match["many"] is not None)
+    return list(fields["KEYS"].values()), list(fields["ARGV"].values())
+
+
+def write(target: Path) -> None:
+    """Writes the assembled scripts into a folder, for a linter or for reading."""
+    target.mkdir(parents=True, exist_ok=True)
+    for script in map(load, names()):
+        (target / f"{script.name}.lua").write_text(script.text, encoding="utf-8")
+
+
+def _bindings(keys: Sequence[Field], args: Sequence[Field]) -> str:
+    """Returns the Lua lines that bind the names of a header to the values in KEYS and ARGV."""
+    single_keys = [field for field in keys if not field.many]
+    single_args = [field for field in args if not field.many]
+    lists = [
+        *(("keys", "next_keys", field) for field in keys if field.many),
+        *(("args", "next_args", field) for field in args if field.many),
+    ]
+    lines = ['-- #include "list_reader"'] if lists else []
+    lines.append("-- Bound by the loader to the names of the header.")
+    for table, source, fields in (("keys", "KEYS", single_keys), ("args", "ARGV", single_args)):
+        lines.append(f"local {table} = {{")
+        for number, field in enumerate(fields, 1):
+            value = f"{source}[{number}]"
+            lines.append(f"  {field.name} = {_TYPES[field.form].format(value) if table == 'args' else value},")
+        lines.append("}")
+    if lists:
+        lines.append("do")
+        lines.append(f"  local length = string.gmatch(ARGV[{len(single_args) + 1}], '%d+')")
+        if any(table == "keys" for table, _, _ in lists):
+            lines.append(f"  local next_keys = list_reader(KEYS, {len(single_keys) + 1})")
+        if any(table == "args" for table, _, _ in lists):
+            lines.append(f"  local next_args = list_reader(ARGV, {len(single_args) + 2})")
+        for table, reader, field in lists:
+            convert = _LIST_TYPES.get(field.form, "")
+            lines.append(f"  {table}.{field.name} = {reader}(length(){convert})")
+        lines.append("end")
+    return "\n".join(lines) + "\n"
+
+
+def _getters(fields: Sequence[Field]) -> tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any], tuple[Any, ...]]]:
+    """Returns what picks the single values, and what picks the lists, out of a mapping by name."""
+    return _getter([f.name for f in fields if not f.many]), _getter([f.name for f in fields if f.many])
+
+
+def _getter(fields: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(fields) > 1:
+        return itemgetter(*fields)
+    # For fewer names than two, itemgetter doesn't return a tuple.
+    return lambda values: tuple(values[name] for name in fields)

@@ -1,0 +1,363 @@
+"""The transport: sends commands over connections of redis-py's pool, and sends them again if a connection breaks.
+
+Everything that redisacc sends may be sent twice: reads, plain SETs of bytes that do not change, and scripts that
+recognise a request that they have seen. So a broken connection becomes an error only when the server has been silent
+for the whole ``timeout`` of a call.
+
+redis-py does what it is good at: addresses, authentication, TLS, Sentinel, pools and parsing. The retry is ours: it has
+a time limit instead of a number of tries, and is the same for every version of redis-py and every client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import AuthenticationError, AuthorizationError, NoScriptError, ResponseError
+
+from redisacc._redis import fast_socket
+from redisacc._redis.fast_socket import VALUES, Argument, Arrivals, Command, Connection, PackedCommands
+from redisacc._redis.reply_errors import PASSING, code_of, reason_of, refusal_of
+from redisacc._redis.script_loader import Script
+from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerUnavailableError
+
+logger = logging.getLogger("redisacc")
+
+# How long a call tries to reach the server, in seconds.
+TIMEOUT = 30.0
+# A wrong address shows when an accumulator is opened, so that call fails sooner.
+OPENING_TIMEOUT = 3.0
+
+_BACKOFF = ExponentialBackoff(cap=1.0, base=0.01)
+# InvalidResponse means that the server speaks another protocol.
+_BROKEN = (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError)
+# How an attempt may fail. Only broken connections are a reason for another attempt, refusals are not.
+_FAILED = (AuthenticationError, AuthorizationError, ResponseError, *_BROKEN)
+
+_BYTES = frozenset((bytes,))
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a script that may be repeated.
+
+    Attributes:
+        script: the script.
+        commands: the EVALSHA, and the commands that follow it.
+    """
+
+    script: Script
+    commands: PackedCommands
+
+
+class Transport:
+    """The way to a server through one client of redis-py. Threads and, after a fork, processes may share it.
+
+    Attributes:
+        client: the client of redis-py.
+        address: where it points to, without its password.
+        lost: the number of exchanges that broke off, in any thread. The server may have executed what was sent, or may
+            yet. If the number is the same before and after a request, no stray copy of that request can still arrive.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        # A cluster client has no pool of its own, but one for each node, which it picks by a command's keys.
+        self._pool: Any = getattr(client, "connection_pool", None)
+        self._get_connection = _getter(self._pool)
+        # One connection stays out of the pool between calls, unless the pool is so small that others may wait for it.
+        self._kept: list[Connection] = []
+        self._may_keep = getattr(self._pool, "max_connections", 0) >= 16
+        self.address = _address(client, self._pool)
+        self.lost = 0
+
+        weakref.finalize(self, _give_back, self._pool, self._kept).atexit = False
+
+    def __repr__(self) -> str:
+        return f"Transport({self.address})"
+
+    def call(self, *command: Argument, timeout: float = TIMEOUT) -> Any:
+        """Returns the reply to one command. Bytes are never decoded."""
+        return self.pipeline([command], timeout=timeout)[0]
+
+    def pipeline(self, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> list[Any]:
+        """Returns the replies to several commands that travel together. The first that is an error is raised."""
+        return _checked(self._exchange(commands, timeout))
+
+    def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        *,
+        before: Sequence[Command] = (),
+        timeout: float = TIMEOUT,
+    ) -> list[bytes]:
+        """Runs a script, with the commands ``before`` it in the same round trip, and returns its reply."""
+        return self.run_and_read(script, keys, args, before=before, timeout=timeout)[0]
+
+    def run_and_read(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        *,
+        before: Sequence[Command] = (),
+        after: Sequence[Command] = (),
+        timeout: float = TIMEOUT,
+    ) -> tuple[list[bytes], list[Any]]:
+        """Runs a script, with commands before and after it in the same round trip.
+
+        Returns:
+            The script's reply, and those of the commands ``after`` it.
+        """
+        commands = [*before, ("EVALSHA", script.sha, len(keys), *keys, *args), *after]
+        return self._run(script, commands, len(before), timeout)
+
+    def prepare(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, after: Sequence[Command] = ()
+    ) -> Call:
+        """Returns what ``run_and_read`` would send, for ``repeat`` to send."""
+        return Call(script, PackedCommands((("EVALSHA", script.sha, len(keys), *keys, *args), *after)))
+
+    def repeat(self, call: Call, *, timeout: float = TIMEOUT) -> tuple[list[bytes], list[Any]]:
+        """Does the same as ``run_and_read``, for a call that was prepared."""
+        return self._run(call.script, call.commands, 0, timeout)
+
+    def _run(
+        self, script: Script, commands: Sequence[Command], here: int, timeout: float
+    ) -> tuple[list[bytes], list[Any]]:
+        """Exchanges commands of which the one at ``here`` runs a script."""
+        replies = self._exchange(commands, timeout)
+        if isinstance(replies[here], NoScriptError):
+            # The server is new, was restarted, or its script cache was flushed.
+            whole = ("EVAL", script.text, *commands[here][2:])
+            replies[here:] = self._exchange([whole, *commands[here + 1 :]], timeout)
+            if isinstance(replies[here], Exception) and code_of(replies[here]) == "NOPERM":
+                raise NotPermittedError(
+                    f"the server at {self.address} does not have the script {script.name!r}, and this user may not "
+                    f"load it: run `redisacc load-scripts` as a user who may ({replies[here]})"
+                ) from replies[here]
+        if not VALUES.issuperset(map(type, replies)):
+            _checked(replies)
+        reply = replies[here]
+        if not isinstance(reply, list) or not reply:
+            raise CorruptDataError(f"script {script.name} replied {reply!r:.100}")
+        if not _BYTES.issuperset(map(type, reply)):
+            reply = [item if isinstance(item, bytes) else str(item).encode() for item in reply]
+        return reply, replies[here + 1 :]
+
+    def fetch(self, arrivals: Arrivals, *, timeout: float = TIMEOUT) -> None:
+        """GETs strings straight into the memory where they are used.
+
+        Args:
+            arrivals: says which, and where to. If it raises, the error passes through and the connection is closed.
+            timeout: seconds to try to reach the server.
+        """
+        deadline = time.monotonic() + timeout
+        failures, reason = 0, ""
+        while True:
+            try:
+                return self._fetch_once(arrivals, deadline)
+            except _FAILED as error:
+                failures += 1
+                if not reason or not isinstance(error, redis.TimeoutError):
+                    # As text: the error itself would keep this frame, and a gradient with it.
+                    reason = self._unavailable(error)
+                self._pause_or_raise(error, reason, failures, deadline)
+
+    def _exchange(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+        """Sends commands until they are answered or the time is up. Replies may be errors."""
+        deadline = time.monotonic() + timeout
+        failures, reason = 0, ""
+        while True:
+            try:
+                return self._exchange_once(commands, deadline)
+            except _FAILED as error:
+                failures += 1
+                if not reason or not isinstance(error, redis.TimeoutError):
+                    # As text: the error itself would keep this frame, and a gradient with it.
+                    reason = self._unavailable(error)
+                self._pause_or_raise(error, reason, failures, deadline)
+
+    def _pause_or_raise(self, error: Exception, reason: str, failures: int, deadline: float) -> None:
+        """Raises what a failed attempt means, or pauses before the next one.
+
+        Args:
+            error: how the attempt failed.
+            reason: what to report when the time is up. A last attempt that only ran out of time says less than the one
+                before it, which a server may have answered: that it is loading, say.
+            failures: how many attempts have failed.
+            deadline: when the time is up, on ``time.monotonic()``'s clock.
+        """
+        if isinstance(error, (AuthenticationError, AuthorizationError)):
+            raise ServerError(f"{self.address} refuses the connection: {error}") from error
+        if isinstance(error, ResponseError):
+            raise refusal_of(error) from error
+        pause = _BACKOFF.compute(failures)
+        if time.monotonic() + pause >= deadline:
+            raise ServerUnavailableError(reason) from error
+        logger.debug("%s: %s; trying again in %.2f s", self.address, reason_of(error), pause)
+        time.sleep(pause)
+
+    def _unavailable(self, error: BaseException) -> str:
+        refused = error.__cause__ if isinstance(error.__cause__, ResponseError) else error
+        state = PASSING.get(code_of(refused))
+        if state is not None:
+            return f"the server at {self.address} {state} ({reason_of(refused)})"
+        return (
+            f"no Redis server answers at {self.address} ({reason_of(error)}). Start one with `redisacc server` "
+            "(pip install 'redisacc[cli,server]'), or name another one with redis= or REDISACC_URL"
+        )
+
+    def _exchange_once(self, commands: Sequence[Command], deadline: float) -> list[Any]:
+        if self._pool is None:
+            return self._exchange_by_client(commands)
+        connection = self._borrow()
+        try:
+            replies = connection.exchange(commands, deadline)
+            if not VALUES.issuperset(map(type, replies)):
+                for reply in replies:
+                    if isinstance(reply, ResponseError) and code_of(reply) in PASSING:
+                        raise redis.ConnectionError(str(reply)) from reply
+        except BaseException as error:
+            self._spoil(connection, error)
+            raise
+        self._return(connection)
+        return replies
+
+    def _fetch_once(self, arrivals: Arrivals, deadline: float) -> None:
+        if self._pool is None:
+            fast_socket.put(self._exchange_by_client([("GET", key) for key in arrivals.wanted()]), arrivals)
+            return
+        connection = self._borrow()
+        try:
+            connection.fetch(arrivals, deadline)
+        except BaseException as error:
+            self._spoil(connection, error)
+            raise
+        self._return(connection)
+
+    # A connection that is in use belongs to one call. Borrowing is not a context manager, which would cost a small
+    # command more time than all checks.
+
+    def _borrow(self) -> Connection:
+        """Returns the connection that was kept, or one of the pool."""
+        try:
+            connection = self._kept.pop()
+        except IndexError:
+            pass
+        else:
+            # After a fork it is the parent's. If it was closed meanwhile, it goes back to the pool, which reopens it.
+            if connection.pid == os.getpid():
+                if connection.alive():
+                    return connection
+                self._pool.release(connection.pooled)
+        pooled = self._get_connection()
+        try:
+            return fast_socket.connection_of(pooled)
+        except BaseException as error:
+            self._spoil(fast_socket.ClientConnection(pooled), error)
+            raise
+
+    def _return(self, connection: Connection) -> None:
+        if self._may_keep and not self._kept:
+            # Taking a connection out of the pool and putting it back would cost as much as a small command.
+            self._kept.append(connection)
+        else:
+            connection.release()
+            self._pool.release(connection.pooled)
+
+    def _spoil(self, connection: Connection, error: BaseException) -> None:
+        """Closes a connection, because the next command would take unread replies for its own."""
+        self.lost += 1
+        lost = not connection.alive()
+        connection.pooled.disconnect()
+        self._pool.release(connection.pooled)
+        if lost and isinstance(error, _STUMBLES):
+            raise redis.ConnectionError("another thread closed the connection") from error
+
+    def _exchange_by_client(self, commands: Sequence[Command]) -> list[Any]:
+        # This client sends commands again by itself, and does not report it.
+        self.lost += 1
+        replies: list[Any] = []
+        for command in commands:
+            try:
+                replies.append(self.client.execute_command(*command, NEVER_DECODE=True))
+            except ResponseError as error:
+                replies.append(error)
+        return replies
+
+    @contextlib.contextmanager
+    def subscriber(self) -> Iterator[Any]:
+        """Yields a connection to listen on, and disconnects it. In a cluster, any node gets every message."""
+        pool = self._pool
+        if pool is None:
+            pool = self.client.get_redis_connection(self.client.get_default_node()).connection_pool
+        pooled = _getter(pool)()
+        try:
+            yield pooled
+        finally:
+            with contextlib.suppress(redis.RedisError, OSError):
+                pooled.disconnect()
+            pool.release(pooled)
+
+
+def _give_back(pool: Any, kept: list[Connection]) -> None:
+    """Puts the connection that was kept back into the pool, which counts it as in use."""
+    while kept:
+        connection = kept.pop()
+        if connection.pid == os.getpid():
+            connection.release()
+            pool.release(connection.pooled)
+
+
+# What redis-py raises when another thread closes its client meanwhile.
+_STUMBLES = (TypeError, ValueError, AttributeError)
+
+
+def _getter(pool: Any) -> Callable[[], Any]:
+    """Returns the function that takes a connection out of a pool."""
+    if pool is None:
+        return lambda: None
+    required = any(
+        p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        for p in inspect.signature(pool.get_connection).parameters.values()
+    )
+    # redis-py before 5.3 requires the command's name, and later versions warn about it.
+    arguments = ("EVALSHA",) if required else ()
+
+    def get() -> Any:
+        try:
+            return pool.get_connection(*arguments)
+        except _STUMBLES as error:
+            raise redis.ConnectionError("another thread closed the connection") from error
+
+    return get
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    """Returns the replies if none of them is an error. The first error is raised."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise refusal_of(reply) from reply
+    return replies
+
+
+def _address(client: Any, pool: Any) -> str:
+    """Returns where a client points to, without its password."""
+    settings = getattr(pool, "connection_kwargs", None) or {}
+    if "path" in settings:
+        return f"unix://{settings['path']}"
+    if "host" in settings:
+        return f"{settings['host']}:{settings.get('port', 6379)}/{settings.get('db', 0)}"
+    return type(client).__name__

@@ -1,0 +1,105 @@
+"""Options and arguments that several commands share, what they refer to, and the question before a deletion."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from redisacc._admin.catalogue import escape_glob, list_names
+from redisacc._format.keys import PREFIX, Keys
+from redisacc._redis.connect import connect
+from redisacc._redis.transport import OPENING_TIMEOUT, Transport
+from redisacc.cli.failures import USAGE, fail
+from redisacc.errors import InvalidArgumentError, RedisAccError
+
+# How many names the shell is offered at most.
+_COMPLETIONS = 100
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def redis_option(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds the option --redis URL, as the parameter ``url``."""
+    return click.option(
+        "--redis",
+        "url",
+        envvar="REDISACC_URL",
+        metavar="URL",
+        help="The server.  [default: REDISACC_URL, else redis://localhost:6379/0]",
+    )(function)
+
+
+def json_option(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds the option --json, as the parameter ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def yes_option(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds the option --yes, as the parameter ``yes``."""
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")(function)
+
+
+def name_argument(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds the argument NAME, which the shell completes."""
+    return click.argument("name", shell_complete=_complete_names)(function)
+
+
+def names_argument(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds the argument [NAME]..., as the parameter ``names``, which the shell completes."""
+    return click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)(function)
+
+
+def _complete_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    # Silent where no server answers: this runs while somebody types.
+    try:
+        url = context.params.get("url") or os.environ.get("REDISACC_URL")
+        names = list_names(connect(url), escape_glob(incomplete) + "*")
+    except RedisAccError:
+        return []
+    return [CompletionItem(name) for name in names[:_COMPLETIONS] if name.isprintable()]
+
+
+def keys_of(name: str) -> Keys:
+    """Returns the keys of an accumulator, given by its name or by its ``accumulator_ref``.
+
+    Raises:
+        InvalidArgumentError: no accumulator can have this name.
+    """
+    if name.startswith(f"{PREFIX}{{"):
+        return Keys.of_ref(name)
+    if not name or any(character in "{}" for character in name):
+        raise InvalidArgumentError(
+            f"no accumulator can have the name {name!r}: a name must not be empty or contain braces"
+        )
+    return Keys(name)
+
+
+def transport_of(url: str | None) -> Transport:
+    """Returns the transport to a server that has just answered. Blocks for at most ``OPENING_TIMEOUT`` seconds.
+
+    Raises:
+        ServerUnavailableError: the server does not answer.
+    """
+    transport = connect(url)
+    transport.call("PING", timeout=OPENING_TIMEOUT)
+    return transport
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks before something is deleted for good. Returns if the answer is yes, and at once with --yes.
+
+    Raises:
+        Failure: the answer is no, or the input is not a terminal and --yes is missing.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("this needs a confirmation, and the input is not a terminal; --yes confirms in advance", USAGE)
+    if not click.confirm(question, err=True):
+        fail("cancelled, nothing was changed")

@@ -1,0 +1,162 @@
+"""The output of the commands: safe text, texts for numbers and times, JSON, tables."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Text
+
+
+def safe(text: str) -> str:
+    """Returns the text with every unprintable character (controls, marks that reverse the line) escaped.
+
+    Names, workers and events come from Redis. Without this, anybody who can write there could send commands to the
+    terminal of anybody who reads them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def bytes_text(number: float) -> str:
+    """Returns a number of bytes as text, for example "12 B", "3.4 KiB" or "56 MiB"."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while number >= 1000 and len(units) > 1:
+        number /= 1024
+        units.pop(0)
+    return f"{number:.0f} {units[0]}" if units[0] == "B" or number >= 99.5 else f"{number:.3g} {units[0]}"
+
+
+def count_text(number: int, noun: str) -> str:
+    """Returns a number with its noun, for example "1 gradient" or "2 gradients"."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def seconds_text(seconds: float) -> str:
+    """Returns a duration as text, for example "1.2 s", "34 s", "5 min", "6 h" or "7 d"."""
+    seconds = max(seconds, 0.0)
+    for limit, divisor, unit in ((90, 1, "s"), (90 * 60, 60, "min"), (48 * 3600, 3600, "h")):
+        if seconds < limit:
+            amount = seconds / divisor
+            return f"{amount:.1f} {unit}" if unit == "s" and amount < 9.95 else f"{amount:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def age_text(now: datetime.datetime, then: datetime.datetime) -> str:
+    """Returns the time from ``then`` to ``now`` as text."""
+    return seconds_text((now - then).total_seconds())
+
+
+def declared_shape_text(shape: Sequence[int | None] | None) -> str:
+    """Returns a shape as text, for example "[100,-1]"; "any" for an unknown rank."""
+    return "any" if shape is None else "[" + ",".join("-1" if dim is None else str(dim) for dim in shape) + "]"
+
+
+def number_text(value: Any) -> str:
+    """Returns an element as text: integers exactly, others with the digits that tell them from their neighbours."""
+    if isinstance(value, (np.integer, int)):
+        return str(int(value))
+    if isinstance(value, (np.complexfloating, complex)):
+        return str(value).strip("()")
+    return str(value)
+
+
+# JSON
+
+
+def json_value(value: Any) -> Any:  # noqa: PLR0911
+    """Returns a value that JSON can hold: times in ISO 8601; numbers that JSON lacks (nan, inf, complex) as text."""
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return [json_value(item) for item in value]
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (complex, np.complexfloating)):
+        return number_text(value)
+    # bfloat16 is no subclass of numpy's floating.
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def echo_json(value: Any, *, indent: int | None = 2) -> None:
+    """Prints a value as JSON, in ASCII: safe for every terminal."""
+    click.echo(json.dumps(json_value(value), indent=indent, allow_nan=False))
+
+
+# Lines and tables
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Returns a console for standard output or standard error. It has no markup: brackets in a name stay brackets."""
+    return Console(markup=False, highlight=False, emoji=False, stderr=stderr, soft_wrap=False)
+
+
+def echo_wrapped(text: str, *, err: bool = False, indent: int = 2) -> None:
+    """Prints a line, wrapped between words on a terminal.
+
+    Args:
+        text: the line. The caller escapes foreign text in it with `safe`.
+        err: print to standard error.
+        indent: number of spaces in front of each further line.
+    """
+    out = console(stderr=err)
+    if out.is_terminal:
+        text = click.wrap_text(text, out.width - 1, subsequent_indent=" " * indent)
+    click.echo(text, err=err)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, indent: int = 0) -> None:
+    """Prints a table: cut to the width of a terminal, whole into a pipe.
+
+    Args:
+        columns: the titles; columns whose title begins with ">" are aligned to the right.
+        rows: a text for each column; escaped here.
+        indent: number of spaces in front of each line.
+    """
+    cells = [[safe(cell) for cell in row] for row in rows]
+    titles = [column.lstrip(">") for column in columns]
+    out = console()
+    if out.is_terminal:
+        gap = 1 if len(columns) > 6 else 2
+        others = [
+            max(map(cell_len, column)) + gap for column in zip(titles[1:], *(row[1:] for row in cells), strict=True)
+        ]
+        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+        for number, (column, title) in enumerate(zip(columns, titles, strict=True)):
+            table.add_column(
+                Text(" " * indent * (number == 0) + title),
+                justify="right" if column.startswith(">") else "left",
+                no_wrap=True,
+                overflow="ellipsis",
+                # The first column, a name, gives way where the others leave it too little room.
+                max_width=max(8, out.width - sum(others)) if number == 0 else None,
+            )
+        for row in cells:
+            table.add_row(*(Text(" " * indent * (number == 0) + cell) for number, cell in enumerate(row)))
+        out.print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+    for row in [titles, *cells]:
+        padded = [
+            cell.rjust(width) if column.startswith(">") else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ]
+        click.echo(" " * indent + "  ".join(padded).rstrip())

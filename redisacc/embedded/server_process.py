@@ -1,0 +1,154 @@
+"""A running server with its supervisor, its directory and its log."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from redisacc.embedded.addresses import Address, TCPAddress
+from redisacc.embedded.command_line import ENVIRONMENT, server_command
+from redisacc.embedded.data_directory import DataDirectory, DirectoryInUseError
+from redisacc.embedded.forks import disown_after_fork, fork_lock
+from redisacc.embedded.log_file import LogFile
+from redisacc.embedded.program import Program
+from redisacc.embedded.status import ask_status
+from redisacc.embedded.supervisor import Supervisor
+from redisacc.errors import ServerError
+
+__all__ = ["PortInUseError", "ServerProcess"]
+
+_LOCK_TIMEOUT = 1.0  # seconds
+
+# Seconds that a server may take to answer one request for its status: while it starts, and when it runs. The first
+# is short, because a stranger on the same port may never answer, while the new server has already failed to bind it.
+_STARTING_STATUS_TIMEOUT = 0.5
+_RUNNING_STATUS_TIMEOUT = 5.0
+
+
+class PortInUseError(ServerError):
+    """Another process took the port."""
+
+
+class ServerProcess:
+    """One run of a server, from its start to its end.
+
+    Attributes:
+        program: the server program.
+        directory: the data directory.
+        address: where the server listens.
+        supervisor: the process that ends the server.
+        server_pid: the process id of the server; 0 before `wait_until_ready`.
+        owned: whether this process started the server; False in a forked child.
+
+    Raises:
+        DirectoryInUseError: another server uses the directory.
+        OSError: the log, the lock file or the shell can't be opened or started.
+    """
+
+    def __init__(self, program: Program, directory: DataDirectory, address: Address) -> None:
+        self.program = program
+        self.directory = directory
+        self.address = address
+        self.server_pid = 0
+        self.owned = True
+        deadline = time.monotonic() + _LOCK_TIMEOUT
+        while True:
+            try:
+                # While the lock isn't held, a fork in another thread would copy the supervisor's socket and the lock
+                # file into a process that doesn't know them and may live on.
+                with fork_lock:
+                    self._spawn()
+                    disown_after_fork(self)
+                return
+            except DirectoryInUseError:
+                # A server that crashed may have left a process that still rewrites the append-only file.
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.05)
+
+    def _spawn(self) -> None:
+        path = self.directory.path
+        with contextlib.ExitStack() as on_failure:
+            with self.directory.locked() as lock:
+                self._log = LogFile(path)
+                on_failure.callback(self._log.close)
+                with self._log.open_writer() as writer:
+                    self.supervisor = Supervisor(
+                        server_command(self.program, path, self.address),
+                        directory=path,
+                        remove_directory=self.directory.temporary,
+                        lock=lock,
+                        log=writer.fileno(),
+                        environment=ENVIRONMENT,
+                    )
+            on_failure.pop_all()
+
+    def wait_until_ready(self, timeout: float) -> None:
+        """Blocks until this server, and not another one on the same port, answers and has loaded its data.
+
+        Args:
+            timeout: maximum number of seconds without an answer and without progress in loading the data.
+
+        Raises:
+            PortInUseError: another process took the port.
+            ServerError: the server ended, or the timeout ran out.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            self.server_pid = self.supervisor.read_server_pid(timeout)
+        except ServerError as error:
+            raise ServerError(f"{error}{self._end_of_log()}") from error
+        loaded_bytes = None
+        pause = 0.005
+        while self.supervisor.exit_status() is None:
+            status = ask_status(self.address, _STARTING_STATUS_TIMEOUT)
+            if status is not None and status.pid == self.server_pid:
+                if status.ready:
+                    self.directory.sign(f"{self.address.url} (process {self.server_pid})")
+                    return
+                if status.loaded_bytes != loaded_bytes:
+                    loaded_bytes = status.loaded_bytes
+                    deadline = time.monotonic() + timeout
+            if time.monotonic() >= deadline:
+                raise ServerError(f"{self.program.version} has not answered for {timeout:g} s{self._end_of_log()}")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+        if isinstance(self.address, TCPAddress) and "Address already in use" in self.log_tail(100):
+            raise PortInUseError(f"port {self.address.port} is already in use on this machine: choose another one")
+        raise ServerError(
+            f"{self.program.version} ended during its start with status {self.supervisor.exit_status()}"
+            f"{self._end_of_log()}"
+        )
+
+    def alive(self) -> bool:
+        """Returns whether the server process is alive; in a forked child, whether it answers."""
+        if self.owned:
+            return self.supervisor.exit_status() is None
+        status = ask_status(self.address, _RUNNING_STATUS_TIMEOUT)
+        return status is not None and status.pid == self.server_pid
+
+    def log_tail(self, lines: int) -> str:
+        """Returns the last lines that the server has logged. Must not be called in a forked child."""
+        return self._log.tail(lines)
+
+    def end(self) -> None:
+        """Ends the server and blocks until it has ended. May be called at any time and more than once.
+
+        Has no effect in a forked child.
+        """
+        if not self.owned:
+            return
+        self.supervisor.end()
+        # The supervisor has removed a temporary directory, unless it was killed.
+        self.directory.remove_if_temporary()
+        self._log.close()
+
+    def disown(self) -> None:
+        """Lets go, in a forked child, of everything that would keep the server alive or end it."""
+        self.owned = False
+        self.supervisor.disown()
+        self._log.disown()
+
+    def _end_of_log(self) -> str:
+        tail = self.log_tail(10)
+        return f"; its log ends with:\n{tail}" if tail else "; its log is empty"

@@ -1,0 +1,62 @@
+#!/bin/sh
+# Runs a server for as long as its owner lives. supervisor.py passes this text to `sh -c`.
+#
+# Arguments: GRACE DIRECTORY COMMAND [ARGUMENT...]
+#   GRACE      whole seconds between SIGTERM and SIGKILL once the owner is gone
+#   DIRECTORY  directory to remove after the server has ended, or ""
+#   COMMAND    command that runs the server in the foreground
+# File descriptors:
+#   0  one end of a socket pair. The owner holds the other end, reads the server's process id from it, and closes it
+#      to end the server.
+#   1  the lock file of the data directory
+#   2  the log
+# Exit status: that of the server.
+#
+# Only the kernel can report that the owner was killed: it closes the owner's end of the socket pair. PR_SET_PDEATHSIG
+# would fire when the thread that started the server ends, and macOS lacks it.
+
+grace=$1
+directory=$2
+shift 2
+
+server=
+trap '[ -z "$server" ] || kill -TERM "$server" 2>/dev/null' TERM INT HUP
+exec 3<&0 4>&1 1>&2 </dev/null
+
+# The server inherits descriptor 4, so the directory stays locked for as long as any process can write into it.
+"$@" 3<&- &
+server=$!
+
+# The watcher ends the server once the owner's end of the pair is closed. It closes descriptor 4, because otherwise its
+# last `sleep` would keep the directory locked after the server has ended.
+(
+    exec 4>&- >/dev/null 2>&1
+    read -r _ <&3
+    kill -TERM "$server"
+    waited=0
+    while [ "$waited" -lt "$grace" ] && kill -0 "$server"; do
+        sleep 1
+        waited=$((waited + 1))
+    done
+    kill -KILL "$server"
+) &
+watcher=$!
+
+# An owner that is already gone must not end this script by SIGPIPE. Ignored only now, because the server would
+# inherit it.
+trap '' PIPE
+echo "$server" >&3
+exec 3<&-
+
+# `wait` also returns when a signal runs the trap, while the server is still alive.
+while :; do
+    wait "$server"
+    status=$?
+    kill -0 "$server" 2>/dev/null || break
+done
+
+# SIGKILL, because a subshell that dash has just forked still has the trap above, which would swallow SIGTERM.
+kill -KILL "$watcher" 2>/dev/null
+wait "$watcher" 2>/dev/null
+[ -z "$directory" ] || rm -rf -- "$directory"
+exit "$status"

@@ -1,0 +1,365 @@
+"""Events as typed objects, waiting for a step, and who is missing."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import itertools
+import os
+import signal
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+import redisacc
+from redisacc import Event
+from redisacc._redis.pubsub import pubsub_of
+
+
+@pytest.mark.every_server
+def test_events_are_typed_and_in_order(open_dense, background, until):
+    acc = open_dense("float32", [1], "w", worker="ann lee")
+    with acc.events(timeout=20) as events:
+        acc.apply_grad([1.0], local_step=3)
+        acc.apply_grad([1.0], local_step=-1)
+        acc.take_grad(1)
+        take = background(acc.take_grad, 2, timeout=0.3)
+        until(lambda: not take.running)
+        acc.set_global_step(9)
+        acc.set_global_step(8)
+        acc.delete()
+        found = list(events)
+    with pytest.raises(redisacc.TakeTimeoutError):
+        take.result()
+    assert [event.kind for event in found] == [
+        "applied", "stale", "taken", "waiting", "left", "set", "lowered", "deleted",
+    ]  # fmt: skip
+    applied, stale, taken, waiting, left = found[:5]
+    buffered = applied.details.pop("buffered", None)
+    assert buffered is None or buffered.endswith("-1")
+    assert applied == Event("applied", 0, 1, "ann lee", {})
+    assert stale == Event("stale", 0, 1, "ann lee", {"local_step": "-1"})
+    assert taken == Event("taken", 1, 0, "ann lee", {"taken": "1"})
+    assert waiting == Event("waiting", 1, 0, "ann lee", {"num_required": "2"})
+    assert left == Event("left", None, None, None, {})
+
+
+@pytest.mark.every_server
+def test_listening_begins_with_the_call(open_dense):
+    acc = open_dense("float32", [1], "w")
+    events = acc.events(timeout=20)
+    acc.apply_grad([1.0])
+    assert next(events).kind == "applied"
+    events.close()
+    assert list(events) == []
+    acc.delete()
+
+
+def test_a_subscription_that_is_new_is_no_gap(open_dense, monkeypatch):
+    acc = open_dense("float32", [1], "w")
+    pubsub = pubsub_of(acc._transport)
+    call = pubsub._call_listeners
+
+    def late(channel, event):
+        time.sleep(0.05)
+        call(channel, event)
+
+    monkeypatch.setattr(pubsub, "_call_listeners", late)
+    with acc.events() as events:
+        acc.apply_grad([1.0])
+        assert next(events).kind == "applied"
+    acc.delete()
+
+
+def test_an_iterator_ends_with_its_timeout_and_its_handle(open_dense, background, until):
+    acc = open_dense("float32", [1], "w")
+    assert list(acc.events(timeout=0)) == []
+    events = acc.events()
+    reader = background(list, events)
+    acc.close()
+    assert reader.result() == []
+    with pytest.raises(redisacc.CancelledError):
+        acc.events()
+    open_dense("float32", [1], "w").delete()
+
+
+@pytest.mark.slow
+@pytest.mark.one_server
+def test_an_iterator_ends_though_nobody_told_it_of_the_deletion(open_dense):
+    acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
+    other.delete()
+    assert [event.kind for event in acc.events()] == ["deleted"]
+    # Nor does it listen to another accumulator of the same name.
+    anew = open_dense("float32", [1], "w")
+    assert [event.kind for event in acc.events()] == ["deleted"]
+    assert list(anew.events(timeout=0)) == []
+    anew.delete()
+
+
+def test_what_was_done_last_comes_before_the_deletion(open_dense, monkeypatch):
+    """The check of the server finishes before the subscription has delivered its last messages."""
+    acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
+    monkeypatch.setattr("redisacc._protocol.events.LAST_EVENTS_GRACE", 20.0)
+    pubsub = pubsub_of(acc._transport)
+    hand_out, held = pubsub._hand_out, threading.Event()
+
+    def late(message):
+        assert held.wait(20)
+        hand_out(message)
+
+    with acc.events() as events:
+        monkeypatch.setattr(pubsub, "_hand_out", late)
+        other.apply_grad([1.0])
+        other.delete()
+        events._check_exists(1.0)
+        threading.Timer(0.2, held.set).start()
+        assert [event.kind for event in events] == ["applied", "deleted"]
+
+
+@pytest.mark.servers("valkey")
+def test_an_iterator_ends_though_the_deletion_fell_into_a_gap(real_server, open_dense, until):
+    acc, other = open_dense("float32", [1], "gap"), open_dense("float32", [1], "gap")
+    admin = real_server.client()
+    with acc.events() as events:
+        other.apply_grad([1.0])
+        assert next(events).kind == "applied"
+        # The listener pauses before it reconnects.
+        assert admin.client_kill_filter(_type="pubsub")
+        other.delete()
+        assert [event.kind for event in events] == ["missed", "deleted"]
+
+
+@pytest.mark.parametrize("error", [redisacc.ServerUnavailableError, redisacc.NotPermittedError])
+def test_a_reader_of_events_outlasts_a_server_that_does_not_answer(open_dense, monkeypatch, error):
+    acc = open_dense("float32", [1], "w")
+    call, answers = acc._transport.call, iter([False, True])
+
+    def sometimes(*command, **options):
+        if not next(answers):
+            raise error("silent")
+        return call(*command, **options)
+
+    monkeypatch.setattr(acc._transport, "call", sometimes)
+    assert list(acc.events(timeout=0.1)) == []
+    assert next(answers, None) is None
+    monkeypatch.undo()
+    acc.delete()
+
+
+def test_a_forgotten_iterator_stops_listening(open_dense):
+    acc = open_dense("float32", [1], "w")
+    events = acc.events()
+    channel = pubsub_of(acc._transport)._channels["redisacc:{w}:events"]
+    assert len(channel.listeners) == 1
+    gone = weakref.ref(events)
+    del events
+    gc.collect()
+    assert gone() is None
+    assert channel.listeners == []
+    acc.delete()
+
+
+@pytest.mark.slow
+def test_a_slow_reader_is_told_that_it_missed_events(open_dense, client, until, monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.events.KEPT", 10)
+    acc = open_dense("float32", [1], "w")
+    events = acc.events(timeout=0.5)
+    other = acc.events(timeout=20)
+    for _ in range(25):
+        acc.apply_grad([1.0])
+        next(other)
+    found = [event.kind for event in events]
+    assert found[0] == "missed"
+    assert found[-1] == "applied"
+    assert len(found) <= 11
+    other.close()
+    acc.delete()
+
+
+@pytest.mark.parametrize(
+    ("text", "event"),
+    [
+        (None, Event("missed", None, None, None, {})),
+        ("applied step=-5 count=2 worker=a b=c", Event("applied", -5, 2, "a b=c", {})),
+        ("left", Event("left", None, None, None, {})),
+        ("later step=1 new=x-y", Event("later", 1, None, None, {"new": "x-y"})),
+        ("", Event("unknown", None, None, None, {"text": ""})),
+        ("\x1b[2J", Event("unknown", None, None, None, {"text": "\x1b[2J"})),
+        ("applied step=1 \x07", Event("unknown", None, None, None, {"text": "applied step=1 \x07"})),
+        ("applied count=x", Event("applied", None, None, None, {})),
+        ("applied step=" + "9" * 1000, Event("unknown", None, None, None, {"text": "applied step=" + "9" * 1000})),
+    ],
+)
+def test_lines_of_whoever(text, event):
+    assert Event.parse(text) == event
+
+
+@pytest.mark.every_server
+def test_wait_for_step(open_dense, background, until, client):
+    acc, chief = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
+    assert acc.wait_for_step(0) == 0
+    assert acc.wait_for_step(-5, timeout=0) == 0
+    waits = [background(acc.wait_for_step, step) for step in (1, 2, 7)]
+    # Wakes by an event, or within a second by polling.
+    chief.apply_grad([1.0])
+    chief.take_grad(1)
+    assert waits[0].result() == 1
+    assert waits[1].running
+    chief.set_global_step(10)
+    assert [wait.result() for wait in waits[1:]] == [10, 10]
+    acc.delete()
+
+
+def test_wait_for_step_ends_in_time(open_dense):
+    acc = open_dense("float32", [1], "w", name="my accumulator")
+    with pytest.raises(
+        redisacc.StepTimeoutError, match=r"my accumulator \(w\): step 1 was not reached in time: it is 0"
+    ) as e:
+        acc.wait_for_step(1, timeout=0.2)
+    assert (e.value.wanted, e.value.global_step) == (1, 0)
+    assert isinstance(e.value, TimeoutError)
+    for bad in ("1", 1.5, None, True):
+        with pytest.raises(redisacc.InvalidArgumentError):
+            acc.wait_for_step(bad)
+    with pytest.raises(redisacc.InvalidArgumentError):
+        acc.wait_for_step(1, timeout=-1)
+    acc.delete()
+
+
+def test_wait_for_step_ends_with_the_handle_and_the_accumulator(open_dense, background, until):
+    acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
+    waits = background(acc.wait_for_step, 5), background(other.wait_for_step, 5)
+    acc.close()
+    with pytest.raises(redisacc.CancelledError):
+        waits[0].result()
+    open_dense("float32", [1], "w").delete()
+    with pytest.raises(redisacc.AccumulatorNotFoundError):
+        waits[1].result()
+
+
+@pytest.mark.servers("valkey")
+def test_wait_for_step_outlasts_a_server_that_is_silent(real_server, open_dense, background, caplog, until):
+    # A name of its own: a subscription of another test may linger.
+    acc = open_dense("float32", [1], "silent")
+    wait = background(acc.wait_for_step, 1)
+    until(lambda: real_server.client().pubsub_numsub("redisacc:{silent}:events")[0][1])
+    os.kill(real_server.pid, signal.SIGSTOP)
+    try:
+        until(lambda: "lost the server" in caplog.text, 30)
+    finally:
+        os.kill(real_server.pid, signal.SIGCONT)
+    acc.set_global_step(1)
+    assert wait.result(40) == 1
+    assert "the server is back" in caplog.text
+    assert {record.accumulator for record in caplog.records if "server" in record.message} == {"silent"}
+    acc.delete()
+
+
+def test_log_records_have_fields(open_dense, caplog):
+    caplog.set_level("DEBUG", "redisacc")
+    acc = open_dense("float32", [1], "w", name="mine")
+    acc.set_global_step(5)
+    acc.set_global_step(3)
+    acc.apply_grad([1.0], local_step=2)
+    acc.apply_grad([1.0], local_step=3)
+    lowered = next(record for record in caplog.records if "lowered" in record.message)
+    assert (lowered.name, lowered.levelname, lowered.accumulator, lowered.global_step) == (
+        "redisacc",
+        "WARNING",
+        "w",
+        3,
+    )
+    assert lowered.message == "mine (w): the global step was lowered to 3"
+    dropped = next(record for record in caplog.records if "dropped" in record.message)
+    assert (dropped.levelname, dropped.local_step, dropped.global_step) == ("DEBUG", 2, 3)
+    with acc.take(1):
+        token = acc.info().unacknowledged[0].token
+        with acc.recover() as found:
+            assert found is not None
+    gone = next(record for record in caplog.records if "gone before it was" in record.message)
+    assert (gone.accumulator, gone.token) == ("w", token)
+    acc.delete()
+
+
+def test_reprs_say_what_and_where(open_dense):
+    acc = open_dense("float32", [1], "w")
+    events = acc.events(timeout=0)
+    assert repr(events).startswith("Events('w' at ")
+    events.close()
+    assert repr(events).endswith(", ended)")
+    acc.delete()
+
+
+def test_known_workers_and_who_is_missing(open_dense, client):
+    ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
+    chief = open_dense("float32", [1], "w", worker="chief")
+    again = open_dense("float32", [1], "w", worker="ann")
+    for acc in (ann, bob, again):
+        acc.apply_grad([1.0])
+    chief.set_global_step(1)
+    assert chief.take_grad(3) == np.float32(1)
+    ann.apply_grad([1.0], local_step=2)
+    bob.apply_grad([1.0], local_step=1)
+    info = chief.info()
+    assert [(w.name, w.in_round, w.applied, w.stale) for w in info.known_workers] == [
+        ("ann", 1, 3, 0),
+        ("bob", 0, 1, 1),
+    ]
+    assert [worker.name for worker in info.missing] == ["bob"]
+    seen = [worker.seen_at for worker in info.known_workers]
+    assert info.last_activity == max(seen)
+    assert info.created_at <= min(seen)
+    assert max(seen) <= info.read_at <= max(seen) + datetime.timedelta(minutes=5)
+    chief.delete()
+
+
+def test_who_waits_says_until_when(open_dense, background, until):
+    acc = open_dense("float32", [1], "w")
+    take = background(acc.take_grad, 1, timeout=20)
+    (waiting,) = until(lambda: acc.info().waiting)
+    assert abs(waiting.lease_ends_at - acc.info().read_at) < datetime.timedelta(seconds=10)
+    acc.apply_grad([1.0])
+    take.result()
+    acc.delete()
+
+
+def test_events_go_on_from_where_they_were(open_dense):
+    acc = open_dense("float32", [1], "w")
+    events = acc.events(timeout=20)
+    for _ in range(3):
+        acc.apply_grad([1.0])
+    assert [event.num_accumulated for event in itertools.islice(events, 2)] == [1, 2]
+    assert next(events).num_accumulated == 3
+    acc.delete()
+
+
+def test_a_take_that_times_out_says_who_is_missing(open_dense):
+    ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
+    chief = open_dense("float32", [1], "w", worker="chief")
+    for acc in (ann, bob):
+        acc.apply_grad([1.0])
+    chief.take_grad(2)
+    chief.set_global_step(1)
+    ann.apply_grad([1.0], 1)
+    with pytest.raises(
+        redisacc.TakeTimeoutError,
+        match=r"1 of 2 gradients had arrived at step 1, from ann \(1\); missing: bob \(seen \d+ s ago\)$",
+    ) as caught:
+        chief.take_grad(2, timeout=0.1)
+    assert caught.value.workers == {"ann": 1}
+    assert caught.value.missing == ["bob"]
+    chief.delete()
+
+
+def test_of_many_who_are_missing_some_are_named(open_dense):
+    for n in range(13):
+        open_dense("float32", [1], "w", worker=f"worker-{n}").apply_grad([1.0])
+    chief = open_dense("float32", [1], "w", worker="chief")
+    chief.take_grad(13)
+    with pytest.raises(redisacc.TakeTimeoutError, match=r"0 of 1 .*missing: worker-.*, 3 more$") as caught:
+        chief.take_grad(1, timeout=0.1)
+    assert len(caught.value.missing) == 13
+    chief.delete()

@@ -1,0 +1,15 @@
+"""The soak of `make soak`, for a few seconds."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from chaos.soak import soak
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.servers("valkey")
+def test_nothing_grows(real_client):
+    _, found = soak(real_client, warm_up=25, rounds=iter(range(80)))
+    assert found == []

@@ -1,0 +1,77 @@
+"""The command `export`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from redisacc._redis.connect import connect
+from redisacc.cli.export import Metrics
+
+pytestmark = pytest.mark.servers("valkey")
+
+
+def test_export(real_server, open_dense, background, until):
+    ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
+    other = open_dense("float32", [1], "other")
+    ann.apply_grad([1.0])
+    bob.apply_grad([1.0])
+    ann.take_grad(2)
+    ann.apply_grad([1.0], 1)
+    ann.apply_grad([1.0], 0)
+    take = background(ann.take_grad, 2, timeout=30)
+    until(lambda: ann.info().waiting)
+    words = [sys.executable, "-m", "redisacc", "export", "--port", "0", "--redis", real_server.url, "w*"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = re.search(r"at (http://127\.0\.0\.1:\d+/metrics),", process.stdout.readline())[1]
+            with urllib.request.urlopen(url, timeout=20) as reply:
+                lines = reply.read().decode().splitlines()
+        finally:
+            process.send_signal(2)
+            assert process.wait(20) == 130
+    for line in (
+        "redisacc_up 1.0",
+        'redisacc_global_step{accumulator="w"} 1.0',
+        'redisacc_accumulated{accumulator="w"} 1.0',
+        'redisacc_required{accumulator="w"} 2.0',
+        'redisacc_applied_total{accumulator="w"} 3.0',
+        'redisacc_stale_total{accumulator="w"} 1.0',
+        'redisacc_takes_total{accumulator="w"} 1.0',
+        'redisacc_worker_applied_total{accumulator="w",worker="ann"} 2.0',
+        'redisacc_worker_missing{accumulator="w",worker="bob"} 1.0',
+        'redisacc_worker_missing{accumulator="w",worker="ann"} 0.0',
+    ):
+        assert line in lines
+    assert not any("other" in line for line in lines if not line.startswith("#"))
+    bob.apply_grad([1.0], 1)
+    take.result()
+    ann.delete()
+    other.delete()
+
+
+def test_export_without_a_server_says_so_in_a_metric(monkeypatch):
+    monkeypatch.setattr("redisacc.cli.export._TIMEOUT", 0.1)
+    registry = CollectorRegistry()
+    registry.register(Metrics(connect("redis://127.0.0.1:1"), []))
+    assert "redisacc_up 0.0" in generate_latest(registry).decode()
+
+
+def test_export_on_a_port_that_is_taken(cli, real_server):
+    port = real_server.url.rsplit(":", 1)[1].split("/")[0]
+    found = cli("export", "--port", port)
+    assert found.exit_code == 1
+    assert "cannot listen on 127.0.0.1" in found.stderr
+
+
+def test_without_prometheus_client_export_says_what_to_install():
+    code = "import sys; sys.modules['prometheus_client'] = None; import redisacc.cli as c; c.main(['export'])"
+    found = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 2
+    assert found.stderr == "redisacc: export needs prometheus-client: pip install 'redisacc[export]'\n"

@@ -1,0 +1,190 @@
+"""The command `gc`, and that it removes nothing that is in use."""
+
+from __future__ import annotations
+
+import msgpack
+import numpy as np
+import pytest
+from support.servers import contents
+
+import redisacc
+from redisacc._admin.garbage import find_garbage, remove_garbage
+from redisacc._protocol.scripts import Scripts
+from redisacc._redis.connect import connect
+
+pytestmark = pytest.mark.servers("valkey")
+
+
+@pytest.fixture
+def busy(open_dense, open_sparse, monkeypatch):
+    """Live data of every kind: rounds held in each way, a taken round, a private accumulator."""
+    private = open_dense("float32", [2], in_place_limit=0)
+    private.apply_grad([1, 2])
+    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 5)
+    dense = open_dense("float32", [3], "live", worker="ann", in_place_limit=0)
+    dense.apply_grad([1, 2, 3])
+    dense.take(1).__enter__()
+    dense.apply_grad([4, 5, 6], 1)
+    sparse = open_sparse("float32", [9, 1], "live2")
+    sparse.apply_grad([1], [[1.0]])
+    yield dense
+    private.close()
+    sparse.delete()
+    dense.delete()
+
+
+def test_gc_touches_nothing_that_lives(cli, cli_json, busy, client, background, until):
+    take = background(busy.take_grad, 2, timeout=30)
+    until(lambda: busy.info().waiting)
+    before = contents(client)
+    assert cli("gc").stdout == "no garbage\n"
+    assert cli_json("gc", "--yes") == {"leftovers": [], "removed": 0}
+    after = contents(client)
+    assert after.keys() == before.keys()
+    busy.apply_grad([1, 1, 1], 1)
+    assert take.result().tolist() == [2.5, 3, 3.5]
+
+
+@pytest.mark.forges
+def test_gc_finds_and_removes_what_is_left_behind(cli, cli_json, busy, client, open_dense):
+    alive = contents(client)
+    # Parts that no round refers to, a small and a large one, and a round that is not listed, with a part of its own.
+    client.set("redisacc:{live}:part:dead-1:0", b"x" * 10)
+    client.set("redisacc:{live}:part:dead-1:1", b"x" * 5_000_000)
+    header = msgpack.packb({"version": 1, "indices": [], "counts": [], "values": [3]})
+    client.hset("redisacc:{live}:taken:lost:buffered", "dead-2", b"1 " + header)
+    client.hset("redisacc:{live}:taken:lost:workers", "ann", "1")
+    client.set("redisacc:{live}:part:dead-2:0", b"xyz")
+    client.set("redisacc:{live}:staged:dead-3:0", b"xyz")
+    # An interrupted deletion; keys and a name without a record.
+    gone = open_dense("float32", [3], "halfway", in_place_limit=0)
+    gone.apply_grad([1, 2, 3])
+    Scripts(gone._transport, gone._keys, incarnation=gone.info().incarnation).delete(finish=False)
+    client.hset("redisacc:{nobody}:sums", "1", b"x" * 16)
+    client.set("redisacc:{nobody}:part:a-1:0", b"x")
+    client.set("redisacc:{nobody}:staged:a-2:0", b"x", px=60_000)
+    client.sadd("redisacc:names", "nowhere")
+    # Keys of other programs, which stay.
+    client.set("redisacc:{nobody}:something:else", b"x")
+    client.set("redisacc:{text}", b"x")
+    client.hset("redisacc:{theirs}", "a", "b")
+    client.set("redisacc:{theirs}:part:a-1:0", b"x")
+    foreign = ("redisacc:{nobody}:something:else", "redisacc:{text}", "redisacc:{theirs}",
+               "redisacc:{theirs}:part:a-1:0", "redisacc:{nobody}:staged:a-2:0")  # fmt: skip
+
+    before = contents(client)
+    found = cli_json("gc")
+    assert sorted((left["name"], left["why"], len(left["keys"])) for left in found["leftovers"]) == [
+        ("halfway", "deletion", 4), ("live", "part", 3), ("live", "round", 2), ("live", "staged", 1),
+        ("nobody", "record", 2), ("nowhere", "name", 0),
+    ]  # fmt: skip
+    assert cli("gc", "--dry-run").exit_code == 0
+    assert cli("gc").exit_code == 2
+    assert contents(client) == before
+
+    assert [left["name"] for left in cli_json("gc", "live")["leftovers"]] == ["live"] * 3
+    said = cli("gc", "--yes")
+    assert said.exit_code == 0
+    assert said.stdout.endswith("removed 10 of 10 items\n")
+    for key in foreign:
+        assert client.exists(key)
+        client.delete(key)
+    # A large string may have got an expiry instead, as everywhere.
+    assert client.pttl("redisacc:{live}:part:dead-1:1") != -1
+    client.delete("redisacc:{live}:part:dead-1:1")
+    assert contents(client) == alive
+    assert cli_json("gc")["leftovers"] == []
+
+
+@pytest.mark.forges
+def test_gc_finishes_what_a_taker_had_acknowledged(cli_json, busy, client):
+    (token,) = client.hkeys("redisacc:{live}:taken")
+    text = client.hget("redisacc:{live}:taken", token)
+    client.hset("redisacc:{live}:taken", token, text.replace(b"granted", b"acknowledged"))
+    found = cli_json("gc", "--yes")
+    assert [(left["why"], found["removed"]) for left in found["leftovers"]] == [("acknowledged", 1)]
+    assert client.hgetall("redisacc:{live}:taken") == {}
+    assert client.keys("redisacc:{live}:taken:*") == []
+    assert busy.peek().gradient.tolist() == [4, 5, 6]
+
+
+@pytest.mark.forges
+def test_gc_checks_again_when_it_removes(busy, client, real_server):
+    """The accumulator changes between the search and the removal: a key that is in use by then stays."""
+    transport = connect(real_server.url)
+    (field,) = client.hkeys("redisacc:{live}:buffered")
+    entry = client.hget("redisacc:{live}:buffered", field)
+    part = next(key for key in client.keys(f"redisacc:{{live}}:part:{field.decode()}:*"))
+    client.hdel("redisacc:{live}:buffered", field)
+    (found,) = find_garbage(transport)
+    assert list(found.keys) == [part.decode()]
+    client.hset("redisacc:{live}:buffered", field, entry)
+    assert remove_garbage(transport, found) == 0
+    assert client.exists(part)
+
+    # A round was granted since the search, so the search looked for its gradients in other places.
+    client.set("redisacc:{live}:part:dead-1:0", b"x")
+    (found,) = find_garbage(transport)
+    with busy.take(1):
+        assert remove_garbage(transport, found) == 0
+    assert client.exists("redisacc:{live}:part:dead-1:0")
+    # Another process is already removing it.
+    (found,) = find_garbage(transport)
+    client.pexpire("redisacc:{live}:part:dead-1:0", 60_000)
+    assert remove_garbage(transport, found) == 0
+    client.persist("redisacc:{live}:part:dead-1:0")
+    # It was deleted and created again.
+    (found,) = find_garbage(transport)
+    found.incarnation = "another"
+    assert remove_garbage(transport, found) == 0
+    found.incarnation = ""
+    assert remove_garbage(transport, found) == 0
+    # The hash of a round that is listed by now.
+    client.hset("redisacc:{live}:taken:lost:workers", "ann", "1")
+    lost = next(left for left in find_garbage(transport) if left.why == "round")
+    client.hset("redisacc:{live}:taken", "lost", "granted 0 1 1 [3] ann")
+    lost.tokens = [*lost.tokens, "lost"]
+    assert remove_garbage(transport, lost) == 0
+    client.hdel("redisacc:{live}:taken", "lost")
+    # A name that has a record by now, and keys of one.
+    client.sadd("redisacc:names", "nowhere")
+    name = next(left for left in find_garbage(transport) if left.why == "name")
+    again = redisacc.ConditionalAccumulator("float32", [1], "nowhere", redis=client)
+    assert remove_garbage(transport, name) == 0
+    assert client.sismember("redisacc:names", "nowhere")
+    again.delete()
+    assert sum(remove_garbage(transport, left) for left in find_garbage(transport)) == 2
+
+
+def test_gc_while_workers_and_taker_are_busy(open_dense, open_sparse, real_server, background, monkeypatch, client):
+    """Searches while rounds come and go, in parts, inline and in place: no garbage is found, no gradient is lost."""
+    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 100)
+    accs = [
+        open_sparse("float64", [99, 2], "sums", reduction_type="SUM", in_place_limit=limit) for limit in (0, 0, 10**9)
+    ]
+    number, rows = 120, ([1, 2, 3, 5, 8], [1, 2])
+
+    def work(acc, indices):
+        for _ in range(number):
+            acc.apply_grad(indices, np.ones((len(indices), 2)), local_step=10**6)
+
+    def take():
+        total, taken = 0.0, 0
+        while taken < 3 * number:
+            with accs[2].take(1, timeout=60) as found:
+                taken += found.num_accumulated
+                total += found.gradient.values.sum()
+        return total
+
+    taker = background(take)
+    workers = [background(work, acc, rows[n % 2]) for n, acc in enumerate(accs)]
+    transport = connect(real_server.url)
+    searches = 0
+    while taker.running or searches == 0:
+        searches += 1
+        for leftover in find_garbage(transport):
+            assert leftover.why == "acknowledged" or remove_garbage(transport, leftover) == 0, leftover
+    for worker in workers:
+        worker.result(60)
+    assert taker.result(60) == number * 2 * (5 + 2 + 5)
+    accs[0].delete()

@@ -1,0 +1,31 @@
+"""The command itself: its help, and that it imports no more than it needs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import redisacc.cli
+
+
+def test_every_command_is_a_module_with_help(offline_cli):
+    listed = offline_cli("--help").stdout
+    for name, (module, help_text) in redisacc.cli._COMMANDS.items():
+        assert module == f"redisacc.cli.{name.replace('-', '_')}"
+        assert re.search(rf"^  {name} +{re.escape(help_text)}$", listed, re.MULTILINE)
+        said = offline_cli(name, "--help")
+        assert said.exit_code == 0
+        assert max(map(len, said.stdout.splitlines())) <= 80
+        if name not in ("acl", "completion", "demo", "server"):
+            assert "--redis URL" in said.stdout
+            assert "Exit codes: 0 success" in said.stdout
+
+
+def test_help_imports_no_command():
+    code = (
+        "import sys, redisacc.cli as c; c.main(['--help'], standalone_mode=False); "
+        "print([m for m in sys.modules if m.startswith('redisacc.cli.')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"

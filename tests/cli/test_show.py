@@ -1,0 +1,103 @@
+"""The command `show`: the record, workers and takers, and rows of the current round."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from redisacc._data.dtypes import TABLE
+from redisacc.cli.output import json_value
+
+pytestmark = pytest.mark.servers("valkey")
+
+
+def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
+    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 0)
+    ann, bob = (open_sparse("float32", [100, 2], "w", worker=name) for name in ("ann", "bob"))
+    for acc in (ann, bob):
+        acc.apply_grad([1], [[1, 2]])
+    chief = open_sparse("float32", [100, 2], "w", worker="chief")
+    left = chief.take(2)
+    left.__enter__()
+    big = open_sparse("float32", [100, 2], "w", worker="ann", in_place_limit=0)
+    big.apply_grad([1, 7], [[1, 2], [3, 4]], local_step=1)
+    take = background(chief.take_grad, 2, timeout=30)
+    until(lambda: chief.info().waiting)
+    said = cli("show", "w").stdout
+    for pattern in (
+        r"^w  sparse float32 \[100,2\] MEAN$",
+        r"^  step +1$",
+        r"^  this round +1 of 2 gradients, each \[2\]$",
+        r"^  in total +3 applied, 0 stale, 0 repeated, 1 taken$",
+        r"^  ann +1 +2 +0 +\d",
+        r"^  bob +missing +1 +0 +\d",
+        r"^  chief requires 2$",
+        r"^  step 0, 2 gradients, .* ago by chief$",
+        r"^    token \d{13}-[0-9a-f]{16}-\d+$",
+        r"^  parts +2 +32 B$",
+    ):
+        assert re.search(pattern, said, re.MULTILINE), (pattern, said)
+    assert max(map(len, said.splitlines())) <= 80
+    facts = cli_json("show", "w")
+    assert facts["missing"] == ["bob"]
+    assert facts["unacknowledged"][0]["num_accumulated"] == 2
+    assert facts["memory"]["parts"] == {"keys": 2, "bytes": 32}
+    assert facts["shape"] == [100, 2]
+    assert cli_json("show", chief.accumulator_ref)["name"] == "w"
+    bob.apply_grad([1], [[1, 2]], local_step=1)
+    take.result()
+    with chief.recover():
+        pass
+    chief.delete()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8", "complex64"])
+@pytest.mark.parametrize("reduction", ["MEAN", "SUM"])
+def test_rows_equal_peek(cli_json, open_sparse, dtype, reduction, monkeypatch):
+    # Some of the buffered gradients are inline, others are in parts.
+    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 64 + 8 * 4 * 4 - 1)
+    accs = [
+        open_sparse(dtype, [50, 2, 2], "w", reduction_type=reduction, in_place_limit=limit, buffer_limit=10_000)
+        for limit in (10**9, 0, 0)
+    ]
+    rng = np.random.default_rng(1)
+    hits = np.zeros(50, int)
+    for number in range(40):
+        indices = rng.choice(49, 8, replace=False)
+        hits[indices] += 1
+        values = rng.normal(size=(8, 2, 2)) * 50
+        accs[number % 3].apply_grad(indices, np.abs(values).astype(TABLE[dtype].storage))
+    look = accs[0].peek().gradient
+    wanted = [3, 0, 49, 17]
+    found = cli_json("show", "w", *[word for index in wanted for word in ("--index", index)])
+    assert [row["index"] for row in found["rows"]] == sorted(index for index in wanted if hits[index])
+    for row in found["rows"]:
+        expected = look.values[np.searchsorted(look.indices, row["index"])]
+        assert row["count"] == hits[row["index"]]
+        assert row["sum" if reduction == "SUM" else "mean"] == json_value(expected)
+    top = cli_json("show", "w", "--top", 5)["rows"]
+    norms = np.linalg.norm(look.values.astype(np.complex128).reshape(len(look.values), -1), axis=1)
+    assert [row["norm"] for row in top] == pytest.approx(sorted(norms, reverse=True)[:5])
+    for row in top:
+        expected = look.values[np.searchsorted(look.indices, row["index"])]
+        assert row["sum" if reduction == "SUM" else "mean"] == json_value(expected)
+    most = cli_json("show", "w", "--top", 5, "--by", "hits")["rows"]
+    assert [row["count"] for row in most] == sorted(hits, reverse=True)[:5]
+    accs[0].delete()
+
+
+def test_rows_of_dense_ones(cli, cli_json, open_dense):
+    acc = open_dense("float64", [3, 2], "w")
+    assert cli_json("show", "w", "--top", 2)["rows"] == []
+    acc.apply_grad([[1, 2], [30, 40], [np.nan, 1]])
+    acc.apply_grad([[3, 2], [30, 40], [5, np.inf]])
+    rows = cli_json("show", "w", "--index", 0, "--index", 1)["rows"]
+    assert rows[0] == {"index": 0, "count": 2, "norm": pytest.approx(8**0.5), "sum": [4, 4], "mean": [2, 2]}
+    assert [row["index"] for row in cli_json("show", "w", "--top", 2)["rows"]] == [2, 1]
+    assert cli_json("show", "w", "--index", 2)["rows"][0]["mean"] == ["nan", "inf"]
+    said = cli("show", "w", "--index", 1, "--index", 9).stdout
+    assert "row 1  in 2 gradients  norm 50\n  sum   60.0 80.0\n  mean  30.0 40.0\n" in said
+    assert "row 9  in no gradient of this round" in said
+    acc.delete()

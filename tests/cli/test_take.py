@@ -1,0 +1,121 @@
+"""The command `take`."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.servers("valkey")
+
+
+def test_take_into_npy(cli, cli_json, accumulator, tmp_path):
+    accumulator.apply_grad([1, 2, 3])
+    accumulator.apply_grad([3, 2, 1])
+    said = cli_json("take", "w", 2, "-o", tmp_path / "g.npy")
+    assert said == {"global_step": 0, "num_accumulated": 2, "workers": {"ann": 2}, "file": str(tmp_path / "g.npy")}
+    assert np.load(tmp_path / "g.npy").tolist() == [2, 2, 2]
+    assert os.listdir(tmp_path) == ["g.npy"]
+    accumulator.apply_grad([1, 2, 3], 1)
+    found = cli("take", "w", 1, "-o", tmp_path / "g.npz")
+    assert found.stdout == f"took the round of step 1 into {tmp_path}/g.npz: 1 gradient, from ann (1)\n"
+    assert np.load(tmp_path / "g.npz")["gradient"].tolist() == [1, 2, 3]
+    assert accumulator.info().unacknowledged == []
+
+
+def test_take_to_stdout(cli, accumulator):
+    accumulator.apply_grad([1, 2, 3])
+    found = cli("take", "w", 1, "-o", "-")
+    assert np.load(io.BytesIO(found.stdout_bytes)).tolist() == [1, 2, 3]
+    assert "took the round of step 0: 1 gradient" in found.stderr
+
+
+def test_take_and_apply_sparse(cli, cli_json, open_sparse, tmp_path):
+    acc = open_sparse("float32", [None, 2], "s", worker="ann")
+    acc.apply_grad([4, 1], [[1, 2], [3, 4]])
+    cli_json("take", "s", 1, "-o", tmp_path / "g.npz")
+    saved = dict(np.load(tmp_path / "g.npz"))
+    assert {name: array.tolist() for name, array in saved.items()} == {
+        "indices": [1, 4], "values": [[3, 4], [1, 2]], "shape": [-1, 2],
+    }  # fmt: skip
+    said = cli_json("apply", "s", tmp_path / "g.npz", "--worker", "bob")
+    assert said == {"outcome": "applied", "local_step": 1, "global_step": 1, "num_accumulated": 1}
+    assert acc.info().workers == {"bob": 1}
+    assert acc.peek().gradient.indices.tolist() == [1, 4]
+    acc.delete()
+
+
+def test_bfloat16_goes_as_float32(cli, open_dense, tmp_path):
+    acc = open_dense("bfloat16", [2], "b")
+    acc.apply_grad(np.array([1.5, 3.140625], ml_dtypes.bfloat16))
+    cli("take", "b", 1, "-o", tmp_path / "g.npy")
+    saved = np.load(tmp_path / "g.npy")
+    assert (saved.dtype, saved.tolist()) == (np.float32, [1.5, 3.140625])
+    assert cli("apply", "b", tmp_path / "g.npy").exit_code == 0
+    assert acc.peek().gradient.tolist() == [1.5, 3.140625]
+    acc.delete()
+
+
+def test_take_times_out(cli, accumulator, tmp_path):
+    accumulator.apply_grad([1, 2, 3])
+    found = cli("take", "w", 2, "-o", tmp_path / "g.npy", "--timeout", "0.1")
+    assert found.exit_code == 4
+    assert "1 of 2 gradients had arrived at step 0, from ann (1)" in found.stderr
+    assert os.listdir(tmp_path) == []
+    assert accumulator.num_accumulated() == 1
+
+
+def test_a_take_that_cannot_write_takes_nothing_or_leaves_the_round(
+    cli, accumulator, open_sparse, tmp_path, monkeypatch
+):
+    accumulator.apply_grad([1, 2, 3])
+    sparse = open_sparse("float32", [3], "s")
+    sparse.apply_grad([1], [1.0])
+    for words in (
+        ("w", 1), ("w", 1, "-o", tmp_path / "g.txt"), ("w", 1, "-o", tmp_path / "no" / "g.npy"),
+        ("w", 1, "-o", tmp_path / "g.npy", "--discard"), ("s", 1, "-o", tmp_path / "g.npy"), ("w", 0, "--discard"),
+    ):  # fmt: skip
+        assert cli("take", *words).exit_code == 2
+    assert accumulator.num_accumulated() == sparse.num_accumulated() == 1
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        found = cli("take", "w", 1, "-o", tmp_path / "g.npy")
+    assert (found.exit_code, found.stderr) == (1, "redisacc: [Errno 28] No space left on device\n")
+    assert os.listdir(tmp_path) == []
+    (left,) = accumulator.info().unacknowledged
+    assert left.token in cli("recover", "w").stdout
+    assert cli("recover", "w", "-o", tmp_path / "g.npy", "--yes").exit_code == 0
+    assert np.load(tmp_path / "g.npy").tolist() == [1, 2, 3]
+    assert accumulator.info().unacknowledged == []
+    sparse.delete()
+
+
+def test_a_discard_must_be_confirmed(cli, accumulator):
+    accumulator.apply_grad([1, 2, 3])
+    found = cli("take", "w", 1, "--discard")
+    assert (found.exit_code, accumulator.num_accumulated()) == (2, 1)
+    assert "--yes" in found.stderr
+    found = cli("take", "w", 1, "--discard", "--yes")
+    assert (found.exit_code, found.stdout) == (0, "discarded the round of step 0: 1 gradient, from ann (1)\n")
+    assert accumulator.num_accumulated() == 0
+
+
+def test_ctrl_c_ends_a_take(real_server, accumulator, tmp_path, until):
+    words = [sys.executable, "-m", "redisacc", "take", "w", "5", "-o", str(tmp_path / "g.npy")]
+    with subprocess.Popen([*words, "--redis", real_server.url], stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: accumulator.info().waiting)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert accumulator.info().waiting == []

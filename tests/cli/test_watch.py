@@ -1,0 +1,134 @@
+"""The command `watch`, in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from terminals import on_a_terminal
+
+import redisacc
+from redisacc._redis.connect import connect
+from redisacc.cli.watch import Board, View
+
+pytestmark = pytest.mark.servers("valkey")
+
+
+def test_watch_in_a_pipe(cli, open_dense, background, until):
+    ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
+    other = open_dense("float32", [1], "other")
+    ann.apply_grad([1.0])
+    bob.apply_grad([1.0])
+    ann.take_grad(2)
+    take = background(ann.take_grad, 2, timeout=30)
+    until(lambda: ann.info().waiting)
+    ann.apply_grad([1.0], 1)
+    facts = [json.loads(line) for line in cli("watch", "w", "-n", 2, "--interval", 0.05, "--json").stdout.splitlines()]
+    assert len(facts) == 2
+    assert list(facts[1]["missing"]) == ["bob"]
+    assert (facts[1]["num_accumulated"], facts[1]["num_required"], facts[1]["waiting"]) == (1, 2, 1)
+    lines = cli("watch", "-n", 1).stdout.splitlines()
+    assert len(lines) == 2
+    assert "  other  step 0  0 gradients, no taker waiting" in lines[0]
+    assert "  w  step 1  1 of 2 for ann" in lines[1]
+    assert [json.loads(line)["name"] for line in cli("watch", "o*", "-n", 1, "--json").stdout.splitlines()] == ["other"]
+    bob.apply_grad([1.0], 1)
+    take.result()
+    ann.delete()
+    other.delete()
+
+
+def test_rates_are_per_second(open_dense):
+    acc = open_dense("float32", [1], "w")
+    info = acc.info()
+    view = View(info)
+    for seconds, applied in enumerate((10, 20, 60)):
+        at = info.read_at + datetime.timedelta(seconds=seconds)
+        view.add(dataclasses.replace(info, applied=applied, stale=2 * seconds, takes=seconds, read_at=at))
+    assert view.rates == (25.0, 2.0, 1.0)
+    acc.delete()
+
+
+WORKER = """
+import sys, redisacc
+acc = redisacc.ConditionalAccumulator("float32", [1], "w", worker=sys.argv[1], redis=sys.argv[2])
+step = 0
+while True:
+    acc.apply_grad([1.0], step)
+    step = acc.wait_for_step(step + 1)
+"""
+
+
+def test_a_stopped_worker_is_named(real_server, open_dense, until):
+    """Three worker processes and a chief that requires three gradients; one worker is stopped."""
+    chief = open_dense("float32", [1], "w", worker="chief")
+    workers = {
+        name: subprocess.Popen([sys.executable, "-c", WORKER, name, real_server.url], stderr=subprocess.DEVNULL)
+        for name in ("ann", "bob", "cyn")
+    }
+
+    def only_bob_is_missing():
+        with contextlib.suppress(redisacc.TakeTimeoutError):
+            chief.take_grad(3, timeout=0.5)
+        return set(chief.info().workers) == {"ann", "cyn"}
+
+    try:
+        for _ in range(3):
+            chief.take_grad(3, timeout=60)
+        os.kill(workers["bob"].pid, signal.SIGSTOP)
+        until(only_bob_is_missing, 60)
+        # What `watch` shows on a terminal must be complete in a pipe, too.
+        command = [sys.executable, "-m", "redisacc", "watch", "--json", "--interval", "0.1"]
+        with subprocess.Popen([*command, "--redis", real_server.url, "w"], stdout=subprocess.PIPE, text=True) as watch:
+            assert watch.stdout is not None
+            facts = json.loads(watch.stdout.readline())
+            watch.send_signal(signal.SIGINT)
+            assert watch.wait(20) == 130
+        assert list(facts["missing"]) == ["bob"]
+        assert facts["num_accumulated"] == 2
+    finally:
+        for worker in workers.values():
+            worker.kill()
+            worker.wait()
+    chief.delete()
+
+
+def test_a_silent_server_is_reported_and_waited_for(open_dense, real_server, monkeypatch):
+    acc = open_dense("float32", [1], "w")
+    board = Board(connect(real_server.url), ["w"])
+    board.refresh()
+    os.kill(real_server.pid, signal.SIGSTOP)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("redisacc.cli.watch._TIMEOUT", 0.2)
+            board.refresh()
+        assert board.problem.startswith("no answer from ")
+        assert list(board.views) == ["w"]
+    finally:
+        os.kill(real_server.pid, signal.SIGCONT)
+    board.refresh()
+    assert board.problem == ""
+    acc.delete()
+
+
+def test_watch_on_a_terminal(real_server, open_dense, background, until):
+    long_name = "a-name-that-is-much-too-long-for-a-terminal-of-eighty-columns-" + "x" * 40
+    acc = open_dense("float32", [1], long_name, worker="ann-" + "y" * 80)
+    take = background(acc.take_grad, 2, timeout=60)
+    until(lambda: acc.info().waiting)
+    acc.apply_grad([1.0])
+    said = on_a_terminal("watch", "--redis", real_server.url, "--interval", "0.1", until=r"(?s)1 of 2.*1 of 2")
+    lines = re.split(r"[\r\n]+", said)
+    assert max(map(len, lines)) <= 80
+    assert any("━" in line and "1 of 2 for ann-y" in line for line in lines)
+    acc.apply_grad([1.0])
+    take.result()
+    acc.delete()

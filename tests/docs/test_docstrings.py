@@ -1,0 +1,218 @@
+"""Docstrings against the code: examples run, arguments, attributes and files that they mention exist."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import gc
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import DOCS
+from support.servers import ServerUnderTest
+
+import redisacc
+
+PACKAGE = Path(redisacc.__file__).parent
+MODULES = {
+    ".".join(("redisacc", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _examples() -> Iterator[doctest.DocTest]:
+    finder = doctest.DocTestFinder()
+    for name, path in MODULES.items():
+        # Most modules have none, and not every module may be imported without side effects.
+        if re.search(r"^\s*>>> ", path.read_text(), re.MULTILINE):
+            found = finder.find(importlib.import_module(name), name, globs={})
+            yield from (example for example in found if example.examples)
+
+
+EXAMPLES = list(_examples())
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_example(example: doctest.DocTest, real_server: ServerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDISACC_URL", real_server.url or "")
+    report: list[str] = []
+    result = doctest.DocTestRunner(verbose=False).run(example, out=report.append)
+    # Handles that the example left open are closed while their server is there.
+    gc.collect()
+    assert result.failed == 0, "".join(report)
+
+
+CLASSES = [name for name in redisacc.__all__ if inspect.isclass(getattr(redisacc, name))]
+
+
+@pytest.mark.parametrize(
+    "name", ["raw_ops", "OutcomeUnknownError", *(name for name in CLASSES if not name.endswith("Error"))]
+)
+def test_has_an_example(name: str) -> None:
+    assert any(example.name.split(".")[-1] == name for example in EXAMPLES)
+
+
+# The lists in docstrings
+
+
+def _entries(docstring: str, section: str) -> list[str]:
+    """The names that a section of a docstring describes, in its order; [] if there is no such section."""
+    names: list[str] = []
+    inside = False
+    for line in inspect.cleandoc(docstring).splitlines():
+        if not line.startswith(" ") and line:
+            inside = line == f"{section}:"
+        elif inside and (match := re.match(r" {4}([*\w][\w, *]*):(?:\s|$)", line)):
+            names += [name.strip(" *") for name in match[1].split(",")]
+    return names
+
+
+def _parameters(function: Function) -> list[str]:
+    given = function.args
+    every = [*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg]
+    return [argument.arg for argument in every if argument is not None and argument.arg not in ("self", "cls")]
+
+
+def _fields(cls: ast.ClassDef) -> list[str]:
+    """Public attributes: fields of a dataclass or NamedTuple, and what methods assign to self."""
+    found = [
+        node.target.id
+        for node in cls.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and "ClassVar" not in ast.dump(node)
+    ]
+    stored = (n for n in ast.walk(cls) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    found += [node.attr for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self"]
+    return [name for name in dict.fromkeys(found) if not name.startswith("_")]
+
+
+def _properties(cls: ast.ClassDef) -> set[str]:
+    return {
+        node.name
+        for node in cls.body
+        if isinstance(node, ast.FunctionDef) and any("property" in ast.dump(d) for d in node.decorator_list)
+    }
+
+
+def _base_names(cls: ast.ClassDef) -> list[str]:
+    bases = [base.value if isinstance(base, ast.Subscript) else base for base in cls.bases]
+    return [base.id for base in bases if isinstance(base, ast.Name)]
+
+
+NODES = [(module, node) for module, path in MODULES.items() for node in ast.walk(ast.parse(path.read_text()))]
+CLASSES = {node.name: (module, node) for module, node in NODES if isinstance(node, ast.ClassDef)}
+FUNCTIONS = [(module, node) for module, node in NODES if isinstance(node, Function)]
+
+
+def _faults(module: str, node: ast.ClassDef | Function) -> list[str]:
+    """Differences between what a docstring lists and what there is."""
+    docstring = ast.get_docstring(node) or ""
+    where = f"{module}.{node.name}"
+    documented = _entries(docstring, "Args")
+    faults = []
+    if isinstance(node, ast.ClassDef):
+        fields = _fields(node)
+        constructors = [f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"]
+        parameters = _parameters(constructors[0]) if constructors else fields
+        described_there = {
+            name
+            for base in _base_names(node)
+            if base in docstring and base in CLASSES
+            for name in _entries(ast.get_docstring(CLASSES[base][1]) or "", "Args")
+        }
+        if attributes := _entries(docstring, "Attributes"):
+            faults += [f"{where} has no attribute {n}" for n in attributes if n not in {*fields, *_properties(node)}]
+            faults += [f"{where}: attribute {n} is not described" for n in fields if n not in attributes]
+    else:
+        parameters, described_there = _parameters(node), set()
+    if documented:
+        faults += [f"{where} has no argument {n}" for n in documented if n not in parameters]
+        missing = [n for n in parameters if n not in {*documented, *described_there}]
+        faults += [f"{where}: argument {n} is not described" for n in missing]
+    return faults
+
+
+def test_arguments_and_attributes_are_those_that_there_are() -> None:
+    assert len(CLASSES) > 50
+    assert [fault for module, node in [*CLASSES.values(), *FUNCTIONS] for fault in _faults(module, node)] == []
+
+
+GOOD = '''
+@dataclass
+class Box:
+    """A box.
+
+    Attributes:
+        width: in cm.
+        height: likewise,
+            in cm.
+        area: in cm².
+    """
+
+    width: int
+    height: int
+    _kept: int = 0
+
+    @property
+    def area(self):
+        """An area."""
+
+def fill(box, /, *items, depth=1, **more):
+    """Fills a box.
+
+    Args:
+        box: what to fill.
+        items, depth: what with, and how far.
+        more: note: not checked.
+
+    Returns:
+        nothing: at all
+    """
+'''
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [
+        ("        height: likewise,\n            in cm.\n", "", "attribute height is not described"),
+        ("        width: in", "        breadth: in", "no attribute breadth"),
+        ("        box: what to fill.\n", "", "argument box is not described"),
+        ("items, depth: what", "items: what", "argument depth is not described"),
+        ("        more:", "        many:", "no argument many"),
+    ],
+)
+def test_faults_are_noticed(before: str, after: str, fault: str) -> None:
+    def faults(text: str) -> list[str]:
+        return [found for node in ast.parse(text).body for found in _faults("m", node)]  # type: ignore[arg-type]
+
+    assert before in GOOD
+    assert faults(GOOD) == []
+    assert any(fault in found for found in faults(GOOD.replace(before, after, 1)))
+
+
+@pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation isn't part of an installation")
+def test_files_that_are_mentioned_exist() -> None:
+    root = DOCS.parent
+    sources = [*MODULES.values(), *sorted((root / "lua").rglob("*.lua"))]
+    mentioned = [
+        (source.name, file)
+        for source in sources
+        for file in re.findall(r"\b(?:docs|lua|tests|redisacc)/[\w/-]+\.(?:md|lua|py)\b", source.read_text())
+    ]
+    assert len(mentioned) > 10
+    assert [(source, file) for source, file in mentioned if not (root / file).exists()] == []
+
+
+@pytest.mark.parametrize("method", ["apply_grad", "take_grad"])
+def test_dense_and_sparse_methods_raise_the_same_errors(method: str) -> None:
+    """Their docstrings repeat each other, so that help() is complete, and must not drift apart."""
+    dense, sparse = (
+        inspect.getdoc(getattr(cls, method)).partition("Raises:")[2].partition("AccumulatorNotFoundError")  # type: ignore[union-attr]
+        for cls in (redisacc.ConditionalAccumulator, redisacc.SparseConditionalAccumulator)
+    )
+    assert dense[1:] == sparse[1:] != ("", "")

@@ -1,0 +1,480 @@
+"""Every operation, with its connection broken at every place: done exactly once, and reported so."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.retry import Retry
+from support.leaks import leftovers
+from support.proxy import Fault, Proxy, all_faults
+
+import redisacc
+
+pytestmark = pytest.mark.servers("valkey")
+
+# Elements of float32: too many for an inline gradient; too many to be sent without asking first, in several parts.
+IN_PARTS, LARGE = 20_000, 1_200_000
+
+
+@contextlib.contextmanager
+def _retrying(proxy: Proxy) -> Iterator[Any]:
+    errors = [redis.ConnectionError, redis.TimeoutError]
+    retry = Retry(ExponentialBackoff(cap=0.05, base=0.01), 5)
+    with redis.Redis(host="127.0.0.1", port=proxy.port, retry=retry, retry_on_error=errors) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def _as_it_comes(proxy: Proxy) -> Iterator[Any]:
+    with redis.Redis(port=proxy.port) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def _from_url(proxy: Proxy) -> Iterator[Any]:
+    with redis.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 0)) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def _own_pool(proxy: Proxy) -> Iterator[Any]:
+    pool = redis.BlockingConnectionPool.from_url(proxy.url, max_connections=4, timeout=5)
+    with redis.Redis(connection_pool=pool) as client:
+        yield client
+    pool.disconnect()
+
+
+@contextlib.contextmanager
+def _url(proxy: Proxy) -> Iterator[Any]:
+    yield proxy.url
+
+
+# Each fault meets the next of these.
+CLIENTS = {c.__name__: c for c in (_url, _as_it_comes, _retrying, _from_url, _own_pool)}
+
+
+@dataclass
+class Scene:
+    """An accumulator that is reached through the proxy, and directly."""
+
+    size: int
+    through: Any
+    direct: Any
+    client: redis.Redis
+    sent: list[Any] = field(default_factory=list)
+
+    def grad(self, value: float) -> Any:
+        return np.full(self.size, value, np.float32)
+
+
+class Operation:
+    """An operation to do once, and a check that it was done once.
+
+    Element 0 shows everything, because all elements of a gradient have one value, which no other gradient has.
+    """
+
+    size = 8
+    limit: int | None = 10**9
+
+    def prepare(self, scene: Scene) -> None:
+        """Prepares what the operation needs."""
+
+    def do(self, scene: Scene) -> Any:
+        """The operation, through the proxy."""
+
+    def check(self, scene: Scene, value: Any) -> None:
+        """Checks that it was done exactly once."""
+
+    def again(self, scene: Scene) -> None:
+        """Checks that late requests have changed nothing; ``check`` has passed before."""
+
+
+class Apply(Operation):
+    def do(self, scene):
+        return scene.through.apply_grad(scene.grad(1.0))
+
+    def check(self, scene, value):
+        assert (value.outcome, value.global_step) == ("applied", 0)
+        self.again(scene)
+
+    def again(self, scene):
+        looked, info = scene.direct.peek(), scene.direct.info()
+        assert (looked.num_accumulated, info.applied) == (1, 1)
+        assert looked.gradient[0] == looked.gradient[-1] == 1.0
+
+
+class ApplyBuffered(Apply):
+    limit = 0
+
+
+class ApplyInParts(Apply):
+    limit = 0
+    size = IN_PARTS
+
+
+class ApplyLarge(Apply):
+    limit = 0
+    size = LARGE
+
+
+class ApplyStale(Operation):
+    def prepare(self, scene):
+        scene.direct.set_global_step(3)
+
+    def do(self, scene):
+        return scene.through.apply_grad(scene.grad(1.0), local_step=2)
+
+    def check(self, scene, value):
+        assert (value.outcome, value.global_step) == ("stale", 3)
+        self.again(scene)
+        # A dropped gradient stays dropped, whatever the step is when a copy arrives.
+        scene.direct.set_global_step(0)
+
+    def again(self, scene):
+        info = scene.direct.info()
+        assert (info.num_accumulated, info.applied, info.stale) == (0, 0, 1)
+
+
+class ApplyRefused(Operation):
+    """Refused because of the round's shape; a copy that arrives in another round must not be accepted."""
+
+    def prepare(self, scene):
+        scene.direct.apply_grad(np.ones(3, np.float32))
+
+    def do(self, scene):
+        with pytest.raises(redisacc.InvalidArgumentError):
+            scene.through.apply_grad(scene.grad(1.0), local_step=100)
+
+    def check(self, scene, value):
+        assert scene.direct.num_accumulated() == 1
+        scene.direct.take_grad(1)
+
+    def again(self, scene):
+        info = scene.direct.info()
+        assert (info.num_accumulated, info.applied) == (0, 1)
+
+
+class ApplyWithRoomToMake(Operation):
+    """The gradient and those before it are compacted into one."""
+
+    limit = 0
+
+    def prepare(self, scene):
+        scene.direct.delete()
+        options = {"reduction_type": "SUM", "in_place_limit": 0, "buffer_limit": 3 * 4 * self.size}
+        scene.direct = redisacc.ConditionalAccumulator("float32", None, "w", redis=scene.client, **options)
+        where = scene.through._transport.client
+        scene.through = redisacc.ConditionalAccumulator("float32", None, "w", redis=where, **options)
+        for value in (1.0, 2.0, 4.0):
+            assert scene.direct.apply_grad(scene.grad(value))
+
+    def do(self, scene):
+        return scene.through.apply_grad(scene.grad(8.0))
+
+    def check(self, scene, value):
+        assert value.num_accumulated == 4
+        self.again(scene)
+
+    def again(self, scene):
+        assert (scene.direct.num_accumulated(), scene.direct.info().applied) == (4, 4)
+        assert scene.direct.peek().gradient.tolist() == [15.0] * self.size
+
+
+class ApplyWithRoomToMakeInParts(ApplyWithRoomToMake):
+    size = IN_PARTS
+
+
+class Take(Operation):
+    """A late copy must not be granted the next round."""
+
+    def prepare(self, scene):
+        for value in (1.0, 2.0, 4.0):
+            scene.direct.apply_grad(scene.grad(value))
+
+    def do(self, scene):
+        return scene.through.take_grad(3)
+
+    def check(self, scene, value):
+        assert value[0] == value[-1] == 7.0
+        info = scene.direct.info()
+        assert (info.global_step, info.takes, info.num_accumulated, info.unacknowledged) == (1, 1, 0, [])
+        for _ in range(3):
+            scene.direct.apply_grad(scene.grad(8.0), local_step=1)
+
+    def again(self, scene):
+        info = scene.direct.info()
+        assert (info.global_step, info.takes, info.num_accumulated) == (1, 1, 3)
+        assert (info.unacknowledged, info.waiting) == ([], [])
+        assert not [key for key in scene.client.scan_iter() if b":taken" in key]
+
+
+class TakeBuffered(Take):
+    limit = 0
+
+
+class TakeInParts(Take):
+    limit = 0
+    size = IN_PARTS
+
+
+class TakeLarge(Take):
+    limit = 0
+    size = LARGE
+
+
+class TakeInABlock(Take):
+    """Read in a block, acknowledged at its end."""
+
+    limit = 0
+
+    def do(self, scene):
+        with scene.through.take(3) as taken:
+            assert (taken.global_step, taken.num_accumulated) == (0, 3)
+            return taken.gradient
+
+
+class TakeInVain(Operation):
+    """A take that times out leaves nothing, and takes nothing later."""
+
+    def do(self, scene):
+        with pytest.raises(redisacc.TakeTimeoutError):
+            scene.through.take_grad(1, timeout=0)
+
+    def check(self, scene, value):
+        scene.direct.apply_grad(scene.grad(1.0))
+        assert scene.direct.info().waiting == []
+
+    def again(self, scene):
+        info = scene.direct.info()
+        assert (info.takes, info.num_accumulated, info.waiting, info.unacknowledged) == (0, 1, [], [])
+
+
+class Recover(Operation):
+    def prepare(self, scene):
+        scene.direct.apply_grad(scene.grad(5.0))
+        with contextlib.suppress(ZeroDivisionError), scene.direct.take(1):
+            raise ZeroDivisionError
+
+    def do(self, scene):
+        with scene.through.recover() as taken:
+            return taken.gradient
+
+    def check(self, scene, value):
+        assert value.tolist() == [5.0] * self.size
+        self.again(scene)
+
+    def again(self, scene):
+        assert scene.direct.info().unacknowledged == []
+        assert not [key for key in scene.client.scan_iter() if b":taken" in key]
+
+
+class SetStep(Operation):
+    def do(self, scene):
+        scene.through.set_global_step(5)
+
+    def check(self, scene, value):
+        assert scene.direct.global_step() == 5
+        scene.direct.apply_grad(scene.grad(1.0), local_step=5)
+        scene.direct.take_grad(1)
+
+    def again(self, scene):
+        # A late copy would set the step back.
+        assert scene.direct.global_step() == 6
+
+
+class Look(Operation):
+    def prepare(self, scene):
+        scene.direct.apply_grad(scene.grad(3.0))
+
+    def do(self, scene):
+        return scene.through.peek(), scene.through.info(), scene.through.num_accumulated(), scene.through.global_step()
+
+    def check(self, scene, value):
+        looked, info, number, step = value
+        assert looked.gradient.tolist() == [3.0] * self.size
+        assert (info.num_accumulated, number, step) == (1, 1, 0)
+
+
+class Open(Operation):
+    def prepare(self, scene):
+        scene.direct.delete()
+
+    def do(self, scene):
+        where = scene.through._transport.client
+        options = {"reduction_type": "SUM", "in_place_limit": self.limit}
+        return redisacc.ConditionalAccumulator("float32", None, "w", redis=where, **options)
+
+    def check(self, scene, value):
+        assert value.apply_grad(scene.grad(2.0)).num_accumulated == 1
+        scene.direct = redisacc.ConditionalAccumulator("float32", None, "w", reduction_type="SUM", redis=scene.client)
+        assert scene.direct.info().incarnation == value.info().incarnation
+        self.again(scene)
+
+    def again(self, scene):
+        assert scene.direct.peek().gradient.tolist() == [2.0] * self.size
+        assert scene.client.smembers("redisacc:names") == {b"w"}
+
+
+class Delete(Operation):
+    """A late copy must not delete a new accumulator of the same name."""
+
+    limit = 0
+
+    def prepare(self, scene):
+        Recover().prepare(scene)
+        scene.direct.apply_grad(scene.grad(1.0), local_step=1)
+
+    def do(self, scene):
+        scene.through.delete()
+
+    def check(self, scene, value):
+        left = [key for key in scene.client.scan_iter() if scene.client.pttl(key) < 0]
+        assert left == []
+        scene.direct = redisacc.ConditionalAccumulator("float32", None, "w", reduction_type="SUM", redis=scene.client)
+        scene.direct.apply_grad(scene.grad(2.0))
+
+    def again(self, scene):
+        assert scene.direct.peek().gradient.tolist() == [2.0] * self.size
+        # A late SREM removes the name from the list, and the next opening adds it again.
+        redisacc.ConditionalAccumulator("float32", None, "w", reduction_type="SUM", redis=scene.client)
+
+
+OPERATIONS = [
+    Apply,
+    ApplyBuffered,
+    ApplyInParts,
+    ApplyLarge,
+    ApplyStale,
+    ApplyRefused,
+    ApplyWithRoomToMake,
+    ApplyWithRoomToMakeInParts,
+    Take,
+    TakeBuffered,
+    TakeInParts,
+    TakeLarge,
+    TakeInABlock,
+    TakeInVain,
+    Recover,
+    SetStep,
+    Look,
+    Open,
+    Delete,
+]
+
+
+@pytest.fixture
+def stage(proxy, real_client) -> Callable[..., Any]:
+    """Prepares an operation and the kind of client that does it."""
+
+    @contextlib.contextmanager
+    def set_scene(operation: Operation, kind: str) -> Iterator[Scene]:
+        real_client.flushall()
+        options = {"reduction_type": "SUM", "in_place_limit": operation.limit}
+        direct = redisacc.ConditionalAccumulator("float32", None, "w", redis=real_client, **options)
+        with CLIENTS[kind](proxy) as where:
+            through = redisacc.ConditionalAccumulator("float32", None, "w", redis=where, **options)
+            scene = Scene(operation.size, through, direct, real_client)
+            operation.prepare(scene)
+            # It is connected already, so that the first message is the operation's.
+            scene.through._transport.call("PING")
+            yield scene
+            proxy.arm(None)
+            proxy.deliver_late()
+            scene.direct.delete()
+            assert leftovers(real_client) == []
+
+    return set_scene
+
+
+def every_fault(proxy: Proxy, operation: Operation, stage: Any) -> list[Fault]:
+    """Returns every place and kind of fault in this operation, found by doing it."""
+    # Once more, so that the server knows all scripts.
+    for _ in range(2):
+        with stage(operation, "_url") as scene:
+            proxy.arm(None)
+            value = operation.do(scene)
+            faults = list(all_faults(proxy.lengths))
+            operation.check(scene, value)
+            operation.again(scene)
+    return faults
+
+
+@pytest.mark.parametrize("kind", OPERATIONS, ids=lambda kind: kind.__name__)
+def test_a_connection_that_breaks_anywhere_changes_nothing_else(proxy, stage, kind, request, record_property):
+    operation = kind()
+    faults = every_fault(proxy, operation, stage)
+    assert len(faults) >= 10
+    if not request.config.getoption("--long"):
+        late = [fault for fault in faults if fault.action == "late"]
+        rest = [fault for fault in faults if fault.action != "late"]
+        most = 12 if request.config.getoption("--all") else 5
+        faults = late[: most - 2] + rest[:: len(rest) // most + 1]
+    for fault, client in zip(faults, itertools.cycle(CLIENTS), strict=False):
+        with stage(operation, client) as scene:
+            proxy.arm(fault)
+            value = operation.do(scene)
+            assert proxy.happened(), fault
+            try:
+                operation.check(scene, value)
+                late = proxy.deliver_late()
+                assert late == (fault.action == "late")
+                operation.again(scene)
+            except BaseException as error:
+                error.add_note(f"{fault}, {client}")
+                raise
+    record_property("faults", sum(proxy.fired.values()))
+
+
+@pytest.mark.parametrize(
+    "kind", [Apply, ApplyBuffered, Take, TakeBuffered, SetStep, Open, Delete], ids=lambda k: k.__name__
+)
+def test_replies_that_come_byte_by_byte_are_read_whole(proxy, stage, kind):
+    operation = kind()
+    with stage(operation, "_as_it_comes") as scene:
+        proxy.bytewise = True
+        value = operation.do(scene)
+        operation.check(scene, value)
+        operation.again(scene)
+        proxy.bytewise = False
+
+
+@pytest.mark.parametrize("kind", [Apply, ApplyBuffered], ids=lambda k: k.__name__)
+def test_faults_do_no_harm_while_another_client_is_at_work(proxy, stage, kind, background, request):
+    """Both apply to one accumulator; the sum has every accepted gradient of each once."""
+    operation = kind()
+    faults = every_fault(proxy, operation, stage)
+    if not request.config.getoption("--all"):
+        faults = faults[::2]
+    for fault, client in zip(faults, itertools.cycle(CLIENTS), strict=False):
+        with stage(operation, client) as scene:
+            ready, stop = threading.Event(), threading.Event()
+
+            def other(scene=scene, ready=ready, stop=stop):
+                count = 0
+                while not stop.is_set():
+                    assert scene.direct.apply_grad(scene.grad(1000.0))
+                    count += 1
+                    ready.set()
+                return count
+
+            job = background(other)
+            assert ready.wait(20)
+            proxy.arm(fault)
+            for _ in range(3):
+                assert operation.do(scene)
+            stop.set()
+            others = job.result()
+            assert proxy.happened()
+            proxy.deliver_late()
+            info = scene.direct.info()
+            assert (info.applied, info.num_accumulated) == (others + 3, others + 3)
+            assert scene.direct.take_grad(others + 3)[0] == others * 1000.0 + 3.0

@@ -1,0 +1,235 @@
+"""A server that stops answering at the worst moment: the outcome is unknown, and the caller can continue."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from support.leaks import leftovers
+from support.proxy import Fault
+from support.timeouts import short_timeouts
+
+import redisacc
+from redisacc._protocol.scripts import Scripts
+
+pytestmark = pytest.mark.servers("valkey")
+
+LIMITS = {"in_place": 10**9, "buffered": 0}
+
+
+@pytest.fixture(params=LIMITS)
+def both(request, proxy, real_client):
+    """A handle through the proxy, and one that bypasses it."""
+    options = {"reduction_type": "SUM", "in_place_limit": LIMITS[request.param]}
+    direct = redisacc.ConditionalAccumulator("float32", [4], "w", redis=real_client, **options)
+    through = redisacc.ConditionalAccumulator("float32", [4], "w", redis=proxy.url, **options)
+    # The server knows all scripts, and the handle is connected.
+    through.apply_grad(np.ones(4))
+    through.take_grad(1)
+    through.set_global_step(0)
+    yield through, direct
+    direct.delete()
+    assert leftovers(real_client) == []
+
+
+@contextlib.contextmanager
+def silence(proxy, handle, direction, number=0):
+    """Lets nothing pass from one message on, by default the first: the request never arrives, or the reply doesn't.
+
+    The handle gives up on it soon.
+    """
+    proxy.arm(Fault(direction, number, 0, "stall"))
+    with short_timeouts(handle._transport):
+        yield
+    assert proxy.happened()
+    proxy.resume()
+
+
+@pytest.mark.parametrize("direction", ["request", "reply"])
+def test_an_apply_without_reply_is_finished_by_retry(proxy, both, direction):
+    through, direct = both
+    with (
+        silence(proxy, through, direction),
+        pytest.raises(redisacc.OutcomeUnknownError, match="unknown whether") as failure,
+    ):
+        through.apply_grad(np.full(4, 2.0))
+    assert isinstance(failure.value, redisacc.ServerUnavailableError)
+    # The handle continues meanwhile, and its requests do no harm.
+    for _ in range(3):
+        assert through.apply_grad(np.full(4, 100.0))
+    for _ in range(2):
+        assert failure.value.retry().outcome == "applied"
+    assert direct.info().applied == 1 + 3 + 1
+    assert direct.take_grad(4).tolist() == [302.0] * 4
+    # Its round is over; it stays counted, and is not counted again.
+    assert failure.value.retry().outcome == "applied"
+    assert direct.num_accumulated() == 0
+
+
+def test_a_retry_may_be_in_vain_many_times(proxy, both):
+    through, direct = both
+    with silence(proxy, through, "reply"), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+        through.apply_grad(np.ones(4))
+    error = failure.value
+    proxy.refuses = True
+    proxy.cut_all()
+    for _ in range(3):
+        # No copy is sent during these, but the first one was.
+        with short_timeouts(through._transport), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+            error.retry()
+        error = failure.value
+    proxy.refuses = False
+    assert error.retry()
+    assert direct.num_accumulated() == 1
+
+
+def test_a_retry_of_what_has_become_stale_says_so(proxy, both):
+    through, direct = both
+    # It never arrives, which only this test knows.
+    with silence(proxy, through, "request"):
+        with pytest.raises(redisacc.OutcomeUnknownError) as failure:
+            through.apply_grad(np.ones(4))
+        proxy.cut_all()
+        direct.set_global_step(1)
+    assert failure.value.retry().outcome == "stale"
+    assert direct.num_accumulated() == 0
+
+
+def test_a_server_that_stands_still_is_an_error_at_opening(proxy, monkeypatch):
+    """It accepts connections, as the kernel does for a stopped process, and never answers."""
+    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.5)
+    proxy.stall()
+    with pytest.raises(redisacc.ServerUnavailableError):
+        redisacc.ConditionalAccumulator("float32", [4], "w", redis=f"{proxy.url}?socket_timeout=0.5")
+
+
+def test_what_never_left_is_not_unknown(proxy, both):
+    through, direct = both
+    proxy.close()
+    with short_timeouts(through._transport):
+        # The first of these finds the existing connection broken.
+        with pytest.raises(redisacc.ServerUnavailableError):
+            through.num_accumulated()
+        with pytest.raises(redisacc.ServerUnavailableError) as failure:
+            through.apply_grad(np.ones(4))
+    assert not isinstance(failure.value, redisacc.OutcomeUnknownError)
+    assert direct.num_accumulated() == 0
+
+
+def test_a_step_without_reply_is_set_once(proxy, both):
+    through, direct = both
+    with silence(proxy, through, "reply"), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+        through.set_global_step(7)
+    direct.apply_grad(np.ones(4), local_step=7)
+    direct.take_grad(1)
+    failure.value.retry()
+    assert direct.global_step() == 8
+
+
+def acknowledgement(proxy):
+    """Returns the number of the request that acknowledges, in a take."""
+    return len(proxy.lengths["request"]) - 1
+
+
+def test_a_round_in_memory_is_delivered_by_retry(proxy, both):
+    through, direct = both
+
+    def take():
+        direct.apply_grad(np.full(4, 5.0), local_step=direct.global_step())
+        return through.take_grad(1)
+
+    take()
+    proxy.arm(None)
+    assert take().tolist() == [5.0] * 4
+    number = acknowledgement(proxy)
+    for direction, listed in (("request", 1), ("reply", 0)):
+        proxy.arm(Fault(direction, number, 0, "stall"))
+        with (
+            short_timeouts(through._transport),
+            pytest.raises(redisacc.OutcomeUnknownError, match="has been read, but the server stopped") as failure,
+        ):
+            take()
+        assert len(direct.info().unacknowledged) == listed
+        proxy.resume()
+        assert failure.value.retry().tolist() == [5.0] * 4
+        assert direct.info().unacknowledged == []
+
+
+def test_every_way_of_taking_returns_by_retry_what_it_returns_itself(proxy, real_client):
+    acc = redisacc.SparseConditionalAccumulator("float32", [None, 1], "s", redis=proxy.url)
+    for take, unpacked in (
+        (acc.take_grad, lambda t: t),
+        (acc.take_indexed_slices_grad, lambda t: (t.indices, t.values)),
+    ):
+        for silent in (False, True):
+            acc.apply_grad([3], [[2.0]], local_step=acc.global_step())
+            if not silent:
+                proxy.arm(None)
+                indices, values, *_ = unpacked(take(1))
+                number = acknowledgement(proxy)
+            else:
+                with silence(proxy, acc, "reply", number), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+                    take(1)
+                indices, values, *_ = unpacked(failure.value.retry())
+            assert (indices.tolist(), values.tolist()) == ([3], [[2.0]])
+    acc.delete()
+
+
+def test_a_block_whose_acknowledgement_is_lost_says_so(proxy, both):
+    through, direct = both
+    direct.apply_grad(np.full(4, 5.0))
+    take = through.take(1)
+    taken = take.__enter__()
+    proxy.stall()
+    with short_timeouts(through._transport), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+        take.__exit__(None, None, None)
+    proxy.resume()
+    assert taken.gradient.tolist() == [5.0] * 4
+    assert failure.value.retry() is None
+    assert direct.info().unacknowledged == []
+
+
+def test_a_lost_reply_is_no_reason_to_warn_of_others(proxy, both, caplog):
+    through, direct = both
+    direct.apply_grad(np.full(4, 5.0))
+    with through.take(1):
+        proxy.arm(Fault("reply", 0, 0))
+    assert proxy.happened()
+    assert "no longer there" not in caplog.text
+
+
+def test_what_was_counted_counts_even_if_its_copy_is_refused(proxy, both, real_server):
+    """The first copy is counted, its reply is lost, and then the server has no memory left for the second."""
+    through, direct = both
+    admin = real_server.client()
+    proxy.arm(Fault("reply", 0, 0))
+    proxy.when_it_happens = lambda: admin.config_set("maxmemory", 1)
+    try:
+        result = through.apply_grad(np.ones(4))
+        assert proxy.happened()
+    finally:
+        admin.config_set("maxmemory", 0)
+        proxy.when_it_happens = lambda: None
+    assert (result.outcome, result.num_accumulated) == ("applied", 1)
+    assert direct.num_accumulated() == 1
+
+
+def test_a_refusal_that_can_not_be_resolved_is_unknown(proxy, both, monkeypatch):
+    through, direct = both
+
+    def refuse(*_, **__):
+        raise redisacc.ServerError("no")
+
+    def shape_mismatch(*_, **__):
+        through._transport.lost += 1
+        raise redisacc.InvalidArgumentError("refused")
+
+    monkeypatch.setattr(Scripts, "resolve", refuse)
+    monkeypatch.setattr(Scripts, "apply", shape_mismatch)
+    monkeypatch.setattr(Scripts, "buffer", shape_mismatch)
+    with pytest.raises(redisacc.OutcomeUnknownError) as failure:
+        through.apply_grad(np.ones(4))
+    monkeypatch.undo()
+    assert failure.value.retry()
+    assert direct.num_accumulated() == 1

@@ -1,0 +1,278 @@
+"""Full servers: one that refuses (noeviction), and some that evict keys."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from support.leaks import leftovers
+from support.servers import contents
+
+import redisacc
+
+pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
+
+RECORD = "redisacc:{w}"
+# Dense and sparse gradients that are added in place, buffered in one part, and in several.
+GRADIENTS = {
+    "dense-in_place": ("dense", [600], (np.ones(600, np.float32),), 10**9),
+    "dense-buffered": ("dense", [600], (np.ones(600, np.float32),), 0),
+    "dense-large": ("dense", [1_500_000], (np.ones(1_500_000, np.float32),), 0),
+    "sparse-in_place": ("sparse", [9, 2], ([1, 3], np.ones((2, 2), np.float32)), 10**9),
+    "sparse-buffered": ("sparse", [9, 2], ([1, 3], np.ones((2, 2), np.float32)), 0),
+}
+
+
+class Case:
+    """An accumulator, and a gradient of ones for it."""
+
+    def __init__(self, open_accumulator, server, kind, shape, grad, limit):
+        self.acc = open_accumulator(
+            kind, "float32", shape, "w", redis=server.url, in_place_limit=limit, reduction_type="SUM", worker="ann"
+        )
+        self._grad = grad
+
+    def apply(self, step=0):
+        return self.acc.apply_grad(*self._grad, local_step=step)
+
+    @staticmethod
+    def value(gradient):
+        """The value of every element of a gradient."""
+        if isinstance(gradient, tuple):
+            gradient = gradient[1]
+        values = np.unique(np.asarray(getattr(gradient, "values", gradient)))
+        assert len(values) == 1
+        return float(values[0])
+
+    def take(self, number, timeout=20):
+        return self.value(self.acc.take_grad(number, timeout=timeout))
+
+
+@pytest.fixture(params=GRADIENTS)
+def case(request, daemon, open_accumulator):
+    server = daemon("--maxmemory-policy", "noeviction").start()
+    return server, Case(open_accumulator, server, *GRADIENTS[request.param])
+
+
+class Full:
+    """Fills a server up to its maxmemory."""
+
+    def __init__(self, server):
+        self.admin = server.client()
+        self.fill()
+
+    def fill(self):
+        # Less than an empty server uses.
+        self.admin.config_set("maxmemory", 1)
+
+    def empty(self):
+        self.admin.config_set("maxmemory", 0)
+
+
+@pytest.mark.every_server(case="sparse-in_place")
+def test_a_full_server_refuses_a_gradient_and_stores_none_of_it(case):
+    server, it = case
+    it.apply()
+    before = contents(server.client())
+    full = Full(server)
+    with pytest.raises(redisacc.ServerOutOfMemoryError, match="maxmemory"):
+        it.apply()
+    with pytest.raises(redisacc.ServerOutOfMemoryError):
+        it.apply(step=-1)
+    assert contents(server.client()) == before
+    assert not [key for key in server.client().scan_iter() if b":staged:" in key]
+    full.empty()
+    assert it.apply()
+    assert it.take(2) == 2
+
+
+@pytest.mark.every_server(case="dense-buffered")
+def test_a_full_server_can_be_drained(case, open_accumulator, background, until):
+    server, it = case
+    for _ in range(3):
+        it.apply()
+    full = Full(server)
+    # A chief that starts only now.
+    chief = type(it.acc)("float32", it.acc.shape, "w", redis=server.url, reduction_type="SUM")
+    with pytest.raises(redisacc.ServerOutOfMemoryError):
+        redisacc.ConditionalAccumulator("float32", [1], "new", redis=server.url)
+    # Taken, lost, found, taken again.
+    with pytest.raises(ZeroDivisionError), chief.take(3, timeout=20):
+        raise ZeroDivisionError
+    with chief.recover() as found:
+        assert it.value(found.gradient) == 3
+    assert chief.info().unacknowledged == []
+    assert not [key for key in server.client().scan_iter() if b":part:" in key or b":taken" in key]
+    # One that waits while the server is full, keeps its place, and is served when there is memory again.
+    chief.set_global_step(5)
+    waiting = background(it.take, 2, timeout=60)
+    until(lambda: chief.info().waiting)
+    with pytest.raises(redisacc.TakeTimeoutError):
+        chief.take_grad(1, timeout=0.1)
+    full.empty()
+    it.apply(step=5)
+    full.fill()
+    with pytest.raises(redisacc.ServerOutOfMemoryError):
+        it.apply(step=5)
+    full.empty()
+    it.apply(step=5)
+    assert waiting.result(60) == 2
+    # And accumulators can be deleted to free memory.
+    it.apply(step=6)
+    full.fill()
+    chief.delete()
+    assert leftovers(server.client()) == []
+    assert not [
+        key for key in server.client().scan_iter() if key.startswith(b"redisacc:{w}") and b":staged:" not in key
+    ]
+    chief.close()
+
+
+@pytest.mark.every_server(kind="sparse-buffered")
+@pytest.mark.parametrize("kind", ["dense-buffered", "dense-large", "sparse-buffered"])
+def test_a_gradient_whose_staging_filled_the_server_is_taken_in(daemon, open_accumulator, kind):
+    # Its memory is in use already, so a refusal at this point would free nothing.
+    server = daemon("--maxmemory-policy", "noeviction").start()
+    it = Case(open_accumulator, server, *GRADIENTS[kind])
+    full = Full(server)
+    full.empty()
+    run = it.acc._transport.run_and_read
+
+    def fill_before_the_script(script, keys, args, *, before=(), **options):
+        if script.name == "buffer" and before:
+            it.acc._transport.pipeline(before)
+            full.fill()
+            before = ()
+        return run(script, keys, args, before=before, **options)
+
+    it.acc._transport.run_and_read = fill_before_the_script
+    try:
+        assert it.apply()
+    finally:
+        del it.acc._transport.run_and_read
+        full.empty()
+    assert it.apply()
+    assert it.take(2) == 2
+    assert not [key for key in server.client().scan_iter() if b":staged:" in key]
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_an_evicting_policy_is_said_in_the_log_when_one_opens(daemon, open_accumulator, caplog, policy):
+    server = daemon("--maxmemory", "100mb", "--maxmemory-policy", policy).start()
+    with caplog.at_level(logging.WARNING, "redisacc"):
+        open_accumulator("dense", "float32", [1], "w", redis=server.url)
+        open_accumulator("dense", "float32", [1], "v", redis=server.url)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert policy in said[0]
+    assert "CONFIG SET maxmemory-policy noeviction" in said[0]
+
+
+@pytest.mark.parametrize("options", [("--maxmemory", "100mb"), ("--maxmemory-policy", "allkeys-lru"), ()])
+def test_a_server_that_evicts_nothing_is_not_warned_of(daemon, open_accumulator, caplog, options):
+    server = daemon(*options).start()
+    with caplog.at_level(logging.WARNING, "redisacc"):
+        open_accumulator("dense", "float32", [1], "w", redis=server.url)
+    assert caplog.records == []
+
+
+# The keys that a server may evict, one at a time; and for each way of storing gradients, those that do not exist.
+KEYS = ["record", "sums", "buffered", "part", "sessions", "workers"]
+ABSENT = {"in_place": ["buffered", "part"], "buffered": ["sums", "part"], "large": ["sums"]}
+GONE = [(name, key) for name in GRADIENTS for key in KEYS if key not in ABSENT[name.partition("-")[2]]]
+
+
+@pytest.mark.parametrize(("request_", "gone"), GONE)
+@pytest.mark.parametrize("more", [0, 1], ids=["nothing after it", "a gradient after it"])
+@pytest.mark.servers("valkey")
+def test_an_evicted_key_is_noticed(daemon_of_all, open_accumulator, gone, more, request_):
+    server = daemon_of_all
+    admin = server.client()
+    admin.flushall()
+    it = Case(open_accumulator, server, *GRADIENTS[request_])
+    it.apply()
+    it.apply()
+    victims = {
+        "record": [RECORD],
+        "part": sorted(key.decode() for key in admin.scan_iter() if b":part:" in key)[-1:],
+    }.get(gone, [f"{RECORD}:{gone}"])
+    assert admin.unlink(*victims) == len(victims) == 1
+    try:
+        for _ in range(more):
+            it.apply()
+        noticed = False
+    except (redisacc.AccumulatorNotFoundError, redisacc.DataLossError):
+        noticed = True
+    if gone == "record":
+        # No new accumulator may start with the sums of the old one.
+        with pytest.raises(redisacc.CorruptDataError, match="evicted"):
+            type(it.acc)("float32", it.acc.shape, "w", redis=server.url, reduction_type="SUM")
+        with pytest.raises(redisacc.AccumulatorNotFoundError):
+            it.acc.take_grad(1, timeout=5)
+        return
+    if gone in ("sessions", "workers"):
+        # It contains no gradient. Without the table of sessions, the server cannot recognise a repeated request.
+        assert noticed == (gone == "sessions" and more == 1)
+        assert it.take(2) == 2 + (more if not noticed else 0)
+        return
+    with pytest.raises(redisacc.CorruptDataError, match=r"evicted|removed"):
+        it.acc.peek()
+    with pytest.raises(redisacc.CorruptDataError, match=r"evicted|removed"):
+        it.acc.take_grad(1, timeout=5)
+    # The rest of the round stays listed, and the next round works.
+    assert len(it.acc.info().unacknowledged) == 1
+    it.apply(step=1)
+    assert it.take(1) == 1
+
+
+@pytest.fixture
+def daemon_of_all(daemon):
+    return daemon().start()
+
+
+@pytest.mark.servers("valkey", "redis62")
+@pytest.mark.every_server
+def test_a_server_that_really_evicts_never_gives_a_wrong_sum(daemon, open_accumulator):
+    server = daemon("--maxmemory-policy", "allkeys-random").start()
+    admin = server.client()
+    right = wrong = refused = 0
+    for attempt in range(60):
+        name = f"w{attempt}"
+        kind = "sparse" if attempt % 2 else "dense"
+        limit = 0 if attempt % 4 < 2 else 10**9
+        try:
+            acc = open_accumulator(
+                kind,
+                "float32",
+                [64, 16] if kind == "sparse" else [1024],
+                name,
+                redis=server.url,
+                in_place_limit=limit,
+                reduction_type="SUM",
+            )
+            ones = np.ones((64, 16) if kind == "sparse" else 1024, np.float32)
+            grad = (np.arange(64), ones) if kind == "sparse" else (ones,)
+            for number in range(6):
+                acc.apply_grad(*grad)
+                if number == 3:
+                    # So little memory that some keys are evicted.
+                    admin.config_set("maxmemory", admin.info("memory")["used_memory"] - 3000)
+            value = Case.value(acc.take_grad(6, timeout=0))
+        except (
+            redisacc.CorruptDataError,
+            redisacc.AccumulatorNotFoundError,
+            redisacc.DataLossError,
+            redisacc.ServerError,
+            redisacc.TakeTimeoutError,
+        ):
+            refused += 1
+        else:
+            right += value == 6
+            wrong += value != 6
+        finally:
+            admin.config_set("maxmemory", 0)
+            admin.flushall()
+    assert wrong == 0
+    assert refused > 0
+    assert right + refused == 60

@@ -1,0 +1,270 @@
+"""Replicas: promoted by Sentinel, behind their master, read-only; and waiting for them with min_replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+
+import numpy as np
+import pytest
+import redis
+from redis.sentinel import Sentinel
+
+import redisacc
+
+pytestmark = pytest.mark.servers("redis7", "redis62")
+
+STORAGES = {"in_place": 10**9, "buffered": 0}
+
+
+@pytest.fixture
+def pair(daemon, until):
+    """A master and its replica, in step."""
+    master = daemon("--repl-diskless-sync-delay", "0", "--repl-diskless-sync", "yes").start()
+    return master, replica_of(master, daemon, until)
+
+
+def replica_of(master, daemon, until):
+    replica = daemon("--replicaof", "127.0.0.1", str(master.port), "--repl-diskless-sync-delay", "0").start()
+    follower = replica.client()
+    until(lambda: follower.info("replication")["master_link_status"] == "up")
+    leader = master.client()
+    until(lambda: leader.execute_command("WAIT", 1, 100) == 1)
+    return replica
+
+
+@pytest.fixture
+def open_acc(open_accumulator):
+    def make(where, **options):
+        return open_accumulator("dense", "float32", [2], "w", redis=where, **{"reduction_type": "SUM", **options})
+
+    return make
+
+
+@pytest.fixture(params=STORAGES)
+def open_stored(request, open_acc):
+    """As `open_acc`, for each way of storing gradients."""
+    return functools.partial(open_acc, in_place_limit=STORAGES[request.param])
+
+
+def apply(acc, value, step=0):
+    return acc.apply_grad(np.full(2, value, np.float32), local_step=step)
+
+
+class MovingAddress:
+    """A client that finds its server by a name, which is then given to another server."""
+
+    def __init__(self, server):
+        self.client = server.client()
+
+    def move_to(self, server):
+        # Existing connections stay until the client reconnects.
+        pool = self.client.connection_pool
+        pool.connection_kwargs["port"] = server.port
+        for connection in [*pool._available_connections, *pool._in_use_connections]:
+            connection.port = server.port
+
+
+# A replica
+
+
+def test_a_read_only_replica_says_so(pair, open_acc, short_timeout):
+    master, replica = pair
+    with pytest.raises(redisacc.ServerUnavailableError, match="is a read-only replica"):
+        redisacc.ConditionalAccumulator("float32", [2], "w", redis=replica.url)
+    acc = open_acc(master.url)
+    apply(acc, 1)
+    master.client().execute_command("WAIT", 1, 10_000)
+    # Reading works on a replica.
+    watcher = open_acc(replica.url)
+    assert watcher.peek().gradient.tolist() == [1, 1]
+    assert watcher.info().num_accumulated == 1
+    for call in (lambda: apply(watcher, 1), lambda: watcher.take_grad(1), lambda: watcher.set_global_step(3)):
+        with pytest.raises(redisacc.ServerUnavailableError, match="is a read-only replica"):
+            call()
+    assert acc.info().num_accumulated == 1
+
+
+def test_a_master_that_is_demoted_under_us_is_left_for_the_new_one(pair, open_acc, background, until):
+    master, replica = pair
+    address = MovingAddress(master)
+    acc = open_acc(address.client)
+    apply(acc, 1)
+    waiting = background(acc.take_grad, 3, timeout=60)
+    until(lambda: acc.info().waiting)
+    assert master.client().execute_command("WAIT", 1, 10_000) == 1
+    replica.client().replicaof("NO", "ONE")
+    master.client().replicaof("127.0.0.1", replica.port)
+    # The name still leads to the old one.
+    refused = background(apply, acc, 2)
+    assert refused.running
+    address.move_to(replica)
+    assert refused.result(60)
+    assert apply(acc, 4)
+    assert waiting.result(60).tolist() == [7, 7]
+
+
+def test_a_replica_that_was_behind_when_it_was_promoted(pair, open_stored):
+    master, replica = pair
+    address = MovingAddress(master)
+    worker, chief = open_stored(address.client), open_stored(address.client)
+    apply(worker, 1)
+    assert chief.take_grad(1, timeout=20).tolist() == [1, 1]
+    apply(worker, 2, step=1)
+    assert master.client().execute_command("WAIT", 1, 10_000) == 1
+    # From here on, it receives nothing.
+    replica.client().replicaof("NO", "ONE")
+    apply(worker, 4, step=1)
+    assert chief.take_grad(2, timeout=20).tolist() == [6, 6]
+    master.kill()
+    address.move_to(replica)
+    with pytest.raises(redisacc.DataLossError):
+        apply(worker, 8, step=1)
+    assert apply(worker, 16, step=1)
+    with pytest.raises(redisacc.DataLossError):
+        chief.take_grad(2, timeout=20)
+    with chief.recover() as found:
+        assert found.gradient.tolist() == [18, 18]
+
+
+# min_replicas
+
+
+def test_what_the_replicas_have_is_said(pair, open_stored, daemon, until):
+    master, replica = pair
+    acc = open_stored(master.url, min_replicas=1)
+    assert apply(acc, 1)
+    copy = replica.client()
+    # The call waited for the replica, so the gradient is there.
+    assert copy.hget("redisacc:{w}", "num_accumulated") == b"1"
+    assert acc.take_grad(1, timeout=20).tolist() == [1, 1]
+    with acc.take(1, timeout=20) if apply(acc, 2, step=1) else None as found:
+        assert found.gradient.tolist() == [2, 2]
+        assert len(copy.hgetall("redisacc:{w}:taken")) == 1
+    assert apply(acc, 4, step=0).outcome == "stale"
+
+
+@contextlib.contextmanager
+def short_wait(acc, milliseconds=300):
+    """Shortens this handle's wait for replicas, in a block whose calls wait in vain."""
+    usual = acc._scripts._replicate
+    ((command, replicas, _),) = usual
+    acc._scripts._replicate = [(command, replicas, milliseconds)]
+    yield
+    acc._scripts._replicate = usual
+
+
+def test_replicas_that_do_not_confirm(pair, open_stored):
+    master, replica = pair
+    acc = open_stored(master.url, min_replicas=1)
+    assert apply(acc, 1)
+    replica.stall()
+    with short_wait(acc), pytest.raises(redisacc.NotReplicatedError, match="counted") as failure:
+        apply(acc, 2)
+    assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
+    # It is counted all the same.
+    assert acc.num_accumulated() == 2
+    with short_wait(acc), pytest.raises(redisacc.NotReplicatedError, match="taken"):
+        acc.take_grad(2, timeout=20)
+    assert acc.global_step() == 1
+    assert [one.num_accumulated for one in acc.info().unacknowledged] == [2]
+    with short_wait(acc), acc.recover() as found:
+        assert found.gradient.tolist() == [3, 3]
+    # A stale one changes nothing that could be lost.
+    with short_wait(acc):
+        assert apply(acc, 4, step=0).outcome == "stale"
+    replica.go_on()
+    assert apply(acc, 8, step=1)
+    assert acc.take_grad(1, timeout=20).tolist() == [8, 8]
+
+
+def test_more_replicas_than_there_are(pair, open_acc):
+    master, _ = pair
+    acc = open_acc(master.url, min_replicas=2)
+    # Long enough for the one that is there.
+    with short_wait(acc, 2000), pytest.raises(redisacc.NotReplicatedError) as failure:
+        apply(acc, 1)
+    assert (failure.value.replicas, failure.value.min_replicas) == (1, 2)
+
+
+# Sentinel
+
+
+@pytest.fixture
+def watched(daemon, pair, until):
+    """A pair that a Sentinel watches: the master, the replica, and what finds the master."""
+    master, replica = pair
+    config = f"""
+        sentinel monitor main 127.0.0.1 {master.port} 1
+        sentinel down-after-milliseconds main 500
+        sentinel failover-timeout main 5000
+        """
+    sentinel = daemon("--sentinel", config=config).start()
+    asked = sentinel.client(decode_responses=True)
+    # By default, it asks the master for its replicas only every 10 seconds.
+    asked.execute_command("SENTINEL DEBUG", "info-period", 100)
+    until(lambda: asked.sentinel_master("main")["num-slaves"] == 1)
+    until(lambda: asked.sentinel_slaves("main")[0]["slave-repl-offset"] > 0 if asked.sentinel_slaves("main") else False)
+    finder = Sentinel([("127.0.0.1", sentinel.port)], socket_timeout=2)
+    yield master, replica, finder
+    for one in finder.sentinels:
+        one.close()
+
+
+def master_now(finder):
+    try:
+        return finder.discover_master("main")[1]
+    except redis.sentinel.MasterNotFoundError:
+        return None
+
+
+@pytest.mark.servers("redis7")
+def test_a_failover_by_sentinel_loses_nothing_that_replicas_have(watched, open_acc, background, until, monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 2000)
+    master, replica, finder = watched
+    clients = [finder.master_for("main", redis.Redis) for _ in range(3)]
+    storages = [{"in_place_limit": limit, "min_replicas": 1} for limit in STORAGES.values()]
+    workers = [open_acc(client, **storage) for client, storage in zip(clients[1:], storages, strict=True)]
+    chief = open_acc(clients[0])
+
+    def work(acc, value):
+        confirmed = 0
+        while True:
+            try:
+                assert apply(acc, value)
+            except redisacc.NotReplicatedError:
+                # The promoted one has no replica of its own.
+                return confirmed
+            confirmed += 1
+
+    crew = [background(work, acc, value) for acc, value in zip(workers, (1, 1000), strict=True)]
+    until(lambda: chief.num_accumulated() >= 40)
+    # It waits through the failover.
+    waiting = background(chief.take_grad, 10**6, timeout=90)
+    master.kill()
+    confirmed = [one.result(100) for one in crew]
+    assert master_now(finder) == replica.port
+    # The unconfirmed ones are in it, too, because their requests were sent again to the new master.
+    assert chief.num_accumulated() == sum(confirmed) + 2
+    gradient = chief.peek().gradient
+    assert gradient.tolist() == [confirmed[0] + 1 + 1000 * (confirmed[1] + 1)] * 2
+    chief.close()
+    with pytest.raises(redisacc.CancelledError):
+        waiting.result()
+    last = open_acc(clients[0])
+    assert last.take_grad(sum(confirmed) + 2, timeout=20).tolist() == gradient.tolist()
+    for client in clients:
+        client.close()
+
+
+def test_an_address_that_nobody_answers(short_timeout):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        finder = Sentinel([taken.getsockname()], socket_timeout=0.2)
+        client = finder.master_for("main", redis.Redis)
+        with pytest.raises(redisacc.ServerUnavailableError):
+            redisacc.ConditionalAccumulator("float32", [2], redis=client)
+        client.close()
+        for one in finder.sentinels:
+            one.close()

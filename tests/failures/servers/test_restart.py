@@ -1,0 +1,345 @@
+"""A server that is killed and comes back: with everything, with less, with nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+from support.leaks import leftovers
+from support.servers import contents
+
+import redisacc
+
+pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
+
+KINDS = {
+    "dense-in_place": ("dense", [4], 10**9),
+    "dense-buffered": ("dense", [4], 0),
+    "sparse-in_place": ("sparse", [9, 4], 10**9),
+    "sparse-buffered": ("sparse", [9, 4], 0),
+}
+
+
+def apply(acc, value, **options):
+    row = np.full(4, value, np.float32)
+    if isinstance(acc, redisacc.SparseConditionalAccumulator):
+        return acc.apply_grad([3], [row], **options)
+    return acc.apply_grad(row, **options)
+
+
+def taken(acc, number, **options):
+    gradient = acc.take_grad(number, **{"timeout": 20, **options})
+    rows = gradient[1] if isinstance(gradient, tuple) else [gradient]
+    assert len(rows) == 1
+    assert len(set(rows[0].tolist())) == 1
+    return float(rows[0][0])
+
+
+@pytest.fixture(params=KINDS)
+def open_kind(request, open_accumulator):
+    kind, shape, limit = KINDS[request.param]
+
+    def make(server, **options):
+        options = {"in_place_limit": limit, "reduction_type": "SUM", **options}
+        return open_accumulator(kind, "float32", shape, "w", redis=server.url, **options)
+
+    return make
+
+
+@pytest.mark.every_server(open_kind="sparse-buffered")
+def test_with_appendfsync_always_nothing_is_lost(daemon, open_kind, background):
+    server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
+    acc = open_kind(server)
+    apply(acc, 1)
+    assert taken(acc, 1) == 1
+    for value in (1, 2, 4):
+        apply(acc, value, local_step=1)
+    # A round that was granted and never acknowledged.
+    with pytest.raises(ZeroDivisionError), acc.take(3):
+        raise ZeroDivisionError
+    for value in (8, 16):
+        apply(acc, value, local_step=2)
+    before = contents(server.client())
+    waiting = background(acc.take_grad, 3, timeout=60)
+    server.kill()
+    server.start()
+    # Waiting takers may have reconnected already.
+    now = contents(server.client())
+    for key in (b"redisacc:{w}:queue", b"redisacc:{w}:takers"):
+        before.pop(key, None)
+        now.pop(key, None)
+    tickets = (before[b"redisacc:{w}"].pop(b"tickets"), now[b"redisacc:{w}"].pop(b"tickets"))
+    assert int(tickets[0]) <= int(tickets[1])
+    for there in (before, now):
+        there[b"redisacc:{w}"].pop(b"wanted")
+    assert now == before
+    apply(acc, 32, local_step=2)
+    gradient = waiting.result(60)
+    assert float(np.asarray(gradient[1] if isinstance(gradient, tuple) else gradient).reshape(-1)[0]) == 56
+    with acc.recover() as found:
+        assert found.num_accumulated == 3
+    assert acc.info().applied == 7
+    acc.delete()
+    assert leftovers(server.client()) == []
+
+
+def test_applies_under_way_when_the_server_is_killed_are_counted_once(daemon, open_kind, background, until):
+    server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
+    acc = open_kind(server)
+    rounds, each = 3, 60
+
+    def work(handle, worker):
+        for number in range(each):
+            assert apply(handle, 1 << worker, local_step=0), number
+
+    crew = [background(work, open_kind(server), worker) for worker in range(3)]
+    for part in range(rounds):
+        until(lambda part=part: acc.num_accumulated() >= (part + 1) * each // 2)
+        server.kill()
+        server.start()
+    for one in crew:
+        one.result(60)
+    assert acc.num_accumulated() == 3 * each
+    assert taken(acc, 3 * each) == each * 7
+    info = acc.info()
+    assert info.applied == 3 * each
+
+
+@pytest.mark.every_server(open_kind="dense-in_place", appendonly="no")
+@pytest.mark.parametrize("appendonly", ["no", "yes"])
+def test_a_server_that_comes_back_empty_is_an_error_and_no_new_accumulator(
+    daemon, open_kind, background, appendonly, until
+):
+    server = daemon("--appendonly", appendonly).start()
+    acc = open_kind(server)
+    apply(acc, 1)
+    waiting = background(acc.take_grad, 5)
+    until(lambda: acc.info().waiting)
+    server.kill()
+    for path in sorted(server.folder.rglob("*"), reverse=True):
+        if path.is_file() and path.suffix != ".log" and path.name != "daemon.log":
+            path.unlink()
+    server.start()
+    with pytest.raises(redisacc.AccumulatorNotFoundError, match="lost its data"):
+        waiting.result(60)
+    for call in (
+        lambda: apply(acc, 1),
+        lambda: acc.take_grad(1),
+        acc.num_accumulated,
+        acc.peek,
+        acc.info,
+        lambda: acc.set_global_step(3),
+    ):
+        with pytest.raises(redisacc.AccumulatorNotFoundError):
+            call()
+    left = [key for key in server.client().scan_iter() if b":staged:" not in key]
+    assert left == []
+
+
+class PowerFailure:
+    """A loss as from an append-only file that is flushed once a second: its end, from some moment on."""
+
+    def __init__(self, server):
+        self._server = server
+        self._size = None
+
+    def _file(self) -> Path:
+        # The newest incremental file, or the one file of servers before 7.0.
+        files = [*self._server.folder.rglob("*.incr.aof"), *self._server.folder.glob("appendonly.aof")]
+        assert files
+        return max(files, key=lambda path: path.stat().st_mtime)
+
+    def last_flush(self) -> None:
+        """Everything after this moment will be lost."""
+        self._written()
+        self._size = self._file().stat().st_size
+
+    def _written(self) -> None:
+        # A server whose disk is slow holds back what it would write, for up to two seconds.
+        deadline = time.monotonic() + 20
+        with self._server.client() as client:
+            while client.info("persistence")["aof_buffer_length"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+    def strike(self, extra: int = 0) -> None:
+        self._written()
+        self._server.kill()
+        with open(self._file(), "r+b") as file:
+            assert file.seek(0, 2) > self._size + extra
+            file.truncate(self._size + extra)
+        self._server.start()
+
+
+@pytest.fixture
+def everysec(daemon):
+    server = daemon("--appendonly", "yes", "--appendfsync", "everysec", "--aof-load-truncated", "yes").start()
+    return server, PowerFailure(server)
+
+
+# In the middle of a command, too: the server drops an incomplete one.
+@pytest.mark.every_server(open_kind="dense-buffered", extra=20)
+@pytest.mark.parametrize("extra", [0, 20])
+def test_everysec_may_lose_gradients_and_their_worker_hears_of_it(everysec, open_kind, extra):
+    server, power = everysec
+    acc, other = open_kind(server), open_kind(server)
+    apply(acc, 1)
+    apply(other, 2)
+    power.last_flush()
+    apply(acc, 4)
+    power.strike(extra)
+    with pytest.raises(redisacc.DataLossError, match="older data"):
+        apply(acc, 8)
+    # A handle that has lost nothing gets no error, and one that has gets it once.
+    assert apply(other, 16)
+    assert apply(acc, 32)
+    assert taken(acc, 4) == 1 + 2 + 16 + 32
+    assert acc.num_accumulated() == 0
+
+
+def test_everysec_may_lose_all_that_a_worker_ever_sent(everysec, open_kind):
+    server, power = everysec
+    acc, other = open_kind(server), open_kind(server)
+    apply(other, 2)
+    power.last_flush()
+    apply(acc, 4)
+    power.strike()
+    with pytest.raises(redisacc.DataLossError):
+        acc.set_global_step(0)
+    assert apply(acc, 8)
+    assert taken(other, 2) == 10
+
+
+@pytest.mark.every_server(open_kind="sparse-in_place")
+def test_everysec_may_undo_a_take_and_its_taker_hears_of_it(everysec, open_kind):
+    server, power = everysec
+    chief, worker = open_kind(server), open_kind(server)
+    apply(worker, 1)
+    assert taken(chief, 1) == 1
+    apply(worker, 2, local_step=1)
+    power.last_flush()
+    assert taken(chief, 1) == 2
+    power.strike()
+    # The same gradient again: it must not be handed out without an error.
+    with pytest.raises(redisacc.DataLossError, match="recover"):
+        chief.take_grad(1, timeout=20)
+    assert len(chief.info().unacknowledged) == 1
+    with chief.recover() as found:
+        assert found.num_accumulated == 1
+    apply(worker, 4, local_step=2)
+    assert taken(chief, 1) == 4
+
+
+@pytest.mark.every_server(open_kind="sparse-in_place")
+def test_the_scripts_may_be_flushed_at_any_time(daemon, open_kind, background):
+    server = daemon().start()
+    acc, chief = open_kind(server), open_kind(server)
+    flusher, stop = server.client(), []
+
+    def flush():
+        number = 0
+        while not stop:
+            flusher.script_flush()
+            number += 1
+        return number
+
+    flushing = background(flush)
+
+    def work():
+        for step in range(40):
+            for value in (1, 2):
+                assert apply(acc, value, local_step=step)
+            with chief.take(2, timeout=30) as found:
+                assert found.num_accumulated == 2
+                gradient = found.gradient
+                values = getattr(gradient, "values", gradient)
+                assert np.asarray(values).reshape(-1)[0] == 3
+        acc.set_global_step(50)
+        acc.delete()
+
+    try:
+        work()
+    finally:
+        stop.append(True)
+    assert flushing.result() > 10
+
+
+def answers_busy(client):
+    try:
+        client.ping()
+    except redis.exceptions.BusyLoadingError:
+        return "LOADING"
+    except redis.ResponseError as error:
+        return str(error)[:4]
+    return ""
+
+
+@pytest.fixture
+def busy(daemon, background, until):
+    """A server that runs another client's endless script, until the returned function is called."""
+    server = daemon("--lua-time-limit", "50").start()
+    # It waits for the script as long as it takes.
+    client, admin = server.client(socket_timeout=60), server.client()
+
+    def make():
+        endless = background(client.eval, "while true do end", 0)
+        until(lambda: answers_busy(admin) == "BUSY")
+
+        def end():
+            admin.script_kill()
+            with pytest.raises(redis.ResponseError):
+                endless.result()
+
+        return end
+
+    return server, make
+
+
+def test_a_busy_server_is_waited_for(busy, open_accumulator, background):
+    server, make = busy
+    acc = open_accumulator("dense", "float32", [4], "w", redis=server.url, reduction_type="SUM")
+    apply(acc, 1)
+    end = make()
+    pending = [background(apply, acc, 2), background(acc.take_grad, 2, timeout=60)]
+    assert all(one.running for one in pending)
+    end()
+    assert [one.result(60) is not None for one in pending] == [True, True]
+    assert acc.global_step() == 1
+
+
+@pytest.mark.every_server
+def test_opening_at_a_busy_server_says_what_it_is(busy, monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.5)
+    server, make = busy
+    end = make()
+    with pytest.raises(redisacc.ServerUnavailableError, match=r"is busy \(BUSY"):
+        redisacc.ConditionalAccumulator("float32", [4], "w", redis=server.url)
+    end()
+
+
+# 6.2 answers no client while it loads less than 2 MB.
+@pytest.mark.servers("valkey", "redis7")
+def test_a_server_that_loads_its_data_is_waited_for(daemon, open_accumulator, until, monkeypatch):
+    server = daemon("--appendonly", "yes").start()
+    acc = open_accumulator("dense", "float32", [4], "w", redis=server.url, reduction_type="SUM")
+    apply(acc, 1)
+    admin = server.client()
+    for number in range(2000):
+        # Not compressible: between two replies it loads some number of bytes.
+        admin.set(f"filler:{number}", os.urandom(100))
+    admin.bgrewriteaof()
+    until(lambda: not admin.info("persistence")["aof_rewrite_in_progress"])
+    server.kill()
+    # Loads so slowly, in microseconds for each key, that it can be seen loading.
+    server.start("--key-load-delay", "3000", "--loading-process-events-interval-bytes", "1024", loaded=False)
+    assert answers_busy(server.client()) == "LOADING"
+    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 2.0)
+    with pytest.raises(redisacc.ServerUnavailableError, match="still loading its data"):
+        redisacc.ConditionalAccumulator("float32", [4], "w", redis=server.url)
+    assert answers_busy(server.client()) == "LOADING"
+    assert apply(acc, 2)
+    assert taken(acc, 2) == 3

@@ -1,0 +1,222 @@
+"""A database with arbitrary contents: a typed error or a result, no hang, no crash.
+
+Changes that only remove something (fields, keys, ends of values) must never change a sum: the result is right, or there
+is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import hypothesis.strategies as st
+import msgpack
+import numpy as np
+import pytest
+import redis
+from support.strategies import SIZES, TEXTS, headers
+
+import redisacc
+from redisacc._format.record import Record
+
+pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey", "redis62")]
+
+RECORD = "redisacc:{w}"
+KINDS = {
+    "dense-in_place": (False, 10**9, [2], 2),
+    "dense-small": (False, 0, [2], 2),
+    "dense-parts": (False, 0, [40_000], 40_000),
+    "sparse-in_place": (True, 10**9, [9, 2], 2),
+    "sparse-small": (True, 0, [9, 2], 2),
+    "sparse-parts": (True, 0, [9, 40_000], 40_000),
+}
+
+
+@pytest.fixture(autouse=True)
+def little_time(monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.buffer_writer.BUFFER_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.snapshot.PEEK_TIMEOUT", 0.2)
+
+
+class Case:
+    """An accumulator with two gradients in its round, and two in one that was taken and not acknowledged."""
+
+    def __init__(self, client, kind):
+        self.sparse, limit, shape, self.width = KINDS[kind]
+        self.client = client
+        client.flushdb()
+        make = redisacc.SparseConditionalAccumulator if self.sparse else redisacc.ConditionalAccumulator
+        self.open = lambda: make(
+            "float32", shape, "w", redis=client, in_place_limit=limit, reduction_type="SUM", worker="ann"
+        )
+        self.acc = self.open()
+        for step in (0, 1):
+            for _ in range(2):
+                self.apply(step)
+            if step == 0:
+                with contextlib.suppress(ZeroDivisionError), self.acc.take(2, timeout=5):
+                    raise ZeroDivisionError
+
+    def apply(self, step=1):
+        row = np.ones(self.width, np.float32)
+        return self.acc.apply_grad(*(([1, 3], [row, row]) if self.sparse else (row,)), local_step=step)
+
+    def right(self, gradient, number):
+        """Whether it is the sum of that many of our gradients."""
+        if self.sparse:
+            return gradient.indices.tolist() == [1, 3] and (gradient.values == number).all()
+        return gradient.shape == (self.width,) and bool((gradient == number).all())
+
+    def everything(self):
+        """Calls every operation, and returns the results as (gradient, number of gradients)."""
+        acc, found = self.acc, []
+
+        def peek():
+            seen = acc.peek()
+            if seen.gradient is not None:
+                found.append((seen.gradient, seen.num_accumulated))
+
+        def take():
+            with acc.take(1, timeout=0) as taken:
+                found.append((taken.gradient, taken.num_accumulated))
+
+        def recover():
+            with acc.recover() as taken:
+                if taken is not None:
+                    found.append((taken.gradient, taken.num_accumulated))
+
+        for call in (
+            acc.num_accumulated, acc.global_step, acc.info, peek, recover, self.apply, peek, take,
+            lambda: acc.set_global_step(1), self.open, self.apply,
+        ):  # fmt: skip
+            started = time.monotonic()
+            with contextlib.suppress(redisacc.RedisAccError):
+                call()
+            assert time.monotonic() - started < 30
+        return found
+
+    def end(self):
+        with contextlib.suppress(redisacc.RedisAccError):
+            self.acc.delete()
+        self.acc.close()
+
+
+KEYS = st.integers(0, 30)
+FIELDS = st.one_of(
+    st.sampled_from([name.encode() for name in Record.FIELDS]),
+    st.sampled_from([b"0", b"1", b"3", b"total", b"ann", b"lease_ms", b"tickets", b"wanted", b"chunk"]),
+    TEXTS,
+)
+# A field of a header, and its forged value: mostly one that would be valid elsewhere.
+LENGTHS = st.lists(st.sampled_from([0, 1, 2, 3, 4, 8, 9, 12, 16, 24, 32, 2**20, 2**40]), max_size=3)
+LIKELY = {
+    "version": st.sampled_from([0, 2]),
+    "dtype": st.sampled_from(["float64", "float16", "int64"]),
+    "shape": LENGTHS,
+    "gradients": st.sampled_from([0, 2, 3, 2**53]),
+    "inline": st.booleans(),
+    "indices": LENGTHS,
+    "counts": LENGTHS,
+    "values": LENGTHS,
+}
+CHANGES = st.sampled_from(sorted(LIKELY)).flatmap(
+    lambda field: st.tuples(st.just(field), st.one_of(LIKELY[field], LIKELY[field], SIZES))
+)
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["set", "set", "header", "change", "change", "remove", "cut", "type", "copy"]),
+        *(KEYS, FIELDS, TEXTS, headers(), CHANGES),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def change_header(client, key, which, change):
+    entries = sorted(client.hgetall(key).items())
+    if entries:
+        field, entry = entries[which % len(entries)]
+        order, _, packed = entry.partition(b" ")
+        with contextlib.suppress(ValueError, TypeError):
+            client.hset(key, field, order + b" " + msgpack.packb({**msgpack.unpackb(packed), change[0]: change[1]}))
+
+
+def forge(client, action, key, field, text, header, change):
+    keys = sorted(k for k in client.scan_iter() if k.startswith(RECORD.encode()))
+    extra = [
+        f"{RECORD}:{name}".encode()
+        for name in ("sums", "buffered", "inline", "workers", "queue", "takers", "compacting")
+    ]
+    keys += [k for k in extra if k not in keys]
+    which, key = key, keys[key % len(keys)]
+    kind = client.type(key)
+    with contextlib.suppress(redis.ResponseError):
+        if action == "change":
+            buffered = [k for k in keys if k.endswith(b":buffered")]
+            change_header(client, buffered[which % len(buffered)], which // 2, change)
+        elif action == "type":
+            client.delete(key)
+            {0: client.rpush, 1: client.sadd, 2: client.set}[len(text) % 3](key, text)
+        elif action == "copy":
+            client.copy(key, keys[len(text) % len(keys)], replace=True)
+        elif kind in (b"hash", b"none"):
+            present = sorted(client.hkeys(key))
+            if field not in present and present:
+                field = present[len(field) % len(present)] if len(text) % 2 else field
+            if action == "header":
+                client.hset(key, field, header)
+            elif action == "remove":
+                client.hdel(key, field)
+            elif action == "cut":
+                client.hset(key, field, (client.hget(key, field) or b"")[:-1])
+            else:
+                client.hset(key, field, text)
+        elif kind == b"string":
+            client.set(key, text if action == "set" else client.get(key)[:-1])
+        elif kind == b"zset":
+            client.zadd(key, {text: len(field)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forged(search, real_client, kind):
+    def one(actions):
+        case = Case(real_client, kind)
+        for action in actions:
+            forge(real_client, *action)
+        case.everything()
+        case.end()
+
+    search(one, ACTIONS, examples=15)
+
+
+LOSSES = st.lists(st.tuples(st.sampled_from(["key", "field", "end"]), KEYS, KEYS), min_size=1, max_size=3)
+
+
+def lose(client, what, key, field):
+    # The fields that identify rounds stay: everything else is compared with the record's own numbers.
+    keys = sorted(k for k in client.scan_iter() if k.startswith(RECORD.encode()) and k != RECORD.encode())
+    keys = [k for k in keys if not k.endswith(b":taken")]
+    if not keys:
+        return
+    key = keys[key % len(keys)]
+    if client.type(key) == b"string":
+        client.set(key, client.get(key)[:-4]) if what == "end" else client.unlink(key)
+    elif what == "key":
+        client.unlink(key)
+    elif client.type(key) == b"hash":
+        fields = sorted(client.hkeys(key))
+        name = fields[field % len(fields)]
+        client.hset(key, name, client.hget(key, name)[:-4]) if what == "end" else client.hdel(key, name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lost(search, real_client, kind):
+    def one(losses):
+        case = Case(real_client, kind)
+        for loss in losses:
+            lose(real_client, *loss)
+        for gradient, number in case.everything():
+            assert case.right(gradient, number), (gradient, number)
+        case.end()
+
+    search(one, LOSSES, examples=8)

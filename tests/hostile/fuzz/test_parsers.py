@@ -1,0 +1,301 @@
+"""All parsers, without a server: for any input a typed error or a result, and quickly."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import redis
+from support.strategies import NUMBER_TEXTS, REPLIES, TEXTS, headers
+
+import redisacc
+from redisacc._data import dtypes
+from redisacc._data.gradient import Gradient
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._format import buffered as buffered_format
+from redisacc._format import entries, in_place
+from redisacc._format import shapes as _shapes
+from redisacc._format.keys import Keys
+from redisacc._format.record import Record
+from redisacc._protocol import take_wait
+from redisacc._protocol.scripts import Request, Schema, Scripts
+from redisacc._protocol.sessions import Session
+from redisacc._redis import fast_socket
+from redisacc._redis.hash_scan import scan
+from redisacc._redis.pubsub import Alarm, PubSub, _Channel
+
+KEYS = Keys("w")
+FIELDS = st.dictionaries(TEXTS, TEXTS, max_size=5)
+
+
+def spec_of(dtype, sparse):
+    """What an accumulator was created as: dense with rows of one element, or sparse with indices below 5."""
+    if sparse:
+        return AccumulatorSpec("sparse", dtypes.TABLE[dtype], (5, None), "MEAN", 1)
+    return AccumulatorSpec("dense", dtypes.TABLE[dtype], None, "MEAN", 1)
+
+
+def typed(call, *errors):
+    """Returns the result, or None after a typed error."""
+    try:
+        return call()
+    except (redisacc.RedisAccError, *errors):
+        return None
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_headers(search, sparse):
+    def one(identity, entry):
+        found = typed(lambda: buffered_format.parse(KEYS, {identity: entry}, spec_of("float32", sparse), (2,)))
+        for buffered in found or ():
+            # A parser that trusts it allocates that much memory.
+            assert buffered.nbytes <= 2**63
+            assert all(length > 0 for length in buffered.lengths)
+        number = buffered_format.number_of_parts(entry)
+        assert number is None or number >= 0
+
+    search(one, st.one_of(st.just(b"ab-1"), TEXTS), headers(), examples=40)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "complex128"])
+def test_rows(search, dtype):
+    kind = dtypes.TABLE[dtype]
+    width = kind.in_place_dtype.itemsize * kind.components
+
+    def row(count, numbers):
+        return count.to_bytes(8, "little") + b"".join(numbers)
+
+    rows = st.builds(
+        row,
+        st.sampled_from([0, 1, 2, 3, 2**53, 2**63, 2**64 - 1]),
+        st.lists(st.binary(min_size=width, max_size=width), min_size=1, max_size=3),
+    )
+    totals = st.one_of(TEXTS, st.tuples(NUMBER_TEXTS, NUMBER_TEXTS).map(b" ".join), st.sampled_from([b"1 1", b"2 2"]))
+
+    def one(fields, total):
+        fields = {**fields, b"total": total}
+        for sparse, shape in ((False, (2,)), (True, (1,))):
+            spec = spec_of(dtype, sparse)
+            reducer = spec.reducer(shape, where="w")
+            unpacked = typed(lambda spec=spec, shape=shape: in_place.unpack(fields, spec, shape, "w"))
+            if unpacked is not None:
+                reducer.add(unpacked)
+            typed(lambda spec=spec, reducer=reducer: spec.result(reducer, 2))
+
+    fields = st.dictionaries(st.one_of(st.sampled_from([b"0", b"1", b"4"]), TEXTS), st.one_of(rows, TEXTS), max_size=3)
+    search(one, fields, totals, examples=40)
+
+
+def test_records(search):
+    right = {
+        "format": b"2", "global_step": b"0", "kind": b"dense", "dtype": b"float32", "shape": b"[2]",
+        "reduction_type": b"SUM", "incarnation": b"x", "round_shape": b"[2]",
+    }  # fmt: skip
+
+    def one(reply, changed):
+        typed(lambda: Record(KEYS, reply))
+        fields = [changed.get(name, right.get(name, b"0")) for name in Record.FIELDS]
+        record = typed(lambda: Record(KEYS, fields))
+        if record is not None:
+            assert -(2**63) <= record.global_step < 2**63
+
+    changed = st.dictionaries(st.sampled_from(Record.FIELDS), st.one_of(st.none(), TEXTS), max_size=3)
+    search(one, REPLIES, changed, examples=40)
+
+
+def test_shapes_takers_rounds_and_workers(search):
+    def one(name, text):
+        typed(lambda: entries.parse_taken(KEYS, name, text))
+        typed(lambda: entries.parse_waiting(KEYS, name, text))
+        typed(lambda: entries.parse_workers({name: text}, "w"))
+        typed(lambda: _shapes.parse_shape(KEYS, text.decode(errors="replace")))
+        shape = typed(lambda: _shapes.round_shape_of(KEYS, text.decode(errors="replace")))
+        if shape is not None:
+            # numpy accepts it, and so does code that computes its size.
+            np.broadcast_to(np.float64(0), shape)
+
+    search(one, TEXTS, TEXTS, examples=50)
+
+
+class Replaying:
+    """A transport with given replies, the same to every call."""
+
+    def __init__(self, reply):
+        self._reply = reply
+
+    def call(self, *command, **options):
+        return self._reply
+
+    def pipeline(self, commands, **options):
+        return [self._reply for _ in commands]
+
+    def run(self, *args, **options):
+        return self.run_and_read(*args, **options)[0]
+
+    def prepare(self, script, keys, args, *, after=()):
+        return after
+
+    def repeat(self, call, *, timeout=1.0):
+        return self.run_and_read(None, (), (), after=call)
+
+    def run_and_read(self, script, keys, args, *, before=(), after=(), timeout=1.0):
+        # As the real transport checks.
+        if not isinstance(self._reply, list) or not self._reply:
+            raise redisacc.CorruptDataError("no reply of a script")
+        items = [item if isinstance(item, bytes) else str(item).encode() for item in self._reply]
+        return items, [self._reply for _ in after]
+
+
+def test_replies_of_scripts(search):
+    request = Request(Session(0), 1, "w", 0, (2,))
+    schema = Schema("1", "dense", "float32", "[2]", "SUM")
+
+    def one(reply):
+        scripts = Scripts(Replaying(reply), KEYS, incarnation="x", min_replicas=1)
+        for call in (
+            lambda: scripts.open(incarnation="x", schema=schema, chunk=1, lease_ms=0, buffer_limit=0),
+            lambda: scripts.apply(request, in_place.PackedRows(b"0", b"1234", 4), dtypes.TABLE["float32"]),
+            lambda: scripts.buffer(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
+            scripts.take(token="t", session=Session(0), sequence=1, num_required=1, lease_ms=1, taker="w"),
+            lambda: scripts.resolve(session=Session(0), sequence=1, worker="w"),
+            lambda: scripts.leave(token="t", replicated=True),
+            lambda: scripts.acknowledge(token="t", parts=(), more=False),
+            lambda: scripts.recover(old="o", token="t", taker="w"),
+            lambda: scripts.set_global_step(session=Session(0), sequence=1, worker="w", new_global_step=1),
+            lambda: scripts.delete(finish=True),
+            lambda: scripts.remove_orphans(tokens=["t"], owners={"k": "staged"}),
+        ):
+            typed(call)
+        # The cursor is always the same one: it must not be followed forever.
+        if not (
+            isinstance(reply, list) and reply and isinstance(reply[0], (int, bytes)) and not isinstance(reply[0], bool)
+        ):
+            typed(lambda: scan(Replaying(reply), "w"))
+
+    search(one, st.one_of(REPLIES, st.lists(TEXTS, min_size=1, max_size=12)), examples=40)
+
+
+def test_events(search):
+    class Nobody:
+        pass
+
+    def one(text, message):
+        wait = take_wait.TakeWait.__new__(take_wait.TakeWait)
+        wait.num_required = 3
+        wait._heard, wait.alarm, wait._poll_now = deque(), Alarm(), False
+        wait.on_event(text[:1024].decode(errors="replace"))
+        assert len(wait._heard) <= 2
+        transport = Nobody()
+        pubsub = PubSub(transport)
+        heard = []
+        pubsub._channels["c"] = _channel(heard)
+        pubsub._hand_out(message)
+        pubsub._hand_out([b"message", b"c", text])
+        assert heard
+        assert len(heard[-1]) <= 1024
+
+    words = st.lists(
+        st.sampled_from([b"taken", b"applied", b"count=2", b"count=9" * 9, b"buffered=" + b"x" * 99, b"step=1"])
+    )
+    search(one, st.one_of(TEXTS, words.map(b" ".join)), REPLIES, examples=40)
+
+
+def _channel(heard):
+    channel = _Channel()
+    channel.listeners.append(heard.append)
+    return channel
+
+
+# The framing is the server's own and trusted not to announce more than it sends; what it frames is not.
+RESP = st.one_of(
+    st.binary(max_size=60).filter(lambda data: not {*b"*%~>|"} & {*data}),
+    st.lists(
+        st.sampled_from(
+            [
+                *(
+                    b"$",
+                    b"*2",
+                    b"+",
+                    b"-",
+                    b":",
+                    b"_",
+                    b"#t",
+                    b",1.5",
+                    b"(9",
+                    b"~1",
+                    b">1",
+                    b"=5",
+                    b"!3",
+                    b"$-1",
+                    b"*-1",
+                ),
+                *(b"$3\r\nabc", b"$99999999999999999999", b"$" + b"9" * 5000, b"$5\r\nab", b"-OOM x", b"-LOADING x"),
+                *(b"-NOSCRIPT x", b"-", b"\r\n", b"\n", b"3", b"abc", b"-1", b"$4\r\nabcd"),
+            ]
+        ),
+        max_size=8,
+    ).map(b"\r\n".join),
+)
+
+
+class Wanted:
+    """Strings of these lengths."""
+
+    def __init__(self, *lengths):
+        self._lengths = list(lengths)
+
+    def wanted(self):
+        return [str(number) for number in range(len(self._lengths))]
+
+    def expected(self):
+        return memoryview(bytearray(self._lengths[0]))
+
+    def begin(self, length):
+        if length != self._lengths[0]:
+            raise redisacc.CorruptDataError("another length")
+        return self.expected()
+
+    def finish(self):
+        self._lengths.pop(0)
+
+
+def test_replies_on_the_wire(search):
+    def one(data, whole):
+        data += b"\r\n" if whole else b""
+        for what in ("exchange", "fetch"):
+            ours, theirs = socket.socketpair()
+            connection = redis.UnixDomainSocketConnection(path="nowhere")
+            connection._sock = ours
+            try:
+                theirs.sendall(data)
+                theirs.shutdown(socket.SHUT_WR)
+                fast = fast_socket.SocketConnection(connection, ours)
+                deadline = time.monotonic() + 5
+                try:
+                    if what == "exchange":
+                        fast.exchange([("PING",), ("PING",)], deadline)
+                    else:
+                        fast.fetch(Wanted(3, 4), deadline)
+                except (redis.RedisError, OSError, redisacc.RedisAccError):
+                    # Errors that a transport treats as a broken connection, or as a refusal.
+                    pass
+                assert time.monotonic() < deadline
+            finally:
+                connection._sock = None
+                ours.close()
+                theirs.close()
+
+    search(one, RESP, st.booleans(), examples=50)
+
+
+def test_packed_gradients_come_back(search):
+    def one(values):
+        gradient = Gradient(np.array(values, np.float32))
+        packed = in_place.pack_rows(gradient, AccumulatorSpec("dense", dtypes.TABLE["float32"], None, "SUM", 2))
+        assert bytes(packed.rows) == gradient.values.tobytes()
+
+    search(one, st.lists(st.floats(width=32), max_size=9), examples=50)

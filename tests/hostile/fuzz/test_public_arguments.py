@@ -1,0 +1,181 @@
+"""Every public argument: any value gives InvalidArgumentError or a result, and a refused one changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+import redisacc
+
+pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
+
+
+class Hostile:
+    """Refuses to be anything."""
+
+    def _refuse(self, *args, **options):
+        raise RuntimeError("no")
+
+    __int__ = __index__ = __float__ = __len__ = __iter__ = __array__ = __bool__ = __eq__ = __str__ = __repr__ = _refuse
+    __hash__ = object.__hash__
+
+
+DTYPES = st.one_of(
+    hnp.scalar_dtypes(),
+    hnp.datetime64_dtypes(),
+    hnp.byte_string_dtypes(),
+    hnp.unicode_string_dtypes(),
+    st.just(np.dtype(object)),
+    hnp.nested_dtypes(max_itemsize=64),
+)
+ARRAYS = DTYPES.flatmap(
+    lambda dtype: st.one_of(
+        hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4).map(lambda shape: np.zeros(shape, dtype)),
+        hnp.array_shapes(min_dims=0, max_dims=2, max_side=3).map(lambda shape: np.ones((*shape, 2), dtype)[..., ::2]),
+    )
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(max_size=6),
+    st.binary(max_size=6),
+    st.sampled_from(
+        [2**63 - 1, 2**63, -(2**63) - 1, 10**400, "w", "x" * 600, "{", "\x00", "\ud800", "MEAN", "SUM", "float32"]
+    ),
+    st.builds(Hostile),
+    st.builds(object),
+    st.just(Hostile),
+    st.just(np.float32),
+)
+VALUES = st.one_of(
+    SCALARS,
+    ARRAYS,
+    st.recursive(
+        SCALARS,
+        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=2), inner, max_size=2)),
+        max_leaves=6,
+    ),
+)
+NAMES = (
+    "dtype",
+    "shape",
+    "shared_name",
+    "name",
+    "reduction_type",
+    "worker",
+    "in_place_limit",
+    "buffer_limit",
+    "min_replicas",
+)
+
+
+@pytest.fixture
+def pair(open_dense, open_sparse):
+    return open_dense("float32", [2], "d"), open_sparse("float32", [9, 2], "s")
+
+
+def refused_or_done(call):
+    """Lets only our own error through; returns True if the value was refused."""
+    try:
+        call()
+    except redisacc.InvalidArgumentError as error:
+        str(error)
+        repr(error)
+        return True
+    except (
+        redisacc.SchemaMismatchError,
+        redisacc.TakeTimeoutError,
+        redisacc.NotReplicatedError,
+        redisacc.AccumulatorFullError,
+    ):
+        return False
+    return False
+
+
+def test_methods(search, pair):
+    dense, sparse = pair
+    # A refused call never touches a round.
+    calls = {
+        "dense": dense.apply_grad,
+        "dense step": lambda a, b: dense.apply_grad([1, 2], a),
+        "dense name": lambda a, b: dense.apply_grad([1, 2], 0, a),
+        "sparse": sparse.apply_grad,
+        "sparse rows": lambda a, b: sparse.apply_grad([1], a),
+        "sparse indices": lambda a, b: sparse.apply_grad(a, [[1, 2]]),
+        "sparse shape": lambda a, b: sparse.apply_grad([1], [[1, 2]], a),
+        "slices": lambda a, b: sparse.apply_indexed_slices_grad(a),
+        "slices of": lambda a, b: sparse.apply_indexed_slices_grad(redisacc.IndexedSlices(a, b)),
+        "take": lambda a, b: dense.take_grad(a, timeout=0),
+        "timeout": lambda a, b: dense.take_grad(10**9, timeout=a if not isinstance(a, (int, float, np.number)) else 0),
+        "take name": lambda a, b: dense.take_grad(10**9, a, timeout=0),
+        "recover": lambda a, b: contextlib.ExitStack().enter_context(dense.recover(a)),
+        "step": lambda a, b: sparse.set_global_step(a),
+        "count": lambda a, b: dense.num_accumulated(a),
+    }
+
+    def one(which, a, b):
+        before = [(acc.info().num_accumulated, acc.info().global_step) for acc in pair]
+        if a is None and which in ("timeout", "recover"):
+            return
+        if refused_or_done(lambda: calls[which](a, b)):
+            assert [(acc.info().num_accumulated, acc.info().global_step) for acc in pair] == before
+        dense.set_global_step(-(2**63))
+        sparse.set_global_step(-(2**63))
+
+    search(one, st.sampled_from(sorted(calls)), VALUES, VALUES, examples=60)
+
+
+def test_constructors(search, client):
+    def one(sparse, name, value, redis_too):
+        make = redisacc.SparseConditionalAccumulator if sparse else redisacc.ConditionalAccumulator
+        given = {"dtype": "float32", "redis": client, name: value}
+        if redis_too:
+            given["redis"] = value if value is not None else 7
+        made = []
+        # Two seconds would do no harm, but no server is there.
+        if isinstance(given["redis"], str) and given["redis"].startswith(("redis", "unix")):
+            return
+        refused_or_done(lambda: made.append(make(**given)))
+        for acc in made:
+            acc.delete()
+            acc.close()
+
+    search(one, st.booleans(), st.sampled_from(NAMES), VALUES, st.sampled_from([False] * 5 + [True]), examples=60)
+
+
+def test_the_list_of_arguments_is_whole():
+    for make in (redisacc.ConditionalAccumulator, redisacc.SparseConditionalAccumulator):
+        assert set(inspect.signature(make).parameters) == {*NAMES, "redis"}
+
+
+def test_raw_operations(search, client, pair):
+    raw = redisacc.raw_ops
+    calls = {
+        "create": lambda a: raw.ConditionalAccumulator(dtype=a, shape=[1], shared_name="r", redis=client),
+        "shape": lambda a: raw.SparseConditionalAccumulator(dtype="float32", shape=a, shared_name="r2", redis=client),
+        "container": lambda a: raw.ConditionalAccumulator(dtype="float32", shape=[1], container=a, redis=client),
+        "handle": lambda a: raw.AccumulatorNumAccumulated(handle=a, redis=client),
+        "apply": lambda a: raw.AccumulatorApplyGradient(handle="redisacc:{d}", local_step=a, gradient=a, redis=client),
+        "step": lambda a: raw.AccumulatorSetGlobalStep(handle="redisacc:{d}", new_global_step=a, redis=client),
+        "sparse": lambda a: raw.SparseAccumulatorApplyGradient(
+            handle="redisacc:{s}", local_step=0, gradient_indices=a, gradient_values=a, gradient_shape=a,
+            has_known_shape=a, redis=client,
+        ),
+        "take": lambda a: raw.SparseAccumulatorTakeGradient(
+            handle="redisacc:{d}", num_required=1, dtype=a, redis=client,
+        ),
+    }  # fmt: skip
+
+    def one(which, value):
+        with contextlib.suppress(redisacc.AccumulatorNotFoundError):
+            refused_or_done(lambda: calls[which](value))
+
+    search(one, st.sampled_from(sorted(calls)), VALUES, examples=40)

@@ -1,0 +1,115 @@
+"""Every script runs on every server family, and every kind of key is touched there, in `make test`, too."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+import redisacc
+from redisacc._admin import garbage
+from redisacc._format import buffered as buffered_format
+from redisacc._protocol.scripts import Scripts
+from redisacc._redis import script_loader
+from redisacc._redis.connect import connect
+from redisacc._redis.transport import Transport
+
+# The suffix of a key after the record's name, without tokens, ids and numbers.
+KINDS = {
+    *("", "sessions", "queue", "takers", "taken", "compacting", "part", "staged"),
+    *("sums", "buffered", "inline", "workers"),
+    *("taken:sums", "taken:buffered", "taken:inline", "taken:workers"),
+}
+
+
+class Recorder:
+    """The names of the scripts and the kinds of the keys that a process has sent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.scripts: set[str] = set()
+        self.kinds: set[str] = set()
+        run, prepare, call = Transport.run_and_read, Transport.prepare, Transport.call
+
+        def recorded_run(transport: Transport, script: Any, keys: Any, args: Any, **options: Any) -> Any:
+            self._record(script, keys)
+            return run(transport, script, keys, args, **options)
+
+        def recorded_prepare(transport: Transport, script: Any, keys: Any, args: Any, **options: Any) -> Any:
+            self._record(script, keys)
+            return prepare(transport, script, keys, args, **options)
+
+        def recorded_call(transport: Transport, *command: Any, **options: Any) -> Any:
+            self._record(None, command[1:2])
+            return call(transport, *command, **options)
+
+        monkeypatch.setattr(Transport, "run_and_read", recorded_run)
+        monkeypatch.setattr(Transport, "prepare", recorded_prepare)
+        monkeypatch.setattr(Transport, "call", recorded_call)
+
+    def _record(self, script: Any, keys: Any) -> None:
+        if script is not None:
+            self.scripts.add(script.name)
+        for key in keys:
+            match = re.fullmatch(r"redisacc:\{every\}(?::(.+))?", str(key))
+            if match is not None:
+                words = (match[1] or "").split(":")
+                self.kinds.add(f"taken:{words[-1]}" if len(words) > 1 and words[0] == "taken" else words[0])
+
+
+class Died(Exception):
+    """Raised in place of a kill."""
+
+
+@pytest.mark.every_server
+def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(monkeypatch)
+
+    def opened(in_place_limit: int) -> redisacc.ConditionalAccumulator:
+        return redisacc.ConditionalAccumulator(
+            *("float32", [4], "every"),
+            reduction_type="SUM",
+            redis=real_client,
+            in_place_limit=in_place_limit,
+            buffer_limit=48,
+        )
+
+    acc, buffering = opened(10**9), opened(0)
+    # A take that must wait, and leaves.
+    with pytest.raises(redisacc.TakeTimeoutError):
+        acc.take_grad(1, timeout=0)
+    # Gradients stored in every way, of which the last has the others compacted.
+    assert acc.apply_grad(np.full(4, 1.0)).num_accumulated == 1
+    for value in (2.0, 4.0, 8.0):
+        assert buffering.apply_grad(np.full(4, value))
+    with monkeypatch.context() as patch:
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        assert buffering.apply_grad(np.full(4, 16.0)).num_accumulated == 5
+        assert buffering.apply_grad(np.full(4, 32.0)).num_accumulated == 6
+    # A refusal of a copy, when another was lost.
+    with monkeypatch.context() as patch:
+        patch.setattr(Scripts, "apply", refuse_after_a_loss)
+        patch.setattr(Scripts, "buffer", refuse_after_a_loss)
+        with pytest.raises(redisacc.InvalidArgumentError):
+            acc.apply_grad(np.ones(4))
+    # A round whose taker died.
+    with pytest.raises(Died), acc.take(6):
+        raise Died
+    with acc.recover() as found:
+        assert found is not None
+        assert found.gradient.tolist() == [63.0] * 4
+    acc.set_global_step(7)
+    # Garbage that only a bug or a person could leave.
+    real_client.set("redisacc:{every}:part:nobodys-1:0", b"x")
+    (leftover,) = garbage.find_garbage(connect(real_client))
+    assert garbage.remove_garbage(connect(real_client), leftover) == 1
+    acc.delete()
+    assert recorder.scripts == set(script_loader.names())
+    assert recorder.kinds >= KINDS
+
+
+def refuse_after_a_loss(scripts: Scripts, *_: Any, **__: Any) -> None:
+    scripts._transport.lost += 1
+    raise redisacc.InvalidArgumentError("refused")

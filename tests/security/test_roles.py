@@ -1,0 +1,376 @@
+"""`redisacc acl`: each role can do its work and nothing else, on real servers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import numpy as np
+import pytest
+import redis
+from click.testing import CliRunner
+from support.selection import thorough
+from support.servers import contents
+
+import redisacc
+from redisacc._admin import acl as _access
+from redisacc._redis import script_loader
+from redisacc.cli import main
+
+pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62"), pytest.mark.every_server]
+
+ROLES = list(_access.ROLES)
+PASSWORD = "a-password"
+
+
+def printed(*arguments):
+    result = CliRunner().invoke(main, ["acl", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+class Place:
+    """A server with a user for each role, and an accumulator that they may use and one that they may not."""
+
+    def __init__(self, server, name, open_accumulator, *options):
+        self.server = server
+        self._opened = open_accumulator
+        self.admin = server.client()
+        self.old = ["--redis62"] if name == "redis62" else []
+        for role in ROLES:
+            command = shlex.split(printed(role, "train-*", "--user", role, *self.old, *options))
+            assert command[:3] == ["ACL", "SETUSER", role]
+            self.admin.execute_command(*command, f">{PASSWORD}")
+        for script in script_loader.names():
+            self.admin.script_load(script_loader.load(script).text)
+        self.shared = self.open(None, "train-1")
+        self.foreign = self.open(None, "other")
+        for acc in (self.shared, self.foreign):
+            self.apply(acc)
+
+    def client(self, role):
+        return self.server.client(protocol=2, **({"username": role, "password": PASSWORD} if role else {}))
+
+    def open(self, role, name, **options):
+        options = {"reduction_type": "SUM", "worker": role or "admin", **options}
+        return self._opened("dense", "float32", [None], name, redis=self.client(role), **options)
+
+    @staticmethod
+    def apply(acc, size=300, **options):
+        return acc.apply_grad(np.ones(size, np.float32), **options)
+
+    def refused(self):
+        """Returns the new entries of the server's log of refusals."""
+        log = [(entry["username"], entry["object"]) for entry in self.admin.acl_log(1000)]
+        self.admin.acl_log_reset()
+        # redis-py introduces itself with CLIENT SETINFO, and continues if that is refused.
+        log = [entry for entry in log if not entry[1].startswith("client")]
+        # On old servers, workers and takers may not touch the list of names, and work without it.
+        return [
+            entry for entry in log if not (self.old and entry[0] in ("worker", "taker") and entry[1] == "sismember")
+        ]
+
+
+@pytest.fixture
+def place(daemon, server_name, open_accumulator):
+    return Place(daemon().start(), server_name, open_accumulator)
+
+
+def worker_works(place):
+    """Does everything that a worker can do, even the rare."""
+    new = place.open("worker", "train-new")
+    assert place.apply(new)
+    acc = place.open("worker", "train-1", buffer_limit=None)
+    assert place.apply(acc)
+    place.admin.hset("redisacc:{train-1}", "global_step", 1)
+    assert not place.apply(acc)
+    large = place.open("worker", "train-large", in_place_limit=0, buffer_limit=3_000_000)
+    # Inline ones, ones in parts, and more than the limit allows, so that they are compacted.
+    for _ in range(3):
+        assert large.apply_grad(np.ones(200_000, np.float32))
+    for _ in range(3):
+        assert large.apply_grad(np.ones(200_000, np.float32))
+    # Too much for scripts to free it themselves.
+    huge = place.open("worker", "train-huge", in_place_limit=0, buffer_limit=14_000_000)
+    for _ in range(3):
+        assert huge.apply_grad(np.ones(1_500_000, np.float32))
+    many = place.open("worker", "train-many", in_place_limit=0, buffer_limit=3_000)
+    for _ in range(6):
+        assert many.apply_grad(np.ones(200, np.float32))
+    return acc
+
+
+def taker_works(place, background, until):
+    worker = place.open(None, "train-1")
+    acc = place.open("taker", "train-1")
+    place.open("taker", "train-empty")
+    assert acc.take_grad(1, timeout=20) is not None
+    waiting = background(acc.take_grad, 2, timeout=60)
+    until(lambda: worker.info().waiting)
+    with pytest.raises(redisacc.TakeTimeoutError):
+        acc.take_grad(5, timeout=0.05)
+    place.apply(worker, local_step=1)
+    place.apply(worker, local_step=1)
+    assert waiting.result(60).tolist() == [2] * 300
+    buffered = place.open(None, "train-1", in_place_limit=0)
+    for size in (300, 200_000):
+        place.apply(buffered, size, local_step=acc.global_step())
+        with pytest.raises(ZeroDivisionError), acc.take(1, timeout=20):
+            raise ZeroDivisionError
+        with acc.recover() as found:
+            assert found.gradient.tolist() == [1] * size
+    acc.set_global_step(7)
+    acc.info()
+    acc.peek()
+    return acc
+
+
+def observer_works(place):
+    acc = place.open("observer", "train-1")
+    acc.info()
+    assert acc.num_accumulated() == 1
+    assert acc.peek().gradient.tolist() == [1] * 300
+    buffered = place.open(None, "train-buffered", in_place_limit=0)
+    for size in (200_000, 200_000):
+        place.apply(buffered, size)
+    assert place.open("observer", "train-buffered").peek().num_accumulated == 2
+    return acc
+
+
+def test_a_worker_can_do_its_work(place):
+    place.refused()
+    worker_works(place)
+    assert place.refused() == []
+
+
+def test_a_taker_can_do_its_work(place, background, until):
+    place.refused()
+    taker_works(place, background, until)
+    assert place.refused() == []
+
+
+def test_an_observer_can_look(place):
+    place.refused()
+    observer_works(place)
+    # Opening tries to create, and works without that right.
+    assert {what for _, what in place.refused()} == {"evalsha"}
+
+
+def test_an_operator_can_do_everything(place, background, until):
+    place.refused()
+    acc = place.open("operator", "train-1")
+    place.apply(acc)
+    assert acc.take_grad(2, timeout=20) is not None
+    acc.set_global_step(3)
+    for size in (300, 200_000):
+        place.apply(acc, size, local_step=3)
+        acc.take_grad(1, timeout=20)
+        acc.set_global_step(3)
+    acc.info()
+    acc.peek()
+    acc.delete()
+    # Loads scripts, by running them and by name.
+    place.admin.script_flush()
+    fresh = place.open("operator", "train-2")
+    assert place.apply(fresh)
+    url = place.server.url.replace("redis://", f"redis://operator:{PASSWORD}@")
+    result = CliRunner().invoke(main, ["load-scripts", "--redis", url])
+    assert result.exit_code == 0, result.output
+    assert place.apply(place.open("worker", "train-2"))
+    assert place.refused() == []
+
+
+# It takes one command away after the other, and some of them are needed only by a take that waits.
+@pytest.mark.servers("redis7")
+@pytest.mark.parametrize("role", thorough(["worker", "taker"], usual=["worker"]))
+def test_no_role_has_a_command_that_it_does_not_need(place, background, until, role):
+    admin = place.admin
+    granted = _access.ROLES[role].commands.split()
+    unused = []
+    place.refused()
+    for command in granted:
+        admin.execute_command("ACL", "SETUSER", role, f"-{command}")
+        try:
+            if role == "worker":
+                worker_works(place)
+            else:
+                taker_works(place, background, until)
+        except Exception:
+            pass
+        if not any(what == command for _, what in place.refused()):
+            unused.append(command)
+        admin.execute_command("ACL", "SETUSER", role, f"+{command}")
+        for key in admin.scan_iter():
+            admin.unlink(key)
+        place.shared = place.open(None, "train-1")
+        place.apply(place.shared)
+    # unsubscribe is sent only when there has been no listener for some seconds.
+    assert [command for command in unused if command != "unsubscribe"] == []
+
+
+FORBIDDEN = {
+    "worker": {
+        "take": lambda place, acc: acc.take_grad(1, timeout=0),
+        "delete": lambda place, acc: acc.delete(),
+        "recover": lambda place, acc: acc.recover().__enter__(),
+        "info": lambda place, acc: acc.info(),
+        "open another": lambda place, acc: place.open("worker", "other"),
+    },
+    "taker": {
+        "buffer": lambda place, acc: place.apply(place.open("taker", "train-1", in_place_limit=0), 200_000),
+        "delete": lambda place, acc: acc.delete(),
+        "open another": lambda place, acc: place.open("taker", "other"),
+    },
+    "observer": {
+        "apply": lambda place, acc: place.apply(acc),
+        "take": lambda place, acc: acc.take_grad(1, timeout=0),
+        "set the step": lambda place, acc: acc.set_global_step(3),
+        "delete": lambda place, acc: acc.delete(),
+        "create": lambda place, acc: place.open("observer", "train-new"),
+        "open another": lambda place, acc: place.open("observer", "other"),
+    },
+    "operator": {
+        "open another": lambda place, acc: place.open("operator", "other"),
+    },
+}
+
+
+@pytest.mark.parametrize(("role", "what"), [(role, what) for role, all_ in FORBIDDEN.items() for what in all_])
+def test_what_a_role_may_not_do(place, role, what):
+    acc = place.open(role, "train-1")
+    before = contents(place.admin)
+    with pytest.raises(redisacc.NotPermittedError):
+        FORBIDDEN[role][what](place, acc)
+    assert contents(place.admin) == before
+
+
+COMMANDS = [
+    "FLUSHALL",
+    "KEYS *",
+    "CONFIG GET *",
+    "CONFIG SET maxmemory 1",
+    "ACL LIST",
+    "ACL WHOAMI",
+    "DEBUG SLEEP 0",
+    "SHUTDOWN NOSAVE",
+    "MONITOR",
+    "CLIENT LIST",
+    "CLIENT KILL TYPE normal",
+    "SCRIPT FLUSH",
+    "SCRIPT KILL",
+    "REPLICAOF NO ONE",
+    "SAVE",
+    "MODULE LIST",
+    "SWAPDB 0 1",
+    "GET secret",
+    "SET secret x",
+    "HGETALL redisacc:{other}",
+    "HSET redisacc:{other} global_step 9",
+    "GET redisacc:{other}:part:x:0",
+    "UNLINK redisacc:{other}:sums",
+    "DEL redisacc:{train-1}:buffered",
+    "RENAME redisacc:{train-1}:sums mine",
+    "RENAME redisacc:{other}:sums redisacc:{train-1}:sums",
+    "SUBSCRIBE redisacc:{other}:events",
+    "PUBLISH redisacc:{other}:wake x",
+    "PSUBSCRIBE *",
+    "SREM redisacc:names other",
+    "UNLINK redisacc:names",
+]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_commands_that_a_role_may_not_run(place, role):
+    place.admin.set("secret", "x")
+    user = place.client(role)
+    before = contents(place.admin)
+    allowed = []
+    for command in COMMANDS:
+        if role == "operator" and command in ("SREM redisacc:names other", "UNLINK redisacc:names"):
+            continue
+        try:
+            user.execute_command(*command.split())
+        except redis.exceptions.NoPermissionError:
+            continue
+        except redis.ResponseError:
+            # Since 7.0 this is refused unless the server's configuration allows it.
+            if command.startswith("DEBUG"):
+                continue
+        allowed.append(command)
+    assert allowed == []
+    assert contents(place.admin) == before
+
+
+@pytest.mark.parametrize("role", ["worker", "taker", "observer"])
+def test_a_role_may_not_run_scripts_of_its_own(place, role):
+    user = place.client(role)
+    for command in (
+        ("EVAL", "return redis.call('HGETALL', 'redisacc:{train-1}')", "0"),
+        ("SCRIPT", "LOAD", "return 1"),
+    ):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            user.execute_command(*command)
+    # Nor may it reach other keys through a script that another user loaded.
+    foreign = place.admin.script_load("return redis.call('HGETALL', ARGV[1])")
+    with pytest.raises(redis.ResponseError, match=r"NOPERM|permission|can't"):
+        user.execute_command("EVALSHA", foreign, 0, "redisacc:{other}")
+
+
+def test_scripts_that_nobody_loaded_are_an_error_that_says_who_has_to(place):
+    acc = place.open("worker", "train-1")
+    place.admin.script_flush()
+    with pytest.raises(redisacc.NotPermittedError, match="redisacc load-scripts"):
+        place.apply(acc)
+    result = CliRunner().invoke(main, ["load-scripts", "--redis", place.server.url])
+    assert result.exit_code == 0, result.output
+    assert place.apply(acc)
+
+
+def test_a_worker_may_load_the_scripts_where_that_was_asked_for(daemon, server_name, open_accumulator, monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 100)
+    place = Place(daemon().start(), server_name, open_accumulator, "--eval", "--wait")
+    acc = place.open("worker", "train-1", min_replicas=1)
+    place.admin.script_flush()
+    with pytest.raises(redisacc.NotReplicatedError):
+        place.apply(acc)
+    assert acc.num_accumulated() == 2
+
+
+def test_the_names_are_listed_where_a_role_can_be_kept_to_that(place):
+    place.open("worker", "train-mine")
+    assert place.admin.sismember("redisacc:names", "train-mine") == (not place.old)
+
+
+def test_rules_can_be_set_again(place):
+    for role in ROLES:
+        command = shlex.split(printed(role, "train-*", "--user", role, *place.old))
+        place.admin.execute_command(*command)
+    # The password stays.
+    assert place.apply(place.open("worker", "train-1"))
+
+
+def test_a_file_for_the_server(daemon, server_name, tmp_path):
+    old = ["--redis62"] if server_name == "redis62" else []
+    lines = [printed(role, "train-*", "--user", role, "--file", *old).rstrip() + f" >{PASSWORD}\n" for role in ROLES]
+    (tmp_path / "users.acl").write_text("".join(lines) + "user default on nopass ~* &* +@all\n")
+    server = daemon("--aclfile", str(tmp_path / "users.acl")).start()
+    for role in ROLES:
+        assert server.client(username=role, password=PASSWORD).execute_command("EXISTS", "redisacc:{train-1}") == 0
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nobody", "x"],
+        ["worker", "a b"],
+        ["worker", ""],
+        ["worker", "a}b"],
+        ["worker", "x", "--user", "a b"],
+        ["worker"],
+    ],
+)
+def test_arguments_that_can_not_be_right(server_name, arguments):
+    result = CliRunner().invoke(main, ["acl", *arguments])
+    assert result.exit_code == 2
+    assert not re.search("ACL SETUSER|Traceback", result.output)

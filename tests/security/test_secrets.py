@@ -1,0 +1,265 @@
+"""Passwords and TLS, end to end; and no secret in logs, errors or reprs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import socket
+import ssl
+import traceback
+import urllib.parse
+
+import numpy as np
+import pytest
+import redis
+import trustme
+from click.testing import CliRunner
+from redis.sentinel import Sentinel
+
+import redisacc
+from redisacc._redis.connect import connect
+from redisacc._redis.pubsub import pubsub_of
+from redisacc.cli import main
+
+pytestmark = pytest.mark.servers("redis7", "valkey")
+
+# With every character that has a special meaning in a URL or in quotes.
+PASSWORD = "geheim/ä:@%41 \"'#?&"
+QUOTED = urllib.parse.quote(PASSWORD, safe="")
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """Files: a server's and a client's certificates of one authority, and another authority's."""
+    folder = tmp_path_factory.mktemp("certificates")
+    authority, stranger = trustme.CA(), trustme.CA()
+    files = {}
+    for name, made in (("authority", authority), ("stranger", stranger)):
+        files[name] = str(folder / f"{name}.pem")
+        made.cert_pem.write_to_path(files[name])
+    for name, made in (
+        ("server", authority.issue_cert("127.0.0.1", "localhost")),
+        ("client", authority.issue_cert("worker@example.org")),
+        ("impostor", stranger.issue_cert("worker@example.org")),
+    ):
+        files[name] = str(folder / f"{name}.pem")
+        files[f"{name}-key"] = str(folder / f"{name}-key.pem")
+        for number, blob in enumerate(made.cert_chain_pems):
+            blob.write_to_path(files[name], append=number > 0)
+        made.private_key_pem.write_to_path(files[f"{name}-key"])
+    return files
+
+
+@pytest.fixture
+def tls(daemon, certificates, request):
+    """A server that speaks TLS only and asks clients for certificates and a password."""
+    client = {
+        "ssl": True,
+        "ssl_ca_certs": certificates["authority"],
+        "ssl_certfile": certificates["client"],
+        "ssl_keyfile": certificates["client-key"],
+    }
+    return daemon(
+        *("--tls-cert-file", certificates["server"], "--tls-key-file", certificates["server-key"]),
+        *("--tls-ca-cert-file", certificates["authority"], "--tls-auth-clients", "yes"),
+        *("--requirepass", PASSWORD),
+        tls=client,
+    )
+
+
+def tls_url(server, certificates, password=QUOTED, authority="authority", client="client"):
+    query = {"ssl_ca_certs": certificates[authority]}
+    if client:
+        query |= {"ssl_certfile": certificates[client], "ssl_keyfile": certificates[f"{client}-key"]}
+    return f"rediss://:{password}@127.0.0.1:{server.port}/0?{urllib.parse.urlencode(query)}"
+
+
+def speaks_tls(server):
+    try:
+        return server.start(password=PASSWORD)
+    except AssertionError as error:
+        if "tls" in str(error).lower():
+            pytest.skip("a server without TLS")
+        raise
+
+
+@pytest.mark.servers("redis7")
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_a_round_over_tls(tls, certificates, open_accumulator, background, until, limit):
+    server = speaks_tls(tls)
+    url = tls_url(server, certificates)
+    for where in (url, server.client(password=PASSWORD)):
+        acc = open_accumulator("dense", "float32", [None], "w", redis=where, in_place_limit=limit, reduction_type="SUM")
+        step = acc.global_step()
+        waiting = background(acc.take_grad, 3, timeout=60)
+        until(lambda acc=acc: acc.info().waiting)
+        # Several parts, and one.
+        for _ in range(3):
+            assert acc.apply_grad(np.ones(1_500_000, np.float32), local_step=step)
+        assert np.unique(waiting.result(60)).tolist() == [3]
+        # The connections that work and listen are TLS: the server has no other port.
+        assert acc.apply_grad(np.ones(3, np.float32), local_step=step + 1)
+        assert acc.peek().gradient.tolist() == [1] * 3
+        assert acc.take_grad(1, timeout=20).tolist() == [1] * 3
+
+
+@pytest.mark.servers("redis7")
+@pytest.mark.parametrize(
+    "how", ["another authority", "no certificate", "a stranger's certificate", "no TLS", "password"]
+)
+def test_what_tls_keeps_out(tls, certificates, short_opening, how):
+    server = speaks_tls(tls)
+    url = {
+        "another authority": lambda: tls_url(server, certificates, authority="stranger"),
+        "no certificate": lambda: tls_url(server, certificates, client=None),
+        "a stranger's certificate": lambda: tls_url(server, certificates, client="impostor"),
+        "no TLS": lambda: f"redis://:{QUOTED}@127.0.0.1:{server.port}",
+        "password": lambda: tls_url(server, certificates, password="wrong-" + QUOTED),
+    }[how]()
+    with pytest.raises(redisacc.ServerError) as failure:
+        redisacc.ConditionalAccumulator("float32", [1], "w", redis=url)
+    assert secrets_in("".join(traceback.format_exception(failure.value))) == []
+
+
+@pytest.fixture
+def short_opening(monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.5)
+
+
+def secrets_in(text):
+    """The forms of the password that a text holds."""
+    forms = {PASSWORD, QUOTED, repr(PASSWORD)[1:-1], urllib.parse.quote_plus(PASSWORD), "geheim"}
+    return [form for form in forms if form in text]
+
+
+class Ears(logging.Handler):
+    """Collects everything that we log, at every level, with its arguments and exceptions."""
+
+    def __init__(self):
+        super().__init__(logging.DEBUG)
+        self.heard = []
+
+    def emit(self, record):
+        self.heard.append(self.format(record) + repr(record.__dict__))
+
+
+@pytest.fixture
+def ears():
+    handler = Ears()
+    logger = logging.getLogger("redisacc")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield handler.heard
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def unread_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.mark.servers("redis7")
+def test_no_secret_in_any_log_line_error_or_repr(
+    daemon, open_accumulator, ears, background, until, monkeypatch, tmp_path
+):
+    """Causes every kind of failure, and then looks for the password everywhere."""
+    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.3)
+    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 50)
+    monkeypatch.setattr("redisacc.cli.options.OPENING_TIMEOUT", 0.3)
+    monkeypatch.setattr("redisacc._protocol.take_wait.POLL_TIMEOUT", 0.3)
+    monkeypatch.setattr("redisacc._protocol.take_wait.LOG_EVERY", 0.1)
+    server = daemon("--requirepass", PASSWORD, "--appendonly", "yes").start(password=PASSWORD)
+    admin = server.client(password=PASSWORD)
+    url = f"redis://:{QUOTED}@127.0.0.1:{server.port}"
+    seen = []
+
+    def fails(call, *errors):
+        with pytest.raises(errors or redisacc.RedisAccError) as failure:
+            call()
+        # Texts that a program would print, or pass on to another process.
+        seen.append("".join(traceback.format_exception(failure.value)))
+        error = failure.value
+        while error is not None:
+            seen.extend([str(error), repr(error), repr(error.args), repr(vars(error))])
+            with contextlib.suppress(Exception):
+                seen.append(repr(pickle.dumps(error)))
+            error = error.__cause__ or error.__context__
+
+    def open_at(where, **options):
+        return redisacc.ConditionalAccumulator("float32", [2], "w", redis=where, **options)
+
+    handles = [open_accumulator("dense", "float32", [2], "w", redis=where) for where in (url, admin)]
+    handles.append(open_accumulator("sparse", "float32", [2, 2], redis=url))
+    handles.append(open_accumulator("dense", "float32", [2], "w", redis=url, in_place_limit=0, min_replicas=1))
+    acc = handles[0]
+    acc.apply_grad([1, 2])
+    for what in (
+        *handles,
+        acc.info(),
+        acc.peek(),
+        connect(url),
+        pubsub_of(connect(url)),
+        acc._scripts,
+        acc._taker,
+    ):
+        seen.extend([repr(what), str(what)])
+    fails(lambda: handles[3].apply_grad([1, 2]), redisacc.NotReplicatedError)
+    # Invalid addresses and settings.
+    for where in (
+        f"http://:{QUOTED}@127.0.0.1",
+        f"redis://:{QUOTED}@127.0.0.1:notaport",
+        f"redis://:{PASSWORD}@127.0.0.1:{server.port}",
+        f"redis://:{QUOTED}@[::1",
+        f"redis://:{QUOTED}@127.0.0.1:{server.port}/0?socket_timeout={QUOTED}",
+        f"redis://:{QUOTED}@127.0.0.1:{server.port}/0?nonsense={QUOTED}",
+        f"redis://:{QUOTED}@127.0.0.1:{server.port}/0?protocol={QUOTED}",
+        f"redis://:{QUOTED}@127.0.0.1:{unread_port()}",
+        f"rediss://:{QUOTED}@127.0.0.1:{server.port}?socket_timeout=0.3",
+        f"redis://:wrong{QUOTED}@127.0.0.1:{server.port}",
+        f"redis://nobody:{QUOTED}@127.0.0.1:{server.port}",
+        f"unix://:{QUOTED}@{tmp_path}/none.sock",
+    ):
+        fails(lambda where=where: open_at(where))
+        monkeypatch.setenv("REDISACC_URL", where)
+        fails(lambda: open_at(None))
+        result = CliRunner().invoke(main, ["load-scripts", "--redis", where])
+        seen.append(result.output)
+        seen.append("".join(traceback.format_exception(result.exception)) if result.exception else "")
+    for where in (server.client(password="wrong-" + PASSWORD), Sentinel([], password=PASSWORD), 7, PASSWORD.encode()):
+        fails(lambda where=where: open_at(where), redisacc.RedisAccError)
+    # Later failures.
+    fails(lambda: acc.apply_grad([1, 2, 3]))
+    fails(lambda: acc.take_grad(10**6, timeout=0.3))
+    admin.hset("redisacc:{w}", "applied", "garbage")
+    fails(lambda: acc.apply_grad([1, 2]))
+    admin.hset("redisacc:{w}", "applied", "1")
+    waiting = background(acc.take_grad, 10**6, timeout=3)
+    until(lambda: acc.info().waiting)
+    admin.config_set("requirepass", "another")
+    admin.client_kill_filter(_type="normal", skipme=True)
+    fails(lambda: acc.apply_grad([1, 2]))
+    fails(lambda: waiting.result(30))
+    admin.config_set("requirepass", PASSWORD)
+    for handle in handles:
+        handle.close()
+    server.kill()
+    fails(lambda: open_at(url))
+    fails(lambda: acc._transport.call("PING", timeout=0.3))
+    fails(lambda: acc.apply_grad([1, 2]))
+    seen += ears
+    assert len(ears) > 10
+    assert len(seen) > 100
+    assert [text for text in seen if secrets_in(text)] == []
+
+
+def test_a_server_that_a_program_starts_has_its_password_in_no_repr(daemon):
+    # TLS clients carry the names of key files, which redis-py's own repr may show: ours doesn't.
+    client = redis.Redis(host="127.0.0.1", port=1, password=PASSWORD, ssl=True, ssl_keyfile="geheim.pem")
+    assert secrets_in(repr(connect(client))) == []
+    context = ssl.create_default_context()
+    assert secrets_in(repr(context)) == []
+    client.close()

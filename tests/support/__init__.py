@@ -1,0 +1,15 @@
+"""Helpers of the tests: servers, faults, child processes, and the oracles that results are compared with.
+
+| module | what it gives |
+| --- | --- |
+| `servers` | the servers that tests run on, one of each family for a whole session; what a database holds |
+| `daemons` | a server of the test's own, with settings of its own, which it may kill and start again |
+| `proxy` | a proxy that breaks connections at a given place of a given message |
+| `child_processes`, `fork_server` | processes that do one operation each and may be killed in the middle of it |
+| `crew_member` | the program of one of many processes that work on one accumulator |
+| `timeouts` | shorter timeouts, for tests in which a server is silent |
+| `leaks` | the keys that no test may leave behind |
+| `model` | an independent accumulator in plain numpy |
+| `strategies` | hypothesis strategies for bytes that look nearly like ours |
+| `selection` | which tests and parameters belong to `make test`, and which to `make test-all` only |
+"""

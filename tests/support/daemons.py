@@ -1,0 +1,115 @@
+"""Servers that a test starts with settings of its own, kills, and starts again at the same port."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Daemon:
+    """A server process, or one of Sentinel.
+
+    Args:
+        options: of the command line, "--appendonly", "yes".
+        config: lines of a configuration file, which Sentinel writes to.
+    """
+
+    def __init__(
+        self, executable: str, folder: Path, *options: str, config: str | None = None, tls: dict[str, Any] | None = None
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.port = free_port()
+        self._tls = tls
+        port = ["--port", str(self.port)] if tls is None else ["--port", "0", "--tls-port", str(self.port)]
+        self._command = [executable]
+        if config is not None:
+            (folder / "daemon.conf").write_text(config)
+            self._command.append(str(folder / "daemon.conf"))
+        self._command += [*port, "--bind", "127.0.0.1", "--dir", str(folder), *options]
+        if "--sentinel" not in options:
+            self._command += ["--save", ""]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._clients: list[redis.Redis] = []
+
+    @property
+    def url(self) -> str:
+        return f"{'redis' if self._tls is None else 'rediss'}://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, *more: str, loaded: bool = True, password: str | None = None) -> Daemon:
+        """Starts it, with more options, and waits until it answers; with `loaded`, until it has its data."""
+        with open(self.folder / "daemon.log", "ab") as log:
+            self._process = subprocess.Popen([*self._command, *more], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + 30
+        with contextlib.closing(self._new_client(password=password)) as client:
+            while True:
+                try:
+                    client.ping()
+                except redis.AuthenticationError:
+                    return self
+                except redis.exceptions.BusyLoadingError:
+                    if not loaded:
+                        return self
+                except (redis.ConnectionError, OSError):
+                    pass
+                else:
+                    return self
+                assert self._process.poll() is None, f"it ended: {self.log()}"
+                assert time.monotonic() < deadline, f"it doesn't answer: {self.log()}"
+                time.sleep(0.01)
+
+    def log(self) -> str:
+        return (self.folder / "daemon.log").read_text(errors="replace")
+
+    def _new_client(self, **options: Any) -> redis.Redis:
+        # Without retries, which would hide the fault from the test.
+        options = {"retry": Retry(NoBackoff(), 0), **(self._tls or {}), **options}
+        return redis.Redis(host="127.0.0.1", port=self.port, **options)
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A new client, which is closed when the daemon is stopped."""
+        client = self._new_client(**options)
+        self._clients.append(client)
+        return client
+
+    def kill(self) -> None:
+        """Kills it, as a power failure would, except that the kernel's buffers are not lost."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(10)
+
+    def stall(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(10)

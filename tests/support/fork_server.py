@@ -1,0 +1,85 @@
+"""A program that forks a process for each line it reads. The process does one operation; see child_processes.py.
+
+python fork_server.py URL, then lines of JSON: {"operation", "limit", "size", "out"}. Answers each with the child's pid.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import redisacc
+from redisacc._protocol import compaction, take_wait
+
+NAME = "child"
+# A sum shows which gradients are in it: the child applies 1, the others larger powers of two.
+CHILDS_VALUE = 1.0
+# The limit holds two buffered gradients: a third one makes the client compact.
+ROOM = 2
+
+
+def open_shared(redis: Any, size: int, limit: int, worker: str | None = None) -> redisacc.ConditionalAccumulator:
+    """Opens the accumulator that all processes of a test share."""
+    return redisacc.ConditionalAccumulator(
+        "float32",
+        [size],
+        NAME,
+        reduction_type="SUM",
+        redis=redis,
+        in_place_limit=limit,
+        buffer_limit=ROOM * 4 * size,
+        worker=worker,
+    )
+
+
+def operate(operation: str, url: str, size: int, limit: int) -> Any:
+    """Does the operation and returns its value, if it is one that JSON can hold."""
+    acc = open_shared(url, size, limit, "child")
+    match operation:
+        case "open":
+            return None
+        case "apply":
+            return acc.apply_grad(np.full(size, CHILDS_VALUE, np.float32)).outcome
+        case "take":
+            return float(acc.take_grad(1, timeout=30)[0])
+        case "wait":
+            return float(acc.take_grad(2, timeout=60)[0])
+        case "recover":
+            with acc.recover() as taken:
+                return None if taken is None else float(taken.gradient[0])
+        case "set_global_step":
+            return acc.set_global_step(7)
+        case "delete":
+            return acc.delete()
+    raise AssertionError(operation)
+
+
+def main() -> None:
+    # The parent never waits for its children.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Tests wait for these leases to run out.
+    take_wait.TAKER_LEASE_MS = 1000
+    compaction.COMPACTING_MS = 500
+    for line in sys.stdin:
+        task = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                value = operate(task["operation"], sys.argv[1], task["size"], task["limit"])
+            except redisacc.RedisAccError as error:
+                value = type(error).__name__
+            out = Path(task["out"])
+            out.with_suffix(".new").write_text(json.dumps(value))
+            out.with_suffix(".new").rename(out)
+            os._exit(0)
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()

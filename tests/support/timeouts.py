@@ -1,0 +1,35 @@
+"""Shorter timeouts, for tests in which a server is silent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from redisacc._redis.transport import Transport
+
+# A call that meets a silent server costs a test this long, in seconds.
+SHORT = 0.4
+
+
+@contextlib.contextmanager
+def short_timeouts(transport: Transport, seconds: float = SHORT) -> Iterator[None]:
+    """Makes the calls of one transport give up on a silent server after that many seconds, for the length of a block.
+
+    Put only the calls that are to fail into the block: others may take longer on a busy machine.
+    """
+
+    def shortened(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, timeout: float = seconds, **options: Any) -> Any:
+            return method(*args, timeout=min(timeout, seconds), **options)
+
+        return call
+
+    names = ("call", "pipeline", "run", "run_and_read", "repeat", "fetch")
+    for name in names:
+        setattr(transport, name, shortened(getattr(transport, name)))
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(transport, name)

@@ -1,0 +1,337 @@
+"""RESP over a plain socket, with a peer that sends given bytes at a given speed."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
+
+from redisacc._redis import fast_socket
+
+
+class Connection(redis.Connection):
+    """One that may do more than redis-py's own."""
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Any, socket.socket, socket.socket]]:
+    """A connection, its socket, and the peer's."""
+    ours, theirs = socket.socketpair()
+    connection = redis.Connection(socket_timeout=7.0)
+    connection._sock = ours
+    yield connection, ours, theirs
+    connection.disconnect()
+    theirs.close()
+
+
+def answer(theirs: socket.socket, data: bytes, *, piece: int = 10**9) -> Callable[[], bytes]:
+    """Sends data in pieces from a thread, and returns a function that returns what was received."""
+    came = bytearray()
+
+    def run() -> None:
+        for start in range(0, len(data), piece):
+            theirs.sendall(data[start : start + piece])
+
+    def drain() -> bytes:
+        thread.join()
+        theirs.setblocking(False)
+        try:
+            while data := theirs.recv(1 << 20):
+                came.extend(data)
+        except BlockingIOError:
+            pass
+        return bytes(came)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return drain
+
+
+class Strings:
+    """The wanted strings, and what arrived of them."""
+
+    def __init__(self, keys: str | list[str], *sizes: int) -> None:
+        self.keys = list(keys)
+        self.buffers = [bytearray(size) for size in sizes]
+        self.lengths: list[int] = []
+        self.come = 0
+
+    def wanted(self) -> list[str]:
+        return self.keys[self.come :]
+
+    def expected(self) -> memoryview:
+        return memoryview(self.buffers[self.come])
+
+    def begin(self, length: int) -> memoryview:
+        self.lengths.append(length)
+        if length != len(self.buffers[self.come]):
+            raise LookupError(length)
+        return memoryview(self.buffers[self.come])
+
+    def finish(self) -> None:
+        self.come += 1
+
+
+def soon() -> float:
+    return time.monotonic() + 60
+
+
+@pytest.mark.parametrize("piece", [1, 3, 10**9])
+def test_replies_of_every_kind_in_order(ends: Any, piece: int) -> None:
+    connection, ours, theirs = ends
+    data = b"+OK\r\n:7\r\n$-1\r\n$3\r\na\r\n\r\n*2\r\n$1\r\nx\r\n:1\r\n-WRONGTYPE no\r\n-NOSCRIPT no\r\n_\r\n"
+    sent = answer(theirs, data, piece=piece)
+    replies = fast_socket.SocketConnection(connection, ours).exchange([("PING",)] * 8, soon())
+    assert replies[:5] == [b"OK", 7, None, b"a\r\n", [b"x", 1]]
+    assert isinstance(replies[5], ResponseError)
+    assert str(replies[5]) == "WRONGTYPE no"
+    assert isinstance(replies[6], NoScriptError)
+    assert replies[7] is None
+    assert sent() == b"*1\r\n$4\r\nPING\r\n" * 8
+
+
+def test_what_the_server_pushes_is_no_reply(ends: Any) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b">2\r\n+invalidate\r\n*0\r\n+OK\r\n")
+    assert fast_socket.SocketConnection(connection, ours).exchange([("PING",)], soon()) == [b"OK"]
+
+
+def test_a_server_that_loads_is_an_error_of_the_connection(ends: Any) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b"-LOADING wait\r\n")
+    with pytest.raises(BusyLoadingError):
+        fast_socket.SocketConnection(connection, ours).exchange([("PING",)], soon())
+
+
+@pytest.mark.parametrize("data", [b"", b"$10\r\nabc", b"+O"])
+def test_a_connection_that_ends_is_noticed(ends: Any, data: bytes) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, data)()
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(redis.ConnectionError):
+        fast_socket.SocketConnection(connection, ours).exchange([("PING",)], soon())
+
+
+def test_silence_ends_in_time(ends: Any) -> None:
+    connection, ours, _ = ends
+    started = time.monotonic()
+    with pytest.raises((redis.TimeoutError, TimeoutError)):
+        fast_socket.SocketConnection(connection, ours).exchange([("PING",)], started + 0.2)
+    assert time.monotonic() - started < 3
+
+
+@pytest.mark.slow
+def test_silence_ends_in_time_though_signals_come(ends: Any) -> None:
+    """After each, the kernel restarts its timeout."""
+    connection, ours, _ = ends
+    over, here = threading.Event(), threading.get_ident()
+
+    def disturb() -> None:
+        # Until the test has ended or is aborted: it must not go on forever.
+        deadline = time.monotonic() + 20
+        while not over.wait(0.1) and time.monotonic() < deadline:
+            signal.pthread_kill(here, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    thread = threading.Thread(target=disturb)
+    started = time.monotonic()
+    try:
+        thread.start()
+        with pytest.raises((redis.TimeoutError, TimeoutError)):
+            fast_socket.SocketConnection(connection, ours).exchange([("PING",)], started + 0.5)
+        assert time.monotonic() - started < 10
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def parse_commands(data: bytes) -> list[list[bytes]]:
+    """Returns what a server would read, by an independent parser of RESP."""
+    commands, position = [], 0
+
+    def line() -> bytes:
+        nonlocal position
+        stop = data.index(b"\r\n", position)
+        found, position = data[position:stop], stop + 2
+        return found
+
+    while position < len(data):
+        count = line()
+        assert count[:1] == b"*"
+        command = []
+        for _ in range(int(count[1:])):
+            size = line()
+            assert size[:1] == b"$"
+            command.append(data[position : position + int(size[1:])])
+            position += int(size[1:])
+            assert data[position : position + 2] == b"\r\n"
+            position += 2
+        commands.append(command)
+    return commands
+
+
+def test_commands_are_packed_as_resp_and_large_arguments_not_copied() -> None:
+    large = np.arange(fast_socket.GATHER_BYTES, dtype=np.uint8)
+    small = np.arange(8, dtype=np.uint8)
+    commands = [("SET", "clé", large.data, "PX", 5), ("SET", b"k", small.data), ("SET", "e", b"")]
+    buffers = fast_socket.pack_commands(commands)
+    assert parse_commands(b"".join(buffers)) == [
+        [b"SET", "clé".encode(), large.tobytes(), b"PX", b"5"],
+        [b"SET", b"k", small.tobytes()],
+        [b"SET", b"e", b""],
+    ]
+    shared = [buffer for buffer in buffers if isinstance(buffer, memoryview)]
+    assert len(shared) == 1
+    assert np.shares_memory(np.frombuffer(shared[0], np.uint8), large)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("buffers", [1, 1401])
+def test_more_than_the_kernel_takes_at_once(ends: Any, buffers: int) -> None:
+    connection, ours, theirs = ends
+    parts = [np.full(fast_socket.GATHER_BYTES, k % 251, np.uint8) for k in range(700)]
+    # bytes are packed into one buffer, views stay what they are.
+    commands = [("SET", f"k{k}", part.tobytes() if buffers == 1 else part.data) for k, part in enumerate(parts)]
+    commands = commands if buffers > 1 else [("MSET", *(argument for _, *two in commands for argument in two))]
+    assert len(fast_socket.pack_commands(commands)) == buffers
+    came = bytearray()
+
+    def serve() -> None:
+        # The kernel takes some bytes, and then none for a while.
+        time.sleep(0.5)
+        total = sum(map(len, fast_socket.pack_commands(commands)))
+        while len(came) < total:
+            came.extend(theirs.recv(100_000))
+        theirs.sendall(b"+OK\r\n" * len(commands))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert fast_socket.SocketConnection(connection, ours).exchange(commands, soon()) == [b"OK"] * len(commands)
+    thread.join()
+    expected = [[b"SET", b"k%d" % k, part.tobytes()] for k, part in enumerate(parts)]
+    if buffers == 1:
+        expected = [[b"MSET", *(argument for _, *two in expected for argument in two)]]
+    assert parse_commands(bytes(came)) == expected
+
+
+@pytest.mark.parametrize("piece", [1, 5, 1000, 10**9])
+def test_strings_are_received_into_their_buffers(ends: Any, piece: int) -> None:
+    connection, ours, theirs = ends
+    wanted = [bytes(range(200)), b"", b"\r\n$5\r\n", b"x" * (2000 if piece < 1000 else 200_000)]
+    data = b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in wanted)
+    sent = answer(theirs, data, piece=piece)
+    strings = Strings([f"k{k}" for k in range(4)], *map(len, wanted))
+    fast_socket.SocketConnection(connection, ours).fetch(strings, soon())
+    assert strings.buffers == wanted
+    assert parse_commands(sent()) == [[b"GET", key.encode()] for key in strings.keys]
+
+
+def test_strings_are_put_where_they_go_by_other_connections_too() -> None:
+    strings = Strings("ab", 3, 0)
+    fast_socket.put([b"abc", b""], strings)
+    assert strings.buffers == [b"abc", b""]
+    with pytest.raises(LookupError):
+        fast_socket.put([None], Strings("a", 3))
+    with pytest.raises(ResponseError):
+        fast_socket.put([ResponseError("WRONGTYPE")], Strings("a", 3))
+
+
+def test_what_has_come_is_not_asked_for_again(ends: Any) -> None:
+    connection, ours, theirs = ends
+    strings = Strings("abc", 3, 3, 3)
+    answer(theirs, b"$3\r\nabc\r\n$3\r\nd")()
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(redis.ConnectionError):
+        fast_socket.SocketConnection(connection, ours).fetch(strings, soon())
+    assert strings.wanted() == ["b", "c"]
+
+
+@pytest.mark.parametrize("reply", [b"$9\r\nforged", b"$-1\r\n", b"_\r\n"])
+def test_who_wants_a_string_of_another_length_is_asked_before_it_comes(ends: Any, reply: bytes) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b"$3\r\nabc\r\n" + reply)
+    strings = Strings("abc", 3, 4000, 5)
+    with pytest.raises(LookupError):
+        # Nothing more arrives, and a tick never ends: the bytes that are there have to suffice.
+        fast_socket.SocketConnection(connection, ours, tick=10**6).fetch(strings, soon())
+    assert strings.lengths == [9 if b"9" in reply else -1]
+    assert strings.buffers[0] == b"abc"
+
+
+def test_a_string_that_comes_in_pieces_with_pauses(ends: Any) -> None:
+    connection, ours, theirs = ends
+    sent = [b"$5", b"\r\nab", b"cde\r", b"\n$3\r\nxyz\r\n$-", b"1\r\n"]
+
+    def serve() -> None:
+        for piece in sent:
+            # Longer than a tick, so that each is received by itself.
+            time.sleep(fast_socket.TICK * 1.5)
+            theirs.sendall(piece)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    strings = Strings("abc", 5, 3, 4)
+    with pytest.raises(LookupError, match="-1"):
+        fast_socket.SocketConnection(connection, ours).fetch(strings, soon())
+    thread.join()
+    assert strings.buffers[:2] == [b"abcde", b"xyz"]
+
+
+def test_a_string_that_does_not_end_where_it_should(ends: Any) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b"$3\r\nabcde\r\n")
+    with pytest.raises(redis.ConnectionError, match="end"):
+        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 3), soon())
+
+
+@pytest.mark.parametrize("data", [b"$5\r\nab", b"$", b"", b"$2\r\nab"])
+def test_a_string_that_breaks_off_is_an_error(ends: Any, data: bytes) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, data)()
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(redis.ConnectionError):
+        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 5 if b"5" in data else 2), soon())
+
+
+@pytest.mark.parametrize("data", [b"*1\r\n$1\r\nx\r\n", b"$x\r\n", b"$-2\r\n", b"?" * 100_000])
+def test_a_reply_that_is_no_string_is_an_error(ends: Any, data: bytes) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, data)
+    with pytest.raises(redis.ConnectionError):
+        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 5), soon())
+
+
+def test_an_error_instead_of_a_string_is_raised(ends: Any) -> None:
+    connection, ours, theirs = ends
+    answer(theirs, b"-WRONGTYPE it is a list\r\n")
+    with pytest.raises(ResponseError, match="WRONGTYPE it is a list"):
+        fast_socket.SocketConnection(connection, ours).fetch(Strings("k", 5), soon())
+
+
+def test_a_connection_goes_back_as_its_owner_had_it(ends: Any) -> None:
+    connection, ours, theirs = ends
+    ours.settimeout(7.0)
+    fast = fast_socket.connection_of(connection)
+    answer(theirs, b"+OK\r\n")
+    assert fast.exchange([("PING",)], soon()) == [b"OK"]
+    fast.release()
+    assert ours.gettimeout() == 7.0
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        assert set(ours.getsockopt(socket.SOL_SOCKET, option, 16)) == {0}
+
+
+def test_only_plain_sockets_are_taken(ends: Any) -> None:
+    connection, ours, _ = ends
+    assert fast_socket.socket_of(connection) is ours
+    assert fast_socket.socket_of(Connection()) is None
+    assert fast_socket.socket_of(redis.SSLConnection()) is None
+    assert fast_socket.socket_of(redis.Connection()) is None

@@ -1,0 +1,149 @@
+"""Adding up in numpy: the same, bit for bit, however the gradients are grouped."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from redisacc._data import reducers as _totals
+from redisacc._data.dtypes import find_dtype
+from redisacc._data.gradient import Gradient
+from redisacc._data.reducers import DenseReducer, SparseReducer
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._format import in_place
+from redisacc.errors import CorruptDataError
+
+
+def sequential(gradients: list[Gradient], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Adds row by row, in order: the obvious way."""
+    rows: dict[int, np.ndarray] = {}
+    counts: dict[int, int] = {}
+    for gradient in gradients:
+        for index, row in zip(gradient.indices.tolist(), gradient.values, strict=True):
+            rows[index] = rows[index] + row.astype(dtype) if index in rows else row.astype(dtype)
+            counts[index] = counts.get(index, 0) + 1
+    indices = sorted(rows)
+    return (
+        np.array(indices, np.int64),
+        np.array([rows[i] for i in indices], dtype).reshape(len(indices), *gradients[0].values.shape[1:]),
+        np.array([counts[i] for i in indices], np.uint64),
+    )
+
+
+def random_gradients(rng: np.random.Generator, name: str, kind: str) -> list[Gradient]:
+    dtype = find_dtype(name).storage
+    gradients = []
+    for k in range(40):
+        number = int(rng.integers(0, 30))
+        if kind == "identical":
+            indices = np.arange(0, 60, 2)
+        elif kind == "disjoint":
+            indices = np.arange(number) * 40 + k
+        else:
+            indices = np.sort(rng.choice(100, number, replace=False))
+        values = (rng.standard_normal((len(indices), 3)) * 10.0 ** rng.integers(-3, 3)).astype(dtype)
+        values[rng.random(values.shape) < 0.2] = -0.0
+        gradients.append(Gradient(values, indices.astype(np.int64)))
+    return gradients
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "int8", "uint64", "complex64"])
+@pytest.mark.parametrize("kind", ["identical", "disjoint", "random"])
+@pytest.mark.parametrize("window", [0, 1000, 10**9])
+@pytest.mark.parametrize("table", [0, 10**9])
+def test_sparse_sums(name: str, kind: str, window: int, table: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_totals, "WINDOW_BYTES", window)
+    monkeypatch.setattr(_totals, "DENSE_UNION", table)
+    dtype = find_dtype(name)
+    rng = np.random.default_rng(7)
+    gradients = random_gradients(rng, name, kind)
+    total = SparseReducer(dtype, (3,), bound=10_000, where="here")
+    compacted = SparseReducer(dtype, (3,), bound=10_000, where="here")
+    for k, gradient in enumerate(gradients):
+        before = gradient.values.copy()
+        total.add(gradient)
+        compacted.add(gradient)
+        if k == 20:
+            # As when a client compacts: the sum so far is one gradient.
+            whole = compacted.sum()
+            assert whole.number == 21
+            compacted = SparseReducer(dtype, (3,), bound=10_000, where="here")
+            compacted.add(whole)
+        # The caller's memory stays as it is.
+        assert before.tobytes() == gradient.values.tobytes()
+    indices, values, counts = sequential(gradients, dtype.sum)
+    for each in (total, compacted):
+        whole = each.sum()
+        assert whole.number == 40
+        np.testing.assert_array_equal(whole.indices, indices)
+        assert whole.values.tobytes() == values.tobytes()
+        np.testing.assert_array_equal(whole.counts, counts)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "int32", "complex128"])
+def test_dense_sums(name: str) -> None:
+    dtype = find_dtype(name)
+    rng = np.random.default_rng(3)
+    arrays = [(rng.standard_normal((4, 5)) * 100).astype(dtype.storage) for _ in range(9)]
+    copies = [array.copy() for array in arrays]
+    expected = arrays[0].astype(dtype.sum)
+    total = DenseReducer(dtype, (4, 5))
+    for array in arrays:
+        total.add(Gradient(array))
+    for array in arrays[1:]:
+        expected = expected + array.astype(dtype.sum)
+    assert total.sum().values.tobytes() == expected.tobytes()
+    assert total.number == 9
+    assert [array.tobytes() for array in arrays] == [copy.tobytes() for copy in copies]
+
+
+def test_an_empty_total_is_empty() -> None:
+    indices, values = SparseReducer(find_dtype("float32"), (3,), bound=None, where="here").result("MEAN", 0)
+    assert (indices.shape, values.shape, indices.dtype) == ((0,), (0, 3), np.int64)
+
+
+@pytest.mark.parametrize("number", [1, in_place.FEW_ROWS, in_place.FEW_ROWS + 1, 5 * in_place.FEW_ROWS])
+def test_sums_formed_in_place_come_out_in_order_however_many(number):
+    rng = np.random.default_rng(number)
+    # Some above 2**53, where a double would lose digits.
+    indices = [int(i) * 2**40 for i in rng.choice(2**22, number, replace=False)]
+    rows = rng.standard_normal((number, 3)).astype("<f4")
+    counts = rng.integers(1, 5, number)
+    fields = {
+        str(index).encode(): int(count).to_bytes(8, "little") + row.tobytes()
+        for index, count, row in zip(indices, counts, rows, strict=True)
+    }
+    fields[b"total"] = b"4 %d" % counts.sum()
+    spec = AccumulatorSpec("sparse", find_dtype("float32"), None, "MEAN")
+    total = SparseReducer(find_dtype("float32"), (3,), bound=None, where="sums")
+    total.add(in_place.unpack(fields, spec, (3,), "sums"))
+    got, values = total.result("MEAN", 4)
+    order = np.argsort(indices)
+    assert got.tolist() == sorted(indices)
+    assert np.array_equal(values, (rows / counts[:, np.newaxis].astype(np.float32))[order])
+
+
+def test_a_forged_shape_of_a_dense_sum_is_refused_before_memory_is_set_aside():
+    spec = AccumulatorSpec("dense", find_dtype("float32"), None, "MEAN")
+    with pytest.raises(CorruptDataError, match="chunks"):
+        in_place.unpack({b"0": b"\x01" + bytes(7 + 1024), b"total": b"1 1"}, spec, (2**30, 2**28), "sums")
+
+
+def test_an_index_that_more_gradients_held_than_there_were_is_refused():
+    total = SparseReducer(find_dtype("float32"), (1,), bound=None, where="sums")
+    total.add(Gradient(np.ones((1, 1), np.float32), np.array([7]), np.array([3], np.uint64), 3))
+    assert total.result("SUM", 3)[0].tolist() == [7]
+    with pytest.raises(CorruptDataError, match="occurs in 3 gradients, but the round has only 2"):
+        total.result("SUM", 2)
+
+
+def test_gradients_without_rows_cost_the_other_one_no_copy():
+    reducer = SparseReducer(find_dtype("float32"), (1,), bound=None, where="here")
+    values, indices = np.ones((3, 1), np.float32), np.arange(3)
+    for gradient in (
+        Gradient(np.empty((0, 1), np.float32), np.empty(0, np.int64)),
+        Gradient(values, indices, ours=True),
+    ):
+        reducer.add(gradient)
+    assert reducer.number == 2
+    assert np.shares_memory(reducer.sum().values, values)
