@@ -10,7 +10,7 @@ T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: help demo server test test-fast test-all redis-py-matrix chaos soak fuzz bench conformance record lint types
-.PHONY: wheel compose docs examples check clean
+.PHONY: wheel compose docs examples check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
 help:
@@ -158,8 +158,15 @@ STEPS := lint types compose docs demo wheel examples test test-all
 check: ## 15 min | run what CI runs
 	@started=$$(date +%s); for step in $(STEPS); do \
 	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \
-	  $(MAKE) --no-print-directory "$$step" || exit 1; \
+	  $(MAKE) --no-print-directory "$$step" && continue; \
+	  case "$$step" in test|test-all) $(MAKE) --no-print-directory again ;; *) false ;; esac || exit 1; \
 	done
+
+# A machine that stands still for seconds can fail a test that measures leases. What fails alone as well is broken; what
+# passes is still a defect of the test, which is why both runs stay in the output.
+again: $(VENV)/.test
+	@printf '\n== the tests that failed, once more and one at a time: what passes now depends on time\n'
+	$(BIN)/python -m pytest --all --last-failed --last-failed-no-failures none --maxfail 1
 
 
 clean: ## 1 s | remove all environments and everything built
