@@ -20,6 +20,7 @@ leaves to `make test-all`, is in support/selection.py.
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 import weakref
@@ -43,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts a background job with Ctrl-C ignored, and every child would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     selection.configure(config)
 
 
