@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import sys
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
@@ -161,7 +162,9 @@ def array(value: object, what: str) -> Array:
     """
     if type(value) is np.ndarray:
         return value
-    if isinstance(value, np.ma.MaskedArray):
+    # numpy imports numpy.ma only when somebody asks for it. A process that was forked during that import by another
+    # thread would wait for its lock forever, so we never ask: before the import, nobody can have a masked array.
+    if isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
         raise InvalidArgumentError(
             f"{what} must not be a masked array, because its mask would be lost: call filled() first"
         )

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+
+# The socket module imports this when it first connects to a name. If a process is forked during an import in another
+# thread, that module's lock is never released in the child; so whatever is needed is imported now.
+import encodings.idna  # noqa: F401
 import inspect
 import os
 import threading

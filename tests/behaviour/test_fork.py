@@ -151,6 +151,26 @@ def test_a_private_accumulator_of_a_child_is_its_own(real_server, real_client):
     assert real_client.keys() == []
 
 
+def test_nothing_is_imported_later_because_a_fork_during_an_import_would_block_the_child(real_server):
+    run(
+        """
+        import redis
+        redis.Redis.from_url(url).ping()  # redis-py looks up its own version, once.
+        imported = set(sys.modules)
+        dense = redisacc.ConditionalAccumulator("float32", [70_000], "imports", redis=url)
+        sparse = redisacc.SparseConditionalAccumulator("float32", [None, 1], "rows", redis=url)
+        dense.apply_grad([1.0] * 70_000)
+        sparse.apply_grad([2, 1, 2], [[1.0], [2.0], [3.0]])
+        with dense.take(1), sparse.take(1):
+            pass
+        assert set(sys.modules) == imported, set(sys.modules) - imported
+        dense.delete()
+        sparse.delete()
+        """,
+        real_server.url,
+    )
+
+
 @pytest.mark.slow
 def test_threads_share_a_handle(open_sparse_stored, background):
     acc = open_sparse_stored("float64", [8, 1], reduction_type="SUM")
