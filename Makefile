@@ -60,7 +60,7 @@ redis-py-matrix: $(VENV)/.test ## 20 min | run the tests of connections with red
 	    tests/behaviour tests/protocol tests/unit tests/failures/connections $(T); \
 	done
 
-# Options, for example: make chaos C="--seconds 600 --seed 7"
+# Options, for example: make chaos C="--seconds 600 --seed 7", or C="--gradients 10000000", which takes hours.
 C ?=
 chaos: $(VENV)/.test ## 5 min | break everything at once: connections, processes, the server
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)

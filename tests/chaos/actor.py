@@ -1,23 +1,35 @@
-"""One process of the chaos: a worker that applies gradients, or a taker. It may be killed or stopped at any moment.
+"""Forks a process for each line it reads: one actor of the chaos, which may be killed or stopped at any moment.
 
-python actor.py ROLE URL NUMBER FIRST JOURNAL STOP SEED
+python actor.py DIRECTORY, then lines of JSON: {"role", "url", "name", "first", "seed", "journal"}. Answers each with
+the actor's process id, which is also the id of a process group: the actor and everything that it forks.
 
-It writes what it is about to do, and each reply, into a journal: a line in one write() each, so a kill loses none.
+| role | what it does |
+| --- | --- |
+| `worker` | applies gradients, one after the other |
+| `threads` | two threads apply and a third one takes, all with the same handle |
+| `forks` | applies in a thread, and meanwhile forks processes that apply with the handle that they inherit |
+| `taker` | takes rounds with `take`, and recovers those of a killed process of its name |
+| `grad_taker` | the same with `take_indexed_slices_grad` |
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
+import signal
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from chaos.journal import Journal
 
 import redisacc
 
@@ -26,6 +38,11 @@ NAME = "chaos"
 ROW = 4
 # Enough for some buffered gradients; beyond that, they are compacted.
 BUFFER_LIMIT = 8_000
+# The indices of an actor: from its first one. Each process that it forks has some of its own.
+STRIDE = 10_000_000
+CHILD_STRIDE = 10_000
+# Indices are announced in the journal in blocks.
+BLOCK = 20
 
 
 def opened(redis: Any, worker: str, in_place_limit: int = 10**9) -> redisacc.SparseConditionalAccumulator:
@@ -46,6 +63,17 @@ def gradient(index: int) -> tuple[list[int], Any]:
     return [0, index], np.array([[1.0] * ROW, [index + 0.5] * ROW])
 
 
+def indices_of(slices: redisacc.IndexedSlices) -> list[int]:
+    """Returns the indices of the gradients in a round, after checking its sums."""
+    indices, values = slices.indices, slices.values
+    assert indices[0] == 0, f"row 0 is missing: {indices[:10]}"
+    number = len(indices) - 1
+    assert (values[0] == number).all(), f"{number} gradients sum to {values[0]} in row 0"
+    wrong = (values[1:] != indices[1:, None] + 0.5).any(axis=1)
+    assert not wrong.any(), f"the gradients {indices[1:][wrong][:10]} are {values[1:][wrong][:10]}"
+    return list(map(int, indices[1:]))
+
+
 def finished(operate: Callable[[], Any]) -> Any:
     """Returns the outcome of an operation, however often the server stops answering."""
     while True:
@@ -56,15 +84,22 @@ def finished(operate: Callable[[], Any]) -> Any:
 
 
 class Actor:
-    def __init__(self, number: str, url: str, journal: str, stop: str, seed: int) -> None:
-        self.me = number
-        self._url = url
-        self._journal = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._stop = Path(stop)
-        self._random = random.Random(seed)
+    """One process.
 
-    def note(self, **what: Any) -> None:
-        os.write(self._journal, json.dumps(what).encode() + b"\n")
+    Args:
+        name: under which it applies and takes.
+        url: where it reaches the server.
+        journal: what it writes.
+        stop: a file that exists when the run is over.
+        seed: of its random choices.
+    """
+
+    def __init__(self, *, name: str, url: str, journal: Journal, stop: Path, seed: int) -> None:
+        self.name = name
+        self._url = url
+        self._journal = journal
+        self._stop = stop
+        self._random = random.Random(seed)
 
     @property
     def over(self) -> bool:
@@ -73,78 +108,162 @@ class Actor:
     def open(self, in_place_limit: int = 10**9) -> redisacc.SparseConditionalAccumulator:
         while True:
             try:
-                return opened(self._url, self.me, in_place_limit)
+                return opened(self._url, self.name, in_place_limit)
             except redisacc.ServerUnavailableError:
                 continue
 
-    def apply(self, index: int) -> None:
+    def play(self, role: str, first: int) -> None:
+        """Does what the role says until the run is over."""
+        match role:
+            case "worker":
+                self._apply(self._open_for_applying(), first)
+            case "threads":
+                self._use_threads(first)
+            case "forks":
+                self._fork(first)
+            case "taker" | "grad_taker":
+                self._take(self.open(), role)
+            case _:
+                raise ValueError(role)
+
+    def _open_for_applying(self) -> redisacc.SparseConditionalAccumulator:
         # In place, buffered, and in both ways within one round.
-        acc = self.open(in_place_limit=self._random.choice([0, 10**9]))
+        return self.open(in_place_limit=self._random.choice([0, 10**9]))
+
+    def _apply(self, acc: redisacc.SparseConditionalAccumulator, first: int, number: int = STRIDE) -> None:
         step = 0
-        while not self.over:
-            index += 1
-            self.note(begin=index)
+        for index in range(first, first + number):
+            if index % BLOCK == first % BLOCK:
+                if self.over:
+                    return
+                self._journal.note(f"begin {index} {index + BLOCK - 1}")
             try:
                 indices, values = gradient(index)
                 result = finished(partial(acc.apply_grad, indices, values, local_step=step))
-            except (redisacc.ServerUnavailableError, redisacc.AccumulatorFullError) as error:
-                self.note(end=index, outcome="refused", why=str(error))
+            except (redisacc.ServerUnavailableError, redisacc.AccumulatorFullError):
+                self._journal.note(f"dropped {index}")
                 continue
-            self.note(end=index, outcome=result.outcome, step=result.global_step)
+            if result:
+                self._journal.note(f"applied {index} {result.global_step}")
+            else:
+                self._journal.note(f"dropped {index}")
             step = result.global_step
 
-    def take(self) -> None:
-        acc = self.open()
+    def _use_threads(self, first: int) -> None:
+        acc = self._open_for_applying()
+        threads = [
+            self._thread(partial(self._apply, acc, first)),
+            self._thread(partial(self._apply, acc, first + STRIDE // 2)),
+            self._thread(partial(self._take, acc, "taker")),
+        ]
+        for thread in threads:
+            thread.join()
+
+    def _thread(self, job: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            with ExitsOnError(self._journal):
+                job()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def _fork(self, first: int) -> None:
+        acc = self._open_for_applying()
+        thread = self._thread(partial(self._apply, acc, first, STRIDE // 2))
+        for number in itertools.count():
+            if self.over:
+                break
+            pid = os.fork()
+            if pid == 0:
+                with ExitsOnError(self._journal):
+                    self._apply(acc, first + STRIDE // 2 + number * CHILD_STRIDE, self._random.choice([20, 200]))
+                os._exit(0)
+            time.sleep(self._random.uniform(0.05, 0.5))
+            _, status = os.waitpid(pid, 0)
+            assert status == 0, status
+        thread.join()
+
+    def _take(self, acc: redisacc.SparseConditionalAccumulator, role: str) -> None:
         while not self.over:
             self._recover(acc)
-            required = self._random.choice([1, 4, 9])
+            required, timeout = self._random.choice([1, 4, 9]), self._random.choice([0.5, 2.0, 5.0])
             try:
-                block = acc.take(required, timeout=self._random.choice([0.5, 2.0, 5.0]))
-                taken = block.__enter__()
+                if role == "grad_taker":
+                    self._take_grad(acc, required, timeout)
+                else:
+                    block = acc.take(required, timeout=timeout)
+                    self._use(block.__enter__(), block)
             except (redisacc.TakeTimeoutError, redisacc.ServerUnavailableError):
-                # If the server was silent, the round may have been granted all the same: then it is found above.
+                # If the server was silent, the round may have been granted all the same: then it is recovered.
                 continue
-            self._hand_in(taken, block)
+
+    def _take_grad(self, acc: redisacc.SparseConditionalAccumulator, required: int, timeout: float) -> None:
+        self._journal.note("taking")
+        try:
+            slices = finished(partial(acc.take_indexed_slices_grad, required, timeout=timeout))
+            indices = indices_of(slices)
+            self._journal.note_round(None, len(indices), indices)
+        finally:
+            self._journal.note("kept")
 
     def _recover(self, acc: redisacc.SparseConditionalAccumulator) -> None:
         """Rounds that were granted to this taker, or to a killed one of its name. No other process recovers those."""
         try:
-            mine = [one.token for one in acc.info().unacknowledged if one.taker == self.me]
+            mine = [one.token for one in acc.info().unacknowledged if one.taker == self.name]
             for token in mine:
                 block = acc.recover(token)
                 taken = block.__enter__()
                 if taken is not None:
-                    self._hand_in(taken, block)
+                    self._use(taken, block)
                 else:
                     block.__exit__(None, None, None)
         except redisacc.ServerUnavailableError:
             return
 
-    def _hand_in(self, taken: Any, block: Any) -> None:
-        self.note(round=taken.global_step, **contents(taken))
-        if self._random.random() < 0.3:
+    def _use(self, taken: Any, block: Any) -> None:
+        self._journal.note_round(taken.global_step, taken.num_accumulated, indices_of(taken.gradient))
+        if self._random.random() < 0.1:
             # The round is in use: a process that is killed here leaves a round that is handed out again.
             time.sleep(self._random.random())
         finished(lambda: block.__exit__(None, None, None))
 
 
-def contents(taken: Any) -> dict[str, Any]:
-    """A round as it is written down and compared."""
-    return {
-        "count": taken.num_accumulated,
-        "workers": sum(taken.workers.values()),
-        "indices": taken.gradient.indices.tolist(),
-        "values": taken.gradient.values.tolist(),
-    }
+class ExitsOnError:
+    """Writes an error of its block into the journal, and ends the process."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None:
+            self._journal.note("wrong " + "".join(traceback.format_exception(error)).replace("\n", " | "))
+            os._exit(1)
 
 
 def main() -> None:
-    role, url, number, first, journal, stop, seed = sys.argv[1:]
-    actor = Actor(number, url, journal, stop, int(seed))
-    if role == "worker":
-        actor.apply(int(first))
-    else:
-        actor.take()
+    directory = Path(sys.argv[1])
+    # The parent never waits for its children.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        task = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            journal = Journal(directory / task["journal"])
+            with ExitsOnError(journal):
+                actor = Actor(
+                    name=task["name"], url=task["url"], journal=journal, stop=directory / "stop", seed=task["seed"]
+                )
+                actor.play(task["role"], task["first"])
+                journal.note("end")
+            os._exit(0)
+        os.setpgid(pid, pid)
+        print(pid, flush=True)
 
 
 if __name__ == "__main__":

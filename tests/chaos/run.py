@@ -1,10 +1,13 @@
 """Breaks everything at once, at random from a seed, and sees that nothing is lost and nothing counted twice.
 
-Workers and takers reach a server through a proxy that cuts connections and delays requests. All of them, and the
-server, are killed and stopped at random instants. Every gradient is unique, so the rounds reveal any loss and any
-repetition.
+Actors apply and take; half of them reach the server through a proxy that cuts connections and delays requests. All of
+them, and the server, are killed and stopped at random instants. Every gradient is unique, so the rounds reveal any loss
+and any repetition.
 
 python -m chaos.run --seconds 180 --seed 1
+python -m chaos.run --gradients 10000000
+
+A long run consists of pieces with a server, an accumulator and a seed of their own, each checked when it ends.
 """
 
 from __future__ import annotations
@@ -21,157 +24,78 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import redis
-from chaos.actor import ROW, contents, opened
+from chaos.actor import NAME, STRIDE, indices_of, opened
+from chaos.journal import Tale
+from chaos.server import Server
 from support.leaks import leftovers
 from support.proxy import Proxy, Weather, proxy_before
 
-import redisacc
-from redisacc import embedded
+from redisacc._format.keys import Keys
 
 ACTOR = Path(__file__).with_name("actor.py")
-# The first index of a process: those that it uses are counted up from there.
-STRIDE = 1_000_000
 WEATHER = Weather(cut=0.004, late=0.003, delay=0.02, bytewise=0.004)
 # A pause that outlasts every lease in the queue of takers, in seconds.
 LONG_PAUSE = 4.0
-
-
-class Server:
-    """A server that loses nothing when it is killed, because it replies only after writing its append-only file."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.socket = str(directory / "s")
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.socket)
-        command = [str(embedded.find_server()), "--port", "0", "--unixsocket", self.socket, "--save", ""]
-        command += ["--dir", str(self._directory), "--appendonly", "yes", "--appendfsync", "always"]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                with self.client() as client:
-                    client.ping()
-                return
-            except redis.RedisError:
-                assert time.monotonic() < deadline, "the server doesn't start"
-                time.sleep(0.02)
-
-    def client(self) -> redis.Redis:
-        return redis.Redis(unix_socket_path=self.socket)
-
-    def signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-
-@dataclass
-class Tale:
-    """The contents of the journals."""
-
-    begun: set[int] = field(default_factory=set)
-    # index -> step of the round that the reply named
-    applied: dict[int, int] = field(default_factory=dict)
-    # Stale, or refused: in no round.
-    dropped: set[int] = field(default_factory=set)
-    rounds: dict[int, dict[str, Any]] = field(default_factory=dict)
-    handed_out_again: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    def read(self, journal: Path) -> None:
-        for line in journal.read_text().splitlines():
-            entry = json.loads(line)
-            if "begin" in entry:
-                self.begun.add(entry["begin"])
-            elif "end" in entry and entry["outcome"] == "applied":
-                self.applied[entry["end"]] = entry["step"]
-            elif "end" in entry:
-                self.dropped.add(entry["end"])
-            else:
-                self.add_round(entry.pop("round"), entry)
-
-    def add_round(self, step: int, round_: dict[str, Any]) -> None:
-        if step in self.rounds:
-            # Its taker died before it was acknowledged.
-            self.handed_out_again += 1
-            if self.rounds[step] != round_:
-                self.problems.append(f"round {step} was another when it was handed out again")
-        self.rounds[step] = round_
-
-    def check(self, info: redisacc.AccumulatorInfo) -> None:
-        """Compares the replies to workers with the rounds of takers."""
-        seen: Counter[int] = Counter()
-        where: dict[int, int] = {}
-        for step, round_ in self.rounds.items():
-            held = dict(zip(round_["indices"], round_["values"], strict=True))
-            common = held.pop(0, None)
-            number = len(held)
-            if not (number == round_["count"] == round_["workers"] and common == [float(number)] * ROW):
-                self.problems.append(
-                    f"round {step} of {round_['count']} holds {number} gradients, and sums to {common}"
-                )
-            for index, row in held.items():
-                seen[index] += 1
-                where[index] = step
-                if row != [index + 0.5] * ROW:
-                    self.problems.append(f"gradient {index} is in a round as {row}")
-        self.problems += [f"gradient {index} is in rounds {n} times" for index, n in seen.items() if n > 1]
-        self.problems += [f"gradient {index} is in a round, but was never sent" for index in seen.keys() - self.begun]
-        self.problems += [f"gradient {index} is in a round, but was dropped" for index in seen.keys() & self.dropped]
-        for index, step in self.applied.items():
-            if index not in where:
-                self.problems.append(f"gradient {index}, which was counted at step {step}, is lost")
-            elif where[index] != step:
-                self.problems.append(f"gradient {index} is in round {where[index]}, not {step}")
-        if sorted(self.rounds) != list(range(info.global_step)):
-            missing = sorted(set(range(info.global_step)) - self.rounds.keys())
-            self.problems.append(f"of {info.global_step} rounds, these were never delivered: {missing[:10]}")
-        if (info.applied, info.takes) != (len(seen), len(self.rounds)):
-            self.problems.append(
-                f"the server counts {info.applied} gradients and {info.takes} rounds, but "
-                f"{len(seen)} and {len(self.rounds)} were delivered"
-            )
+# How long the server may stand still, in seconds. Nothing happens meanwhile, so long pauses are rare.
+SERVER_PAUSES = [0.01, 0.05, 0.1, 0.2, 0.4, 2.0]
+# How many actors of each role there are, and how many of them reach the server through the proxy.
+CREW = {"worker": (4, 2), "threads": (1, 0), "forks": (1, 1), "taker": (2, 1), "grad_taker": (2, 1)}
+SMALL_CREW = {"worker": (1, 1), "threads": (1, 0), "forks": (1, 0), "taker": (1, 1), "grad_taker": (1, 1)}
+# Gradients of a piece of a long run. What is checked at the end of a piece has to fit into memory.
+PIECE = 250_000
 
 
 class Chaos:
-    """A run. After entry, everything works; ``rage`` breaks things; ``end`` checks the result."""
+    """A run. After entry, everything works; ``rage`` breaks things; ``end`` checks the result.
 
-    def __init__(self, *, seed: int, workers: int, takers: int, weather: Weather | None = WEATHER) -> None:
+    Attributes:
+        done: what was done, and how often.
+    """
+
+    def __init__(self, *, seed: int, crew: dict[str, tuple[int, int]] = CREW, weather: Weather = WEATHER) -> None:
         self._random = random.Random(seed)
         self._seed = seed
         self._weather = weather
-        self._roles = {f"worker{k}": "worker" for k in range(workers)} | {f"taker{k}": "taker" for k in range(takers)}
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        # name of an actor -> its role, and whether it uses the proxy
+        self._roles = {
+            f"{role}{number}": (role, number < by_proxy)
+            for role, (size, by_proxy) in crew.items()
+            for number in range(size)
+        }
+        self._running: dict[str, int] = {}
+        self._journals: dict[str, Path] = {}
         self._stopped: dict[str, float] = {}
         self._stack = contextlib.ExitStack()
         self.done: Counter[str] = Counter()
 
     def __enter__(self) -> Chaos:
-        self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
-        self._server = Server(self._directory)
-        self._stack.callback(self._server.kill)
-        self._server.start()
-        self._stack.callback(self._kill_all)
-        self._proxy: Proxy = self._stack.enter_context(proxy_before(self._server.socket, self._seed))
-        self._accumulator = opened(self._stack.enter_context(self._server.client()), "observer")
-        self._stop = self._directory / "stop"
-        for name in self._roles:
-            self._start(name)
-        self._proxy.weather(self._weather)
+        try:
+            self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+            self._server = Server(self._directory)
+            self._stack.callback(self._server.kill)
+            self._server.start()
+            self._log = self._directory / "log"
+            with self._log.open("wb") as log:
+                self._fork_server = subprocess.Popen(
+                    [sys.executable, "-W", "ignore::DeprecationWarning", str(ACTOR), str(self._directory)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                )
+            self._stack.callback(self._kill_all)
+            self._proxy: Proxy = self._stack.enter_context(proxy_before(self._server.socket, self._seed))
+            self._accumulator = opened(self._stack.enter_context(self._server.client()), "observer")
+            for name in self._roles:
+                self._start(name)
+            self._proxy.weather(self._weather)
+        except BaseException:
+            self._stack.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -180,99 +104,160 @@ class Chaos:
     def _start(self, name: str) -> None:
         self.done["processes"] += 1
         number = self.done["processes"]
-        command = [sys.executable, str(ACTOR), self._roles[name], self._proxy.url, name, str(number * STRIDE)]
-        command += [str(self._directory / f"{name}-{number}.journal"), str(self._stop), str(self._seed + number)]
-        errors = (self._directory / f"{name}-{number}.errors").open("wb")
-        with errors:
-            self._running[name] = subprocess.Popen(command, stderr=errors)
+        role, by_proxy = self._roles[name]
+        self._journals[name] = self._directory / f"{name}-{number}.journal"
+        task = {
+            "role": role,
+            "url": self._proxy.url if by_proxy else self._server.url,
+            "name": name,
+            "first": number * STRIDE,
+            "seed": self._seed + number,
+            "journal": self._journals[name].name,
+        }
+        assert self._fork_server.stdin is not None
+        assert self._fork_server.stdout is not None
+        print(json.dumps(task), file=self._fork_server.stdin, flush=True)
+        self._running[name] = int(self._fork_server.stdout.readline())
 
     def _kill_all(self) -> None:
-        for process in self._running.values():
-            process.kill()
-            process.wait()
+        for name in list(self._running):
+            self._kill_group(name)
+        assert self._fork_server.stdin is not None
+        assert self._fork_server.stdout is not None
+        self._fork_server.stdin.close()
+        self._fork_server.stdout.close()
+        self._fork_server.wait(20)
+
+    def _kill_group(self, name: str) -> None:
+        group = self._running.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.killpg(group, signal.SIGKILL)
+                time.sleep(0.001)
+
+    def _is_running(self, name: str) -> bool:
+        try:
+            os.killpg(self._running[name], 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     # Breaking things
 
-    def rage(self, seconds: float) -> None:
-        """Breaks something every now and then."""
+    def rage(self, seconds: float = float("inf"), gradients: float = float("inf")) -> None:
+        """Breaks something every now and then, for some time or until so many gradients have been counted."""
+        deeds: list[Callable[[], None]] = [
+            *[self._kill, self._pause] * 4,
+            *[self._kill_server, self._pause_server, self._pause_clients] * 2,
+            *[self._flush, self._cut_all, self._disconnect, self._disconnect_listeners] * 2,
+        ]
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while time.monotonic() < until and self._counted() < gradients:
             time.sleep(self._random.uniform(0.1, 0.6))
             self._wake_up(time.monotonic())
-            deeds = [self._kill, self._kill, self._pause, self._pause, self._flush, self._cut_all, self._kill_server]
-            self._random.choice([*deeds, self._pause_server])()
-            for name, process in self._running.items():
-                assert process.poll() is None, f"{name} ended by itself: {self._errors()}"
+            self._random.choice(deeds)()
+            for name in self._running:
+                assert self._is_running(name), f"{name} ended by itself: {self._last_words()}"
+
+    def _counted(self) -> int:
+        with self._server.client() as client:
+            return int(client.hget(Keys(NAME).record, "applied") or 0)
 
     def _someone(self) -> str:
         return self._random.choice(sorted(self._running))
 
     def _kill(self) -> None:
         name = self._someone()
-        self._running[name].kill()
-        self._running[name].wait()
+        self._kill_group(name)
         self._stopped.pop(name, None)
-        self.done["kills"] += 1
+        self.done[f"kills of {self._roles[name][0]}"] += 1
         self._start(name)
 
     def _pause(self) -> None:
         name = self._someone()
         if name not in self._stopped:
-            self._running[name].send_signal(signal.SIGSTOP)
+            os.killpg(self._running[name], signal.SIGSTOP)
             self._stopped[name] = time.monotonic() + self._random.choice([0.1, 1.0, LONG_PAUSE])
-            self.done["pauses"] += 1
+            self.done["pauses of processes"] += 1
 
     def _wake_up(self, now: float) -> None:
         for name, until in list(self._stopped.items()):
             if until <= now:
                 del self._stopped[name]
-                self._running[name].send_signal(signal.SIGCONT)
+                os.killpg(self._running[name], signal.SIGCONT)
 
     def _flush(self) -> None:
         with self._server.client() as client:
             client.script_flush()
-        self.done["script flushes"] += 1
+        self.done["SCRIPT FLUSH"] += 1
 
     def _cut_all(self) -> None:
         self._proxy.cut_all()
-        self.done["all connections cut"] += 1
+        self.done["all connections of the proxy cut"] += 1
+
+    def _disconnect(self) -> None:
+        with self._server.client() as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        self.done["CLIENT KILL TYPE normal"] += 1
+
+    def _disconnect_listeners(self) -> None:
+        with self._server.client() as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        self.done["CLIENT KILL TYPE pubsub"] += 1
+
+    def _pause_clients(self) -> None:
+        what, seconds = self._random.choice(["ALL", "WRITE"]), self._random.choice(SERVER_PAUSES)
+        with self._server.client() as client:
+            client.execute_command("CLIENT", "PAUSE", round(1000 * seconds), what)
+        self.done[f"CLIENT PAUSE {what}"] += 1
 
     def _kill_server(self) -> None:
         self._server.kill()
         time.sleep(self._random.uniform(0.0, 0.5))
         self._server.start()
-        self.done["server kills"] += 1
+        self.done["kills of the server"] += 1
 
     def _pause_server(self) -> None:
         self._server.signal(signal.SIGSTOP)
-        time.sleep(self._random.uniform(0.1, 2.0))
+        time.sleep(self._random.choice(SERVER_PAUSES))
         self._server.signal(signal.SIGCONT)
-        self.done["server pauses"] += 1
+        self.done["pauses of the server"] += 1
 
     # Checking the result
 
-    def _errors(self) -> str:
-        return "\n".join(path.read_text()[-2000:] for path in self._directory.glob("*.errors"))
+    def _last_words(self) -> str:
+        lines = [line for path in self._directory.glob("*.journal") for line in path.read_text().splitlines()]
+        return "\n".join(line for line in lines if line.startswith("wrong"))[-4000:]
+
+    def _wait_for_actors(self) -> None:
+        self._wake_up(float("inf"))
+        (self._directory / "stop").touch()
+        deadline = time.monotonic() + 120
+        for name in self._running:
+            while self._is_running(name):
+                assert time.monotonic() < deadline, f"{name} does not end"
+                time.sleep(0.01)
+            assert self._journals[name].read_text().endswith("\nend\n"), f"{name} failed: {self._last_words()}"
+        self._running.clear()
 
     def end(self) -> Tale:
         """Lets every process finish, takes the remaining rounds, and compares."""
         self._proxy.weather(None)
-        self._wake_up(float("inf"))
-        self._stop.touch()
-        for name, process in self._running.items():
-            assert process.wait(120) == 0, f"{name} failed: {self._errors()}"
+        self._wait_for_actors()
         self._proxy.deliver_late()
         tale = Tale()
         for journal in self._directory.glob("*.journal"):
             tale.read(journal)
+        if "Traceback" in (text := self._log.read_text()):
+            tale.problems.append(f"a thread failed: {text[text.index('Traceback') :][:2000]}")
         accumulator = self._accumulator
         while accumulator.info().unacknowledged:
             with accumulator.recover() as taken:
                 assert taken is not None
-                tale.add_round(taken.global_step, contents(taken))
+                tale.add_round(taken.global_step, taken.num_accumulated, indices_of(taken.gradient))
         if accumulator.num_accumulated():
             with accumulator.take(1, timeout=30) as taken:
-                tale.add_round(taken.global_step, contents(taken))
+                tale.add_round(taken.global_step, taken.num_accumulated, indices_of(taken.gradient))
         # A taker that was killed, or whose request arrived late, is in the queue until its lease runs out.
         deadline = time.monotonic() + 30
         while accumulator.info().waiting and time.monotonic() < deadline:
@@ -282,12 +267,13 @@ class Chaos:
         if info.waiting or info.unacknowledged:
             tale.problems.append(f"left behind: {info.waiting} {info.unacknowledged}")
         with self._server.client() as client:
-            self.done["duplicates recognised"] = info.duplicates
+            self.done["repeated requests that were recognised"] = info.duplicates
             tale.problems += leftovers(client)
             accumulator.delete()
             tale.problems += [f"after the end: {key!r}" for key in client.scan_iter() if client.pttl(key) < 0]
         self.done["gradients"], self.done["rounds"] = info.applied, info.takes
         self.done["stale or refused"], self.done["rounds handed out again"] = len(tale.dropped), tale.handed_out_again
+        self.done["rounds that a killed take_grad took along"] = info.global_step - len(tale.rounds)
         self.done.update({f"proxy: {what}": number for what, number in self._proxy.fired.items()})
         if tale.problems and os.environ.get("CHAOS_KEEP"):
             shutil.copytree(self._directory, os.environ["CHAOS_KEEP"], ignore=lambda *_: {"s"}, dirs_exist_ok=True)
@@ -296,20 +282,46 @@ class Chaos:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=180.0)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument("--takers", type=int, default=3)
+    parser.add_argument("--seconds", type=float, help="how long to break things (180, unless --gradients is given)")
+    parser.add_argument("--gradients", type=int, help="how many gradients to count, in pieces of 250,000")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first piece; then counted up")
     options = parser.parse_args()
-    print(f"seed {options.seed}", flush=True)
-    with Chaos(seed=options.seed, workers=options.workers, takers=options.takers) as chaos:
-        chaos.rage(options.seconds)
+    if options.gradients is None:
+        problems = report(options.seed, *piece(options.seed, seconds=options.seconds or 180.0))
+        sys.exit(1 if problems else 0)
+    total: Counter[str] = Counter()
+    seed, started = options.seed, time.monotonic()
+    while total["gradients"] < options.gradients:
+        goal = min(PIECE, options.gradients - total["gradients"])
+        done, problems = piece(seed, gradients=goal, seconds=options.seconds or float("inf"))
+        total.update(done)
+        seconds = time.monotonic() - started
+        print(f"seed {seed}: {total['gradients']:,} gradients in {seconds:.0f} s, {len(problems)} problems", flush=True)
+        if problems:
+            report(seed, done, problems)
+            sys.exit(1)
+        seed += 1
+    report(options.seed, total, [])
+
+
+def piece(seed: int, *, seconds: float, gradients: float = float("inf")) -> tuple[Counter[str], list[str]]:
+    """Runs one piece, and returns what was done and what is wrong."""
+    with Chaos(seed=seed) as chaos:
+        started = time.monotonic()
+        chaos.rage(seconds, gradients)
         tale = chaos.end()
-    for what, number in sorted(chaos.done.items()):
-        print(f"{number:8} {what}")
-    print("\n".join(tale.problems[:50]))
-    print(f"{len(tale.problems)} problems: " + ("FAILED" if tale.problems else "nothing lost, nothing twice"))
-    sys.exit(1 if tale.problems else 0)
+        chaos.done["seconds"] = round(time.monotonic() - started)
+    return chaos.done, tale.problems
+
+
+def report(seed: int, done: Counter[str], problems: list[str]) -> list[str]:
+    """Prints what was done and what is wrong, and returns the latter."""
+    print(f"seed {seed}")
+    for what, number in sorted(done.items()):
+        print(f"{number:12,} {what}")
+    print("\n".join(problems[:50]))
+    print(f"{len(problems)} problems: " + ("FAILED" if problems else "nothing lost, nothing twice"), flush=True)
+    return problems
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""The comparison of journals finds every kind of loss and repetition."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from chaos.journal import Journal, Tale
+
+# Two workers and two takers. Round 0 has the gradients 10 and 11, round 1 has 12 and 20.
+WORKER = "begin 10 13\napplied 10 0\napplied 11 0\napplied 12 1\ndropped 13\nend\n"
+OTHER_WORKER = "begin 20 23\napplied 20 1\n"
+TAKER = "round 0 2 10 11\n"
+GRAD_TAKER = "taking\nround ? 2 12 20\nkept\n"
+TOTALS = {"applied": 4, "takes": 2, "global_step": 2}
+
+
+def problems_of(tmp_path, *journals, **totals):
+    tale = Tale()
+    for number, text in enumerate(journals):
+        path = tmp_path / f"{number}.journal"
+        path.write_text(text)
+        tale.read(path)
+    tale.check(SimpleNamespace(**TOTALS | totals))
+    return tale.problems
+
+
+def test_a_run_without_a_loss_has_no_problem(tmp_path):
+    assert problems_of(tmp_path, WORKER, OTHER_WORKER, TAKER, GRAD_TAKER) == []
+
+
+def test_a_round_may_be_handed_out_again_if_it_is_the_same(tmp_path):
+    assert problems_of(tmp_path, WORKER, OTHER_WORKER, TAKER, TAKER, GRAD_TAKER) == []
+    assert "was another" in problems_of(tmp_path, WORKER, OTHER_WORKER, TAKER, "round 0 1 10\n", GRAD_TAKER)[0]
+
+
+def test_only_a_killed_take_grad_excuses_a_missing_round(tmp_path):
+    assert problems_of(tmp_path, WORKER, OTHER_WORKER, TAKER, "taking\n") == []
+    found = problems_of(tmp_path, WORKER, OTHER_WORKER, TAKER, "taking\nkept\n")
+    assert "[1], although only 0 calls of take_grad were killed" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("taker", "problem"),
+    [
+        ("round 0 2 10 11\nround 1 1 12\n", "gradient 20, which was counted at step 1, is lost"),
+        ("round 0 2 10 11\nround 1 2 12 10\n", "gradient 10 is in the rounds 0 and 1"),
+        ("round 0 2 10 12\nround 1 2 11 20\n", "gradient 11 is in round 1, not 0"),
+        ("round 0 3 10 11 13\nround 1 2 12 20\n", "gradient 13 is in a round, but was dropped"),
+        ("round 0 3 10 11 14\nround 1 2 12 20\n", "gradient 14 is in a round, but was never sent"),
+        ("round 0 2 10 11 21\nround 1 2 12 20\n", "round 0 of 2 holds 3 gradients"),
+        ("round 0 2 10 11\nround 1 2 12 20\nround 2 1 21\n", "although only 0 calls"),
+    ],
+)
+def test_each_problem_is_found(tmp_path, taker, problem):
+    assert problem in "\n".join(problems_of(tmp_path, WORKER, OTHER_WORKER, taker))
+
+
+def test_the_servers_totals_are_compared(tmp_path):
+    journals = WORKER, OTHER_WORKER, TAKER, GRAD_TAKER
+    assert problems_of(tmp_path, *journals, applied=5) == ["the server counts 5 gradients, and 4 to 4 were delivered"]
+    assert problems_of(tmp_path, *journals, takes=3) == ["the server counts 3 rounds at step 2"]
+
+
+def test_a_journal_is_what_a_tale_reads(tmp_path):
+    journal = Journal(tmp_path / "a.journal")
+    journal.note("begin 1 2")
+    journal.note("applied 1 0")
+    journal.note("dropped 2")
+    journal.note("taking")
+    journal.note_round(None, 1, [1])
+    journal.note("kept")
+    journal.note("wrong sum")
+    tale = Tale()
+    tale.read(tmp_path / "a.journal")
+    tale.check(SimpleNamespace(applied=1, takes=1, global_step=1))
+    assert tale.problems == ["a: wrong sum"]
