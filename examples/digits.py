@@ -41,9 +41,14 @@ def descend(weights, loss, gradient, count):
 
 
 def accumulator(client, name, worker):
-    """Opens an accumulator of sums, because shards differ in size. Its last row is for the image count and the loss."""
+    """Opens an accumulator of sums, because shards differ in size. Its last row is for the image count and the loss.
+
+    A worker that is started again may compute a gradient that was counted before it died; a round accepts only one.
+    """
     shape = [images()[0].shape[1] + 1, CLASSES]
-    return redisacc.ConditionalAccumulator(np.float64, shape, name, reduction_type="SUM", redis=client, worker=worker)
+    return redisacc.ConditionalAccumulator(
+        np.float64, shape, name, reduction_type="SUM", once_per_worker=True, redis=client, worker=worker
+    )
 
 
 def work(url, name, index, workers, steps):
@@ -58,8 +63,6 @@ def work(url, name, index, workers, steps):
             pass
         [(seen, fields)] = client.xrevrange(f"{name}:weights", count=1)
         step, weights = int(fields[b"step"]), np.frombuffer(fields[b"weights"]).reshape(-1, CLASSES)
-        if f"worker-{index}" in sums.info().workers:
-            continue  # an earlier process of this worker died just after its gradient was counted
         loss, gradient = loss_and_gradient(weights, x, y)
         counts = np.zeros((1, CLASSES))
         counts[0, :2] = len(y), loss

@@ -53,7 +53,7 @@ def backward(model, texts, cheerful):
 
 def accumulators(client, name, worker):
     """Opens both accumulators. The table's sums: a row's "MEAN" is over only those workers that had the word."""
-    shared = {"redis": client, "worker": worker}
+    shared = {"redis": client, "worker": worker, "once_per_worker": True}
     table = redisacc.SparseConditionalAccumulator(
         np.float32, [WORDS, DIM], f"{name}/words", reduction_type="SUM", **shared
     )
@@ -74,12 +74,10 @@ def work(url, name, index, steps):
         step, weights = int(fields[b"step"]), np.frombuffer(fields[b"weights"], np.float32).copy()
         vector_to_parameters(torch.from_numpy(weights), model.parameters())
         backward(model, *batch(step, index))
-        # An earlier process of this worker may have died between the two: skip what it contributed to this step.
-        if f"worker-{index}" not in table.info().workers:
-            rows = model.words.weight.grad.coalesce()
-            table.apply_grad(rows.indices()[0].numpy(), rows.values().numpy(), local_step=step)
-        if f"worker-{index}" not in rest.info().workers:
-            rest.apply_grad(parameters_to_vector(p.grad for p in model.rest.parameters()).numpy(), local_step=step)
+        # An earlier process of this worker may have died between the two. What it contributed to this step is dropped.
+        rows = model.words.weight.grad.coalesce()
+        table.apply_grad(rows.indices()[0].numpy(), rows.values().numpy(), local_step=step)
+        rest.apply_grad(parameters_to_vector(p.grad for p in model.rest.parameters()).numpy(), local_step=step)
 
 
 def train(url, name, workers, steps):

@@ -10,6 +10,7 @@
 -- ARGV acknowledged number    the last request whose outcome the session knows; 0 if there is none
 -- ARGV worker       text      name under which the gradient is counted
 -- ARGV local_step   int64     the step for which the gradient was computed
+-- ARGV once         flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV round_shape  text      the shape that all gradients of a round must share, such as "[16]"
 -- ARGV element      text      how struct packs an element: "f" or "d"
 -- ARGV row_bytes    number    bytes of a row; the last row may be shorter
@@ -20,6 +21,7 @@
 -- Replies:
 -- {'applied', global_step, num_accumulated}   the gradient was added and counted
 -- {'stale', global_step, num_accumulated}     local_step < global_step: the gradient was dropped
+-- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
 -- {'shape_mismatch', round_shape}             the round holds gradients of another shape; nothing changed
 -- {'inexact'}                                 a sum would exceed the limit; nothing changed: buffer the gradient

@@ -14,6 +14,7 @@
 -- ARGV acknowledged    number    the last request whose outcome the session knows; 0 if there is none
 -- ARGV worker          text      name under which the gradient is counted
 -- ARGV local_step      int64     the step for which the gradient was computed
+-- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
 -- ARGV gradient        text      id of the gradient
 -- ARGV header          bytes     msgpack, opaque to this script; "" only asks whether it would be accepted
@@ -24,6 +25,7 @@
 -- Replies:
 -- {'applied', global_step, num_accumulated}   the gradient is buffered and counted
 -- {'stale', global_step, num_accumulated}     local_step < global_step: the gradient was dropped
+-- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
 -- {'would_accept'}                            the header is empty, and the gradient would be buffered; nothing changed
 -- {'full', buffered_bytes, buffer_limit}      the gradient would exceed the limit; nothing changed

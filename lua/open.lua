@@ -15,10 +15,11 @@
 -- ARGV chunk           text     elements of a row of a dense gradient
 -- ARGV lease_ms        number   how long a private accumulator outlives its owner; 0 for a shared one, which has no end
 -- ARGV buffer_limit    text     bytes that the buffered gradients of a round may have in total
+-- ARGV once_per_worker text     "1" if a round accepts one gradient of each worker only, else "0"
 --
 -- Replies:
--- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms, buffer_limit}
---                             the accumulator as it was created. struct is "yes" if the server's Lua has that library;
+-- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms, buffer_limit,
+--     once_per_worker}        the accumulator as it was created. struct is "yes" if the server's Lua has that library;
 --                             now_ms is the server's clock
 -- {'deleting', incarnation}   the accumulator is being deleted by a client that may have died: finish, and open again
 -- {'remains', key}            there is no record, but this key of a former accumulator; nothing changed
@@ -31,6 +32,7 @@
 
 local NAMES = {
   'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'chunk', 'lease_ms', 'buffer_limit',
+  'once_per_worker',
 }
 
 forget_idle_sessions(keys.sessions)
@@ -44,9 +46,9 @@ if redis.call('EXISTS', keys.record) == 0 then
   end
   redis.call('HSET', keys.record, 'format', args.format, 'kind', args.kind, 'dtype', args.dtype, 'shape', args.shape,
     'reduction_type', args.reduction_type, 'incarnation', args.incarnation, 'global_step', '0', 'num_accumulated', '0',
-    'round_shape', '', 'applied', '0', 'stale', '0', 'duplicates', '0', 'takes', '0', 'tickets', '0',
-    'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'wanted', '0', 'chunk', args.chunk,
-    'lease_ms', count_text(args.lease_ms), 'created_ms', count_text(now_ms()))
+    'round_shape', '', 'applied', '0', 'stale', '0', 'repeated', '0', 'duplicates', '0', 'takes', '0', 'tickets', '0',
+    'once_per_worker', args.once_per_worker, 'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'wanted', '0',
+    'chunk', args.chunk, 'lease_ms', count_text(args.lease_ms), 'created_ms', count_text(now_ms()))
   extend_leases(args.lease_ms, keys.record)
 end
 

@@ -11,6 +11,7 @@
 -- Replies:
 -- {'applied', global_step, num_accumulated}   the request applied a gradient: the reply of apply or buffer
 -- {'stale', global_step, num_accumulated}     the request brought a stale gradient: the reply of apply or buffer
+-- {'repeated', global_step, num_accumulated}  the request brought a worker's second gradient: the same
 -- {'set', global_step, num_accumulated}       the request set the step: the reply of set_global_step
 -- {'lowered', global_step, num_accumulated}   the request lowered the step: the reply of set_global_step
 -- {'taken', global_step, num_accumulated}     the request was a take, and was granted this round

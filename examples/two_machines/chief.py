@@ -55,7 +55,9 @@ def main():
     args = parser.parse_args()
 
     client = redis.Redis.from_url(args.redis)
-    gradients = redisacc.ConditionalAccumulator(np.float64, [FEATURES], args.name, redis=client, worker="chief")
+    gradients = redisacc.ConditionalAccumulator(
+        np.float64, [FEATURES], args.name, once_per_worker=True, redis=client, worker="chief"
+    )
     model = Model(client, args.name)
     with gradients.recover() as left:
         # The round that an earlier chief had taken when it died.

@@ -45,16 +45,16 @@ def main():
 
     client = redis.Redis.from_url(args.redis)
     worker = f"worker-{args.index}"
-    gradients = redisacc.ConditionalAccumulator(np.float64, [FEATURES], args.name, redis=client, worker=worker)
+    gradients = redisacc.ConditionalAccumulator(
+        np.float64, [FEATURES], args.name, once_per_worker=True, redis=client, worker=worker
+    )
     seen = "0"
     while True:
         seen, step, weights = newest_weights(client, args.name, seen)
         if step == STEPS:
             break
-        if worker in gradients.info().workers:
-            # This worker was killed just after its gradient was counted. If it contributed a second one, the round
-            # would fill without another worker's gradient.
-            continue
+        # If this worker was killed just after its gradient was counted, or runs twice, the second one is dropped.
+        # Otherwise the round would fill without another worker's gradient.
         gradients.apply_grad(gradient(weights, *batch(step, args.index)), local_step=step)
     print(f"{worker}: done", flush=True)
 

@@ -3,44 +3,54 @@
 -- #include "extend_leases"
 -- #include "announce"
 
+-- Drops a gradient with this reply, whose first word is also the field of the record that counts such gradients.
+-- Returns nil and the reply.
+local function drop_gradient(keys, request, record, entry, reply)
+  -- This raises if the field holds no number, before anything changes.
+  redis.call('HINCRBY', keys.record, reply[1], 1)
+  write_session(keys.sessions, request.session, entry, reply, request.worker)
+  extend_leases(record.lease_ms, keys.sessions)
+  announce(keys.record, string.format('%s step=%s count=%s local_step=%s worker=%s',
+    reply[1], reply[2], reply[3], request.local_step, request.worker))
+  return nil, reply
+end
+
 -- Decides whether a gradient may be added; in place and buffered gradients share these rules. Returns the admission,
 -- which count_gradient needs once the gradient is in; or nil and the reply.
 --
 -- keys: record, workers, sessions. request: incarnation, session, sequence, acknowledged, worker, local_step,
--- round_shape. more: names of further counts to read from the record.
+-- round_shape, once. more: names of further counts to read from the record.
 local function admit(keys, request, more)
   local record, refusal = read_record(keys.record, request.incarnation,
-    {'num_accumulated', 'applied', 'lease_ms', 'wanted', unpack(more or {})})
+    {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', unpack(more or {})})
   if not record then
     return nil, refusal
   end
-  local entry, repeated
-  entry, refusal, repeated = begin_request(keys.sessions, request)
+  local entry, is_duplicate
+  entry, refusal, is_duplicate = begin_request(keys.sessions, request)
   if not entry then
-    if repeated then
+    if is_duplicate then
       redis.call('HINCRBY', keys.record, 'duplicates', 1)
     end
     return nil, refusal
   end
   if integer_text_less(request.local_step, record.global_step) then
-    local reply = {'stale', record.global_step, count_text(record.num_accumulated)}
     entry.stale = entry.stale + 1
-    -- This raises if the field holds no number, before anything changes.
-    redis.call('HINCRBY', keys.record, 'stale', 1)
-    write_session(keys.sessions, request.session, entry, reply, request.worker)
-    extend_leases(record.lease_ms, keys.sessions)
-    announce(keys.record, string.format('stale step=%s count=%s local_step=%s worker=%s',
-      reply[2], reply[3], request.local_step, request.worker))
-    return nil, reply
-  end
-  -- An empty round accepts every shape that the accumulator's declared shape allows, which the client has checked.
-  if record.num_accumulated > 0 and record.round_shape ~= request.round_shape then
-    return nil, {'shape_mismatch', record.round_shape}
+    local reply = {'stale', record.global_step, count_text(record.num_accumulated)}
+    return drop_gradient(keys, request, record, entry, reply)
   end
   local in_round = redis.call('HGET', keys.workers, request.worker)
   in_round = parse_count(in_round or '0')
   if not in_round then
     return nil, {'corrupt', 'workers', string.sub(request.worker, 1, 64)}
+  end
+  if in_round > 0 and (request.once or record.once_per_worker > 0) then
+    local reply = {'repeated', record.global_step, count_text(record.num_accumulated)}
+    return drop_gradient(keys, request, record, entry, reply)
+  end
+  -- An empty round accepts every shape that the accumulator's declared shape allows, which the client has checked.
+  if record.num_accumulated > 0 and record.round_shape ~= request.round_shape then
+    return nil, {'shape_mismatch', record.round_shape}
   end
   return {record = record, entry = entry, in_round = in_round}
 end

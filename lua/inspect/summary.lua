@@ -29,16 +29,16 @@ local function say(...)
 end
 
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
-  'num_accumulated', 'round_shape', 'applied', 'stale', 'duplicates', 'takes', 'buffered_bytes', 'buffer_limit',
-  'created_ms', 'incarnation')
-for i = 1, 15 do
+  'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes', 'buffer_limit',
+  'created_ms', 'incarnation', 'once_per_worker')
+for i = 1, 17 do
   if not fields[i] then
     return redis.error_reply(
       'ERR there is no accumulator ' .. safe(record_key) .. '; SMEMBERS redisacc:names lists them')
   end
 end
-local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, duplicates, takes, buffered_bytes,
-  buffer_limit, created_ms, incarnation = unpack(fields)
+local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, repeated, duplicates, takes,
+  buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker = unpack(fields)
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -55,8 +55,11 @@ say('step %s, %s gradients in this round%s', step, count, round_shape ~= '' and 
 local sums = math.max(redis.call('HLEN', record_key .. ':sums') - 1, 0)
 local buffered = redis.call('HLEN', record_key .. ':buffered')
 say('held: %d rows in place, %d buffered with %s of %s bytes', sums, buffered, buffered_bytes, buffer_limit)
-say('so far: %s applied, %s stale, %s sent twice, %s rounds taken; created %s ago', applied, stale, duplicates, takes,
-  ago(created_ms))
+say('so far: %s applied, %s stale, %s repeated, %s sent twice, %s rounds taken; created %s ago', applied, stale,
+  repeated, duplicates, takes, ago(created_ms))
+if once_per_worker == '1' then
+  say('a round accepts one gradient of each worker')
+end
 
 -- Returns the first fields of a hash, and its size. HSCAN returns a small hash whole, however few fields are requested.
 local function some(key)

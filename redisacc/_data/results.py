@@ -13,7 +13,8 @@ class ApplyResult:
     """The outcome of applying a gradient. It is true if the gradient was accepted.
 
     Attributes:
-        outcome: "applied", or "stale" if the gradient was dropped because its step had passed.
+        outcome: "applied"; "stale" if the gradient was dropped because its step had passed; "repeated" if it was
+            dropped because the round had a gradient of this worker, and accepts one only.
         global_step: the accumulator's step at that moment.
         num_accumulated: the number of gradients in the current round, this one included if it was accepted.
 
@@ -28,7 +29,7 @@ class ApplyResult:
         stale: the step is 5
     """
 
-    outcome: Literal["applied", "stale"]
+    outcome: Literal["applied", "stale", "repeated"]
     global_step: int
     num_accumulated: int
 

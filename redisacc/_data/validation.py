@@ -61,6 +61,13 @@ def integer(value: object, what: str, *, low: int = INT64_MIN, high: int = INT64
     return number
 
 
+def flag(value: object, what: str) -> bool:
+    """Returns True or False. Numbers are refused, because they may be meant for another argument."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgumentError(f"{what} must be True or False, not {shown(value)}")
+    return bool(value)
+
+
 def timeout(value: object) -> float | None:
     """Returns a number of seconds, at least 0. None and infinity become None, which means forever."""
     if value is None:

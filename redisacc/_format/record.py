@@ -13,17 +13,19 @@ _NUMBERS = (
     "num_accumulated",
     "applied",
     "stale",
+    "repeated",
     "duplicates",
     "takes",
     "created_ms",
     "buffered_bytes",
     "buffer_limit",
     "chunk",
+    "once_per_worker",
 )
 
 
 # The version of the data model, in every record.
-FORMAT = "2"
+FORMAT = "3"
 
 
 def check_format(name: str, found: str) -> None:
@@ -53,12 +55,14 @@ class Record:
         num_accumulated: gradients in the current round.
         applied: gradients accepted since creation.
         stale: gradients dropped because their step had passed.
+        repeated: gradients dropped because the round had one of their worker.
         duplicates: requests that were recognised as repeated.
         takes: rounds granted.
         created_ms: when the accumulator was created, in milliseconds of the server's clock.
         buffered_bytes: the size of the buffered gradients of the current round.
         buffer_limit: the largest size that they may have.
         chunk: the number of elements of a dense gradient in one field of the ``sums`` hash.
+        once_per_worker: whether a round accepts one gradient of each worker only.
 
     Raises:
         AccumulatorNotFoundError: there is no record.
@@ -84,10 +88,11 @@ class Record:
         texts = {name: value.decode() for name, value in fields.items()}
         self.global_step = int(texts["global_step"])
         self.kind, self.dtype, shape, self.reduction_type, self.incarnation, round_shape = (texts[f] for f in _TEXTS)
-        self.num_accumulated, self.applied, self.stale, self.duplicates, self.takes, self.created_ms = (
+        self.num_accumulated, self.applied, self.stale, self.repeated, self.duplicates, self.takes = (
             int(texts[f]) for f in _NUMBERS[:6]
         )
-        self.buffered_bytes, self.buffer_limit, self.chunk = (int(texts[f]) for f in _NUMBERS[6:])
+        self.created_ms, self.buffered_bytes, self.buffer_limit, self.chunk = (int(texts[f]) for f in _NUMBERS[6:10])
+        self.once_per_worker = texts["once_per_worker"] != "0"
         self.shape = parse_shape(keys, shape)
         self.round_shape = round_shape_of(keys, round_shape)
         self._where = keys.record

@@ -81,12 +81,17 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             up by the taker instead of by the server. 0 buffers all. None: 2,048, which was measured.
         buffer_limit: how many bytes the buffered gradients of a round may have together, given at creation. Beyond it,
             clients compact. None: 256 MiB, or what the accumulator was created with.
+        once_per_worker: True: a round accepts one gradient of each worker, and drops further ones with the outcome
+            "repeated", so that a take counts workers. The server decides, given at creation and for all handles.
+            ``worker`` should then be a name that a worker keeps when it is started again. None: False, or what the
+            accumulator was created with.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
             server have them, and raise NotReplicatedError otherwise. 0: they do not wait for replication.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
-        SchemaMismatchError: the shared name exists with another kind, dtype, shape, reduction or buffer limit.
+        SchemaMismatchError: the shared name exists with another kind, dtype, shape, reduction, buffer limit or
+            ``once_per_worker``.
         ServerUnavailableError: no server answers. The message says how to start one.
     """
 
@@ -104,6 +109,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         worker: str | None,
         in_place_limit: int | None,
         buffer_limit: int | None,
+        once_per_worker: bool | None,
         min_replicas: int,
     ) -> None:
         spec = AccumulatorSpec(
@@ -116,6 +122,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         in_place_limit = validation.integer(in_place_limit, "in_place_limit", low=0)
         if buffer_limit is not None:
             buffer_limit = validation.integer(buffer_limit, "buffer_limit", low=0)
+        if once_per_worker is not None:
+            once_per_worker = validation.flag(once_per_worker, "once_per_worker")
         if isinstance(shared_name, str) and not shared_name:
             shared_name = None
         if shared_name is not None:
@@ -136,6 +144,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             self._scripts,
             spec,
             buffer_limit=buffer_limit,
+            once_per_worker=once_per_worker,
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
         )
         warn_if_evicting(self._transport)
@@ -411,10 +420,13 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         taken = self._take(num_required, timeout, name)
         return self._taker.acknowledge(taken, form(taken.round.gradient))
 
-    def _apply(self, gradient: Gradient, *, local_step: int, round_shape: tuple[int, ...], label: str) -> ApplyResult:
+    def _apply(
+        self, gradient: Gradient, *, local_step: int, round_shape: tuple[int, ...], once_per_worker: object, label: str
+    ) -> ApplyResult:
+        once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
         self._lifetime.check()
         return self._applier.apply(
-            gradient, local_step=local_step, round_shape=round_shape, worker=self._worker, label=label
+            gradient, local_step=local_step, round_shape=round_shape, once=once, worker=self._worker, label=label
         )
 
     # Ending

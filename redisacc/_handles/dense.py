@@ -54,6 +54,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
         worker: str | None = None,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
+        once_per_worker: bool | None = None,
         min_replicas: int = 0,
     ) -> None:
         super().__init__(
@@ -66,10 +67,13 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
             worker=worker,
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
+            once_per_worker=once_per_worker,
             min_replicas=min_replicas,
         )
 
-    def apply_grad(self, grad: npt.ArrayLike, local_step: int = 0, name: str | None = None) -> ApplyResult:
+    def apply_grad(
+        self, grad: npt.ArrayLike, local_step: int = 0, name: str | None = None, *, once_per_worker: bool = False
+    ) -> ApplyResult:
         """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
 
         Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
@@ -81,9 +85,12 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
                 layout and byte order is accepted. Other dtypes are converted where numpy's "same_kind" cast allows.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
             name: labels log records.
+            once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
+                decides that, so it also holds for two processes of one name. If the accumulator was created with
+                ``once_per_worker``, this argument changes nothing.
 
         Returns:
-            A result that is true if the gradient was accepted. Its ``outcome`` is "applied" or "stale".
+            A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
 
         Raises:
             InvalidArgumentError: the dtype, shape or step is invalid. Nothing was changed.
@@ -102,7 +109,13 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
         given = validation.array(grad, "grad")
         self._check_shape(given)
         values = validation.cast(given, self._spec.dtype, "grad", value=grad)
-        return self._apply(Gradient(values), local_step=step, round_shape=values.shape, label=label)
+        return self._apply(
+            Gradient(values),
+            local_step=step,
+            round_shape=values.shape,
+            once_per_worker=once_per_worker,
+            label=label,
+        )
 
     def take_grad(self, num_required: int, name: str | None = None, *, timeout: float | None = None) -> Array:
         """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.

@@ -64,6 +64,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
         worker: str | None = None,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
+        once_per_worker: bool | None = None,
         min_replicas: int = 0,
     ) -> None:
         super().__init__(
@@ -76,6 +77,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             worker=worker,
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
+            once_per_worker=once_per_worker,
             min_replicas=min_replicas,
         )
 
@@ -86,6 +88,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
         grad_shape: npt.ArrayLike | None = None,
         local_step: int = 0,
         name: str | None = None,
+        *,
+        once_per_worker: bool = False,
     ) -> ApplyResult:
         """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
 
@@ -102,9 +106,12 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
                 needs at least as many dimensions; -1 is not a wildcard. None: nothing is checked.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
             name: labels log records.
+            once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
+                decides that, so it also holds for two processes of one name. If the accumulator was created with
+                ``once_per_worker``, this argument changes nothing.
 
         Returns:
-            A result that is true if the gradient was accepted. Its ``outcome`` is "applied" or "stale".
+            A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
 
         Raises:
             InvalidArgumentError: the dtype, an index, the shape or the step is invalid. Nothing was changed.
@@ -130,10 +137,13 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             Gradient(values, indices) if are_ascending else ascending(indices, values, self._spec.dtype),
             local_step=step,
             round_shape=values.shape[1:],
+            once_per_worker=once_per_worker,
             label=label,
         )
 
-    def apply_indexed_slices_grad(self, grad: Any, local_step: int = 0, name: str | None = None) -> ApplyResult:
+    def apply_indexed_slices_grad(
+        self, grad: Any, local_step: int = 0, name: str | None = None, *, once_per_worker: bool = False
+    ) -> ApplyResult:
         """Adds a gradient that is given as one object.
 
         Otherwise does the same as ``apply_grad``.
@@ -144,9 +154,12 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
                 ``grad_indices``, ``grad_values`` and ``grad_shape``.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
             name: labels log records.
+            once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
+                decides that, so it also holds for two processes of one name. If the accumulator was created with
+                ``once_per_worker``, this argument changes nothing.
 
         Returns:
-            A result that is true if the gradient was accepted. Its ``outcome`` is "applied" or "stale".
+            A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
 
         Raises:
             InvalidArgumentError: ``grad`` lacks an attribute, or one of them is invalid. Nothing was changed.
@@ -166,7 +179,9 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             raise InvalidArgumentError(
                 f"grad must have .indices, .values and .dense_shape, but {shown(grad)} has no .{missing[0]}"
             )
-        return self.apply_grad(grad.indices, grad.values, grad.dense_shape, local_step, name)
+        return self.apply_grad(
+            grad.indices, grad.values, grad.dense_shape, local_step, name, once_per_worker=once_per_worker
+        )
 
     def take_grad(
         self, num_required: int, name: str | None = None, *, timeout: float | None = None

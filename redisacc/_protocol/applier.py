@@ -56,7 +56,14 @@ class Applier:
         self._min_replicas = min_replicas
 
     def apply(
-        self, gradient: Gradient, *, local_step: int, round_shape: tuple[int, ...], worker: str, label: str
+        self,
+        gradient: Gradient,
+        *,
+        local_step: int,
+        round_shape: tuple[int, ...],
+        once: bool,
+        worker: str,
+        label: str,
     ) -> ApplyResult:
         """Applies a gradient.
 
@@ -64,6 +71,7 @@ class Applier:
             gradient: dense, or sparse with strictly increasing indices.
             local_step: the step that it was computed for.
             round_shape: dense: its shape; sparse: that of its rows.
+            once: whether it is dropped if the round has a gradient of this worker.
             worker: the name under which it is counted.
             label: the accumulator's name in log records and errors.
         """
@@ -71,7 +79,7 @@ class Applier:
         adds_in_place = self._in_place_limit > 0 and in_place.fits(gradient, spec, self._in_place_limit)
 
         def send(session: Session, sequence: int) -> Counted:
-            request = Request(session, sequence, worker, local_step, round_shape)
+            request = Request(session, sequence, worker, local_step, round_shape, once)
             if adds_in_place:
                 counted = self._scripts.apply(request, in_place.pack_rows(gradient, spec), spec.dtype)
                 if counted is not None:
@@ -79,12 +87,13 @@ class Applier:
             return self._buffer_writer.buffer(gradient, request)
 
         def finish(counted: Counted) -> ApplyResult:
-            if counted.outcome == "stale":
+            if counted.outcome in ("stale", "repeated"):
                 logger.debug(
-                    "%s: dropped a gradient of step %d, because the step is %d",
+                    "%s: dropped a gradient of step %d at step %d: %s",
                     label,
                     local_step,
                     counted.global_step,
+                    "its step has passed" if counted.outcome == "stale" else f"the round has one of {worker}",
                     extra={
                         "accumulator": self._keys.name,
                         "local_step": local_step,
@@ -92,7 +101,7 @@ class Applier:
                         "num_accumulated": counted.num_accumulated,
                     },
                 )
-                return ApplyResult("stale", counted.global_step, counted.num_accumulated)
+                return ApplyResult(counted.outcome, counted.global_step, counted.num_accumulated)
             check_replicated(
                 self._keys.name,
                 "the gradient was counted",

@@ -47,14 +47,15 @@ class Event:
         ('applied', 1, 'ann')
 
     Attributes:
-        kind: "applied", "stale", "waiting" (a taker joined the queue), "left" (a taker left it), "taken", "recovered",
-            "set" or "lowered" (the step was set), "deleted"; or "missed": events may be missing here, because the
-            connection was lost and is back, or because the reader was slow.
+        kind: "applied", "stale", "repeated" (the round had a gradient of this worker), "waiting" (a taker joined the
+            queue), "left" (a taker left it), "taken", "recovered", "set" or "lowered" (the step was set), "deleted"; or
+            "missed": events may be missing here, because the connection was lost and is back, or because the reader was
+            slow.
         global_step: the step after the event; None if the event does not say.
         num_accumulated: the number of gradients in the round after it; None if the event does not say.
         who: the name of the worker or taker; None if the event does not say.
-        details: everything else, as text: ``local_step`` of a stale gradient, ``num_required`` of a taker that waits,
-            ``taken`` (how many gradients a round had), ``buffered`` (the id of a buffered gradient).
+        details: everything else, as text: ``local_step`` of a gradient that was dropped, ``num_required`` of a taker
+            that waits, ``taken`` (how many gradients a round had), ``buffered`` (the id of a buffered gradient).
     """
 
     kind: str
@@ -214,7 +215,7 @@ class Events:
             self._alarm.clear()
             while self._heard:
                 text = self._heard.popleft()
-                if text is None or not text.startswith(("applied ", "stale ", "waiting ", "left")):
+                if text is None or not text.startswith(("applied ", "stale ", "repeated ", "waiting ", "left")):
                     return
             if self._lifetime.closed:
                 return

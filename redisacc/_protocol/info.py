@@ -48,11 +48,13 @@ class AccumulatorInfo:
             the round is empty.
         applied: the number of gradients accepted since creation.
         stale: the number of gradients dropped because their step had passed.
+        repeated: the number of gradients dropped because the round had one of their worker already.
         duplicates: the number of requests that arrived again and were recognised.
         takes: the number of rounds granted.
         buffered: the number of buffered gradients in the current round. Gradients that were compacted count as one.
         buffered_bytes: how many bytes they have.
         buffer_limit: how many bytes they may have.
+        once_per_worker: whether a round accepts one gradient of each worker only.
         workers: who contributed to the current round: worker's name → number of its gradients.
         waiting: takers in the queue, in order of arrival.
         unacknowledged: rounds that were granted and are not yet acknowledged, oldest first.
@@ -74,11 +76,13 @@ class AccumulatorInfo:
     round_shape: tuple[int, ...] | None
     applied: int
     stale: int
+    repeated: int
     duplicates: int
     takes: int
     buffered: int
     buffered_bytes: int
     buffer_limit: int
+    once_per_worker: bool
     workers: dict[str, int]
     waiting: list[WaitingTaker]
     unacknowledged: list[UnacknowledgedRound]
@@ -141,11 +145,13 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         round_shape=fields.round_shape,
         applied=fields.applied,
         stale=fields.stale,
+        repeated=fields.repeated,
         duplicates=fields.duplicates,
         takes=fields.takes,
         buffered=int(buffered),
         buffered_bytes=fields.buffered_bytes,
         buffer_limit=fields.buffer_limit,
+        once_per_worker=fields.once_per_worker,
         workers=in_round,
         waiting=waiting,
         unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),

@@ -27,6 +27,7 @@ def open_accumulator(
     spec: AccumulatorSpec,
     *,
     buffer_limit: int | None,
+    once_per_worker: bool | None,
     lease_ms: int,
 ) -> Opened:
     """Opens the accumulator of these keys, and creates it if there is none.
@@ -37,6 +38,8 @@ def open_accumulator(
         scripts: not yet bound to an incarnation.
         spec: what the caller expects it to be.
         buffer_limit: bytes; None: that of an existing accumulator, or the default.
+        once_per_worker: whether a round accepts one gradient of each worker only; None: as an existing accumulator
+            does, and no for a new one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
 
     Raises:
@@ -50,19 +53,22 @@ def open_accumulator(
             chunk=spec.chunk,
             lease_ms=lease_ms,
             buffer_limit=BUFFER_LIMIT if buffer_limit is None else buffer_limit,
+            once_per_worker=bool(once_per_worker),
         )
         if isinstance(opened, Opened):
             break
         # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
         assert isinstance(opened, Deleting)
         delete(transport, keys, opened.incarnation)
-    _check_schema(keys, opened, schema, buffer_limit)
+    _check_schema(keys, opened, schema, buffer_limit, once_per_worker)
     if not lease_ms:
         _list_name(transport, keys)
     return opened
 
 
-def _check_schema(keys: Keys, opened: Opened, wanted: Schema, buffer_limit: int | None) -> None:
+def _check_schema(
+    keys: Keys, opened: Opened, wanted: Schema, buffer_limit: int | None, once_per_worker: bool | None
+) -> None:
     differences = [
         f"{what} is {there}, not {here}"
         for what, there, here in (
@@ -71,6 +77,11 @@ def _check_schema(keys: Keys, opened: Opened, wanted: Schema, buffer_limit: int 
             ("shape", opened.schema.shape, wanted.shape),
             ("reduction_type", opened.schema.reduction_type, wanted.reduction_type),
             ("buffer_limit", opened.buffer_limit, opened.buffer_limit if buffer_limit is None else buffer_limit),
+            (
+                "once_per_worker",
+                opened.once_per_worker,
+                opened.once_per_worker if once_per_worker is None else once_per_worker,
+            ),
         )
         if there != here
     ]

@@ -56,6 +56,7 @@ class Opened:
         chunk: elements of a row of a dense gradient.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
         buffer_limit: bytes that the buffered gradients of a round may have in total.
+        once_per_worker: whether a round accepts one gradient of each worker only.
         can_add_in_place: whether the server's Lua can add.
     """
 
@@ -65,6 +66,7 @@ class Opened:
     chunk: int
     lease_ms: int
     buffer_limit: int
+    once_per_worker: bool
     can_add_in_place: bool
 
 
@@ -85,6 +87,7 @@ class Request:
         worker: the name under which the gradient is counted.
         local_step: the step for which the gradient was computed.
         round_shape: the shape of a dense gradient, or of the rows of a sparse one. All gradients of a round share it.
+        once: whether the gradient is dropped if the round has one of this worker.
     """
 
     session: Session
@@ -92,12 +95,14 @@ class Request:
     worker: str
     local_step: int
     round_shape: tuple[int, ...]
+    once: bool = False
 
 
-Outcome = Literal["applied", "stale", "set", "lowered", "taken"]
+Outcome = Literal["applied", "stale", "repeated", "set", "lowered", "taken"]
 _OUTCOMES: dict[bytes, Outcome] = {
     b"applied": "applied",
     b"stale": "stale",
+    b"repeated": "repeated",
     b"set": "set",
     b"lowered": "lowered",
     b"taken": "taken",
@@ -212,7 +217,14 @@ class Scripts:
         self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
 
     def open(
-        self, *, incarnation: str, schema: Schema, chunk: int, lease_ms: int, buffer_limit: int
+        self,
+        *,
+        incarnation: str,
+        schema: Schema,
+        chunk: int,
+        lease_ms: int,
+        buffer_limit: int,
+        once_per_worker: bool,
     ) -> Opened | Deleting:
         """Opens or creates the accumulator.
 
@@ -222,6 +234,7 @@ class Scripts:
             chunk: elements of a row of a dense gradient.
             lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
             buffer_limit: bytes that the buffered gradients of a round may have in total.
+            once_per_worker: whether a round accepts one gradient of each worker only.
 
         Raises:
             SchemaMismatchError: the record belongs to another version of the data model.
@@ -248,6 +261,7 @@ class Scripts:
                         "chunk": chunk,
                         "lease_ms": lease_ms,
                         "buffer_limit": buffer_limit,
+                        "once_per_worker": int(once_per_worker),
                     },
                 ),
                 timeout=OPENING_TIMEOUT,
@@ -259,7 +273,21 @@ class Scripts:
                 raise
             return found
         match reply:
-            case [b"opened", struct, now, incarnation_, format_, kind, dtype, shape, reduction, chunk_, lease, limit]:
+            case [
+                b"opened",
+                struct,
+                now,
+                incarnation_,
+                format_,
+                kind,
+                dtype,
+                shape,
+                reduction,
+                chunk_,
+                lease,
+                limit,
+                once,
+            ]:
                 return Opened(
                     now_ms=self._number(now, "TIME"),
                     incarnation=_text(incarnation_),
@@ -267,6 +295,7 @@ class Scripts:
                     chunk=self._number(chunk_, "chunk", least=1),
                     lease_ms=self._number(lease, "lease_ms"),
                     buffer_limit=self._number(limit, "buffer_limit"),
+                    once_per_worker=bool(self._number(once, "once_per_worker")),
                     can_add_in_place=struct == b"yes",
                 )
             case [b"deleting", incarnation_]:
@@ -277,14 +306,26 @@ class Scripts:
 
     def _open_read_only(self) -> Opened | None:
         """Reads what ``open`` would find, without the script; None if there is nothing that can be used."""
-        names = ("incarnation", *(field.name for field in fields(Schema)), "chunk", "lease_ms", "buffer_limit")
+        names = (
+            "incarnation",
+            *(field.name for field in fields(Schema)),
+            "chunk",
+            "lease_ms",
+            "buffer_limit",
+            "once_per_worker",
+        )
         reply = self._transport.call("HMGET", self._keys.record, *names, timeout=OPENING_TIMEOUT)
         if isinstance(reply, list) and len(reply) > 1 and isinstance(reply[1], bytes):
             check_format(self._keys.name, _text(reply[1]))
         match reply:
-            case [bytes() as incarnation, *schema, bytes() as chunk, bytes() as lease, bytes() as limit] if all(
-                isinstance(text, bytes) for text in schema
-            ) and not incarnation.startswith(DELETING.encode()):
+            case [
+                bytes() as incarnation,
+                *schema,
+                bytes() as chunk,
+                bytes() as lease,
+                bytes() as limit,
+                bytes() as once,
+            ] if all(isinstance(text, bytes) for text in schema) and not incarnation.startswith(DELETING.encode()):
                 return Opened(
                     now_ms=0,
                     incarnation=_text(incarnation),
@@ -292,6 +333,7 @@ class Scripts:
                     chunk=self._number(chunk, "chunk", least=1),
                     lease_ms=self._number(lease, "lease_ms"),
                     buffer_limit=self._number(limit, "buffer_limit"),
+                    once_per_worker=bool(self._number(once, "once_per_worker")),
                     can_add_in_place=False,
                 )
         return None
@@ -321,6 +363,7 @@ class Scripts:
                     "acknowledged": session.acknowledged,
                     "worker": request.worker,
                     "local_step": request.local_step,
+                    "once": int(request.once),
                     "round_shape": shape_text(request.round_shape),
                     "element": dtype.in_place or "",
                     "row_bytes": packed.row_bytes,
@@ -387,6 +430,7 @@ class Scripts:
                     "acknowledged": session.acknowledged,
                     "worker": request.worker,
                     "local_step": request.local_step,
+                    "once": int(request.once),
                     "round_shape": shape_text(request.round_shape),
                     "gradient": gradient,
                     "header": header,

@@ -151,7 +151,7 @@ class TakeWait:
             self._heard.append(_MISSED)
         elif buffered:
             self._heard.append(buffered[:64])
-        if words.keys() & {"applied", "stale", "waiting"}:
+        if words.keys() & {"applied", "stale", "repeated", "waiting"}:
             count = words.get("count", "")
             if count.isdigit() and int(count[:16]) < self.num_required:
                 if buffered:

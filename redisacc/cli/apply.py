@@ -22,15 +22,25 @@ __all__ = ["apply"]
     "--local-step", type=int, metavar="N", help="Step that the gradient was computed for.  [default: the current one]"
 )
 @click.option("--worker", metavar="NAME", help="Worker that the gradient is counted for.  [default: host:pid]")
+@click.option("--once-per-worker", is_flag=True, help="Drop it if the round has a gradient of this worker.")
 @redis_option
 @json_option
 @report_failures
-def apply(*, name: str, file: str, local_step: int | None, worker: str | None, url: str | None, as_json: bool) -> None:
+def apply(
+    *,
+    name: str,
+    file: str,
+    local_step: int | None,
+    worker: str | None,
+    once_per_worker: bool,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Apply the gradient in FILE; - is standard input.
 
     A dense gradient is an .npy, or an .npz with the array "gradient". A sparse gradient is an .npz with "indices",
     "values" and optionally "shape", which is then checked. Exit code 5 means that the gradient was dropped because its
-    step had passed.
+    step had passed, or because the round has one of its worker already.
 
     \b
       redisacc apply embeddings gradient.npz --worker laptop
@@ -45,12 +55,12 @@ def apply(*, name: str, file: str, local_step: int | None, worker: str | None, u
         assert values is not None
         # `take` writes -1 for an unknown dimension 0, and such a shape cannot be checked.
         whole = None if shape is None or (shape.size and shape.flat[0] == -1) else shape
-        result = accumulator.apply_grad(indices, values, whole, step)
+        result = accumulator.apply_grad(indices, values, whole, step, once_per_worker=once_per_worker)
     else:
         assert isinstance(accumulator, ConditionalAccumulator)
         (gradient,) = select_arrays(arrays, file, "gradient")
         assert gradient is not None
-        result = accumulator.apply_grad(gradient, step)
+        result = accumulator.apply_grad(gradient, step, once_per_worker=once_per_worker)
     if as_json:
         echo_json(
             {
@@ -64,4 +74,8 @@ def apply(*, name: str, file: str, local_step: int | None, worker: str | None, u
         gradients = count_text(result.num_accumulated, "gradient")
         click.echo(f"{result.outcome}: step {result.global_step}, {gradients} in the round")
     if not result:
-        fail(f"the gradient was dropped: it is for step {step}, and the step is {result.global_step}", STALE)
+        why = {
+            "stale": f"it is for step {step}, and the step is {result.global_step}",
+            "repeated": "the round has a gradient of this worker",
+        }[result.outcome]
+        fail(f"the gradient was dropped: {why}", STALE)

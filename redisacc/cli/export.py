@@ -93,7 +93,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
 _COUNTERS: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ("applied", "Gradients accepted.", lambda info: info.applied),
     ("stale", "Gradients dropped because their step had passed.", lambda info: info.stale),
-    ("duplicates", "Repeated requests that were recognised and not counted again.", lambda info: info.duplicates),
+    ("repeated", "Gradients dropped because the round had one of their worker.", lambda info: info.repeated),
+    ("duplicates", "Requests that arrived twice and were executed once.", lambda info: info.duplicates),
     ("takes", "Rounds taken.", lambda info: info.takes),
 )
 _WORKERS: tuple[tuple[str, str, Callable[[WorkerInfo], float]], ...] = (

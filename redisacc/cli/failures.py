@@ -26,7 +26,7 @@ FAILED, USAGE, NOT_FOUND, TIMED_OUT, STALE, UNAVAILABLE, INTERRUPTED = 1, 2, 3, 
 
 # The last lines of each command's help.
 EXIT_CODES = (
-    "Exit codes: 0 success, 1 failure, 2 wrong usage, 3 no such accumulator, 4 timeout, 5 stale gradient, "
+    "Exit codes: 0 success, 1 failure, 2 wrong usage, 3 no such accumulator, 4 timeout, 5 gradient dropped, "
     "6 no server answers, 130 interrupted by Ctrl-C."
 )
 

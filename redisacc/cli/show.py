@@ -97,7 +97,10 @@ def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
     gradients = f"{info.num_accumulated}{of} gradients" if of else count_text(info.num_accumulated, "gradient")
     line("this round", f"{gradients}{shape}")
     line("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)} of {bytes_text(info.buffer_limit)})")
-    line("in total", f"{info.applied} applied, {info.stale} stale, {info.duplicates} repeated, {info.takes} taken")
+    dropped = f"{info.stale} stale, {info.repeated} repeated"
+    line("in total", f"{info.applied} applied, {dropped}, {info.duplicates} sent twice, {info.takes} taken")
+    if info.once_per_worker:
+        line("accepts", "one gradient of each worker in a round")
     line("last active", f"{ago(info.last_activity)} ago")
     line("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {ago(info.created_at)} ago")
     line("incarnation", info.incarnation)

@@ -27,6 +27,8 @@ def test_the_record_is_plain_text(open_dense_stored, client):
         "num_accumulated": "1",
         "applied": "1",
         "stale": "1",
+        "repeated": "0",
+        "once_per_worker": "0",
         "duplicates": "0",
         "takes": "0",
         "incarnation": acc.info().incarnation,

@@ -238,21 +238,22 @@ class Accumulators(RuleBasedStateMachine):
             elif faults and (m.shape is None or rng.random() < faults):
                 shape = tuple(int(dim) for dim in rng.integers(0, 4, int(rng.integers(0, 3))))
             arguments = (numbers(rng, m.dtype, shape),)
-        self._apply(handle, arguments, local_step, elements=arguments[-1 - handle.living.sparse].size)
+        elements = arguments[-1 - handle.living.sparse].size
+        self._apply(handle, arguments, local_step, elements=elements, once=rng.random() < 0.2)
 
-    def _apply(self, handle: Handle, arguments: tuple[Any, ...], local_step: Any, elements: int = 0) -> None:
-        living = handle.living
+    def _apply(self, handle: Handle, arguments: tuple[Any, ...], local_step: Any, *, elements: int, once: bool) -> None:
+        living, options = handle.living, {"local_step": local_step, "once_per_worker": once}
         if not living.alive:
             with pytest.raises((redisacc.AccumulatorNotFoundError, redisacc.InvalidArgumentError)):
-                handle.acc.apply_grad(*arguments, local_step=local_step)
+                handle.acc.apply_grad(*arguments, **options)
             return
         try:
-            expected = living.model.apply(*arguments, local_step, handle.worker)
+            expected = living.model.apply(*arguments, local_step, handle.worker, once)
         except model.Refused:
             with pytest.raises(redisacc.InvalidArgumentError):
-                handle.acc.apply_grad(*arguments, local_step=local_step)
+                handle.acc.apply_grad(*arguments, **options)
         else:
-            result = handle.acc.apply_grad(*arguments, local_step=local_step)
+            result = handle.acc.apply_grad(*arguments, **options)
             actual = (result.outcome, result.global_step, result.num_accumulated)
             assert actual == (expected.outcome, expected.global_step, expected.num_accumulated)
             assert bool(result) == (expected.outcome == "applied")
@@ -446,7 +447,8 @@ class Accumulators(RuleBasedStateMachine):
         assert acc.global_step() == m.step
         info = acc.info()
         assert (info.kind, info.dtype, info.shape, info.reduction_type) == m.schema
-        assert (info.applied, info.stale, info.takes, info.duplicates) == (m.applied, m.stale, m.takes, 0)
+        assert (info.applied, info.stale, info.repeated) == (m.applied, m.stale, m.repeated)
+        assert (info.takes, info.duplicates) == (m.takes, 0)
         assert info.round_shape == (m.round_shape if m.count else None)
         if living.ways == {"buffered"}:
             assert info.buffered == m.count

@@ -30,7 +30,7 @@ def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
         r"^w  sparse float32 \[100,2\] MEAN$",
         r"^  step +1$",
         r"^  this round +1 of 2 gradients, each \[2\]$",
-        r"^  in total +3 applied, 0 stale, 0 repeated, 1 taken$",
+        r"^  in total +3 applied, 0 stale, 0 repeated, 0 sent twice, 1 taken$",
         r"^  ann +1 +2 +0 +\d",
         r"^  bob +missing +1 +0 +\d",
         r"^  chief requires 2$",

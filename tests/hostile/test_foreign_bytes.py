@@ -122,6 +122,8 @@ FIELDS = {
     "num_accumulated": set(),
     "applied": set(),
     "stale": set(),
+    "repeated": set(),
+    "once_per_worker": set(),
     "duplicates": set(),
     "takes": set(),
     "wanted": set(),

@@ -16,6 +16,7 @@ from redisacc._data.gradient import Gradient
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
 from redisacc._format.keys import Keys
+from redisacc._format.record import FORMAT
 from redisacc._protocol import buffer_writer, compaction
 from redisacc._protocol.scripts import Counted, Granted, Opened, Queued, Request, Schema, Scripts
 from redisacc._protocol.sessions import Session, SessionPool
@@ -29,7 +30,7 @@ def new_session() -> Session:
     return Session(int(time.time() * 1000))
 
 
-SCHEMA = Schema("2", "dense", "float32", "[2]", "SUM")
+SCHEMA = Schema(FORMAT, "dense", "float32", "[2]", "SUM")
 
 
 @pytest.fixture
@@ -192,7 +193,9 @@ def test_recovering_twice_gives_the_same_round(client: redis.Redis, scripts: Scr
 
 def test_opening_and_deleting_twice(client: redis.Redis, scripts: Scripts) -> None:
     for _ in range(2):
-        opened = scripts.open(incarnation="another", schema=SCHEMA, chunk=7, lease_ms=0, buffer_limit=7)
+        opened = scripts.open(
+            incarnation="another", schema=SCHEMA, chunk=7, lease_ms=0, buffer_limit=7, once_per_worker=True
+        )
         assert isinstance(opened, Opened)
         assert (opened.incarnation, opened.schema) == (scripts.incarnation, SCHEMA)
     for _ in range(2):

@@ -331,7 +331,7 @@ def test_the_summary(client, open_dense, background, until):
     assert lines[0] == "redisacc:{w}: dense float32 [3] MEAN"
     assert lines[1] == "step 2, 1 gradients in this round of shape [3]"
     assert lines[2] == "held: 1 rows in place, 0 buffered with 0 of 1000 bytes"
-    assert lines[3].startswith("so far: 3 applied, 1 stale, 0 sent twice, 2 rounds taken; created ")
+    assert lines[3].startswith("so far: 3 applied, 1 stale, 0 repeated, 0 sent twice, 2 rounds taken; created ")
     assert "  bob: 1" in lines
     assert "  ?[31mred?: 7" in lines
     assert "waiting takers: 1" in lines

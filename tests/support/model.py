@@ -170,6 +170,7 @@ class Accumulator:
     round_shape: tuple[int, ...] | None = None
     applied: int = 0
     stale: int = 0
+    repeated: int = 0
     takes: int = 0
 
     kind = ""
@@ -182,12 +183,15 @@ class Accumulator:
     def schema(self) -> tuple[Any, ...]:
         return self.kind, self.dtype, self.shape, self.reduction
 
-    def _admit(self, local_step: Any, shape: tuple[int, ...], worker: str) -> Outcome | None:
-        """Returns "stale", or None if it is to be added; raises if the round refuses it. Call it last."""
+    def _admit(self, local_step: Any, shape: tuple[int, ...], worker: str, once: bool) -> Outcome | None:
+        """Returns "stale" or "repeated", or None if it is to be added; raises if the round refuses it. Call it last."""
         step = checked_step(local_step)
         if step < self.step:
             self.stale += 1
             return Outcome("stale", self.step, self.count)
+        if once and worker in self.workers:
+            self.repeated += 1
+            return Outcome("repeated", self.step, self.count)
         if self.count and shape != self.round_shape:
             raise Refused(f"the round holds {self.round_shape}, not {shape}")
         self.round_shape = shape
@@ -230,7 +234,7 @@ class Dense(Accumulator):
     kind = "dense"
     sum: Sum | None = None
 
-    def apply(self, grad: Any, local_step: Any, worker: str) -> Outcome:
+    def apply(self, grad: Any, local_step: Any, worker: str, once: bool = False) -> Outcome:
         array = converted(grad, self.dtype)
         checked_step(local_step)
         if self.shape is not None and (
@@ -238,7 +242,7 @@ class Dense(Accumulator):
             or any(dim not in (None, have) for dim, have in zip(self.shape, array.shape, strict=True))
         ):
             raise Refused(f"shape {array.shape} for {self.shape}")
-        dropped = self._admit(local_step, array.shape, worker)
+        dropped = self._admit(local_step, array.shape, worker, once)
         if dropped:
             return dropped
         if self.count == 1:
@@ -265,7 +269,9 @@ class Sparse(Accumulator):
         self.rows: dict[int, Sum] = {}
         self.row_counts: dict[int, int] = {}
 
-    def apply(self, indices: Any, values: Any, grad_shape: Any, local_step: Any, worker: str) -> Outcome:
+    def apply(
+        self, indices: Any, values: Any, grad_shape: Any, local_step: Any, worker: str, once: bool = False
+    ) -> Outcome:
         index_array = np.asarray(indices)
         if index_array.size == 0 and not isinstance(indices, np.ndarray):
             index_array = index_array.astype(np.int64)  # an empty list has no dtype of its own
@@ -298,7 +304,7 @@ class Sparse(Accumulator):
                 own[place].add(row_array)
             else:
                 own[place] = Sum(self.dtype, row_array)
-        dropped = self._admit(local_step, row_shape, worker)
+        dropped = self._admit(local_step, row_shape, worker, once)
         if dropped:
             return dropped
         for place, row_sum in own.items():

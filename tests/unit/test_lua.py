@@ -17,6 +17,7 @@ import redisacc
 from redisacc._data import dtypes
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys
+from redisacc._format.record import FORMAT
 from redisacc._protocol import scripts as scripts_module
 from redisacc._protocol.scripts import Request, Schema, Scripts
 from redisacc._protocol.sessions import Session
@@ -48,7 +49,12 @@ CALLS: dict[str, Callable[[Scripts], Any]] = {
     "delete": lambda s: s.delete(finish=True),
     "leave": lambda s: s.leave(token="TOKEN"),
     "open": lambda s: s.open(
-        incarnation="x", schema=Schema("2", "dense", "float32", "[2]", "SUM"), chunk=1, lease_ms=0, buffer_limit=0
+        incarnation="x",
+        schema=Schema(FORMAT, "dense", "float32", "[2]", "SUM"),
+        chunk=1,
+        lease_ms=0,
+        buffer_limit=0,
+        once_per_worker=False,
     ),
     "recover": lambda s: s.recover(old="OLD", token="TOKEN", taker="w"),
     "resolve": lambda s: s.resolve(session=SESSION, sequence=1, worker="w"),
@@ -185,7 +191,7 @@ def test_a_header_is_one_sentence_keys_arguments_and_replies(name: str) -> None:
         r" [A-Z][^.]*(?:\w\.\w[^.]*)*\.\n\n"
         r"( KEYS .*\n( {4,}.*\n)*)+"
         + (r"( ARGV .*\n( {4,}.*\n)*)*" if name == "inspect/summary" else r"( ARGV .*\n( {4,}.*\n)*)+")
-        + (r"\n Replies: [^}]*" if name.startswith("inspect/") else r"\n Replies:\n( \{'.*\}.*\n( {4,}.*\n)*)+")
+        + (r"\n Replies: [^}]*" if name.startswith("inspect/") else r"\n Replies:\n( \{'[^}]*\}.*\n( {4,}.*\n)*)+")
     )
     assert re.fullmatch(shape, "\n".join(header(name)) + "\n")
 
@@ -277,7 +283,7 @@ def test_names_are_bound_in_the_order_of_the_header() -> None:
     bound, in_keys, in_args = script.bind(keys=dict(reversed(keys.items())), args=dict(reversed(args.items())))
     assert bound is script
     assert [*in_keys] == [*list(keys.values())[:5], "s0", "s1", "p0", "p1"]
-    assert [*in_args] == [*list(args.values())[:10], "2 2 0 2 1", 3, 4, "r"]
+    assert [*in_args] == [*list(args.values())[:11], "2 2 0 2 1", 3, 4, "r"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -20,7 +20,7 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format import entries, in_place
 from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
-from redisacc._format.record import Record
+from redisacc._format.record import FORMAT, Record
 from redisacc._protocol import take_wait
 from redisacc._protocol.scripts import Request, Schema, Scripts
 from redisacc._protocol.sessions import Session
@@ -92,7 +92,7 @@ def test_rows(search, dtype):
 
 def test_records(search):
     right = {
-        "format": b"2", "global_step": b"0", "kind": b"dense", "dtype": b"float32", "shape": b"[2]",
+        "format": FORMAT.encode(), "global_step": b"0", "kind": b"dense", "dtype": b"float32", "shape": b"[2]",
         "reduction_type": b"SUM", "incarnation": b"x", "round_shape": b"[2]",
     }  # fmt: skip
 
@@ -157,7 +157,9 @@ def test_replies_of_scripts(search):
     def one(reply):
         scripts = Scripts(Replaying(reply), KEYS, incarnation="x", min_replicas=1)
         for call in (
-            lambda: scripts.open(incarnation="x", schema=schema, chunk=1, lease_ms=0, buffer_limit=0),
+            lambda: scripts.open(
+                incarnation="x", schema=schema, chunk=1, lease_ms=0, buffer_limit=0, once_per_worker=False
+            ),
             lambda: scripts.apply(request, in_place.PackedRows(b"0", b"1234", 4), dtypes.TABLE["float32"]),
             lambda: scripts.buffer(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
             scripts.take(token="t", session=Session(0), sequence=1, num_required=1, lease_ms=1, taker="w"),

@@ -73,6 +73,7 @@ NAMES = (
     "worker",
     "in_place_limit",
     "buffer_limit",
+    "once_per_worker",
     "min_replicas",
 )
 
@@ -107,6 +108,7 @@ def test_methods(search, pair):
         "dense": dense.apply_grad,
         "dense step": lambda a, b: dense.apply_grad([1, 2], a),
         "dense name": lambda a, b: dense.apply_grad([1, 2], 0, a),
+        "dense once": lambda a, b: dense.apply_grad([1, 2], once_per_worker=a),
         "sparse": sparse.apply_grad,
         "sparse rows": lambda a, b: sparse.apply_grad([1], a),
         "sparse indices": lambda a, b: sparse.apply_grad(a, [[1, 2]]),
