@@ -29,8 +29,8 @@ local function say(...)
 end
 
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
-  'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes', 'buffer_limit',
-  'created_ms', 'incarnation', 'once_per_worker')
+  'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes',
+  'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker')
 for i = 1, 17 do
   if not fields[i] then
     return redis.error_reply(

@@ -43,7 +43,9 @@ class Programs:
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.communicate()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def output_of(process: subprocess.Popen[str], timeout: float = 100) -> str:

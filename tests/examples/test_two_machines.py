@@ -33,14 +33,17 @@ def test_training_survives_kills_and_equals_training_alone(chief_module: Any, pu
     with Server() as server, Programs(server.url) as programs, redis.Redis.from_url(server.url) as client:
         chief = programs.start("two_machines/chief.py", "--workers", "2")
         first = programs.start("two_machines/worker.py", "--index", "0")
-        acc = redisacc.ConditionalAccumulator(np.float64, [chief_module.FEATURES], NAME, redis=client)
+        acc = redisacc.ConditionalAccumulator(
+            np.float64, [chief_module.FEATURES], NAME, once_per_worker=True, redis=client
+        )
         until(lambda: "worker-0" in acc.info().workers, first)
         chief.kill()
         first.kill()
-        # The worker must not contribute again to the step in which it died.
+        # The worker contributes again to the step in which it died, and is refused.
         again = programs.start("two_machines/worker.py", "--index", "0")
         second = programs.start("two_machines/worker.py", "--index", "1")
         until(lambda: "worker-1" in acc.info().workers, second)
+        until(lambda: acc.info().repeated, again)
         # This is a chief that dies while it has the round, before or after it publishes the weights.
         with contextlib.suppress(Died), acc.take(2, timeout=60) as taken:
             assert taken.workers == {"worker-0": 1, "worker-1": 1}
