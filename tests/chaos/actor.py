@@ -187,7 +187,7 @@ class Actor:
     def _take(self, acc: redisacc.SparseConditionalAccumulator, role: str) -> None:
         while not self.over:
             self._recover(acc)
-            required, timeout = self._random.choice([1, 4, 9]), self._random.choice([0.5, 2.0, 5.0])
+            required, timeout = self._random.choice([1, 30, 300]), self._random.choice([0.5, 2.0, 5.0])
             try:
                 if role == "grad_taker":
                     self._take_grad(acc, required, timeout)

@@ -44,6 +44,9 @@ SERVER_PAUSES = [0.01, 0.05, 0.1, 0.2, 0.4, 2.0]
 # How many actors of each role there are, and how many of them reach the server through the proxy.
 CREW = {"worker": (4, 2), "threads": (1, 0), "forks": (1, 1), "taker": (2, 1), "grad_taker": (2, 1)}
 SMALL_CREW = {"worker": (1, 1), "threads": (1, 0), "forks": (1, 0), "taker": (1, 1), "grad_taker": (1, 1)}
+# A killed process leaves what it has written to the kernel. So no disk is needed, whose fsync would take most of the
+# time. None: the directory for temporary files.
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 # Gradients of a piece of a long run. What is checked at the end of a piece has to fit into memory.
 PIECE = 250_000
 
@@ -73,7 +76,7 @@ class Chaos:
 
     def __enter__(self) -> Chaos:
         try:
-            self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+            self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", dir=MEMORY)))
             self._server = Server(self._directory)
             self._stack.callback(self._server.kill)
             self._server.start()
@@ -237,7 +240,8 @@ class Chaos:
             while self._is_running(name):
                 assert time.monotonic() < deadline, f"{name} does not end"
                 time.sleep(0.01)
-            assert self._journals[name].read_text().endswith("\nend\n"), f"{name} failed: {self._last_words()}"
+            last = self._journals[name].read_text().splitlines()[-1:]
+            assert last == ["end"], f"{name} failed: {self._last_words()}"
         self._running.clear()
 
     def end(self) -> Tale:
