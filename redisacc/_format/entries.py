@@ -93,6 +93,37 @@ class WorkerInfo:
     seen_at: datetime.datetime
 
 
+@dataclass(frozen=True)
+class Recovery:
+    """A round that ``recover()`` moved from one token to another.
+
+    Attributes:
+        old: the token that held the round before.
+        token: the token that holds it since.
+        taker: the name of the new taker.
+        recovered_at: when that was, by the server's clock.
+    """
+
+    old: str
+    token: str
+    taker: str
+    recovered_at: datetime.datetime
+
+
+def parse_recoveries(keys: Keys, entries: object) -> list[Recovery]:
+    """Returns the latest recoveries, the first of them first, of a list that holds the last one first."""
+    if not isinstance(entries, list):
+        raise CorruptDataError(f"{keys.recovered}: LRANGE replied {entries!r:.100}, not a list")
+    found = []
+    for text in reversed(entries):
+        try:
+            old, token, recovered_ms, taker = text.decode().split(" ", 3)
+            found.append(Recovery(old, token, taker, time_of(int(recovered_ms))))
+        except (AttributeError, ValueError, OverflowError, OSError) as error:
+            raise CorruptDataError(f"{keys.recovered}: {text!r:.64} is not the entry of a recovery") from error
+    return found
+
+
 def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
     """Returns worker's name → number of gradients, sorted by name."""
     workers = {}
