@@ -93,9 +93,12 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
     Attributes:
         num_required: how many gradients the take required.
         num_accumulated: how many had arrived.
-        workers: which workers they came from: worker's name → number of gradients in this round.
+        workers: which workers they came from: worker's name → number of gradients in this round. Some of them, if they
+            are more than 10,000.
         missing: names of the workers that have applied gradients to the accumulator before but none to this round,
-            the most recently seen first.
+            the most recently seen first, and at most 100.
+        num_missing: how many such workers there are. An accumulator may remember more than 10,000 sessions; then these
+            are the missing ones among the first 10,000. If the round has more than 10,000 workers, nobody is named.
     """
 
     def __init__(
@@ -106,12 +109,14 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         num_accumulated: int,
         workers: Mapping[str, int],
         missing: Sequence[str] = (),
+        num_missing: int = 0,
     ) -> None:
         super().__init__(message)
         self.num_required = num_required
         self.num_accumulated = num_accumulated
         self.workers = dict(workers)
         self.missing = list(missing)
+        self.num_missing = num_missing
 
 
 class StepTimeoutError(RedisAccError, TimeoutError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from redisacc._format.keys import Keys
@@ -171,6 +171,11 @@ def parse_known_workers(
                 applied, stale, seen_at = known.applied + applied, known.stale + stale, max(known.seen_at, seen_at)
             found[name] = WorkerInfo(name, in_round.get(name, 0), applied, stale, seen_at)
     return sorted(found.values(), key=lambda worker: worker.name), seen
+
+
+def missing_of(known: Iterable[WorkerInfo]) -> list[WorkerInfo]:
+    """Returns the workers without a gradient in the current round, the one that was seen most recently first."""
+    return sorted((worker for worker in known if not worker.in_round), key=lambda worker: worker.seen_at, reverse=True)
 
 
 def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:

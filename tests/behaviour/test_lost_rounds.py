@@ -301,7 +301,9 @@ def test_a_deletion_after_a_lost_copy_is_said_in_the_log(chief, before_acknowled
     before_acknowledging(delete)
     with caplog.at_level(logging.WARNING, "redisacc"):
         assert_same(chief.take_grad(1), f32(1, 2, 3))
-    assert "deleted before it was known whether round" in caplog.text
+    (said,) = [record for record in caplog.records if "deleted before it was known whether round" in record.message]
+    assert said.accumulator == "lost"
+    assert said.token in said.message
 
 
 @pytest.mark.forges
