@@ -9,6 +9,7 @@
 -- KEYS queue        redisacc:{NAME}:queue        sorted set of tokens by ticket number
 -- KEYS takers       redisacc:{NAME}:takers       token -> "num_required lease_end_ms taker"
 -- KEYS taken        redisacc:{NAME}:taken        token -> the round that was granted to it
+-- KEYS recovered    redisacc:{NAME}:recovered    the latest recoveries of taken rounds
 -- KEYS compacting   redisacc:{NAME}:compacting   held by the client that compacts
 -- ARGV incarnation  text   the incarnation to delete
 -- ARGV finish       flag   whether to remove the accumulator, which must be closed, instead of closing it
@@ -48,5 +49,5 @@ if current ~= closed then
   return {'replaced'}
 end
 redis.call('UNLINK', keys.record, keys.sums, keys.buffered, keys.inline, keys.workers, keys.sessions, keys.queue,
-  keys.takers, keys.taken, keys.compacting)
+  keys.takers, keys.taken, keys.recovered, keys.compacting)
 return {'deleted'}

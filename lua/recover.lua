@@ -2,6 +2,7 @@
 --
 -- KEYS record        redisacc:{NAME}                        the record of the accumulator
 -- KEYS taken         redisacc:{NAME}:taken                  token -> the round that was granted to it
+-- KEYS recovered     redisacc:{NAME}:recovered              list of "OLD TOKEN recovered_ms taker"
 -- KEYS old_sums      redisacc:{NAME}:taken:OLD:sums         the sums of the round under its old token
 -- KEYS old_buffered  redisacc:{NAME}:taken:OLD:buffered     its buffered gradients
 -- KEYS old_inline    redisacc:{NAME}:taken:OLD:inline       the data of its inline gradients
@@ -27,10 +28,14 @@
 -- #include "granted_round"
 -- #include "now_ms"
 -- #include "announce"
+-- #include "extend_leases"
 -- #include "even_when_full"
 -- #bind
 
-local record, refusal = read_record(keys.record, args.incarnation, {'num_accumulated'})
+-- The number of recoveries in the list, the latest of which is the first. A former taker looks there for its round.
+local REMEMBERED = 100
+
+local record, refusal = read_record(keys.record, args.incarnation, {'num_accumulated', 'lease_ms'})
 if not record then
   return refusal
 end
@@ -45,6 +50,8 @@ elseif reply[1] ~= 'granted' then
   return reply
 end
 
+-- Reads come before writes: a key of another type raises here, while nothing has changed yet.
+redis.call('LLEN', keys.recovered)
 -- The keys change their names, so that the former taker, if it is still alive, can't read or acknowledge the round.
 even_when_full(keys.record)
 for _, move in ipairs({
@@ -55,9 +62,13 @@ for _, move in ipairs({
     redis.call('RENAME', move[1], move[2])
   end
 end
+local now = now_ms()
 redis.call('HDEL', keys.taken, args.old)
 redis.call('HSET', keys.taken, args.token,
-  string.format('granted %s %s %.0f %s %s', reply[2], reply[3], now_ms(), reply[4], args.taker))
+  string.format('granted %s %s %.0f %s %s', reply[2], reply[3], now, reply[4], args.taker))
+redis.call('LPUSH', keys.recovered, string.format('%s %s %.0f %s', args.old, args.token, now, args.taker))
+redis.call('LTRIM', keys.recovered, 0, REMEMBERED - 1)
+extend_leases(record.lease_ms, keys.taken, keys.recovered)
 announce(keys.record, string.format('recovered step=%s count=%s taken=%s taker=%s',
   record.global_step, count_text(record.num_accumulated), reply[3], args.taker))
 return reply

@@ -13,6 +13,7 @@
     ├── PeekTimeoutError (TimeoutError)          the accumulator changed during every attempt to read it
     ├── CancelledError                           the handle was closed
     ├── StaleSequenceError                       the server has executed a later request of this session
+    ├── RoundRecoveredError                      the round that was taken belongs to another taker now
     ├── DataLossError                            the server has lost what it had acknowledged
     ├── NotReplicatedError                       done, but fewer replicas than min_replicas have it
     ├── CorruptDataError                         Redis holds something that redisacc did not write
@@ -25,6 +26,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +42,7 @@ __all__ = [
     "OutcomeUnknownError",
     "PeekTimeoutError",
     "RedisAccError",
+    "RoundRecoveredError",
     "SchemaMismatchError",
     "ServerError",
     "ServerOutOfMemoryError",
@@ -90,9 +93,12 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
     Attributes:
         num_required: how many gradients the take required.
         num_accumulated: how many had arrived.
-        workers: which workers they came from: worker's name → number of gradients in this round.
+        workers: which workers they came from: worker's name → number of gradients in this round. Some of them, if they
+            are more than 10,000.
         missing: names of the workers that have applied gradients to the accumulator before but none to this round,
-            the most recently seen first.
+            the most recently seen first, and at most 100.
+        num_missing: how many such workers there are. An accumulator may remember more than 10,000 sessions; then these
+            are the missing ones among the first 10,000. If the round has more than 10,000 workers, nobody is named.
     """
 
     def __init__(
@@ -103,12 +109,14 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         num_accumulated: int,
         workers: Mapping[str, int],
         missing: Sequence[str] = (),
+        num_missing: int = 0,
     ) -> None:
         super().__init__(message)
         self.num_required = num_required
         self.num_accumulated = num_accumulated
         self.workers = dict(workers)
         self.missing = list(missing)
+        self.num_missing = num_missing
 
 
 class StepTimeoutError(RedisAccError, TimeoutError):
@@ -140,6 +148,39 @@ class StaleSequenceError(RedisAccError):
     """
 
 
+class RoundRecoveredError(RedisAccError):
+    """Another process has recovered the round before its taker acknowledged it, so the round belongs to that process.
+
+    ``take_grad`` raises it instead of returning the gradient, and ``take()`` and ``recover()`` at the end of their
+    blocks. Do not use the gradient: its new owner does. If the block has used it already, undo that, for example by
+    loading the weights that were saved before.
+
+    Attributes:
+        token: the id of the take that has lost the round.
+        global_step: the step that the take closed.
+        new_owner: the name of the taker that has the round now, or had it last before it was acknowledged.
+        new_token: the token under which that taker got it.
+        recovered_at: when that was, by the server's clock.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        token: str,
+        global_step: int,
+        new_owner: str,
+        new_token: str,
+        recovered_at: datetime.datetime,
+    ) -> None:
+        super().__init__(message)
+        self.token = token
+        self.global_step = global_step
+        self.new_owner = new_owner
+        self.new_token = new_token
+        self.recovered_at = recovered_at
+
+
 class DataLossError(RedisAccError):
     """The server has lost something that it had acknowledged to this handle.
 
@@ -149,7 +190,8 @@ class DataLossError(RedisAccError):
 
     From an apply or ``set_global_step``, it means that this call was not executed and that an earlier call of this
     handle is lost. From a take, it means that the round was granted but not acknowledged, so ``recover()`` hands it
-    out; a take before it was undone, so some gradients of this round may also have been in the earlier one.
+    out; a take before it was undone, so some gradients of this round may also have been in the earlier one. If the
+    message says that the round itself is no longer listed, nobody recovered it, and ``recover()`` does not find it.
     """
 
 

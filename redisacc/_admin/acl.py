@@ -41,11 +41,11 @@ _OPENS = "evalsha exists hmget hset hrandfield hdel time info"
 _APPLIES = "hget hincrby hlen hstrlen strlen publish hdel set get rename persist pexpire unlink hscan"
 _TAKES = (
     "hget hincrby hlen strlen publish hdel hscan get rename pexpire pttl unlink zadd zrange zrank zrem zscore "
-    "subscribe unsubscribe"
+    "llen lpush lrange ltrim subscribe unsubscribe"
 )
 _LOOKS = (
-    "hmget hget hgetall hkeys hvals hlen hscan zrange get getrange strlen exists type pttl time subscribe unsubscribe "
-    "info"
+    "hmget hget hgetall hkeys hvals hlen hscan zrange lrange get getrange strlen exists type pttl time subscribe "
+    "unsubscribe info"
 )
 ROLES = {
     "worker": Role("opens, creates and applies", f"{_OPENS} {_APPLIES}", "sismember sadd", applies=True),
@@ -116,5 +116,5 @@ def _keys(role: Role, keys: Keys) -> Sequence[str]:
     if role.applies:
         found += [f"{keys.record}:staged:*", keys.compacting]
     if role.takes:
-        found += [keys.queue, keys.takers, keys.taken, f"{keys.taken}:*"]
+        found += [keys.queue, keys.takers, keys.taken, keys.recovered, f"{keys.taken}:*"]
     return found

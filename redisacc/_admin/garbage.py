@@ -38,7 +38,9 @@ LOOKUPS = 200
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):\d+")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|buffered|inline|workers)")
-_WHOLE = frozenset(("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "compacting"))
+_WHOLE = frozenset(
+    ("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "recovered", "compacting")
+)
 
 Why = Literal["deletion", "acknowledged", "round", "part", "staged", "record", "name"]
 

@@ -38,7 +38,7 @@ def memory(transport: Transport, keys: Keys) -> list[Memory]:
         "workers": [of.workers for of in rounds],
         "sessions": [keys.sessions],
         "takers": [keys.queue, keys.takers],
-        "taken": [keys.taken],
+        "taken": [keys.taken, keys.recovered],
     }
     flat = [key for group in sorts.values() for key in group]
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from redisacc._format.keys import Keys
@@ -93,6 +93,37 @@ class WorkerInfo:
     seen_at: datetime.datetime
 
 
+@dataclass(frozen=True)
+class Recovery:
+    """A round that ``recover()`` moved from one token to another.
+
+    Attributes:
+        old: the token that held the round before.
+        token: the token that holds it since.
+        taker: the name of the new taker.
+        recovered_at: when that was, by the server's clock.
+    """
+
+    old: str
+    token: str
+    taker: str
+    recovered_at: datetime.datetime
+
+
+def parse_recoveries(keys: Keys, entries: object) -> list[Recovery]:
+    """Returns the latest recoveries, the first of them first, of a list that holds the last one first."""
+    if not isinstance(entries, list):
+        raise CorruptDataError(f"{keys.recovered}: LRANGE replied {entries!r:.100}, not a list")
+    found = []
+    for text in reversed(entries):
+        try:
+            old, token, recovered_ms, taker = text.decode().split(" ", 3)
+            found.append(Recovery(old, token, taker, time_of(int(recovered_ms))))
+        except (AttributeError, ValueError, OverflowError, OSError) as error:
+            raise CorruptDataError(f"{keys.recovered}: {text!r:.64} is not the entry of a recovery") from error
+    return found
+
+
 def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
     """Returns worker's name → number of gradients, sorted by name."""
     workers = {}
@@ -140,6 +171,11 @@ def parse_known_workers(
                 applied, stale, seen_at = known.applied + applied, known.stale + stale, max(known.seen_at, seen_at)
             found[name] = WorkerInfo(name, in_round.get(name, 0), applied, stale, seen_at)
     return sorted(found.values(), key=lambda worker: worker.name), seen
+
+
+def missing_of(known: Iterable[WorkerInfo]) -> list[WorkerInfo]:
+    """Returns the workers without a gradient in the current round, the one that was seen most recently first."""
+    return sorted((worker for worker in known if not worker.in_round), key=lambda worker: worker.seen_at, reverse=True)
 
 
 def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:

@@ -63,6 +63,7 @@ class Keys:
         queue: the key of the tokens of waiting takers, in order of arrival.
         takers: the key of the data of waiting takers.
         taken: the key of the list of rounds that were taken and not acknowledged.
+        recovered: the key of the list of the latest recoveries.
         events: the channel of events.
         wake: the channel on which waiting takers are woken.
         current: the keys of the current round.
@@ -75,6 +76,7 @@ class Keys:
         self.queue = f"{self.record}:queue"
         self.takers = f"{self.record}:takers"
         self.taken = f"{self.record}:taken"
+        self.recovered = f"{self.record}:recovered"
         self.events = f"{self.record}:events"
         self.wake = f"{self.record}:wake"
         self.current = RoundKeys.under(self.record)

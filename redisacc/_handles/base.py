@@ -363,6 +363,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         Raises:
             InvalidArgumentError, TakeTimeoutError, CancelledError, AccumulatorNotFoundError, StepOverflowError: as
                 ``take_grad``.
+            RoundRecoveredError: at the end of the block, if another process has recovered the round meanwhile. The
+                error names the new owner. If the block raises, its own error is the one that is seen.
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``retry()`` acknowledges.
         """
@@ -374,7 +376,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     def recover(self, token: str | None = None) -> Iterator[Round[G] | None]:
         """Hands out a round that was taken but never acknowledged, for the length of a ``with`` block.
 
-        Its former taker can then neither read nor acknowledge it, so make sure that it is dead:
+        Its former taker can then neither read nor acknowledge it, and gets ``RoundRecoveredError`` if it is still
+        alive. A block of its ``take()`` may have used the gradient by then, so make sure that it is dead:
         ``info().unacknowledged`` names it. The round is acknowledged at the end of the block, as in ``take``.
 
         Example:
@@ -397,6 +400,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
 
         Raises:
             AccumulatorNotFoundError: the accumulator was deleted.
+            RoundRecoveredError: at the end of the block, if another process has recovered the round in turn.
         """
         if token is not None:
             token = validation.text(token, "token", max_bytes=200)

@@ -139,6 +139,8 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
                 Nothing was taken.
             CancelledError: the handle was closed.
             AccumulatorNotFoundError: the accumulator was deleted.
+            RoundRecoveredError: another process has recovered the round before it was acknowledged, and owns it now.
+                The error names it.
             StepOverflowError: the step is 2**63 - 1. Nothing was taken.
             OutcomeUnknownError: the round has been read, but the server stopped answering before it was acknowledged.
                 The error's ``retry()`` acknowledges it and returns the gradient.

@@ -54,10 +54,13 @@ def free_dropped(transport: Transport, keys: Keys, gradients: Sequence[BufferedG
 
 def _run(scripts: Scripts, token: str, parts: list[str]) -> bool:
     *pieces, last = _batches(parts)
+    # From the first call on, the round cannot be recovered any more. Another process may only finish what we began.
+    begun = False
     for piece in pieces:
         if not scripts.acknowledge(token=token, parts=piece, more=True):
-            return False
-    return scripts.acknowledge(token=token, parts=last, more=False)
+            return begun
+        begun = True
+    return scripts.acknowledge(token=token, parts=last, more=False) or begun
 
 
 def _batches(parts: list[str]) -> Iterator[list[str]]:

@@ -10,6 +10,7 @@ from redisacc._format.entries import (
     UnacknowledgedRound,
     WaitingTaker,
     WorkerInfo,
+    missing_of,
     parse_known_workers,
     parse_taken,
     parse_waiting,
@@ -95,8 +96,7 @@ class AccumulatorInfo:
     @property
     def missing(self) -> list[WorkerInfo]:
         """Workers without a gradient in the current round, the one that was seen most recently first."""
-        absent = [worker for worker in self.known_workers if not worker.in_round]
-        return sorted(absent, key=lambda worker: worker.seen_at, reverse=True)
+        return missing_of(self.known_workers)
 
 
 def _created_at(keys: Keys, ms: int) -> datetime.datetime:

@@ -112,7 +112,7 @@ def renew(transport: Transport, keys: Keys, lease_ms: int) -> None:
     """Extends the life of every key of the accumulator by another lease."""
     # If one server is silent, accumulators on other servers must not lose their leases.
     timeout = min(lease_ms / 1000 / RENEWALS, 2.0)
-    fixed = [keys.record, keys.sessions, keys.taken]
+    fixed = [keys.record, keys.sessions, keys.taken, keys.recovered]
     rounds = all_rounds(transport, keys, timeout=timeout)
     for of in rounds:
         fixed += of.hashes

@@ -589,6 +589,7 @@ class Scripts:
                 keys={
                     "record": keys.record,
                     "taken": keys.taken,
+                    "recovered": keys.recovered,
                     "old_sums": before.sums,
                     "old_buffered": before.buffered,
                     "old_inline": before.inline,
@@ -674,6 +675,7 @@ class Scripts:
                     "queue": keys.queue,
                     "takers": keys.takers,
                     "taken": keys.taken,
+                    "recovered": keys.recovered,
                     "compacting": keys.compacting,
                 },
                 args={"incarnation": self.incarnation, "finish": int(finish)},

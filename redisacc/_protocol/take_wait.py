@@ -12,7 +12,7 @@ from typing import Any
 
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
-from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._protocol.contributors import Contributors, read_contributors
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.outage_log import OutageLog
 from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
@@ -35,8 +35,9 @@ logger = logging.getLogger("redisacc")
 
 # A taker that has not polled for this long is passed over, in milliseconds.
 TAKER_LEASE_MS = 3000
-# Maximum number of missing workers listed in a message.
+# Maximum number of workers of each kind listed in a message, and of missing workers in an error's attribute.
 NAMED = 10
+LISTED = 100
 # A wait that lasts is logged this often, in seconds.
 LOG_EVERY = 60.0
 # Maximum number of announced gradients that are fetched ahead before the taker polls again.
@@ -178,7 +179,7 @@ class TakeWait:
                     return granted
             if now >= next_log:
                 next_log = now + LOG_EVERY
-                logger.warning("%s", self._state("is still waiting", self._info()), extra=self._fields)
+                logger.warning("%s", self._state("is still waiting", self._contributors()), extra=self._fields)
             if self._look_ahead():
                 continue
             self.alarm.wait(min(next_poll, self.deadline, next_log) - now)
@@ -300,44 +301,55 @@ class TakeWait:
 
     def timed_out(self, seconds: float) -> TakeTimeoutError:
         """Returns the error that says what was missing."""
-        info = self._info()
+        found = self._contributors()
         error = TakeTimeoutError(
-            self._state(f"timed out after {seconds:.3g} s", info),
+            self._state(f"timed out after {seconds:.3g} s", found),
             num_required=self.num_required,
             num_accumulated=self._seen.num_accumulated if self._seen else 0,
-            workers=info.workers if info else {},
-            missing=[worker.name for worker in info.missing] if info else (),
+            workers=found.workers if found else {},
+            missing=[worker.name for worker in found.missing[:LISTED]] if found else (),
+            num_missing=len(found.missing) if found else 0,
         )
         error.__cause__ = self._outage.error
         return error
 
-    def _info(self) -> AccumulatorInfo | None:
+    def _contributors(self) -> Contributors | None:
         """Returns who has contributed and who has not, or None if that cannot be read."""
         if self._outage.error is not None:
             return None
         try:
-            return read_info(self.transport, self.keys)
+            return read_contributors(self.transport, self.keys)
         except RedisAccError as failure:
             logger.debug("%s: %s", self.label, failure)
             return None
 
-    def _state(self, what: str, info: AccumulatorInfo | None) -> str:
+    def _state(self, what: str, found: Contributors | None) -> str:
         seen = self._seen
         text = f"{self.label}: a take of {self.num_required} {what}"
         if seen is None:
             return f"{text}: the server did not report how many gradients there are"
         text += f": {seen.num_accumulated} of {self.num_required} gradients had arrived at step {seen.global_step}"
-        if info is not None and info.workers:
-            text += ", from " + ", ".join(f"{name} ({number})" for name, number in info.workers.items())
-        if info is not None and info.missing:
-            named = [
-                f"{worker.name} (seen {(info.read_at - worker.seen_at).total_seconds():.0f} s ago)"
-                for worker in info.missing[:NAMED]
-            ]
-            more = [f"{len(info.missing) - NAMED} more"] if len(info.missing) > NAMED else []
-            text += "; missing: " + ", ".join(named + more)
+        if found is not None and found.workers:
+            text += ", from " + _some([f"{name} ({number})" for name, number in found.workers.items()], found)
+        if found is not None and found.missing:
+            text += "; missing: " + _some(
+                [
+                    f"{worker.name} (seen {(found.read_at - worker.seen_at).total_seconds():.0f} s ago)"
+                    for worker in found.missing
+                ],
+                found,
+            )
         if seen.ahead:
             text += f"; takers before it in the queue: {seen.ahead}"
         if self._outage.error is not None:
             text += "; the server cannot be reached"
         return text
+
+
+def _some(names: list[str], found: Contributors) -> str:
+    """Returns the first of the names as a text, and how many more there are."""
+    more = len(names) - NAMED
+    named = names[:NAMED]
+    if more > 0:
+        named.append(f"{more} more" if found.complete else f"at least {more} more")
+    return ", ".join(named)

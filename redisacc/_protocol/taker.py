@@ -14,6 +14,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.shapes import round_shape_of
 from redisacc._protocol.acknowledgement import acknowledge
 from redisacc._protocol.lifetime import Lifetime
+from redisacc._protocol.ownership import REMEMBERED, still_listed
 from redisacc._protocol.recovery import take_over
 from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.round_reader import RoundReader, read_commands
@@ -21,7 +22,13 @@ from redisacc._protocol.scripts import Granted, Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.take_wait import TakeWait, wait_for_round
 from redisacc._redis.transport import Transport
-from redisacc.errors import CorruptDataError, DataLossError, OutcomeUnknownError, ServerUnavailableError
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    CorruptDataError,
+    DataLossError,
+    OutcomeUnknownError,
+    ServerUnavailableError,
+)
 
 logger = logging.getLogger("redisacc")
 
@@ -100,6 +107,9 @@ class Taker(Generic[G]):
         if self._min_replicas:
             # The round is unknown to a server that took over in a failover.
             known = self._scripts.leave(token=granted.token, replicated=True)
+            if known is None:
+                # This raises if the round was deleted or recovered. Otherwise, the server does not know it.
+                self._still_listed(granted.token, granted.global_step)
             check_replicated(
                 self._keys.name,
                 f"the round of step {granted.global_step} was taken",
@@ -128,44 +138,76 @@ class Taker(Generic[G]):
         """Removes a round from Redis, and returns ``value``.
 
         Raises:
+            RoundRecoveredError: another taker has recovered the round.
+            AccumulatorNotFoundError: the accumulator was deleted.
+            DataLossError: the server has lost the round.
             OutcomeUnknownError: the server stopped answering before it confirmed. The error's ``retry()`` acknowledges
                 again and returns ``value``.
         """
-        return self._acknowledge(taken.token, taken.buffered, value, self._transport.lost)
+        return self._acknowledge(taken, value, self._transport.lost)
 
-    def _acknowledge(self, token: str, gradients: list[BufferedGradient], value: Value, lost: int) -> Value:
+    def _acknowledge(self, taken: TakenRound[G], value: Value, lost: int) -> Value:
         """Removes a round. ``lost``: how many exchanges had broken off before the first copy of the request."""
         try:
-            acknowledged = acknowledge(self._transport, self._keys, self._scripts, token, gradients)
+            if not acknowledge(self._transport, self._keys, self._scripts, taken.token, taken.buffered):
+                # If an exchange broke off, an earlier copy of this request may have removed the round.
+                self._check_not_lost(taken, perhaps_done=self._transport.lost != lost)
         except ServerUnavailableError as error:
             raise OutcomeUnknownError(
-                f"{self._keys.name}: round {token} has been read, but the server stopped answering before it confirmed "
-                "that it has removed the round. retry() of this error acknowledges it; until then "
+                f"{self._keys.name}: round {taken.token} has been read, but the server stopped answering before it "
+                "confirmed that it has removed the round. retry() of this error acknowledges it; until then "
                 f"info().unacknowledged may list it, and recover() would hand it out again ({error})",
                 # No transport has this count: an earlier copy of the request may have removed the round.
-                lambda: self._acknowledge(token, gradients, value, -1),
+                lambda: self._acknowledge(taken, value, -1),
             ) from error
-        if not acknowledged and self._transport.lost == lost:
-            logger.warning(
-                "%s: round %s was gone before it was acknowledged: another process recovered it, or the accumulator "
-                "was deleted",
-                self._keys.name,
-                token,
-                extra={"accumulator": self._keys.name, "token": token},
-            )
         return value
 
+    def _check_not_lost(self, taken: TakenRound[G], *, perhaps_done: bool) -> None:
+        """Raises unless a round that is gone may have been removed by an earlier copy of our own acknowledgement.
+
+        A trace of a recovery is certain: a round that was acknowledged cannot be recovered any more.
+        """
+        try:
+            listed = self._still_listed(taken.token, taken.round.global_step)
+        except AccumulatorNotFoundError:
+            if not perhaps_done:
+                raise
+            logger.warning(
+                "%s: the accumulator was deleted before it was known whether round %s had been acknowledged",
+                self._keys.name,
+                taken.token,
+                extra={"accumulator": self._keys.name, "token": taken.token},
+            )
+            return
+        if not listed and not perhaps_done:
+            raise self._unlisted(taken.token, taken.round.global_step)
+
+    def _still_listed(self, token: str, global_step: int) -> bool:
+        return still_listed(self._transport, self._keys, self._scripts.incarnation, token, global_step)
+
+    def _unlisted(self, token: str, global_step: int) -> DataLossError:
+        return DataLossError(
+            f"{self._keys.name}: the server no longer lists the round of step {global_step}, which it had granted to "
+            f"the take {token}: it was restarted from older data, failed over to a replica that lagged behind, or keys "
+            "were evicted or removed by hand. Or the round was recovered, and so many others since that no trace of it "
+            f"is left ({REMEMBERED} are remembered)"
+        )
+
     def _read(self, granted: Granted, pieces: Sequence[Any], reader: RoundReader) -> TakenRound[G]:
+        try:
+            return self._read_whole(granted, pieces, reader)
+        except (PartMissingError, CorruptDataError) as error:
+            # Whoever deletes or recovers the round removes what was to be read, too.
+            if not self._still_listed(granted.token, granted.global_step):
+                raise self._unlisted(granted.token, granted.global_step) from error
+            raise CorruptDataError(f"{error}. The round stays listed in info().unacknowledged") from error
+
+    def _read_whole(self, granted: Granted, pieces: Sequence[Any], reader: RoundReader) -> TakenRound[G]:
         shape = round_shape_of(self._keys, granted.round_shape)
         if shape is None:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
         contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
-        try:
-            reducer = reader.add_up(contents, shape, granted.num_accumulated)
-        except PartMissingError as error:
-            raise CorruptDataError(
-                f"{error}, or taken over by recover(). The round stays listed in info().unacknowledged"
-            ) from error
+        reducer = reader.add_up(contents, shape, granted.num_accumulated)
         gradient: G = self._spec.result(reducer, granted.num_accumulated)
         taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers)
         return TakenRound(granted.token, taken, contents.buffered)
@@ -173,6 +215,8 @@ class Taker(Generic[G]):
     def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:
         """Compares how many rounds the accumulator has granted with what this handle knew before its take."""
         if not (isinstance(takes, bytes) and takes.isdigit() and len(takes) <= 15):
+            # This raises if the accumulator was deleted since the round was granted.
+            self._still_listed(granted.token, granted.global_step)
             raise CorruptDataError(f"{self._keys.record}: takes is {takes!r:.100}")
         self._takes_seen = int(takes)
         if self._takes_seen <= seen:

@@ -33,6 +33,18 @@ def scan_rest(transport: Transport, key: str, reply: Any, *, timeout: float = TI
     return fields
 
 
+def scan_some(transport: Transport, key: str, reply: Any, most: int) -> tuple[Fields, bool]:
+    """Returns fields of a hash, of which ``reply`` is the first piece, and whether they are all.
+
+    Reading ends with the piece that brings the number of fields to ``most``.
+    """
+    cursor, fields = scanned(key, reply)
+    while cursor and len(fields) < most:
+        cursor, more = scanned(key, transport.call(*scan_command(key, cursor)))
+        fields.update(more)
+    return fields, not cursor
+
+
 # The reply of HSCAN where the hash does not exist.
 _EMPTY = [b"0", []]
 

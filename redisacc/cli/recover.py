@@ -12,7 +12,7 @@ from redisacc.cli.array_files import check_output, write_gradient
 from redisacc.cli.failures import EXIT_CODES, fail, report_failures
 from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
 from redisacc.cli.output import age_text, count_text, echo_json, echo_wrapped, print_table, safe
-from redisacc.cli.take import report_round
+from redisacc.cli.take import naming_file, report_round
 
 __all__ = ["recover"]
 
@@ -77,7 +77,7 @@ def recover(
     )
     effect = "This discards the round for good." if discard else "The taker loses this round."
     confirm(f"{effect} Continue only if its taker is dead.", yes=yes)
-    with open_existing(keys, redis=url).recover(chosen.token) as taken:
+    with naming_file(output), open_existing(keys, redis=url).recover(chosen.token) as taken:
         if taken is None:
             fail("the round was acknowledged or recovered by another process in the meantime")
         if output is not None:

@@ -16,12 +16,12 @@ from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.existing import open_existing
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc.cli.array_files import check_output, write_gradient
-from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.failures import EXIT_CODES, fail, report_failures
 from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
 from redisacc.cli.output import console, count_text, echo_json, echo_wrapped, safe
-from redisacc.errors import RedisAccError
+from redisacc.errors import RedisAccError, RoundRecoveredError
 
-__all__ = ["report_round", "take"]
+__all__ = ["naming_file", "report_round", "take"]
 
 
 @click.command(epilog=EXIT_CODES)
@@ -53,7 +53,9 @@ def take(
 
     A dense gradient is written to an .npy, or to an .npz as "gradient". A sparse gradient is written to an .npz as
     "indices", "values" and "shape". bfloat16 is written as float32. The round is acknowledged once the file is safely
-    written; if that fails, `redisacc recover` gets the round. Exit code 4 means that too few gradients arrived in time.
+    written; if that fails, `redisacc recover` gets the round. If another process recovers the round meanwhile, the
+    command fails with exit code 1, and the file that it has written must not be used. Exit code 4 means that too
+    few gradients arrived in time.
 
     \b
       redisacc take embeddings 4 --output round.npz --timeout 60
@@ -63,11 +65,28 @@ def take(
     check_output(output, discard=discard, sparse=isinstance(accumulator, SparseConditionalAccumulator))
     if discard:
         confirm(f"Take the next round of {safe(name)} and discard its gradient for good?", yes=yes)
-    with _waiting(accumulator, num_required), accumulator.take(num_required, timeout=timeout) as taken:
+    with (
+        naming_file(output),
+        _waiting(accumulator, num_required),
+        accumulator.take(num_required, timeout=timeout) as taken,
+    ):
         if output is not None:
             assert taken.gradient is not None
             write_gradient(taken.gradient, output)
     report_round("discarded" if discard else "took", taken, output, as_json=as_json)
+
+
+@contextlib.contextmanager
+def naming_file(output: Path | None) -> Iterator[None]:
+    """Adds to the failure of a command that has lost its round that its file must not be used."""
+    try:
+        yield
+    except RoundRecoveredError as error:
+        if output is None:
+            raise
+        # The file stays. It may have replaced an older one, so that removing it would not restore anything.
+        where = "Standard output" if str(output) == "-" else str(output)
+        fail(f"{error}. {where} has received it all the same")
 
 
 def report_round(verb: str, taken: Round[Any], output: Path | None, *, as_json: bool) -> None:

@@ -6,6 +6,7 @@ import datetime
 import gc
 import itertools
 import os
+import re
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 
 import redisacc
 from redisacc import Event
+from redisacc._protocol import contributors
 from redisacc._redis.pubsub import pubsub_of
 
 
@@ -275,12 +277,6 @@ def test_log_records_have_fields(open_dense, caplog):
     assert lowered.message == "mine (w): the global step was lowered to 3"
     dropped = next(record for record in caplog.records if "dropped" in record.message)
     assert (dropped.levelname, dropped.local_step, dropped.global_step) == ("DEBUG", 2, 3)
-    with acc.take(1):
-        token = acc.info().unacknowledged[0].token
-        with acc.recover() as found:
-            assert found is not None
-    gone = next(record for record in caplog.records if "gone before it was" in record.message)
-    assert (gone.accumulator, gone.token) == ("w", token)
     acc.delete()
 
 
@@ -361,5 +357,39 @@ def test_of_many_who_are_missing_some_are_named(open_dense):
     chief.take_grad(13)
     with pytest.raises(redisacc.TakeTimeoutError, match=r"0 of 1 .*missing: worker-.*, 3 more$") as caught:
         chief.take_grad(1, timeout=0.1)
-    assert len(caught.value.missing) == 13
+    assert (len(caught.value.missing), caught.value.num_missing) == (13, 13)
+    chief.delete()
+
+
+@pytest.mark.forges
+def test_a_timeout_names_some_of_very_many_workers(open_dense, client, monkeypatch):
+    """Planted sessions and workers cost a bounded time, and fill neither the error nor its message."""
+    chief = open_dense("float32", [1], "w", worker="chief")
+    chief.apply_grad([1.0])
+    sessions, workers, record = (f"redisacc:{{w}}{suffix}" for suffix in (":sessions", ":workers", ""))
+    seen = int(time.time() * 1000) - 60_000
+    client.hset(sessions, mapping={f"{seen}-{n:x}": f"1 applied 0 1 {seen + n} 1 0 worker-{n}" for n in range(3000)})
+
+    def timed_out():
+        with pytest.raises(redisacc.TakeTimeoutError) as caught:
+            chief.take_grad(2, timeout=0)
+        assert len(str(caught.value)) < 2000
+        return caught.value
+
+    error = timed_out()
+    assert (len(error.missing), error.num_missing) == (100, 3000)
+    assert error.missing[:2] == ["worker-2999", "worker-2998"]
+    assert str(error).endswith(", 2990 more")
+    # With a lower bound, as many workers as this test can plant in a short time are too many.
+    monkeypatch.setattr(contributors, "READ", 1000)
+    error = timed_out()
+    assert len(error.missing) == 100
+    assert 900 <= error.num_missing < 3000
+    assert re.search(r"at least \d+ more$", str(error))
+    client.hset(workers, mapping={f"worker-{n}": 1 for n in range(3000)})
+    client.hset(record, "num_accumulated", 1)
+    error = timed_out()
+    assert 900 <= len(error.workers) < 3001
+    assert (error.missing, error.num_missing) == ([], 0)
+    assert re.search(r"from .*at least \d+ more$", str(error))
     chief.delete()

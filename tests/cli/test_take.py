@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import signal
@@ -13,6 +14,9 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.servers("valkey")
+
+# `redisacc.cli.take` may also be the command of that name.
+take_command = importlib.import_module("redisacc.cli.take")
 
 
 def test_take_into_npy(cli, cli_json, accumulator, tmp_path):
@@ -119,3 +123,23 @@ def test_ctrl_c_ends_a_take(real_server, accumulator, tmp_path, until):
     assert process.returncode == 130
     assert "Traceback" not in err
     assert accumulator.info().waiting == []
+
+
+@pytest.mark.parametrize("output", ["g.npy", "-"])
+def test_a_round_that_was_recovered_meanwhile_fails_and_names_the_file(cli, accumulator, tmp_path, monkeypatch, output):
+    accumulator.apply_grad([1, 2, 3])
+    monkeypatch.chdir(tmp_path)
+    write_gradient = take_command.write_gradient
+
+    def recovers_first(*arguments):
+        with accumulator.recover() as found:
+            assert found.num_accumulated == 1
+        write_gradient(*arguments)
+
+    monkeypatch.setattr(take_command, "write_gradient", recovers_first)
+    found = cli("take", "w", 1, "-o", output)
+    assert found.exit_code == 1
+    said = " ".join(found.stderr.split())
+    assert "recover() gave it to 'ann'" in said
+    assert ("Standard output" if output == "-" else "g.npy") + " has received it all the same" in said
+    assert (tmp_path / "g.npy").exists() == (output != "-")

@@ -627,9 +627,9 @@ def test_garbage_among_the_taken_rounds(ops, client, entry):
     # At most handed to another taker: everything that belongs to it is still there, and the accumulator works.
     after = contents(client)
     assert len(after[f"{RECORD}:taken".encode()]) == 1
-    taken = f"{RECORD}:taken".encode()
-    assert {key: value for key, value in after.items() if key != taken} == {
-        key: value for key, value in before.items() if key != taken
+    handed = (f"{RECORD}:taken".encode(), f"{RECORD}:recovered".encode())
+    assert {key: value for key, value in after.items() if key not in handed} == {
+        key: value for key, value in before.items() if key not in handed
     }
     assert ops.apply()
     assert ops.acc.take_grad(1) is not None
@@ -650,6 +650,7 @@ def test_a_taken_round_without_a_token_is_not_the_current_one(ops, client, state
     after = contents(client)
     for there in (before, after):
         there.pop(f"{RECORD}:taken".encode(), None)
+        there.pop(f"{RECORD}:recovered".encode(), None)
     assert after == before
     assert ops.apply()
     assert ops.acc.take_grad(1) is not None

@@ -19,7 +19,7 @@ from redisacc._redis.transport import Transport
 
 # The suffix of a key after the record's name, without tokens, ids and numbers.
 KINDS = {
-    *("", "sessions", "queue", "takers", "taken", "compacting", "part", "staged"),
+    *("", "sessions", "queue", "takers", "taken", "recovered", "compacting", "part", "staged"),
     *("sums", "buffered", "inline", "workers"),
     *("taken:sums", "taken:buffered", "taken:inline", "taken:workers"),
 }

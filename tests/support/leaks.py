@@ -15,7 +15,7 @@ LONGEST = 60_000
 _KEY = re.compile(rb"redisacc:\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 
 # Keys that an accumulator may have for as long as it lives.
-LASTING = {b"sessions", b"taken"}
+LASTING = {b"sessions", b"taken", b"recovered"}
 # Keys that it may have while its round holds gradients.
 ROUND = {b"sums", b"buffered", b"inline", b"workers"}
 

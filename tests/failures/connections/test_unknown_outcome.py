@@ -190,6 +190,24 @@ def test_a_block_whose_acknowledgement_is_lost_says_so(proxy, both):
     assert direct.info().unacknowledged == []
 
 
+def test_a_round_that_is_recovered_before_the_retry_is_not_delivered(proxy, both):
+    """The retry cannot take the recovery for an earlier copy of its own request."""
+    through, direct = both
+    direct.apply_grad(np.full(4, 5.0))
+    take = through.take(1)
+    take.__enter__()
+    proxy.stall()
+    with short_timeouts(through._transport), pytest.raises(redisacc.OutcomeUnknownError) as failure:
+        take.__exit__(None, None, None)
+    proxy.cut_all()
+    proxy.resume()
+    with direct.recover() as found:
+        assert found.gradient.tolist() == [5.0] * 4
+    with pytest.raises(redisacc.RoundRecoveredError) as caught:
+        failure.value.retry()
+    assert caught.value.new_owner == direct._worker
+
+
 def test_a_lost_reply_is_no_reason_to_warn_of_others(proxy, both, caplog):
     through, direct = both
     direct.apply_grad(np.full(4, 5.0))

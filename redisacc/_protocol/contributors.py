@@ -1,0 +1,54 @@
+"""Who has contributed to the current round and who is missing from it, read within bounds, for messages and errors."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+from redisacc._format.entries import WorkerInfo, missing_of, parse_known_workers, parse_workers, time_of
+from redisacc._format.keys import Keys
+from redisacc._redis.hash_scan import scan_command, scan_some
+from redisacc._redis.transport import Transport
+
+# About how many workers of the round, and how many sessions, are read at most. A job with more workers gets a message
+# about some of them; one that reads for long would keep a caller from learning that its take has timed out.
+READ = 10_000
+
+
+@dataclass(frozen=True)
+class Contributors:
+    """Who has contributed to a round.
+
+    Attributes:
+        workers: worker's name → number of its gradients in the round.
+        missing: workers without a gradient in the round, the one that was seen most recently first.
+        complete: whether these are all. If not, the accumulator has more workers or sessions than are read.
+        read_at: the time of the server's clock when this was read.
+    """
+
+    workers: dict[str, int]
+    missing: list[WorkerInfo]
+    complete: bool
+    read_at: datetime.datetime
+
+
+def read_contributors(transport: Transport, keys: Keys) -> Contributors:
+    """Reads who has contributed to the current round.
+
+    Raises:
+        CorruptDataError: something under the accumulator's keys is not as redisacc writes it.
+    """
+    hashes = (keys.current.workers, keys.sessions)
+    clock, *firsts = transport.pipeline([("TIME",), *(scan_command(key) for key in hashes)])
+    (workers, all_workers), (sessions, all_sessions) = (
+        scan_some(transport, key, first, READ) for key, first in zip(hashes, firsts, strict=True)
+    )
+    in_round = parse_workers(workers, keys.current.workers)
+    known, _ = parse_known_workers(keys, sessions, in_round)
+    # If not all workers of the round were read, nobody can be said to be missing from it.
+    return Contributors(
+        workers=in_round,
+        missing=missing_of(known) if all_workers else [],
+        complete=all_workers and all_sessions,
+        read_at=time_of(int(clock[0]) * 1000 + int(clock[1]) // 1000),
+    )
