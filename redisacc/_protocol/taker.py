@@ -21,6 +21,7 @@ from redisacc._protocol.scripts import Granted, Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.take_wait import TakeWait, wait_for_round
 from redisacc._redis.transport import Transport
+from redisacc._text import shown
 from redisacc.errors import CorruptDataError, DataLossError, OutcomeUnknownError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
@@ -173,12 +174,12 @@ class Taker(Generic[G]):
     def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:
         """Compares how many rounds the accumulator has granted with what this handle knew before its take."""
         if not (isinstance(takes, bytes) and takes.isdigit() and len(takes) <= 15):
-            raise CorruptDataError(f"{self._keys.record}: takes is {takes!r:.100}")
+            raise CorruptDataError(f"{self._keys.record}: takes is {shown(takes)}")
         self._takes_seen = int(takes)
         if self._takes_seen <= seen:
             raise DataLossError(
-                f"{self._keys.name!r} had granted {seen} rounds before this take, and {self._takes_seen} after it: the "
-                "server was restarted from older data, or failed over to a replica that lagged behind. Gradients of "
-                f"this round, of step {granted.global_step}, may also have been in a round that was taken before. It "
-                "stays listed in info().unacknowledged, and recover() hands it out"
+                f"{shown(self._keys.name)} had granted {seen} rounds before this take, and {self._takes_seen} after "
+                "it: the server was restarted from older data, or failed over to a replica that lagged behind. "
+                f"Gradients of this round, of step {granted.global_step}, may also have been in a round that was taken "
+                "before. It stays listed in info().unacknowledged, and recover() hands it out"
             )

@@ -7,9 +7,10 @@ import click
 from redisacc._format.keys import DELETING, Keys
 from redisacc._protocol import deletion
 from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import confirm, json_option, keys_of, names_argument, redis_option, transport_of, yes_option
-from redisacc.cli.output import count_text, echo_json, echo_wrapped, safe
+from redisacc.cli.output import count_text, echo_json, echo_wrapped
 
 __all__ = ["rm"]
 
@@ -32,7 +33,7 @@ def rm(*, names: tuple[str, ...], url: str | None, yes: bool, as_json: bool) -> 
         (keys, read_info(transport, keys)) for keys in {keys.name: keys for keys in map(keys_of, names)}.values()
     ]
     for _, info in found:
-        echo_wrapped(f"{safe(info.name)}: {_contents(info)}", err=True)
+        echo_wrapped(f"{printable(info.name)}: {_contents(info)}", err=True)
     these = "this accumulator" if len(found) == 1 else f"these {len(found)} accumulators"
     confirm(f"Delete {these} for every process?", yes=yes)
     for keys, info in found:
@@ -41,7 +42,7 @@ def rm(*, names: tuple[str, ...], url: str | None, yes: bool, as_json: bool) -> 
     if as_json:
         echo_json({"removed": [info.name for _, info in found]})
     else:
-        echo_wrapped(f"deleted {', '.join(safe(info.name) for _, info in found)}")
+        echo_wrapped(f"deleted {', '.join(printable(info.name) for _, info in found)}")
 
 
 def _contents(info: AccumulatorInfo) -> str:

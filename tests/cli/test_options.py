@@ -10,7 +10,7 @@ from terminals import on_a_terminal
     ("words", "message"),
     [
         (("show", "w", "--index", "1", "--top", "1"), "give --index or --top, not both"),
-        (("show", "w", "--index", "-1"), "-1 is not in the range x>=0"),
+        (("show", "w", "--index", "-1"), "-1 is not in the range 0<=x<=9223372036854775807"),
         (("show", "a{b}"), "no accumulator can have the name 'a{b}'"),
         (("ls", "--redis", "http://x"), "a URL must begin with"),
         (("rm",), "give the name of at least one accumulator"),
