@@ -12,7 +12,7 @@ import reprlib
 # Longer than every name that redisacc accepts, so that names are never cut.
 LIMIT = 1000
 # The largest length of a whole message.
-MESSAGE = 1900
+MESSAGE = 1800
 # The length of a value that a message quotes.
 QUOTED = 100
 
