@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from redisacc._format.buffered import number_of_parts
 from redisacc._format.keys import NAMES, Keys
 from redisacc._protocol.round_reader import all_rounds
@@ -38,7 +40,9 @@ def delete(transport: Transport, keys: Keys, incarnation: str, *, timeout: float
             # The script removes the hashes of the current round. A late copy of a plain UNLINK would remove those of an
             # accumulator that has been created under the same name since.
             transport.call("UNLINK", *round_keys.hashes, timeout=timeout)
-    transport.call("SREM", NAMES, keys.name, timeout=timeout)
+    with contextlib.suppress(CorruptDataError):
+        # If the set of names is something else, the accumulator is not listed there.
+        transport.call("SREM", NAMES, keys.name, timeout=timeout)
     scripts.delete(finish=True, timeout=timeout)
 
 

@@ -149,7 +149,11 @@ def _read_array(data: IO[bytes], size: int) -> Array:
     version = numpy_format.read_magic(data)
     if version not in _HEADERS:
         raise ValueError(f"its format is {version}")
-    shape, fortran_order, dtype = _HEADERS[version](data)
+    try:
+        shape, fortran_order, dtype = _HEADERS[version](data)
+    except (MemoryError, RecursionError):
+        # How Python's parser gives up on an expression that is nested too deeply.
+        raise ValueError("its header is too deep") from None
     if dtype.hasobject:
         raise ValueError("it holds pickled Python objects, which are never loaded")
     if dtype.itemsize == 0 or not all(type(dim) is int and dim >= 0 for dim in shape):

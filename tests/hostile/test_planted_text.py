@@ -17,20 +17,13 @@ import traceback
 
 import pytest
 from click.testing import CliRunner
-from support.planting import TEXTS, Planted, raw_text
+from support.planting import COMMANDS, TEXTS, Planted, raw_text
 
 import redisacc
 from redisacc.cli import main
 
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
 
-# Every command that reads an accumulator, those that change one last.
-COMMANDS = [
-    ("ls",), ("ls", "--private"), ("show", "w"), ("show", "w", "--index", "1"), ("show", "w", "--top", "1"),
-    ("watch", "-n", "1"), ("recover", "w"), ("gc", "--dry-run"), ("tail", "w", "-n", "1", "--timeout", "0"),
-    ("set-step", "w", "1", "--yes"), ("take", "w", "1", "--timeout", "0", "--discard", "--yes"),
-    ("recover", "w", "--discard", "--yes"), ("gc", "--yes"), ("rm", "w", "--yes"),
-]  # fmt: skip
 LONGEST = 2000
 
 

@@ -28,6 +28,14 @@ TEXTS = {
     "deep": b"[" * 10_000,
 }
 
+# Commands of the command line on an accumulator `w`, those that change one last.
+COMMANDS = [
+    ("ls",), ("ls", "--private"), ("show", "w"), ("show", "w", "--index", "1"), ("show", "w", "--top", "1"),
+    ("watch", "-n", "1"), ("recover", "w"), ("gc", "--dry-run"), ("tail", "w", "-n", "1", "--timeout", "0"),
+    ("set-step", "w", "1", "--yes"), ("take", "w", "1", "--timeout", "0", "--discard", "--yes"),
+    ("recover", "w", "--discard", "--yes"), ("gc", "--yes"), ("rm", "w", "--yes"),
+]  # fmt: skip
+
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAW = [piece.decode(errors="surrogateescape") for piece in PIECES]
 
