@@ -11,15 +11,19 @@ import logging
 import os
 import pty
 import select
+import socketserver
 import sys
+import threading
 import time
 import traceback
 
 import pytest
+import redis
 from click.testing import CliRunner
 from support.planting import COMMANDS, TEXTS, Planted, raw_text
 
 import redisacc
+from redisacc._redis.transport import Transport
 from redisacc.cli import main
 
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
@@ -114,8 +118,8 @@ def test_commands_in_a_pipe(request, planted, real_client, real_server):
     for number, (place, text, where) in enumerate(selected(request, list(planted.places())[::-1])):
         planted.restore()
         place.plant(real_client, text)
-        # Commands differ less than places do: in `make test`, every place gets half of them.
-        commands = COMMANDS if request.config.getoption("--all") else COMMANDS[number % 2 :: 2]
+        # Commands differ less than places do: in `make test`, every place gets a few of them.
+        commands = COMMANDS if request.config.getoption("--all") else COMMANDS[number % 4 :: 4]
         for words in commands:
             found = run(words, real_server.url)
             assert raw_text(found.stdout_bytes) == [], (words, where)
@@ -138,6 +142,7 @@ def test_json_holds_the_real_text(planted, real_client, real_server):
 
 TERMINAL = """
 import json, sys
+from redisacc._redis.transport import Transport
 from redisacc.cli import main
 for words in json.loads(sys.argv[1]):
     try:
@@ -188,3 +193,63 @@ def test_commands_on_a_terminal(planted, real_client, real_server):
     assert written.rstrip().endswith(b"the end"), written
     assert b"\\x1b]0;pwn\\x07pwn" in written
     assert raw_text(written, styled=True) == []
+
+
+@contextlib.contextmanager
+def answering(reply):
+    """Yields the URL of a server that gives this answer to everything."""
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self):
+            while self.request.recv(65536):
+                self.request.sendall(reply)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"redis://127.0.0.1:{server.server_address[1]}?protocol=2"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+REPLIES = ["ERR", "WRONGPASS", "NOPERM", "OOM", "WRONGTYPE", "LOADING", "@", ""]
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("code", REPLIES)
+def test_error_texts_of_the_server(monkeypatch, code):
+    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.3)
+    monkeypatch.setattr("redisacc.cli.options.OPENING_TIMEOUT", 0.3)
+    text = b"".join(piece.replace(b"\r", b"").replace(b"\n", b"") for piece in TEXTS["binary"].splitlines())
+    with answering(b"-%s %s%s\r\n" % (code.encode(), text, b"x" * 10_000)) as url:
+        where = f"an error {code}"
+        with pytest.raises(redisacc.RedisAccError) as failure:
+            redisacc.ConditionalAccumulator("float32", [1], "w", redis=url)
+        check_message(str(failure.value), where)
+        assert raw_text("".join(traceback.format_exception(failure.value))) == [], where
+        found = CliRunner().invoke(main, ["ls", "--redis", url])
+        assert found.exit_code in (1, 6)
+        check_message(found.output, where)
+
+
+def test_errors_of_redis_py_without_our_socket(real_server):
+    # Clients with a parser of their own make their own errors.
+    client = redis.Redis.from_url(real_server.url)
+    with pytest.raises(redisacc.ServerError) as failure:
+        Transport(Refusing(client)).call("GET", "x")
+    check_message(str(failure.value), "a client of another kind")
+    assert raw_text("".join(traceback.format_exception(failure.value))) == []
+    client.close()
+
+
+class Refusing:
+    """A client without a pool, such as that of a cluster, which refuses everything."""
+
+    def __init__(self, client):
+        self._client = client
+
+    def execute_command(self, *command, **options):
+        raise redis.ResponseError(f"ERR {TEXTS['utf8'].decode()}")
