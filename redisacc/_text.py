@@ -1,13 +1,62 @@
-"""Formats values for error messages."""
+"""Foreign text for messages and terminals: escaped, and of bounded length.
+
+Names, workers, events, fields and error texts come from Redis, where anybody who may write can put any bytes. Printed
+as they are, they could send commands to the terminal of whoever reads them, reorder or hide what stands beside them,
+forge lines of a log, or fill it. So everything foreign passes `printable` before a person reads it.
+"""
 
 from __future__ import annotations
 
+import reprlib
+
+# Longer than every name that redisacc accepts, so that names are never cut.
+LIMIT = 1000
+# The largest length of a whole message.
+MESSAGE = 1800
+# The length of a value that a message quotes.
+QUOTED = 100
+
+_ELLIPSIS = "..."
+
+
+def printable(foreign: bytes | str, limit: int = LIMIT) -> str:
+    r"""Returns foreign bytes or text as people may see it: printable, on one line, at most ``limit`` characters.
+
+    Letters, digits, symbols and emoji stay as they are. Control characters (also those that begin an escape sequence
+    or a line), invisible and reversing marks, lone surrogates and bytes that are not UTF-8 become escapes such as
+    ``\x1b`` and ``\u202e``. The result passes unchanged through a second call.
+    """
+    # No character has more than 4 bytes. What lies beyond is not even decoded.
+    head = foreign[: 4 * limit + 4]
+    text = head.decode(errors="backslashreplace") if isinstance(head, bytes) else head
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= limit else text[: limit - len(_ELLIPSIS)] + _ELLIPSIS
+
+
+class _Bounded(reprlib.Repr):
+    """Makes the repr of a value without looking at all of it, however large or deep it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 10
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = self.maxdeque = QUOTED
+        self.maxlong = self.maxother = 40 * QUOTED
+
+    def repr_str(self, x: str, level: int) -> str:  # noqa: ARG002
+        return repr(x[: 4 * QUOTED])
+
+    def repr_bytes(self, x: bytes, level: int) -> str:  # noqa: ARG002
+        return repr(x[: 4 * QUOTED])
+
+
+_repr = _Bounded().repr
+
 
 def shown(value: object) -> str:
-    """Returns any value as an error message shows it: on one line, with at most 100 characters."""
+    """Returns any value, a caller's or from Redis, as a message quotes it: on one line, with at most 100 characters."""
     try:
-        text = repr(value)
+        text = _repr(value)
     except Exception:  # noqa: BLE001 - someone else's broken __repr__ must not hide our message
         text = f"<{type(value).__name__}>"
-    text = " ".join(text.split())
-    return text if len(text) <= 100 else text[:97] + "..."
+    return printable(" ".join(text.split()), QUOTED)

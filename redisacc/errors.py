@@ -30,6 +30,8 @@ import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from redisacc._text import MESSAGE, printable
+
 __all__ = [
     "AccumulatorFullError",
     "AccumulatorNotFoundError",
@@ -55,7 +57,14 @@ __all__ = [
 
 
 class RedisAccError(Exception):
-    """The base class of all errors that redisacc raises."""
+    """The base class of all errors that redisacc raises.
+
+    A message is always printable and of bounded length, whatever it quotes from Redis or from a caller.
+    """
+
+    def __init__(self, *args: object) -> None:
+        # Messages escape what they quote. This is the last gate, for a key or a name that nobody thought of.
+        super().__init__(*(_message(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidArgumentError(RedisAccError, ValueError):
@@ -272,3 +281,8 @@ class OutcomeUnknownError(ServerUnavailableError):
             RedisAccError: the request was not executed, and never will be.
         """
         return self._retry()
+
+
+def _message(text: str) -> str:
+    lines = "\n".join(printable(line, MESSAGE) for line in text[: 2 * MESSAGE].split("\n"))
+    return lines if len(lines) <= MESSAGE else lines[: MESSAGE - 3] + "..."

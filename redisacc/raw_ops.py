@@ -308,7 +308,7 @@ def _accumulator_of(handle: str, redis: object) -> Iterator[ConditionalAccumulat
 def _dense_of(handle: str, redis: object) -> Iterator[_dense.ConditionalAccumulator]:
     with _accumulator_of(handle, redis) as accumulator:
         if not isinstance(accumulator, _dense.ConditionalAccumulator):
-            raise InvalidArgumentError(f"handle must be that of a dense accumulator, but {handle!r} is sparse")
+            raise InvalidArgumentError(f"handle must be that of a dense accumulator, but {shown(handle)} is sparse")
         yield accumulator
 
 
@@ -316,7 +316,7 @@ def _dense_of(handle: str, redis: object) -> Iterator[_dense.ConditionalAccumula
 def _sparse_of(handle: str, redis: object) -> Iterator[_sparse.SparseConditionalAccumulator]:
     with _accumulator_of(handle, redis) as accumulator:
         if not isinstance(accumulator, _sparse.SparseConditionalAccumulator):
-            raise InvalidArgumentError(f"handle must be that of a sparse accumulator, but {handle!r} is dense")
+            raise InvalidArgumentError(f"handle must be that of a sparse accumulator, but {shown(handle)} is dense")
         yield accumulator
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from redisacc._format.keys import NAMES, PREFIX
+from redisacc._format.keys import NAMES, PREFIX, is_unicode
 from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
 
 # The number of keys or members that one SCAN or SSCAN asks for.
 SCAN_COUNT = 1000
@@ -15,6 +17,8 @@ _RECORD = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
 
 
 def _scan(transport: Transport, *command: str, match: str) -> Iterator[bytes]:
+    if not is_unicode(match):
+        raise InvalidArgumentError(f"a pattern must be valid Unicode, not {shown(match)}")
     cursor = 0
     seen: set[bytes] = set()
     while True:
@@ -42,15 +46,28 @@ def escape_glob(text: str) -> str:
     return re.sub(r"([\\*?\[\]^])", r"\\\1", text)
 
 
+def listed(transport: Transport, pattern: str = "*") -> Iterator[bytes]:
+    """Yields everything in the set of names that matches a pattern, as it is there."""
+    yield from _scan(transport, "SSCAN", NAMES, match=pattern)
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def list_names(transport: Transport, pattern: str = "*", *, private: bool = False) -> list[str]:
-    """Returns the names of accumulators, sorted.
+    """Returns the names of accumulators, sorted. A listed name that is not UTF-8 belongs to none, and is left out.
 
     Args:
         transport: the way to the server.
         pattern: a glob that the names match.
         private: whether private accumulators are included, which requires a scan of all keys of the server.
     """
-    names = {name.decode(errors="backslashreplace") for name in _scan(transport, "SSCAN", NAMES, match=pattern)}
+    names = {name.decode() for name in listed(transport, pattern) if _is_text(name)}
     if private:
         for key in scan_keys(transport, f"{PREFIX}{{{pattern}}}"):
             if (match := _RECORD.fullmatch(key)) is not None:

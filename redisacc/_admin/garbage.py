@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from redisacc._admin.catalogue import escape_glob, list_names, scan_keys
+from redisacc._admin.catalogue import escape_glob, listed, scan_keys
 from redisacc._format.keys import DELETING, NAMES, PREFIX, Keys
 from redisacc._protocol.acknowledgement import finish_acknowledgement
 from redisacc._protocol.deletion import delete
@@ -60,12 +60,13 @@ class Leftover:
     """The garbage of one accumulator that has one cause.
 
     Attributes:
-        name: the name of the accumulator.
+        name: the name of the accumulator; a listed name that is not UTF-8, with escapes.
         why: the cause; WORDS has a text for each.
         incarnation: the incarnation of the existing accumulator; "" if there is none.
         keys: key → its owner, in the form that ``lua/remove_orphans.lua`` expects.
         tokens: the tokens of all taken rounds when this was found; for "acknowledged", only that of the round itself.
         nbytes: the memory of the keys in bytes.
+        listed_as: for "name", what is in the set of names. It need not be UTF-8.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Leftover:
     keys: dict[str, str] = field(default_factory=dict)
     tokens: Sequence[str] = ()
     nbytes: int = 0
+    listed_as: bytes = b""
 
 
 def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover]:
@@ -91,9 +93,10 @@ def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover
     found: list[Leftover] = []
     for owner, pairs in sorted(keys_of.items()):
         found += _of_one(transport, owner, pairs)
-    for listed in list_names(transport, pattern):
-        if not transport.call("EXISTS", Keys(listed).record):
-            found.append(Leftover(listed, "name"))
+    for raw in sorted(listed(transport, pattern)):
+        # As bytes, because anybody can list a name that is not UTF-8. No accumulator has such a name.
+        if not transport.call("EXISTS", _record_of(raw)):
+            found.append(Leftover(raw.decode(errors="backslashreplace"), "name", listed_as=raw))
     for leftover in found:
         sizes = transport.pipeline([("MEMORY", "USAGE", key) for key in leftover.keys]) if leftover.keys else []
         leftover.nbytes = sum(int(size or 0) for size in sizes)
@@ -116,6 +119,11 @@ def _of_one(transport: Transport, name: str, pairs: list[tuple[str, str]]) -> li
     if incarnation.startswith(DELETING.encode()):
         return [Leftover(name, "deletion", text, {key: "" for key, suffix in pairs if suffix and _is_ours(suffix)})]
     return _of_a_live_one(transport, keys, text, endless)
+
+
+def _record_of(name: bytes) -> bytes:
+    """Returns the key of the record of a name in the set of names."""
+    return f"{PREFIX}{{".encode() + name + b"}"
 
 
 def _is_ours(suffix: str) -> bool:
@@ -154,10 +162,11 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
         delete(transport, keys, leftover.incarnation.removeprefix(DELETING))
         return 1
     if leftover.why == "name":
-        removed = int(transport.call("SREM", NAMES, keys.name)) if not transport.call("EXISTS", keys.record) else 0
-        if removed and transport.call("EXISTS", keys.record):
+        name, record = leftover.listed_as, _record_of(leftover.listed_as)
+        removed = int(transport.call("SREM", NAMES, name)) if not transport.call("EXISTS", record) else 0
+        if removed and transport.call("EXISTS", record):
             # The accumulator was created, and its name listed, after the first EXISTS and before SREM.
-            transport.call("SADD", NAMES, keys.name)
+            transport.call("SADD", NAMES, name)
             removed = 0
         return removed
     if leftover.why == "acknowledged":

@@ -22,6 +22,7 @@ from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.snapshot import StartedRead, read_round, snapshot
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
+from redisacc._text import shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, InvalidArgumentError
 
 # The number of commands in one pipeline.
@@ -66,7 +67,7 @@ class CurrentRows:
     def __init__(self, transport: Transport, keys: Keys) -> None:
         record = Record(keys, transport.call(*Record.command(keys)))
         if record.incarnation.startswith(DELETING):
-            raise AccumulatorNotFoundError(f"accumulator {keys.name!r} is being deleted")
+            raise AccumulatorNotFoundError(f"accumulator {shown(keys.name)} is being deleted")
         self.spec: AccumulatorSpec = record.spec()
         self._transport = transport
         self._keys = keys

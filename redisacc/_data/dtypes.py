@@ -66,7 +66,7 @@ class DType:
         for dtype in (self.storage, self.sum):
             if name == dtype.name:
                 return dtype.newbyteorder("<")
-        raise ValueError(f"buffered elements of dtype {name!r}")
+        raise ValueError(f"buffered elements of dtype {shown(name)}")
 
 
 def _table() -> dict[str, DType]:

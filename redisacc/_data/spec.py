@@ -11,6 +11,7 @@ from redisacc._data.dtypes import DType
 from redisacc._data.reducers import DenseReducer, Reducer, SparseReducer
 from redisacc._data.slices import IndexedSlices
 from redisacc._data.validation import Shape
+from redisacc.errors import CorruptDataError
 
 Kind = Literal["dense", "sparse"]
 
@@ -56,6 +57,7 @@ class AccumulatorSpec:
             where: the source of the gradients, for errors.
         """
         if self.is_sparse:
+            _check_rows(round_shape, where)
             return SparseReducer(self.dtype, round_shape, bound=self.bound, where=where)
         return DenseReducer(self.dtype, round_shape)
 
@@ -71,3 +73,11 @@ class AccumulatorSpec:
         indices, values = reducer.result(self.reduction_type, num_accumulated)
         whole = np.array([-1 if self.bound is None else self.bound, *values.shape[1:]], np.int64)
         return IndexedSlices(values, indices, whole)
+
+
+def _check_rows(row_shape: tuple[int, ...], where: str) -> None:
+    """Raises CorruptDataError if numpy cannot count the dimensions of rows of this shape, and one more."""
+    try:
+        np.empty((0, *row_shape))
+    except ValueError:
+        raise CorruptDataError(f"{where}: rows cannot have {len(row_shape)} dimensions") from None

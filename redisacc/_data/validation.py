@@ -28,6 +28,8 @@ Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...] | None
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+# The largest number of declared dimensions, which is TensorFlow's.
+MAX_RANK = 254
 _INT64 = np.dtype(np.int64)
 
 # Up to this many indices are checked as Python integers: with cold caches, numpy's code took four times as long.
@@ -94,23 +96,31 @@ def text(value: object, what: str, *, max_bytes: int) -> str:
     """
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{what} must be text, not {shown(value)}")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise InvalidArgumentError(f"{what} must be valid Unicode, not {shown(value)}") from None
+    size = _utf8_bytes(value, what)
     if not 0 < size <= max_bytes:
         raise InvalidArgumentError(f"{what} must have 1 to {max_bytes} bytes in UTF-8, not {size}: {shown(value)}")
     for character in value:
         if character in "{}" or unicodedata.category(character) in ("Cc", "Zl", "Zp"):
             raise InvalidArgumentError(
-                f"{what} must have no braces and no control characters, but {shown(value)} has {character!r}"
+                f"{what} must have no braces and no control characters, but {shown(value)} has {shown(character)}"
             )
     return value
 
 
+def _utf8_bytes(value: str, what: str) -> int:
+    """Returns the length in UTF-8. A lone surrogate, which bytes that were not UTF-8 leave, cannot be written there."""
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"{what} must be valid Unicode, not {shown(value)}") from None
+
+
 def label(value: object) -> str | None:
     """Returns the ``name=`` of an operation, which labels its log records: text or None."""
-    if value is None or isinstance(value, str):
+    if value is None:
+        return value
+    if isinstance(value, str):
+        _utf8_bytes(value, "name")
         return value
     raise InvalidArgumentError(f"name must be text or None, not {shown(value)}")
 
@@ -134,6 +144,8 @@ def shape(value: object, what: str = "shape") -> Shape:
         value = value.tolist()
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise InvalidArgumentError(f"{what} must be None or a sequence of dimensions, not {shown(value)}")
+    if len(value) > MAX_RANK:
+        raise InvalidArgumentError(f"{what} must have at most {MAX_RANK} dimensions, not {len(value)}: {shown(value)}")
     dims = tuple(
         None if dim is None else integer(dim, f"dimension {axis} of {what}", low=-1) for axis, dim in enumerate(value)
     )
@@ -175,12 +187,39 @@ def array(value: object, what: str) -> Array:
         raise InvalidArgumentError(
             f"{what} must not be a masked array, because its mask would be lost: call filled() first"
         )
+    if _has_missing(value):
+        raise InvalidArgumentError(
+            f"{what} must not have missing values (NA, null), because they would become numbers: fill them first"
+        )
     try:
         return np.asarray(value)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise InvalidArgumentError(
             f"{what} must be an array, but numpy cannot make one from {shown(value)}: {shown(str(error))}"
         ) from error
+
+
+def _has_missing(value: object) -> bool:
+    """Returns whether a column of pandas, Arrow or Polars, or a table of pandas, has missing values.
+
+    They tell a missing value from NaN, and numpy's conversion would not. The columns are recognised by what they offer,
+    so none of these packages is imported. A plain numpy column of pandas has no missing values, only NaN.
+    """
+    if isinstance(value, (list, tuple, np.generic)):
+        return False
+    try:
+        missing = getattr(value, "null_count", 0)
+        if callable(missing):
+            missing = missing()
+        if isinstance(missing, int) and missing > 0:
+            return True
+        dtypes = getattr(value, "dtypes", None)
+        kinds = [getattr(value, "dtype", None)] if dtypes is None or not hasattr(dtypes, "__iter__") else list(dtypes)
+        if any(hasattr(kind, "na_value") for kind in kinds):
+            return bool(np.any(np.asarray(value.isna())))  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001 - somebody else's object is no such column if it raises here
+        return False
+    return False
 
 
 def _rank(dtype: np.dtype[Any]) -> int:
@@ -205,6 +244,8 @@ def cast(given: Array, dtype: DType, what: str, *, value: object) -> Array:
 
     A list of Python ints is accepted for every integer type that can hold them. The result may be the caller's own
     memory. Check shapes first, because a conversion may need as much memory as the claimed shape has elements.
+
+    A number beyond a narrower floating-point type becomes infinite, silently, as in TensorFlow.
 
     Args:
         given: the array.
@@ -232,7 +273,8 @@ def cast(given: Array, dtype: DType, what: str, *, value: object) -> Array:
                 raise InvalidArgumentError(
                     f"{what} must be in [{bounds.min}, {bounds.max}] for {dtype.name}, but holds {extreme}"
                 )
-    return given.astype(dtype.storage)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return given.astype(dtype.storage)
 
 
 def indices(value: object, what: str = "grad_indices") -> tuple[Array, int, bool]:

@@ -24,6 +24,7 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format.keys import Keys
 from redisacc._redis.fast_socket import Command
+from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError
 
 # Larger parts cost redis-py more copies, smaller ones cost more commands: see docs/measurements.md. The server's
@@ -204,8 +205,8 @@ def parse(
             buffered.append(_parse_one(field, entry, spec, round_shape))
         except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
             raise CorruptDataError(
-                f"{keys.current.buffered}: gradient {field[:64].decode(errors='backslashreplace')} has a header that "
-                f"redisacc did not write: {error}"
+                f"{keys.current.buffered}: gradient {shown(field)} has a header that "
+                f"redisacc did not write: {printable(str(error), 300)}"
             ) from error
     buffered.sort(key=lambda gradient: gradient.order)
     return buffered
@@ -225,13 +226,18 @@ def _parse_one(field: bytes, entry: bytes, spec: AccumulatorSpec, round_shape: t
     return BufferedGradient(field.decode(), int(order), *described(packed, spec.dtype, spec.is_sparse, round_shape))
 
 
+# The largest header that is parsed, in bytes. It lists the parts of a gradient of some 400 GB.
+LONGEST_HEADER = 2**20
+# A header is a dict of lists of numbers: two levels, and eight fields. msgpack bounds strings by the header's length.
+_MAX_FIELDS = 16
+
 # Parsed headers of up to this many bytes are cached, because most gradients of an accumulator have the same header.
 CACHED_BYTES = 1024
 
 
 @lru_cache(maxsize=256)
 def _parse_header(packed: bytes, dtype: DType, sparse: bool, round_shape: tuple[int, ...]) -> _Description:
-    header = msgpack.unpackb(packed)
+    header = _unpacked(packed)
     if not isinstance(header, dict) or header["version"] != _HEADER_VERSION:
         raise ValueError("its version is unknown")
     wire = dtype.buffered_dtype(header["dtype"])
@@ -242,7 +248,7 @@ def _parse_header(packed: bytes, dtype: DType, sparse: bool, round_shape: tuple[
         raise ValueError("its number of gradients is invalid")
     rows = shape[:1] if sparse else []
     if tuple(shape[len(rows) :]) != round_shape or (sparse and not rows):
-        raise ValueError(f"its shape is {shape} in a round of {list(round_shape)}")
+        raise ValueError(f"its shape is {shown(shape)} in a round of {list(round_shape)}")
     if sum(indices) != (rows[0] * INDEX.itemsize if sparse else 0):
         raise ValueError(f"its indices cannot have {sum(indices)} bytes")
     if sum(counts) != (sum(indices) if number > 1 else 0):
@@ -256,6 +262,21 @@ def _parse_header(packed: bytes, dtype: DType, sparse: bool, round_shape: tuple[
     return wire, tuple(shape), number, inline, tuple(indices), tuple(counts), tuple(values)
 
 
+def _unpacked(packed: bytes) -> Any:
+    """Returns what a header holds.
+
+    Raises:
+        ValueError: it is too long, too deep or not msgpack.
+    """
+    if len(packed) > LONGEST_HEADER:
+        raise ValueError(f"it has {len(packed)} bytes")
+    try:
+        return msgpack.unpackb(packed, max_map_len=_MAX_FIELDS, max_ext_len=0)
+    except RecursionError:
+        # msgpack bounds the depth itself where it is compiled, and otherwise leaves that to Python.
+        raise ValueError("it is too deep") from None
+
+
 def _lengths(value: object, name: str) -> list[int]:
     if not isinstance(value, list) or not all(type(v) is int and 0 <= v <= INT64_MAX for v in value):
         raise ValueError(f"{name} is not a list of sizes")
@@ -265,7 +286,7 @@ def _lengths(value: object, name: str) -> list[int]:
 def part_lengths(entry: bytes) -> list[int] | None:
     """Returns the bytes of each part that an entry of the ``buffered`` hash lists, None if it is unreadable."""
     try:
-        header = msgpack.unpackb(entry.partition(b" ")[2])
+        header = _unpacked(entry.partition(b" ")[2])
         if header["inline"] is True:
             return []
         return [length for name in _SECTIONS for length in _lengths(header[name], name)]

@@ -7,7 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from redisacc._format.keys import Keys
+from redisacc._text import shown
 from redisacc.errors import CorruptDataError
+
+# The largest length of an entry, of a name or of a token, in bytes. A shape and a name fit in.
+LONGEST_ENTRY = 8192
 
 
 @dataclass(frozen=True)
@@ -113,14 +117,14 @@ class Recovery:
 def parse_recoveries(keys: Keys, entries: object) -> list[Recovery]:
     """Returns the latest recoveries, the first of them first, of a list that holds the last one first."""
     if not isinstance(entries, list):
-        raise CorruptDataError(f"{keys.recovered}: LRANGE replied {entries!r:.100}, not a list")
+        raise CorruptDataError(f"{keys.recovered}: LRANGE replied {shown(entries)}, not a list")
     found = []
     for text in reversed(entries):
         try:
             old, token, recovered_ms, taker = text.decode().split(" ", 3)
             found.append(Recovery(old, token, taker, time_of(int(recovered_ms))))
         except (AttributeError, ValueError, OverflowError, OSError) as error:
-            raise CorruptDataError(f"{keys.recovered}: {text!r:.64} is not the entry of a recovery") from error
+            raise CorruptDataError(f"{keys.recovered}: {shown(text)} is not the entry of a recovery") from error
     return found
 
 
@@ -129,7 +133,9 @@ def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
     workers = {}
     for name, count in fields.items():
         if not (count.isdigit() and len(count) <= 15):
-            raise CorruptDataError(f"{where}: the count of {name[:64]!r} is {count[:64]!r}, which is not a number")
+            raise CorruptDataError(f"{where}: the count of {shown(name)} is {shown(count)}, which is not a number")
+        if len(name) > LONGEST_ENTRY:
+            raise CorruptDataError(f"{where}: {shown(name)} is longer than the name of any worker")
         workers[name.decode(errors="backslashreplace")] = int(count)
     return dict(sorted(workers.items()))
 
@@ -137,12 +143,19 @@ def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
 def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, UnacknowledgedRound]:
     """Returns the state of a taken round, "granted" or "acknowledged", and the round."""
     try:
-        state, step, count, granted_ms, _, taker = text.decode().split(" ", 5)
-        if state not in ("granted", "acknowledged"):
-            raise ValueError(state)
-        return state, UnacknowledgedRound(token.decode(), int(step), int(count), taker, time_of(int(granted_ms)))
+        state, step, count, granted_ms, _, taker = _fields(text, 6)
+        if state not in (b"granted", b"acknowledged") or len(token) > LONGEST_ENTRY:
+            raise ValueError("the state or the token is unknown")
+        taken = UnacknowledgedRound(
+            token.decode(),
+            _integer(step, 19, signed=True),
+            _integer(count, 15),
+            taker.decode(),
+            time_of(_integer(granted_ms, 15)),
+        )
+        return state.decode(), taken
     except (ValueError, OverflowError, OSError) as error:
-        raise CorruptDataError(f"{keys.taken}: {text[:64]!r} is not the entry of a taken round") from error
+        raise CorruptDataError(f"{keys.taken}: {shown(text)} is not the entry of a taken round") from error
 
 
 def time_of(ms: int) -> datetime.datetime:
@@ -158,11 +171,16 @@ def parse_known_workers(
     seen = []
     for session, text in sessions.items():
         try:
-            _, _, _, _, seen_ms, applied_text, stale_text, name = text.decode(errors="backslashreplace").split(" ", 7)
-            seen_at, applied, stale = time_of(int(seen_ms)), int(applied_text), int(stale_text)
+            _, _, _, _, seen_ms, applied_text, stale_text, worker = _fields(text, 8)
+            seen_at, applied, stale = (
+                time_of(_integer(seen_ms, 15)),
+                _integer(applied_text, 15),
+                _integer(stale_text, 15),
+            )
+            name = worker.decode(errors="backslashreplace")
         except (ValueError, OverflowError, OSError) as error:
             raise CorruptDataError(
-                f"{keys.sessions}: {session[:64]!r} holds {text[:64]!r}, which is not a session"
+                f"{keys.sessions}: {shown(session)} holds {shown(text)}, which is not a session"
             ) from error
         seen.append(seen_at)
         if applied or stale:
@@ -180,12 +198,41 @@ def missing_of(known: Iterable[WorkerInfo]) -> list[WorkerInfo]:
 
 def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:
     """Returns the taker that an entry describes."""
-    number, _, rest = text.decode(errors="backslashreplace").partition(" ")
-    lease_end, _, taker = rest.partition(" ")
-    if not (number.isdigit() and len(number) <= 20 and lease_end.isdigit() and len(lease_end) <= 15):
-        raise CorruptDataError(f"{keys.takers}: {text[:64]!r} is not the entry of a taker")
     try:
-        lease_ends_at = time_of(int(lease_end))
+        if len(token) > LONGEST_ENTRY:
+            raise ValueError("the token is too long")
+        number, lease_end, taker = _fields(text, 3)
+        return WaitingTaker(
+            token.decode(errors="backslashreplace"),
+            _integer(number, 20),
+            taker.decode(errors="backslashreplace"),
+            time_of(_integer(lease_end, 15)),
+        )
     except (ValueError, OverflowError, OSError) as error:
-        raise CorruptDataError(f"{keys.takers}: {text[:64]!r} is not the entry of a taker") from error
-    return WaitingTaker(token.decode(errors="backslashreplace"), int(number), taker, lease_ends_at)
+        raise CorruptDataError(f"{keys.takers}: {shown(text)} is not the entry of a taker") from error
+
+
+def _fields(text: bytes, number: int) -> list[bytes]:
+    """Returns the fields of an entry. The last one is a name and may contain spaces.
+
+    Raises:
+        ValueError: the entry is longer than any that redisacc writes, or has fewer fields.
+    """
+    if len(text) > LONGEST_ENTRY:
+        raise ValueError("the entry is too long")
+    found = text.split(b" ", number - 1)
+    if len(found) != number:
+        raise ValueError("a field is missing")
+    return found
+
+
+def _integer(text: bytes, digits: int, *, signed: bool = False) -> int:
+    """Returns a number of at most so many digits, and only if ``signed`` with a minus.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    unsigned = text.removeprefix(b"-") if signed else text
+    if not (unsigned.isdigit() and len(unsigned) <= digits):
+        raise ValueError("a number is missing")
+    return int(text)

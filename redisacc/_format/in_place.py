@@ -19,6 +19,7 @@ from redisacc._data.dtypes import EXACT_IN_DOUBLE, DType
 from redisacc._data.gradient import Gradient
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.validation import Array
+from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
 _COUNT = np.dtype("<u8")
@@ -174,7 +175,7 @@ def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes,
     match = _TOTAL_TEXT.fullmatch(total)
     if match is None:
         raise CorruptDataError(
-            f"{where}: the field total is {total[:64]!r}, so the hash was evicted (set maxmemory-policy noeviction) or "
+            f"{where}: the field total is {shown(total)}, so the hash was evicted (set maxmemory-policy noeviction) or "
             "removed by hand"
         )
     return rows, int(match[1]), int(match[2])
@@ -200,7 +201,7 @@ def _parse_indices(fields: Mapping[bytes, bytes], where: str) -> list[int]:
             # The repr of a list without its brackets is the canonical text of all its numbers.
             usual = str(numbers)[1:-1].encode() == b", ".join(fields) and min(numbers) >= 0
     if not usual:
-        raise CorruptDataError(f"{where}: {next(filter(_is_no_index, fields))[:64]!r} is not an index")
+        raise CorruptDataError(f"{where}: {shown(next(filter(_is_no_index, fields)))} is not an index")
     return numbers
 
 

@@ -50,6 +50,11 @@ class RoundKeys:
         return self.sums, self.buffered, self.inline, self.workers
 
 
+def is_unicode(name: str) -> bool:
+    """Returns whether a name can be written in UTF-8. A lone surrogate, from bytes that were not UTF-8, cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 class Keys:
     """The keys of one accumulator. lua/ and docs/design/data-model.md say what they hold.
 
@@ -90,7 +95,7 @@ class Keys:
         Raises:
             InvalidArgumentError: it is not an ``accumulator_ref``.
         """
-        match = _REF.fullmatch(ref) if isinstance(ref, str) else None
+        match = _REF.fullmatch(ref) if isinstance(ref, str) and is_unicode(ref) else None
         if match is None:
             raise InvalidArgumentError(f"handle must be an accumulator_ref like '{PREFIX}{{NAME}}', not {shown(ref)}")
         return cls(match[1])

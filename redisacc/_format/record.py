@@ -5,7 +5,8 @@ from __future__ import annotations
 from redisacc._data.dtypes import TABLE
 from redisacc._data.spec import AccumulatorSpec, Kind
 from redisacc._format.keys import Keys
-from redisacc._format.shapes import parse_shape, round_shape_of
+from redisacc._format.shapes import LONGEST_SHAPE, parse_shape, round_shape_of
+from redisacc._text import shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
 
 _TEXTS = ("kind", "dtype", "shape", "reduction_type", "incarnation", "round_shape")
@@ -32,8 +33,8 @@ def check_format(name: str, found: str) -> None:
     """Raises SchemaMismatchError unless a record has the version of the data model that this library reads."""
     if found != FORMAT:
         raise SchemaMismatchError(
-            f"accumulator {name!r} has format {found!r:.20} of the data model, but this version of redisacc reads "
-            f"format {FORMAT!r}: finish its training with the version that created it, or delete its keys"
+            f"accumulator {shown(name)} has format {shown(found)} of the data model, but this version of redisacc "
+            f"reads format {FORMAT!r}: finish its training with the version that created it, or delete its keys"
         )
 
 
@@ -73,10 +74,10 @@ class Record:
 
     def __init__(self, keys: Keys, reply: object) -> None:
         if not isinstance(reply, list) or len(reply) != len(self.FIELDS):
-            raise CorruptDataError(f"{keys.record}: HMGET must reply {len(self.FIELDS)} values, not {reply!r:.100}")
+            raise CorruptDataError(f"{keys.record}: HMGET must reply {len(self.FIELDS)} values, not {shown(reply)}")
         if reply == [None] * len(reply):
             raise AccumulatorNotFoundError(
-                f"there is no accumulator {keys.name!r}: it was never created, or it was deleted"
+                f"there is no accumulator {shown(keys.name)}: it was never created, or it was deleted"
             )
         fields = dict(zip(self.FIELDS, reply, strict=True))
         if isinstance(fields["format"], bytes):
@@ -84,7 +85,7 @@ class Record:
             check_format(keys.name, fields["format"].decode(errors="backslashreplace"))
         for name, value in fields.items():
             if not isinstance(value, bytes) or not _right(name, value):
-                raise CorruptDataError(f"{keys.record}: {name} holds {value!r:.100}, which redisacc did not write")
+                raise CorruptDataError(f"{keys.record}: {name} holds {shown(value)}, which redisacc did not write")
         texts = {name: value.decode() for name, value in fields.items()}
         self.global_step = int(texts["global_step"])
         self.kind, self.dtype, shape, self.reduction_type, self.incarnation, round_shape = (texts[f] for f in _TEXTS)
@@ -120,7 +121,7 @@ class Record:
         return AccumulatorSpec(kind, TABLE[self.dtype], self.shape, self.reduction_type, self.chunk)
 
     def _foreign(self, name: str, text: str) -> CorruptDataError:
-        return CorruptDataError(f"{self._where}: {name} holds {text!r:.100}, which redisacc did not write")
+        return CorruptDataError(f"{self._where}: {name} holds {shown(text)}, which redisacc did not write")
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -134,4 +135,4 @@ def _right(name: str, value: bytes) -> bool:
         return digits.isdigit() and len(digits) <= 19 and -(2**63) <= int(value) < 2**63
     if name in _NUMBERS:
         return value.isdigit() and len(value) <= 15
-    return len(value) <= 4096 and value.isascii()
+    return len(value) <= LONGEST_SHAPE and value.isascii()

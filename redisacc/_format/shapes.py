@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from functools import lru_cache
 
-from redisacc._data.validation import INT64_MAX, Shape, shape_text
+import numpy as np
+
+from redisacc._data.validation import INT64_MAX, MAX_RANK, Shape, shape_text
 from redisacc._format.keys import Keys
+from redisacc._text import shown
 from redisacc.errors import CorruptDataError
+
+# The longest text of a shape that redisacc writes: brackets, and numbers of 19 digits with their commas.
+LONGEST_SHAPE = 2 + MAX_RANK * 20
+
+_SHAPE = re.compile(r"\[(?:(?:-1|[0-9]{1,19})(?:,(?:-1|[0-9]{1,19}))*)?\]")
 
 
 def parse_shape(keys: Keys, text: str) -> Shape:
@@ -18,17 +26,25 @@ def parse_shape(keys: Keys, text: str) -> Shape:
     try:
         return _dims(text)
     except ValueError:
-        raise CorruptDataError(f"{keys.record}: shape holds {text!r:.100}, which redisacc did not write") from None
+        raise CorruptDataError(f"{keys.record}: shape holds {shown(text)}, which redisacc did not write") from None
+
+
+def _dims(text: str) -> tuple[int | None, ...]:
+    # The length is checked first: the text may be of any size, and so may the cache.
+    if len(text) > LONGEST_SHAPE:
+        raise ValueError("the text is longer than that of any shape")
+    return _parsed(text)
 
 
 @lru_cache(maxsize=256)
-def _dims(text: str) -> tuple[int | None, ...]:
-    dims = json.loads(text)
-    if not isinstance(dims, list) or not all(type(dim) is int and -1 <= dim < 2**63 for dim in dims):
-        raise ValueError(text)
+def _parsed(text: str) -> tuple[int | None, ...]:
+    # A regular expression knows no nesting, unlike a parser of JSON, which a deep enough one exhausts.
+    if _SHAPE.fullmatch(text) is None:
+        raise ValueError("the text is not a list of dimensions")
+    dims = [int(dim) for dim in text[1:-1].split(",") if dim]
     shape = tuple(None if dim == -1 else dim for dim in dims)
-    if shape_text(shape) != text:
-        raise ValueError(text)
+    if len(dims) > MAX_RANK or max(dims, default=0) > INT64_MAX or shape_text(shape) != text:
+        raise ValueError("the text is not a shape as redisacc writes it")
     return shape
 
 
@@ -37,16 +53,17 @@ def round_shape_of(keys: Keys, text: str) -> tuple[int, ...] | None:
     if text == "":
         return None
     try:
-        return _known_dims(text)
+        return _known_dims(_dims(text))
     except ValueError:
-        raise CorruptDataError(f"{keys.record}: {text!r:.100} cannot be the shape of a round") from None
+        raise CorruptDataError(f"{keys.record}: {shown(text)} cannot be the shape of a round") from None
 
 
 @lru_cache(maxsize=256)
-def _known_dims(text: str) -> tuple[int, ...]:
-    shape = _dims(text)
+def _known_dims(shape: tuple[int | None, ...]) -> tuple[int, ...]:
     dims = tuple(dim for dim in shape if dim is not None)
     # numpy refuses shapes whose dimensions multiply beyond an int64, even if one of them is 0.
     if len(dims) < len(shape) or math.prod(dim or 1 for dim in dims) > INT64_MAX // 16:
-        raise ValueError(text)
+        raise ValueError("an array cannot have this shape")
+    # It also refuses more dimensions than it can count, and knows best how many those are.
+    np.empty((0, *dims[1:]))
     return dims

@@ -14,6 +14,7 @@ from redisacc._format.keys import Keys
 from redisacc._protocol.compaction import Compactor, Reply, no_room
 from redisacc._protocol.scripts import Counted, Full, Request, Scripts
 from redisacc._redis.transport import Transport
+from redisacc._text import shown
 from redisacc.errors import ServerError
 
 # For a gradient of more bytes than this, the server is asked first whether it would accept it: a round trip takes less
@@ -55,8 +56,8 @@ class BufferWriter:
                     why = f"for {BUFFER_TIMEOUT:.0f} s, other workers filled the space that compacting freed"
                     raise no_room(self._keys, gradient, reply, why)
                 raise ServerError(
-                    f"a gradient for {self._keys.name!r} could not be buffered in {BUFFER_TIMEOUT:.0f} s: its staged "
-                    "parts disappeared every time"
+                    f"a gradient for {shown(self._keys.name)} could not be buffered in {BUFFER_TIMEOUT:.0f} s: its "
+                    "staged parts disappeared every time"
                 )
 
     def _send(

@@ -24,6 +24,7 @@ from redisacc._protocol.buffer_reader import add_buffered
 from redisacc._protocol.scripts import Counted, Full, Request
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
+from redisacc._text import shown
 from redisacc.errors import AccumulatorFullError, CorruptDataError
 
 logger = logging.getLogger("redisacc")
@@ -124,7 +125,7 @@ class Compactor:
 def no_room(keys: Keys, gradient: Gradient, full: Full, why: str) -> AccumulatorFullError:
     """Returns the error that says why a gradient cannot be buffered."""
     return AccumulatorFullError(
-        f"there is no room for a gradient of {gradient.nbytes} bytes in {keys.name!r}: its buffered "
+        f"there is no room for a gradient of {gradient.nbytes} bytes in {shown(keys.name)}: its buffered "
         f"gradients use {full.buffered_bytes} of {full.buffer_limit} bytes, and {why}. Take the round, or create "
         "the accumulator with a larger buffer_limit"
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from redisacc._format.buffered import number_of_parts
 from redisacc._format.keys import NAMES, Keys
 from redisacc._protocol.round_reader import all_rounds
 from redisacc._protocol.scripts import Scripts
-from redisacc._redis.hash_scan import scan
+from redisacc._redis.hash_scan import Fields, scan
 from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc.errors import CorruptDataError
 
 
 def delete(transport: Transport, keys: Keys, incarnation: str, *, timeout: float = TIMEOUT) -> None:
@@ -25,15 +28,29 @@ def delete(transport: Transport, keys: Keys, incarnation: str, *, timeout: float
     if scripts.delete(finish=False, timeout=timeout) != "closed":
         return
     # From here on, nothing can be added, and the name cannot be created again until the record is removed.
-    for round_keys in all_rounds(transport, keys, timeout=timeout):
-        for gradient, entry in scan(transport, round_keys.buffered, timeout=timeout).items():
+    try:
+        rounds = all_rounds(transport, keys, timeout=timeout)
+    except CorruptDataError:
+        # Another type of key is there, so there is no list of rounds. What cannot be read must still be deleted.
+        rounds = [keys.current]
+    for round_keys in rounds:
+        for gradient, entry in _buffered(transport, round_keys.buffered, timeout).items():
             _unlink_parts(transport, keys, gradient.decode(errors="replace"), entry, timeout)
         if round_keys != keys.current:
             # The script removes the hashes of the current round. A late copy of a plain UNLINK would remove those of an
             # accumulator that has been created under the same name since.
             transport.call("UNLINK", *round_keys.hashes, timeout=timeout)
-    transport.call("SREM", NAMES, keys.name, timeout=timeout)
+    with contextlib.suppress(CorruptDataError):
+        # If the set of names is something else, the accumulator is not listed there.
+        transport.call("SREM", NAMES, keys.name, timeout=timeout)
     scripts.delete(finish=True, timeout=timeout)
+
+
+def _buffered(transport: Transport, key: str, timeout: float) -> Fields:
+    try:
+        return scan(transport, key, timeout=timeout)
+    except CorruptDataError:
+        return {}
 
 
 def _unlink_parts(transport: Transport, keys: Keys, gradient: str, entry: bytes, timeout: float) -> None:

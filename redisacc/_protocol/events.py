@@ -17,6 +17,7 @@ from redisacc._format.keys import Keys
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._redis.pubsub import Alarm, pubsub_of
 from redisacc._redis.transport import Transport
+from redisacc._text import shown
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")
@@ -163,7 +164,7 @@ class Events:
         self._check_exists(math.inf if timeout is None else timeout)
 
     def __repr__(self) -> str:
-        return f"Events({self._keys.name!r} at {self._transport.address}{', ended' if self._over else ''})"
+        return f"Events({shown(self._keys.name)} at {self._transport.address}{', ended' if self._over else ''})"
 
     def __iter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from redisacc._redis.pubsub import Alarm
+from redisacc._text import shown
 from redisacc.errors import CancelledError
 
 
@@ -29,7 +30,7 @@ class Lifetime:
     def check(self) -> None:
         """Raises CancelledError if the handle was closed."""
         if self._closed.is_set():
-            raise CancelledError(f"this handle on {self._name!r} is closed")
+            raise CancelledError(f"this handle on {shown(self._name)} is closed")
 
     def register(self, alarm: Alarm) -> Callable[[], None]:
         """Sets ``alarm`` when the handle is closed. Returns the function that takes this back."""

@@ -12,6 +12,7 @@ from redisacc._format.record import FORMAT
 from redisacc._protocol.deletion import delete
 from redisacc._protocol.scripts import Deleting, Opened, Schema, Scripts
 from redisacc._redis.transport import Transport
+from redisacc._text import QUOTED, printable, shown
 from redisacc.errors import NotPermittedError, SchemaMismatchError
 
 logger = logging.getLogger("redisacc")
@@ -70,7 +71,7 @@ def _check_schema(
     keys: Keys, opened: Opened, wanted: Schema, buffer_limit: int | None, once_per_worker: bool | None
 ) -> None:
     differences = [
-        f"{what} is {there}, not {here}"
+        f"{what} is {there if isinstance(there, int) else printable(there, QUOTED)}, not {here}"
         for what, there, here in (
             ("kind", opened.schema.kind, wanted.kind),
             ("dtype", opened.schema.dtype, wanted.dtype),
@@ -87,7 +88,7 @@ def _check_schema(
     ]
     if differences:
         raise SchemaMismatchError(
-            f"accumulator {keys.name!r} was created as something else: its {'; its '.join(differences)}"
+            f"accumulator {shown(keys.name)} was created as something else: its {'; its '.join(differences)}"
         )
 
 

@@ -6,6 +6,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._text import shown
 from redisacc.errors import AccumulatorNotFoundError
 
 
@@ -42,5 +43,5 @@ class RecordReader:
         """Raises AccumulatorNotFoundError unless this is the incarnation that was opened."""
         if incarnation != self._incarnation:
             raise AccumulatorNotFoundError(
-                f"accumulator {self._keys.name!r} was deleted after this handle was opened. Open it again"
+                f"accumulator {shown(self._keys.name)} was deleted after this handle was opened. Open it again"
             )

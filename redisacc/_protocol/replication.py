@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from redisacc._text import shown
 from redisacc.errors import NotReplicatedError
 
 
@@ -16,8 +17,8 @@ def check_replicated(name: str, done: str, *, replicas: int, min_replicas: int) 
     """
     if replicas < min_replicas:
         raise NotReplicatedError(
-            f"{name!r}: {done}, but only {replicas} of the {min_replicas} replicas that should have it confirmed it in "
-            "time",
+            f"{shown(name)}: {done}, but only {replicas} of the {min_replicas} replicas that should have it "
+            "confirmed it in time",
             replicas=replicas,
             min_replicas=min_replicas,
         )

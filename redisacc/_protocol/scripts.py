@@ -20,6 +20,7 @@ from redisacc._protocol.sessions import Session
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import OPENING_TIMEOUT, TIMEOUT, Transport
+from redisacc._text import QUOTED, printable, shown
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CorruptDataError,
@@ -727,7 +728,7 @@ class Scripts:
         match replies:
             case [int(replicas)]:
                 return replicas
-        raise CorruptDataError(f"{self._keys.record}: WAIT replied {replies!r:.100}, not a number of replicas")
+        raise CorruptDataError(f"{self._keys.record}: WAIT replied {shown(replies)}, not a number of replicas")
 
     def _counted(self, reply: list[bytes], round_shape: tuple[int, ...], replicas: Sequence[Any] = ()) -> Counted:
         match reply:
@@ -740,8 +741,8 @@ class Scripts:
                 )
             case [b"shape_mismatch", bound]:
                 raise InvalidArgumentError(
-                    f"a gradient for {self._keys.name!r} must have the shape of the other gradients in the current "
-                    f"round, {_text(bound)}, not {shape_text(round_shape)}"
+                    f"a gradient for {shown(self._keys.name)} must have the shape of the other gradients in the "
+                    f"current round, {printable(bound, QUOTED)}, not {shape_text(round_shape)}"
                 )
         self._refuse(reply)
 
@@ -759,64 +760,67 @@ class Scripts:
         except ValueError:
             step = 2**63
         if not -(2**63) <= step < 2**63:
-            raise CorruptDataError(f"{self._keys.record}: global_step is {_text(text)!r}, not an int64")
+            raise CorruptDataError(f"{self._keys.record}: global_step is {shown(text)}, not an int64")
         return step
 
     def _number(self, text: bytes, what: str, *, least: int = 0) -> int:
         if not (text.isdigit() and len(text) <= 15 and int(text) >= least):
             raise CorruptDataError(
-                f"{self._keys.record}: {what} is {_text(text)!r}, not a number from {least} to 10^15 - 1"
+                f"{self._keys.record}: {what} is {shown(text)}, not a number from {least} to 10^15 - 1"
             )
         return int(text)
 
     def _refuse(self, reply: list[bytes]) -> NoReturn:
-        name = self._keys.name
+        name = shown(self._keys.name)
         match reply:
             case [b"missing"]:
                 raise AccumulatorNotFoundError(
-                    f"there is no accumulator {name!r}: it was deleted, its owner is gone, or the server has lost its "
+                    f"there is no accumulator {name}: it was deleted, its owner is gone, or the server has lost its "
                     "data"
                 )
             case [b"replaced"]:
                 raise AccumulatorNotFoundError(
-                    f"accumulator {name!r} was deleted after this handle was opened. Open it again"
+                    f"accumulator {name} was deleted after this handle was opened. Open it again"
                 )
             case [b"superseded", sequence]:
                 raise StaleSequenceError(
-                    f"{name!r}: the server has already executed request {_text(sequence)} of this session, so it "
-                    "refuses this one, which is not newer"
+                    f"{name}: the server has already executed request {printable(sequence, QUOTED)} of this session, "
+                    "so it refuses this one, which is not newer"
                 )
             case [b"fenced", _, _]:
                 raise StaleSequenceError(
-                    f"{name!r}: this request was resolved as not executed, so the server refuses every copy of it"
+                    f"{name}: this request was resolved as not executed, so the server refuses every copy of it"
                 )
             case [b"forgotten", now]:
                 raise ForgottenError(
-                    f"{name!r}: this session was idle for so long that the server has forgotten it, and cannot tell "
+                    f"{name}: this session was idle for so long that the server has forgotten it, and cannot tell "
                     "whether it has executed this request before",
                     self._number(now, "TIME"),
                 )
             case [b"remains", key]:
                 raise CorruptDataError(
-                    f"the record of {name!r} is gone, but {_text(key)} still exists: keys were evicted (set "
-                    "maxmemory-policy noeviction) or removed by hand. No sum can be formed from the rest. To start "
-                    f"over, remove the rest: redis-cli --scan --pattern '{self._keys.record}*' | xargs redis-cli unlink"
+                    f"the record of {name} is gone, but {printable(key, QUOTED)} still exists: keys were evicted "
+                    "(set maxmemory-policy noeviction) or removed by hand. No sum can be formed from the rest. To "
+                    "start over, remove the rest: "
+                    f"redis-cli --scan --pattern '{self._keys.record}*' | xargs redis-cli unlink"
                 )
             case [b"lost", sequence]:
                 raise DataLossError(
-                    f"{name!r}: the last request of this session that the server knows is {_text(sequence)}, but it "
-                    "has acknowledged a later one: it was restarted from older data, failed over to a replica that "
-                    "lagged behind, or evicted keys. It did not execute this request; it will execute later ones"
+                    f"{name}: the last request of this session that the server knows is "
+                    f"{printable(sequence, QUOTED)}, but it has acknowledged a later one: it was restarted from "
+                    "older data, failed over to a replica that lagged behind, or evicted keys. It "
+                    "did not execute this request; it will execute later ones"
                 )
             case [b"overflow", step]:
                 raise StepOverflowError(
-                    f"{name!r}: the global step is {_text(step)}, the largest int64, and cannot grow"
+                    f"{name}: the global step is {printable(step, QUOTED)}, the largest int64, and cannot grow"
                 )
             case [b"corrupt", where, text]:
                 raise CorruptDataError(
-                    f"{self._keys.record}: {_text(where)} holds {_text(text)!r}, which redisacc does not write there"
+                    f"{self._keys.record}: {printable(where, QUOTED)} holds {shown(text)}, which redisacc does not "
+                    "write there"
                 )
-        raise CorruptDataError(f"{self._keys.record}: a script gave the unexpected reply {reply!r:.200}")
+        raise CorruptDataError(f"{self._keys.record}: a script gave the unexpected reply {shown(reply)}")
 
 
 def _text(data: bytes) -> str:

@@ -16,6 +16,7 @@ from redisacc._format.record import Record
 from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.round_reader import RoundReader, read_commands, read_whole
 from redisacc._redis.transport import Transport
+from redisacc._text import shown
 from redisacc.errors import CorruptDataError, PeekTimeoutError
 
 # How long to keep looking for a moment in which no gradient arrives, in seconds.
@@ -57,8 +58,8 @@ def snapshot(records: RecordReader, begin: Callable[[], StartedRead[Value] | Non
             return found[0]
         if time.monotonic() >= deadline:
             raise PeekTimeoutError(
-                f"accumulator {name!r} changed during every attempt to read it, for {PEEK_TIMEOUT:.0f} s: gradients "
-                "arrive faster than the round can be read"
+                f"accumulator {shown(name)} changed during every attempt to read it, for {PEEK_TIMEOUT:.0f} s: "
+                "gradients arrive faster than the round can be read"
             )
 
 

@@ -22,6 +22,7 @@ from redisacc._protocol.scripts import Granted, Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.take_wait import TakeWait, wait_for_round
 from redisacc._redis.transport import Transport
+from redisacc._text import shown
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CorruptDataError,
@@ -217,12 +218,12 @@ class Taker(Generic[G]):
         if not (isinstance(takes, bytes) and takes.isdigit() and len(takes) <= 15):
             # This raises if the accumulator was deleted since the round was granted.
             self._still_listed(granted.token, granted.global_step)
-            raise CorruptDataError(f"{self._keys.record}: takes is {takes!r:.100}")
+            raise CorruptDataError(f"{self._keys.record}: takes is {shown(takes)}")
         self._takes_seen = int(takes)
         if self._takes_seen <= seen:
             raise DataLossError(
-                f"{self._keys.name!r} had granted {seen} rounds before this take, and {self._takes_seen} after it: the "
-                "server was restarted from older data, or failed over to a replica that lagged behind. Gradients of "
-                f"this round, of step {granted.global_step}, may also have been in a round that was taken before. It "
-                "stays listed in info().unacknowledged, and recover() hands it out"
+                f"{shown(self._keys.name)} had granted {seen} rounds before this take, and {self._takes_seen} after "
+                "it: the server was restarted from older data, or failed over to a replica that lagged behind. "
+                f"Gradients of this round, of step {granted.global_step}, may also have been in a round that was taken "
+                "before. It stays listed in info().unacknowledged, and recover() hands it out"
             )

@@ -58,6 +58,11 @@ def connect(where: object) -> Transport:
 
 
 def _client_of(url: str) -> redis.Redis:
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        # Not chained, and not quoted, because the error holds the URL, which may carry a password.
+        raise InvalidArgumentError("a URL must be valid Unicode") from None
     scheme = url.partition(":")[0].lower()
     if scheme not in ("redis", "rediss", "unix"):
         # The message does not quote the URL, which may carry a password.

@@ -23,6 +23,8 @@ import hiredis
 import redis
 from redis.exceptions import AuthenticationError, BusyLoadingError, NoScriptError, ResponseError
 
+from redisacc._text import printable, shown
+
 Argument = bytes | str | int | memoryview
 Command = Sequence[Argument]
 
@@ -249,10 +251,10 @@ class SocketConnection:
                 continue
             head = incoming.line()
             if head[:1] == b"-":
-                raise _reply_error(head[1:].decode(errors="replace"))
+                raise _reply_error(head[1:])
             missing = head in (b"$-1", b"_")
             if not missing and not (head[:1] == b"$" and head[1:].isdigit() and len(head) <= 20):
-                raise redis.ConnectionError(f"an unexpected reply to GET: {head[:64]!r}")
+                raise redis.ConnectionError(f"an unexpected reply to GET: {shown(head)}")
             incoming.fill(arrivals.begin(-1 if missing else int(head[1:])))
             incoming.line()
             arrivals.finish()
@@ -371,7 +373,8 @@ def pack_commands(commands: Sequence[Command]) -> list[bytes | memoryview]:
     return buffers
 
 
-def _reply_error(text: str) -> Exception:
+def _reply_error(text: bytes | str) -> Exception:
+    text = printable(text)
     code, _, message = text.partition(" ")
     if code == "NOSCRIPT":
         return NoScriptError(message)

@@ -6,6 +6,7 @@ from typing import Any
 
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
 # The number of fields asked for in one HSCAN. The server serves no other client while it collects them.
@@ -55,7 +56,7 @@ def scanned(key: str, reply: Any) -> tuple[int, Fields]:
         case [bytes() | int() as cursor, list(flat)] if len(flat) % 2 == 0 and _is_cursor(cursor):
             each = iter(flat)
             return int(cursor), dict(zip(each, each, strict=True))
-    raise CorruptDataError(f"{key}: HSCAN replied {reply!r:.100}")
+    raise CorruptDataError(f"{key}: HSCAN replied {shown(reply)}")
 
 
 def scan(transport: Transport, key: str, *, timeout: float = TIMEOUT) -> Fields:

@@ -176,12 +176,12 @@ class PubSub:
     def _hand_out(self, message: object) -> None:
         match message:
             case [b"message", bytes(channel), bytes(text)]:
-                self._call_listeners(channel.decode(), text[:1024].decode(errors="replace"))
+                self._call_listeners(channel.decode(errors="replace"), text[:1024].decode(errors="replace"))
             case [b"subscribe", bytes(channel), _]:
                 with self._lock:
-                    known = self._channels.get(channel.decode())
+                    known = self._channels.get(channel.decode(errors="replace"))
                 # Messages before this moment were missed. Listeners get this before their block begins, and drop it.
-                self._call_listeners(channel.decode(), None)
+                self._call_listeners(channel.decode(errors="replace"), None)
                 if known is not None:
                     known.confirmed.set()
 

@@ -11,9 +11,11 @@ from redis.exceptions import (
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisError,
     TryAgainError,
 )
 
+from redisacc._text import printable
 from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerOutOfMemoryError
 
 # Refusals that pass by themselves: a server that runs a long script, a cluster that moves keys, a master that has just
@@ -26,6 +28,9 @@ PASSING = {
     "MASTERDOWN": "is a replica that has lost its master",
     "READONLY": "is a read-only replica: name its master, or go through Sentinel",
 }
+# The length at which the text of a refusal is cut.
+_LONGEST_REASON = 500
+
 # redis-py removes the code from the message of these.
 _CODES = (
     (BusyLoadingError, "LOADING"),
@@ -56,7 +61,8 @@ def code_of(error: BaseException) -> str:
 
 def refusal_of(error: Exception) -> ServerError | CorruptDataError:
     """Returns the error that callers get for a refusal of the server."""
-    message = str(error)
+    defuse(error)
+    message = reason_of(error)
     if "WRONGTYPE" in message:
         return CorruptDataError(f"a key of the accumulator has another type than redisacc gives it: {message}")
     if "not an integer" in message:
@@ -75,6 +81,16 @@ def refusal_of(error: Exception) -> ServerError | CorruptDataError:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the text of an error, or its type if it has none."""
-    text = str(error).strip()
-    return text or type(error).__name__
+    """Returns the text of an error, printable, or its type if it has none."""
+    return printable(str(error).strip(), _LONGEST_REASON) or type(error).__name__
+
+
+def defuse(error: BaseException) -> None:
+    """Makes the texts of an error and of its causes printable: they are the server's, and tracebacks print them."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, RedisError):
+            link.args = tuple(printable(arg) if isinstance(arg, str) else arg for arg in link.args)
+        link = link.__cause__ or link.__context__

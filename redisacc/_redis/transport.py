@@ -26,8 +26,9 @@ from redis.exceptions import AuthenticationError, AuthorizationError, NoScriptEr
 
 from redisacc._redis import fast_socket
 from redisacc._redis.fast_socket import VALUES, Argument, Arrivals, Command, Connection, PackedCommands
-from redisacc._redis.reply_errors import PASSING, code_of, reason_of, refusal_of
+from redisacc._redis.reply_errors import PASSING, code_of, defuse, reason_of, refusal_of
 from redisacc._redis.script_loader import Script
+from redisacc._text import shown
 from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
@@ -143,15 +144,16 @@ class Transport:
             whole = ("EVAL", script.text, *commands[here][2:])
             replies[here:] = self._exchange([whole, *commands[here + 1 :]], timeout)
             if isinstance(replies[here], Exception) and code_of(replies[here]) == "NOPERM":
+                defuse(replies[here])
                 raise NotPermittedError(
-                    f"the server at {self.address} does not have the script {script.name!r}, and this user may not "
-                    f"load it: run `redisacc load-scripts` as a user who may ({replies[here]})"
+                    f"the server at {self.address} does not have the script {shown(script.name)}, and this user may "
+                    f"not load it: run `redisacc load-scripts` as a user who may ({reason_of(replies[here])})"
                 ) from replies[here]
         if not VALUES.issuperset(map(type, replies)):
             _checked(replies)
         reply = replies[here]
         if not isinstance(reply, list) or not reply:
-            raise CorruptDataError(f"script {script.name} replied {reply!r:.100}")
+            raise CorruptDataError(f"script {script.name} replied {shown(reply)}")
         if not _BYTES.issuperset(map(type, reply)):
             reply = [item if isinstance(item, bytes) else str(item).encode() for item in reply]
         return reply, replies[here + 1 :]
@@ -199,8 +201,9 @@ class Transport:
             failures: how many attempts have failed.
             deadline: when the time is up, on ``time.monotonic()``'s clock.
         """
+        defuse(error)
         if isinstance(error, (AuthenticationError, AuthorizationError)):
-            raise ServerError(f"{self.address} refuses the connection: {error}") from error
+            raise ServerError(f"{self.address} refuses the connection: {reason_of(error)}") from error
         if isinstance(error, ResponseError):
             raise refusal_of(error) from error
         pause = _BACKOFF.compute(failures)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from redisacc import __version__
+from redisacc._text import MESSAGE, printable
 
 if TYPE_CHECKING:
     import click
@@ -45,6 +47,15 @@ def _missing_extra(*_args: object, **_kw: object) -> NoReturn:
 def _group() -> click.Group:
     import click
 
+    @contextlib.contextmanager
+    def printable_refusals() -> Iterator[None]:
+        # click quotes arguments as they are, and scripts pass on what they were given.
+        try:
+            yield
+        except click.ClickException as error:
+            setattr(error, "message", printable(error.message, MESSAGE))  # noqa: B010 - click declares it final
+            raise
+
     class Commands(click.Group):
         def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
             return sorted(_COMMANDS)
@@ -56,6 +67,14 @@ def _group() -> click.Group:
                 importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name.replace("-", "_")
             )
             return command
+
+        def make_context(self, *args: Any, **options: Any) -> click.Context:
+            with printable_refusals():
+                return super().make_context(*args, **options)
+
+        def invoke(self, ctx: click.Context) -> Any:
+            with printable_refusals():
+                return super().invoke(ctx)
 
         def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
             with formatter.section("Commands"):

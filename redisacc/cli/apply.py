@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from redisacc._data.validation import INT64_MAX, INT64_MIN
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.existing import open_existing
 from redisacc._handles.sparse import SparseConditionalAccumulator
@@ -19,7 +20,10 @@ __all__ = ["apply"]
 @name_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option(
-    "--local-step", type=int, metavar="N", help="Step that the gradient was computed for.  [default: the current one]"
+    "--local-step",
+    type=click.IntRange(INT64_MIN, INT64_MAX),
+    metavar="N",
+    help="Step that the gradient was computed for.  [default: the current one]",
 )
 @click.option("--worker", metavar="NAME", help="Worker that the gradient is counted for.  [default: host:pid]")
 @click.option("--once-per-worker", is_flag=True, help="Drop it if the round has a gradient of this worker.")

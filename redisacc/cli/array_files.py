@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import click
 import numpy as np
+from numpy.lib import format as numpy_format
 
 from redisacc._data.slices import IndexedSlices
 from redisacc._data.validation import Array
-from redisacc.cli.failures import fail
+from redisacc._text import shown
+from redisacc.cli.failures import USAGE, fail
 
 # Types for which numpy's files have no name are saved as the smallest type that holds them exactly.
 _SAVED_AS = {"bfloat16": np.float32}
+
+# The first bytes of a zip archive, which an .npz is; those of an empty one differ.
+_ZIP = b"PK"
+# The arrays that the file of a gradient may hold.
+_NAMES = {"gradient", "indices", "values", "shape"}
+# How many names of other arrays a message lists.
+_LISTED = 8
+# Versions of the .npy format. The third differs only for names of fields, which no gradient has.
+_HEADERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
+# An archive may unpack to this many bytes, or to this many times its own size if that is more.
+_MAX_UNPACKED, _MAX_RATIO = 2**30, 10
 
 
 def check_output(output: Path | None, *, discard: bool, sparse: bool) -> None:
@@ -80,20 +94,78 @@ def _saved(values: Array) -> Array:
 def read_arrays(path: str) -> dict[str, Array]:
     """Returns the arrays of a file by name; the array of an .npy is "gradient". "-" is standard input.
 
-    Never unpickles.
+    Never unpickles, and allocates no more than the file really holds.
 
     Raises:
-        Failure: the file cannot be read, or is none of numpy's.
+        Failure: the file cannot be read, is none of numpy's, or holds other arrays than those of a gradient.
     """
     try:
         data: BinaryIO = io.BytesIO(sys.stdin.buffer.read()) if path == "-" else open(path, "rb")  # noqa: SIM115
-        with data, contextlib.ExitStack() as stack:
-            found = np.load(data, allow_pickle=False)
-            if isinstance(found, np.ndarray):
-                return {"gradient": found}
-            return dict(stack.enter_context(found).items())
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        fail(f"{path} is not a readable .npy or .npz file: {error}")
+        with data:
+            if not data.seekable():
+                # A pipe, for example of a shell's <(…).
+                data = io.BytesIO(data.read())
+            size = data.seek(0, os.SEEK_END)
+            data.seek(0)
+            if data.read(len(_ZIP)) != _ZIP:
+                data.seek(0)
+                return {"gradient": _read_array(data, size)}
+            return _read_zip(data, size)
+    except _UnknownArraysError as error:
+        fail(f"{path} must hold the arrays of a gradient; it holds {error}", USAGE)
+    except MemoryError:
+        fail(f"{path} does not fit into the memory of this machine")
+    except Exception as error:  # noqa: BLE001 - on a damaged file, numpy, zipfile and zlib raise anything
+        fail(f"{path} is not a readable .npy or .npz file: {shown(error)}", USAGE)
+
+
+class _UnknownArraysError(Exception):
+    """A file holds arrays that no gradient has."""
+
+
+def _read_zip(data: BinaryIO, size: int) -> dict[str, Array]:
+    with zipfile.ZipFile(data) as archive:
+        members = archive.infolist()
+        names = [member.filename.removesuffix(".npy") for member in members]
+        if not set(names) <= _NAMES or len(set(names)) < len(names):
+            # Before anything is unpacked. A damaged file may list thousands.
+            raise _UnknownArraysError(", ".join(shown(name) for name in names[:_LISTED]))
+        claimed = sum(member.file_size for member in members)
+        if claimed > max(_MAX_UNPACKED, size * _MAX_RATIO):
+            raise ValueError(f"its {size} bytes claim to unpack to {claimed}")
+        arrays = {}
+        for name, member in zip(names, members, strict=True):
+            with archive.open(member) as packed:
+                arrays[name] = _read_array(packed, member.file_size)
+        return arrays
+
+
+def _read_array(data: IO[bytes], size: int) -> Array:
+    """Returns the array of an .npy with so many bytes. The header is compared with them before anything is allocated.
+
+    Raises:
+        ValueError: the file is no .npy, or is shorter than its header says.
+    """
+    version = numpy_format.read_magic(data)
+    if version not in _HEADERS:
+        raise ValueError(f"its format is {version}")
+    try:
+        shape, fortran_order, dtype = _HEADERS[version](data)
+    except (MemoryError, RecursionError):
+        # How Python's parser gives up on an expression that is nested too deeply.
+        raise ValueError("its header is too deep") from None
+    if dtype.hasobject:
+        raise ValueError("it holds pickled Python objects, which are never loaded")
+    if dtype.itemsize == 0 or not all(type(dim) is int and dim >= 0 for dim in shape):
+        raise ValueError(f"an array cannot have the dtype {dtype} and the shape {shape}")
+    number = math.prod(shape)
+    claimed, there = number * dtype.itemsize, size - data.tell()
+    if claimed > there:
+        raise ValueError(f"its header claims {claimed} bytes, but {there} follow")
+    content = data.read(claimed)
+    if len(content) < claimed:
+        raise ValueError(f"its header claims {claimed} bytes, but {len(content)} follow")
+    return np.frombuffer(bytearray(content), dtype, number).reshape(shape, order="F" if fortran_order else "C")
 
 
 def select_arrays(arrays: dict[str, Array], path: str, *names: str, optional: str | None = None) -> list[Array | None]:
@@ -107,5 +179,5 @@ def select_arrays(arrays: dict[str, Array], path: str, *names: str, optional: st
     foreign = [name for name in arrays if name not in known]
     if missing or foreign:
         fail(f"{path} must hold {', '.join(names)}{f' and may hold {optional}' if optional else ''}; it holds "
-             f"{', '.join(sorted(arrays)) or 'nothing'}")  # fmt: skip
+             f"{', '.join(sorted(arrays)) or 'nothing'}", USAGE)  # fmt: skip
     return [arrays.get(name) for name in known]

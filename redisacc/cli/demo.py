@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from redisacc import RedisAccError
+from redisacc._text import printable
 from redisacc.cli.output import count_text
 from redisacc.demo import DemoError
 from redisacc.demo.exchange import Settings
@@ -390,12 +391,12 @@ def _connect(url: str) -> redis.Redis:
         # For an unknown option in the URL, redis-py raises a TypeError at its first use.
         client.ping()
     except (ValueError, TypeError) as error:
-        raise DemoError(f"--redis: {error}") from None
+        raise DemoError(f"--redis: {printable(str(error))}") from None
     except redis.RedisError as error:
         client.close()
         raise DemoError(
-            f"cannot use the server at {_without_password(url)}: {error}; `redisacc server` starts a server, and "
-            "without --redis and REDISACC_URL the demo starts its own"
+            f"cannot use the server at {_without_password(url)}: {printable(str(error))}; `redisacc server` starts a "
+            "server, and without --redis and REDISACC_URL the demo starts its own"
         ) from None
     return client
 
@@ -452,11 +453,11 @@ def _reporting() -> Iterator[None]:
     try:
         yield
     except (DemoError, RedisAccError) as error:
-        click.echo(f"redisacc demo: {error}", err=True)
+        click.echo(f"redisacc demo: {printable(str(error))}", err=True)
         raise SystemExit(1) from None
     except redis.RedisError as error:
         # Alone, a text such as "Connection closed by server." does not say what failed.
-        click.echo(f"redisacc demo: the server failed: {error}", err=True)
+        click.echo(f"redisacc demo: the server failed: {printable(str(error))}", err=True)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         click.echo("redisacc demo: stopped", err=True)

@@ -18,9 +18,10 @@ from redisacc import __version__
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._redis.transport import Transport
+from redisacc._text import QUOTED, printable
 from redisacc.cli.failures import EXIT_CODES, FAILED, report_failures
 from redisacc.cli.options import json_option, redis_option, transport_of
-from redisacc.cli.output import bytes_text, console, count_text, echo_json, safe
+from redisacc.cli.output import bytes_text, console, count_text, echo_json
 from redisacc.errors import CorruptDataError, RedisAccError, ServerError
 
 __all__ = ["doctor"]
@@ -101,8 +102,9 @@ def _info(transport: Transport) -> dict[str, str]:
         text = transport.call("INFO")
     except ServerError:
         return {}
-    lines = bytes(text).decode(errors="replace").splitlines()
-    return dict(line.partition(":")[::2] for line in lines if ":" in line)
+    lines = bytes(text).splitlines()
+    pairs = (line.partition(b":")[::2] for line in lines if b":" in line)
+    return {printable(name, QUOTED): printable(value, QUOTED) for name, value in pairs}
 
 
 def _unknown(what: str) -> Finding:
@@ -189,7 +191,7 @@ def _persistence(info: dict[str, str]) -> Finding:
 def _access(transport: Transport, url: str | None) -> Finding:
     user = "default"
     with suppress(ServerError, CorruptDataError):
-        user = bytes(transport.call("ACL", "WHOAMI")).decode(errors="replace")
+        user = printable(transport.call("ACL", "WHOAMI"), QUOTED)
     parts = urlsplit(url or DEFAULT_URL)
     local = parts.scheme == "unix" or parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.password is None and not local:
@@ -211,7 +213,7 @@ def _lua(transport: Transport) -> Finding:
         return Finding(
             "lua", "bad", str(error), "let this user run EVAL and EVALSHA, because every operation is a script"
         )
-    present = [bytes(name).decode() for name in reply if name]
+    present = [printable(name, QUOTED) for name in reply if name]
     lacking = [name for name in _LIBRARIES if name not in present]
     if "struct" in lacking:
         return Finding(
@@ -293,8 +295,8 @@ def _print(findings: list[Finding]) -> None:
     width = max(40, console().width - 20)
     for finding in findings:
         mark, colour = _MARKS[finding.status]
-        lines = click.wrap_text(safe(finding.found), width).splitlines() or [""]
-        lines += click.wrap_text(safe(finding.advice), width, "-> ", "   ").splitlines() if finding.advice else []
+        lines = click.wrap_text(printable(finding.found), width).splitlines() or [""]
+        lines += click.wrap_text(printable(finding.advice), width, "-> ", "   ").splitlines() if finding.advice else []
         for number, line in enumerate(lines):
             head = f"{click.style(mark, fg=colour)}  {finding.what:<12}" if number == 0 else " " * 18
             click.echo(f"{head}  {line}")

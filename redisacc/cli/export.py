@@ -14,9 +14,9 @@ from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
 from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._redis.transport import Transport
+from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, USAGE, fail, report_failures
 from redisacc.cli.options import names_argument, redis_option, transport_of
-from redisacc.cli.output import safe
 from redisacc.errors import AccumulatorNotFoundError, RedisAccError
 
 try:
@@ -58,7 +58,8 @@ def export(*, names: tuple[str, ...], port: int, host: str, url: str | None) -> 
     registry.register(Metrics(transport, names))
     try:
         server, thread = start_http_server(port, host, registry)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        # The name of a host that no domain can have raises a UnicodeError.
         fail(f"cannot listen on {host}:{port}: {error}")
     click.echo(f"metrics of {transport.address} at http://{host}:{server.server_port}/metrics, Ctrl-C stops")
     try:
@@ -129,7 +130,7 @@ class Metrics(Collector):
         try:
             infos, sizes = self._read()
         except RedisAccError as error:
-            click.echo(f"redisacc: {safe(str(error))}", err=True)
+            click.echo(f"redisacc: {printable(str(error))}", err=True)
             up.add_metric([], 0)
             yield up
             return
@@ -142,26 +143,26 @@ class Metrics(Collector):
         for name, text, read in _GAUGES:
             gauge = GaugeMetricFamily(f"redisacc_{name}", text, labels=label)
             for info in infos:
-                gauge.add_metric([safe(info.name)], read(info))
+                gauge.add_metric([printable(info.name)], read(info))
             yield gauge
         size = GaugeMetricFamily(
             "redisacc_memory_bytes", "Memory in Redis by kind of key.", labels=["accumulator", "what"]
         )
         for name, sorts in sizes.items():
             for what, nbytes in sorts.items():
-                size.add_metric([safe(name), what], nbytes)
+                size.add_metric([printable(name), what], nbytes)
         yield size
         for name, text, read in _COUNTERS:
             counter = CounterMetricFamily(f"redisacc_{name}", text, labels=label)
             for info in infos:
-                counter.add_metric([safe(info.name)], read(info), created=info.created_at.timestamp())
+                counter.add_metric([printable(info.name)], read(info), created=info.created_at.timestamp())
             yield counter
         both = ["accumulator", "worker"]
         for name, text, read_worker in _WORKERS:
             counter = CounterMetricFamily(f"redisacc_{name}", text, labels=both)
             for info in infos:
                 for worker in info.known_workers:
-                    counter.add_metric([safe(info.name), safe(worker.name)], read_worker(worker))
+                    counter.add_metric([printable(info.name), printable(worker.name)], read_worker(worker))
             yield counter
         seen = GaugeMetricFamily(
             "redisacc_worker_seen_timestamp_seconds", "Time of a worker's last request.", labels=both
@@ -171,8 +172,8 @@ class Metrics(Collector):
         )
         for info in infos:
             for worker in info.known_workers:
-                seen.add_metric([safe(info.name), safe(worker.name)], worker.seen_at.timestamp())
-                missing.add_metric([safe(info.name), safe(worker.name)], 0 if worker.in_round else 1)
+                seen.add_metric([printable(info.name), printable(worker.name)], worker.seen_at.timestamp())
+                missing.add_metric([printable(info.name), printable(worker.name)], 0 if worker.in_round else 1)
         yield seen
         yield missing
 
@@ -188,5 +189,5 @@ class Metrics(Collector):
             except AccumulatorNotFoundError:
                 continue
             except RedisAccError as error:
-                click.echo(f"redisacc: {safe(str(error))}", err=True)
+                click.echo(f"redisacc: {printable(str(error))}", err=True)
         return infos, sizes

@@ -12,7 +12,8 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from redisacc.cli.output import echo_wrapped, safe
+from redisacc._text import MESSAGE, printable
+from redisacc.cli.output import echo_wrapped
 from redisacc.errors import (
     AccumulatorNotFoundError,
     InvalidArgumentError,
@@ -43,7 +44,7 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:  # noqa: ARG002
         """Prints the line."""
-        echo_wrapped(f"redisacc: {safe(self.message)}", err=True)
+        echo_wrapped(f"redisacc: {printable(self.message, MESSAGE)}", err=True)
 
 
 def fail(message: str, exit_code: int = FAILED) -> NoReturn:
@@ -87,6 +88,8 @@ def _reporting() -> Iterator[None]:
     except OSError as error:
         # For example a full disk.
         raise Failure(str(error)) from None
+    except MemoryError:
+        raise Failure("there is too little memory for this") from None
     finally:
         logger.removeHandler(handler)
 
@@ -106,4 +109,4 @@ def _exit_code_of(error: RedisAccError) -> int:
 
 class _SafeFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return safe(super().format(record))
+        return printable(super().format(record), MESSAGE)

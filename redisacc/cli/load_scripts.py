@@ -6,6 +6,7 @@ import click
 
 from redisacc._redis import script_loader
 from redisacc._redis.transport import OPENING_TIMEOUT
+from redisacc._text import shown
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import json_option, redis_option, transport_of
 from redisacc.cli.output import echo_json, echo_wrapped
@@ -28,7 +29,7 @@ def load_scripts(*, url: str | None, as_json: bool) -> None:
     loads = [("SCRIPT", "LOAD", script.text) for script in scripts]
     for script, reply in zip(scripts, transport_of(url).pipeline(loads, timeout=OPENING_TIMEOUT), strict=True):
         if reply != script.sha.encode():
-            raise CorruptDataError(f"SCRIPT LOAD of {script.name} replied {reply!r:.100} instead of {script.sha}")
+            raise CorruptDataError(f"SCRIPT LOAD of {script.name} replied {shown(reply)} instead of {script.sha}")
     if as_json:
         echo_json({script.name: script.sha for script in scripts})
     else:

@@ -10,9 +10,10 @@ from redisacc._admin.catalogue import list_names
 from redisacc._admin.memory import memory
 from redisacc._format.keys import Keys
 from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._text import printable, shown
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import json_option, redis_option, transport_of
-from redisacc.cli.output import age_text, bytes_text, declared_shape_text, echo_json, echo_wrapped, print_table, safe
+from redisacc.cli.output import age_text, bytes_text, declared_shape_text, echo_json, echo_wrapped, print_table
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError
 
 __all__ = ["ls"]
@@ -41,12 +42,12 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
             # Deleted since it was listed, or a name without a record, which `redisacc gc` removes.
             continue
         except CorruptDataError as error:
-            click.echo(f"redisacc: {safe(str(error))}", err=True)
+            click.echo(f"redisacc: {printable(str(error))}", err=True)
     if as_json:
         echo_json([_facts(info, size) for info, size in found])
         return
     if not found:
-        matching = "" if pattern == "*" else f" matching {pattern!r}"
+        matching = "" if pattern == "*" else f" matching {shown(pattern)}"
         echo_wrapped(f"no accumulators{matching} at {transport.address}", err=True)
         return
     print_table(

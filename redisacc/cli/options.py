@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from redisacc._admin.catalogue import escape_glob, list_names
-from redisacc._format.keys import PREFIX, Keys
+from redisacc._format.keys import PREFIX, Keys, is_unicode
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport
+from redisacc._text import shown
 from redisacc.cli.failures import USAGE, fail
 from redisacc.errors import InvalidArgumentError, RedisAccError
 
@@ -22,6 +24,17 @@ _COMPLETIONS = 100
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds. ``nan``, which is neither below nor above any bound, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Returns the number, or ends the command."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return number
 
 
 def redis_option(function: Callable[P, R]) -> Callable[P, R]:
@@ -62,7 +75,7 @@ def _complete_names(context: click.Context, _parameter: click.Parameter, incompl
         names = list_names(connect(url), escape_glob(incomplete) + "*")
     except RedisAccError:
         return []
-    return [CompletionItem(name) for name in names[:_COMPLETIONS] if name.isprintable()]
+    return [CompletionItem(name) for name in names if name.isprintable()][:_COMPLETIONS]
 
 
 def keys_of(name: str) -> Keys:
@@ -73,9 +86,10 @@ def keys_of(name: str) -> Keys:
     """
     if name.startswith(f"{PREFIX}{{"):
         return Keys.of_ref(name)
-    if not name or any(character in "{}" for character in name):
+    if not name or any(character in "{}" for character in name) or not is_unicode(name):
         raise InvalidArgumentError(
-            f"no accumulator can have the name {name!r}: a name must not be empty or contain braces"
+            f"no accumulator can have the name {shown(name)}: a name must be valid Unicode, and must not be empty or "
+            "contain braces"
         )
     return Keys(name)
 

@@ -1,4 +1,4 @@
-"""The output of the commands: safe text, texts for numbers and times, JSON, tables."""
+"""The output of the commands: texts for numbers and times, JSON, tables."""
 
 from __future__ import annotations
 
@@ -15,18 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from redisacc._text import printable
+
 # Text
-
-
-def safe(text: str) -> str:
-    """Returns the text with every unprintable character (controls, marks that reverse the line) escaped.
-
-    Names, workers and events come from Redis. Without this, anybody who can write there could send commands to the
-    terminal of anybody who reads them.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def bytes_text(number: float) -> str:
@@ -113,7 +104,7 @@ def echo_wrapped(text: str, *, err: bool = False, indent: int = 2) -> None:
     """Prints a line, wrapped between words on a terminal.
 
     Args:
-        text: the line. The caller escapes foreign text in it with `safe`.
+        text: the line. The caller escapes foreign text in it with `printable`.
         err: print to standard error.
         indent: number of spaces in front of each further line.
     """
@@ -131,7 +122,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, indent
         rows: a text for each column; escaped here.
         indent: number of spaces in front of each line.
     """
-    cells = [[safe(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     titles = [column.lstrip(">") for column in columns]
     out = console()
     if out.is_terminal:

@@ -8,10 +8,11 @@ import click
 
 from redisacc._handles.existing import open_existing
 from redisacc._protocol.info import read_info
+from redisacc._text import printable
 from redisacc.cli.array_files import check_output, write_gradient
 from redisacc.cli.failures import EXIT_CODES, fail, report_failures
 from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
-from redisacc.cli.output import age_text, count_text, echo_json, echo_wrapped, print_table, safe
+from redisacc.cli.output import age_text, count_text, echo_json, echo_wrapped, print_table
 from redisacc.cli.take import naming_file, report_round
 
 __all__ = ["recover"]
@@ -72,7 +73,7 @@ def recover(
     chosen = rounds[0]
     echo_wrapped(
         f"step {chosen.global_step}, {count_text(chosen.num_accumulated, 'gradient')}, taken "
-        f"{age_text(info.read_at, chosen.granted_at)} ago by {safe(chosen.taker)}",
+        f"{age_text(info.read_at, chosen.granted_at)} ago by {printable(chosen.taker)}",
         err=True,
     )
     effect = "This discards the round for good." if discard else "The taker loses this round."

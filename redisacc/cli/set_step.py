@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from redisacc._handles.existing import open_existing
+from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
-from redisacc.cli.output import echo_json, safe
+from redisacc.cli.output import echo_json
 
 __all__ = ["set_step"]
 
@@ -30,7 +31,7 @@ def set_step(*, name: str, step: int, url: str | None, yes: bool, as_json: bool)
     accumulator = open_existing(keys_of(name), redis=url)
     before = accumulator.global_step()
     if step < before:
-        confirm(f"Lower the step of {safe(name)} from {before} to {step} and accept old gradients again?", yes=yes)
+        confirm(f"Lower the step of {printable(name)} from {before} to {step} and accept old gradients again?", yes=yes)
     accumulator.set_global_step(step)
     if as_json:
         echo_json({"before": before, "global_step": step})

@@ -11,8 +11,9 @@ import numpy as np
 
 from redisacc._admin.memory import Memory, memory
 from redisacc._admin.rows import CurrentRows, Rows
-from redisacc._data.validation import Array
+from redisacc._data.validation import INT64_MAX, Array
 from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import json_option, keys_of, name_argument, redis_option, transport_of
 from redisacc.cli.output import (
@@ -24,7 +25,6 @@ from redisacc.cli.output import (
     echo_wrapped,
     number_text,
     print_table,
-    safe,
 )
 
 __all__ = ["show"]
@@ -36,7 +36,12 @@ _ELEMENTS = 8
 @click.command(epilog=EXIT_CODES)
 @name_argument
 @click.option(
-    "--index", "indices", type=click.IntRange(min=0), multiple=True, metavar="I", help="Show row I; may be repeated."
+    "--index",
+    "indices",
+    type=click.IntRange(0, INT64_MAX),
+    multiple=True,
+    metavar="I",
+    help="Show row I; may be repeated.",
 )
 @click.option("--top", type=click.IntRange(min=1), metavar="K", help="Show K rows, chosen by --by.")
 @click.option(
@@ -84,13 +89,13 @@ def _memory_facts(sizes: list[Memory]) -> dict[str, dict[str, int]]:
 
 def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
     def line(label: str, text: str) -> None:
-        click.echo(f"  {label:<13}{safe(text)}")
+        click.echo(f"  {label:<13}{printable(text)}")
 
     def ago(then: Any) -> str:
         return age_text(info.read_at, then)
 
-    click.echo(click.style(safe(info.name), bold=True) + f"  {info.kind} {info.dtype} "
-               f"{declared_shape_text(info.shape)} {info.reduction_type}")  # fmt: skip
+    schema = f"{info.kind} {info.dtype} {declared_shape_text(info.shape)} {info.reduction_type}"
+    click.echo(f"{click.style(printable(info.name), bold=True)}  {printable(schema)}")
     line("step", str(info.global_step))
     of = f" of {info.waiting[0].num_required}" if info.waiting else ""
     shape = "" if info.round_shape is None else f", each {declared_shape_text(info.round_shape)}"
@@ -124,13 +129,13 @@ def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
         click.echo("\nwaiting takers")
         for waiting in info.waiting:
             gone = " (its lease has expired)" if waiting.lease_ends_at < info.read_at else ""
-            click.echo(f"  {safe(waiting.taker)} requires {waiting.num_required}{gone}")
+            click.echo(f"  {printable(waiting.taker)} requires {waiting.num_required}{gone}")
     if info.unacknowledged:
         click.echo("\nrounds taken but not acknowledged")
         for taken in info.unacknowledged:
             click.echo(
                 f"  step {taken.global_step}, {count_text(taken.num_accumulated, 'gradient')}, "
-                f"{ago(taken.granted_at)} ago by {safe(taken.taker)}\n    token {safe(taken.token)}"
+                f"{ago(taken.granted_at)} ago by {printable(taken.taker)}\n    token {printable(taken.token)}"
             )
     if not sizes:
         click.echo("\nmemory: unknown, because this user may not run MEMORY USAGE")
@@ -194,7 +199,7 @@ def _print_rows(name: str, reduction_type: str, rows: Rows, wanted: Sequence[int
             }
         )
         return
-    click.echo(f"{safe(name)}: step {rows.global_step}, {count_text(rows.num_accumulated, 'gradient')}")
+    click.echo(f"{printable(name)}: step {rows.global_step}, {count_text(rows.num_accumulated, 'gradient')}")
     for n, index in enumerate(rows.indices):
         click.echo(f"row {index}  in {count_text(int(rows.counts[n]), 'gradient')}  norm {norms[n]:.6g}")
         echo_wrapped(f"  sum   {_elements(rows.sums[n])}", indent=8)

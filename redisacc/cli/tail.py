@@ -10,9 +10,10 @@ import click
 from redisacc._format.keys import DELETING
 from redisacc._format.record import Record
 from redisacc._protocol.events import Event, Events
+from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, report_failures
-from redisacc.cli.options import json_option, keys_of, name_argument, redis_option, transport_of
-from redisacc.cli.output import echo_json, echo_wrapped, safe
+from redisacc.cli.options import Seconds, json_option, keys_of, name_argument, redis_option, transport_of
+from redisacc.cli.output import echo_json, echo_wrapped
 
 __all__ = ["tail"]
 
@@ -20,7 +21,7 @@ __all__ = ["tail"]
 @click.command(epilog=EXIT_CODES)
 @name_argument
 @click.option("--number", "-n", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="S", help="Stop after S seconds without an event.")
+@click.option("--timeout", type=Seconds(min=0), metavar="S", help="Stop after S seconds without an event.")
 @redis_option
 @json_option
 @report_failures
@@ -38,7 +39,7 @@ def tail(*, name: str, number: int | None, timeout: float | None, url: str | Non
     record = Record(keys, transport.call(*Record.command(keys)))
     with Events(transport, keys, record.incarnation.removeprefix(DELETING), timeout=timeout) as events:
         if sys.stderr.isatty():
-            echo_wrapped(f"listening to {safe(keys.name)} at {transport.address}; Ctrl-C stops", err=True)
+            echo_wrapped(f"listening to {printable(keys.name)} at {transport.address}; Ctrl-C stops", err=True)
         for count, event in enumerate(events, 1):
             _print(event, as_json=as_json)
             if count == number:
@@ -60,5 +61,5 @@ def _print(event: Event, *, as_json: bool) -> None:
         words += [f"{key} {value}" for key, value in event.details.items()]
         if event.who is not None:
             words.append(event.who)
-        click.echo(safe("  ".join(words)))
+        click.echo(printable("  ".join(words)))
     sys.stdout.flush()

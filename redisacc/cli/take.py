@@ -15,10 +15,20 @@ from redisacc._data.results import Round
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.existing import open_existing
 from redisacc._handles.sparse import SparseConditionalAccumulator
+from redisacc._text import printable
 from redisacc.cli.array_files import check_output, write_gradient
 from redisacc.cli.failures import EXIT_CODES, fail, report_failures
-from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
-from redisacc.cli.output import console, count_text, echo_json, echo_wrapped, safe
+from redisacc.cli.options import (
+    Seconds,
+    confirm,
+    json_option,
+    keys_of,
+    name_argument,
+    redis_option,
+    transport_of,
+    yes_option,
+)
+from redisacc.cli.output import console, count_text, echo_json, echo_wrapped
 from redisacc.errors import RedisAccError, RoundRecoveredError
 
 __all__ = ["naming_file", "report_round", "take"]
@@ -31,7 +41,7 @@ __all__ = ["naming_file", "report_round", "take"]
     "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="File for the gradient: .npy, .npz, or -."
 )
 @click.option("--discard", is_flag=True, help="Discard the gradient for good.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="S", help="Wait at most S seconds.")
+@click.option("--timeout", type=Seconds(min=0), metavar="S", help="Wait at most S seconds.")
 @click.option("--worker", metavar="NAME", help="Name of this taker.  [default: host:pid]")
 @redis_option
 @yes_option
@@ -64,7 +74,7 @@ def take(
     accumulator = open_existing(keys_of(name), redis=url, worker=worker)
     check_output(output, discard=discard, sparse=isinstance(accumulator, SparseConditionalAccumulator))
     if discard:
-        confirm(f"Take the next round of {safe(name)} and discard its gradient for good?", yes=yes)
+        confirm(f"Take the next round of {printable(name)} and discard its gradient for good?", yes=yes)
     with (
         naming_file(output),
         _waiting(accumulator, num_required),
@@ -109,8 +119,8 @@ def report_round(verb: str, taken: Round[Any], output: Path | None, *, as_json: 
             }
         )
         return
-    workers = ", ".join(f"{safe(worker)} ({number})" for worker, number in taken.workers.items())
-    where = "" if output is None or to_stdout else f" into {safe(str(output))}"
+    workers = ", ".join(f"{printable(worker)} ({number})" for worker, number in taken.workers.items())
+    where = "" if output is None or to_stdout else f" into {printable(str(output))}"
     echo_wrapped(
         f"{verb} the round of step {taken.global_step}{where}: {count_text(taken.num_accumulated, 'gradient')}, "
         f"from {workers}",

@@ -21,9 +21,10 @@ from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
 from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._redis.transport import Transport
+from redisacc._text import printable, shown
 from redisacc.cli.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
-from redisacc.cli.options import json_option, keys_of, names_argument, redis_option, transport_of
-from redisacc.cli.output import console, count_text, echo_json, safe, seconds_text
+from redisacc.cli.options import Seconds, json_option, keys_of, names_argument, redis_option, transport_of
+from redisacc.cli.output import console, count_text, echo_json, seconds_text
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, ServerUnavailableError
 
 __all__ = ["watch"]
@@ -43,7 +44,7 @@ _TIMEOUT = 1.0
 @names_argument
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.05),
+    type=Seconds(min=0.05, max=86400),
     default=0.5,
     show_default=True,
     metavar="S",
@@ -70,7 +71,7 @@ def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: s
     board = Board(transport, names)
     board.refresh()
     if names and not board.views:
-        fail(f"there is no accumulator {' or '.join(map(repr, names))} at {transport.address}", NOT_FOUND)
+        fail(f"there is no accumulator {' or '.join(map(shown, names))} at {transport.address}", NOT_FOUND)
     out = console()
     refreshes = 1
     if as_json or not out.is_terminal:
@@ -136,7 +137,7 @@ class View:
     def missing_text(self) -> str:
         """Returns the missing workers as text; empty if there are none."""
         named, gone = self.missing
-        words = [f"{safe(worker.name)} ({seconds_text(age)})" for worker, age in named[:_NAMED]]
+        words = [f"{printable(worker.name)} ({seconds_text(age)})" for worker, age in named[:_NAMED]]
         if len(named) > _NAMED:
             words.append(f"{len(named) - _NAMED} more")
         if gone:
@@ -194,7 +195,7 @@ class Board:
         if not self.views:
             parts.append(Text(f"no accumulators at {self._transport.address}"))
         if self.problem:
-            parts.append(Text(safe(self.problem), style="bold red"))
+            parts.append(Text(printable(self.problem), style="bold red"))
         return Group(*parts)
 
 
@@ -208,7 +209,7 @@ def _lines(view: View) -> list[RenderableType]:
     head = Table.grid(expand=True, padding=(0, 2, 0, 0))
     head.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     head.add_column(no_wrap=True, justify="right")
-    head.add_row(Text(safe(info.name), style="bold"), Text(f"step {info.global_step}   {_rate(takes)} rounds/s"))
+    head.add_row(Text(printable(info.name), style="bold"), Text(f"step {info.global_step}   {_rate(takes)} rounds/s"))
     bar = Table.grid(expand=True, padding=(0, 2, 0, 0))
     bar.add_column(width=1)
     bar.add_column(ratio=1)
@@ -237,12 +238,12 @@ def _waiting(view: View) -> str:
         return f"{count_text(info.num_accumulated, 'gradient')}, no taker waiting"
     head = info.waiting[0]
     behind = f" +{len(info.waiting) - 1}" if len(info.waiting) > 1 else ""
-    return f"{info.num_accumulated} of {head.num_required} for {safe(head.taker)}{behind}"
+    return f"{info.num_accumulated} of {head.num_required} for {printable(head.taker)}{behind}"
 
 
 def _print(board: Board, *, as_json: bool) -> None:
     if board.problem:
-        click.echo(f"redisacc: {safe(board.problem)}", err=True)
+        click.echo(f"redisacc: {printable(board.problem)}", err=True)
     for view in board.views.values():
         info = view.info
         applied, stale, takes = view.rates
@@ -264,7 +265,7 @@ def _print(board: Board, *, as_json: bool) -> None:
         else:
             missing = view.missing_text()
             click.echo(
-                f"{info.read_at:%H:%M:%S}  {safe(info.name)}  step {info.global_step}  {_waiting(view)}  "
+                f"{info.read_at:%H:%M:%S}  {printable(info.name)}  step {info.global_step}  {_waiting(view)}  "
                 f"{_rate(applied)} applied/s  {_rate(stale)} stale/s" + (f"  missing: {missing}" if missing else "")
             )
     sys.stdout.flush()

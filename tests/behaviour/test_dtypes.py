@@ -267,3 +267,14 @@ def test_gradients_are_converted_within_their_kind(open_dense, open_sparse, dtyp
         assert_same(sparse.take_grad(1)[1], expected)
     else:
         assert dense.num_accumulated() == sparse.num_accumulated() == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_number_beyond_the_type_becomes_infinite_silently(open_dense, open_sparse, dtype):
+    # Warnings are errors here.
+    dense, sparse = open_dense(dtype, [3]), open_sparse(dtype, [3, 1])
+    for given in ([1e300, -1e300, 1e-300], np.array([1e300, -1e300, 1e-300])):
+        dense.apply_grad(given)
+        sparse.apply_grad([0, 1, 2], np.reshape(given, (3, 1)))
+    assert dense.take_grad(2).astype(float).tolist() == [np.inf, -np.inf, 0]
+    assert sparse.take_grad(2)[1].astype(float).ravel().tolist() == [np.inf, -np.inf, 0]

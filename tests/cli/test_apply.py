@@ -41,7 +41,7 @@ def test_apply_refuses_other_files(cli, accumulator, tmp_path):
     np.savez(sparse, indices=[1], values=[1.0])
     half = two.getvalue()[:-50]
     for data in (b"", b"text", pickle.dumps(Evil()), buffer.getvalue(), two.getvalue(), sparse.getvalue(), half):
-        assert cli("apply", "w", file(data)).exit_code == 1
+        assert cli("apply", "w", file(data)).exit_code == 2
     np.save(tmp_path / "wrong.npy", np.ones(4))
     assert cli("apply", "w", tmp_path / "wrong.npy").exit_code == 2
     assert cli("apply", "w", tmp_path / "nowhere").exit_code == 2

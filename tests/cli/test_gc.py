@@ -188,3 +188,14 @@ def test_gc_while_workers_and_taker_are_busy(open_dense, open_sparse, real_serve
         worker.result(60)
     assert taker.result(60) == number * 2 * (5 + 2 + 5)
     accs[0].delete()
+
+
+@pytest.mark.forges
+def test_gc_removes_names_that_are_not_utf8(cli, cli_json, client, accumulator):
+    # The second looks like the first one with its escapes, but is text.
+    names = [b"\xff\xfe\x1b[2J", b"\\xff\\xfe\\x1b[2J", b"x" * 5000, b"", b"{}"]
+    client.sadd("redisacc:names", *names)
+    assert [left["name"] for left in cli_json("gc", "--dry-run")["leftovers"]]
+    assert cli("gc", "--yes").stdout.endswith("removed 5 of 5 items\n")
+    assert client.smembers("redisacc:names") == {b"w"}
+    assert [facts["name"] for facts in cli_json("ls")] == ["w"]

@@ -10,7 +10,7 @@ from terminals import on_a_terminal
     ("words", "message"),
     [
         (("show", "w", "--index", "1", "--top", "1"), "give --index or --top, not both"),
-        (("show", "w", "--index", "-1"), "-1 is not in the range x>=0"),
+        (("show", "w", "--index", "-1"), "-1 is not in the range 0<=x<=9223372036854775807"),
         (("show", "a{b}"), "no accumulator can have the name 'a{b}'"),
         (("ls", "--redis", "http://x"), "a URL must begin with"),
         (("rm",), "give the name of at least one accumulator"),
@@ -36,3 +36,36 @@ def test_the_question_before_a_deletion(real_server, open_dense, client, answer,
     assert client.exists(accumulator.accumulator_ref) == left
     if left:
         accumulator.delete()
+
+
+REFUSED = [
+    *((("watch", "--interval", value)) for value in ("nan", "inf", "-inf", "0", "-1", "1e300", "x", "")),
+    *((("tail", "w", "--timeout", value)) for value in ("nan", "-1", "-inf", "x")),
+    *((("take", "w", "1", "--discard", "--timeout", value)) for value in ("nan", "-1", "x")),
+    *((("show", "w", "--index", value)) for value in ("99999999999999999999", "-1", "1.5", "9" * 5000, "nan")),
+    ("show", "w", "--top", "0"),
+    ("apply", "w", "-", "--local-step", str(2**63)),
+    ("set-step", "w", str(2**63)),
+    ("take", "w", "0", "--discard"),
+    ("watch", "-n", "0"),
+    ("tail", "w", "-n", "-1"),
+    ("export", "--port", "65536"),
+    ("demo", "--timeout", "nan"),
+    ("ls", "\udcff"),
+    ("show", "\udcff"),
+    ("show", "redisacc:{\udcff}"),
+    ("ls", "--redis", "redis://\udcff"),
+    ("nothing\x1b]0;pwn\a",),
+    ("ls", "--nothing\x1b]0;pwn\a"),
+    ("apply", "w", "nowhere\x1b]0;pwn\a"),
+]
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("words", REFUSED, ids=range(len(REFUSED)))
+def test_values_that_no_option_can_have(cli, words):
+    found = cli(*words)
+    assert found.exit_code == 2, found.output
+    assert "\x1b" not in found.output
+    assert found.stdout == ""
+    assert len(found.stderr) < 2000

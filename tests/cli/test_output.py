@@ -7,7 +7,8 @@ import datetime
 import pytest
 from terminals import EVIL
 
-from redisacc.cli.output import age_text, bytes_text, safe, seconds_text
+from redisacc._text import printable
+from redisacc.cli.output import age_text, bytes_text, seconds_text
 
 
 @pytest.mark.servers("valkey")
@@ -33,8 +34,8 @@ def test_nothing_raw_reaches_the_output(cli, client, open_dense):
 
 
 def test_text():
-    assert safe("plain ünï 日本") == "plain ünï 日本"
-    assert safe("a\nb\x9b\u202e\ud800") == "a\\nb\\x9b\\u202e\\ud800"
+    assert printable("plain ünï 日本") == "plain ünï 日本"
+    assert printable("a\nb\x9b\u202e\ud800") == "a\\nb\\x9b\\u202e\\ud800"
     assert [bytes_text(n) for n in (0, 999, 1023, 2048, 10**6, 5 * 2**30, 2**60)] == [
         "0 B", "999 B", "0.999 KiB", "2 KiB", "977 KiB", "5 GiB", "1048576 TiB",
     ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import fractions
+import importlib
 import types
 
 import numpy as np
@@ -108,7 +109,10 @@ def test_timeouts(dense, sparse, client, value):
         refused(lambda timeout, acc=acc: acc.take(1, timeout=timeout).__enter__(), client, timeout=value)
 
 
-@each([1, b"x", ["x"], object(), 1.5, True, Broken()])
+SURROGATE = "w\udce9"
+
+
+@each([1, b"x", ["x"], object(), 1.5, True, Broken(), SURROGATE])
 def test_names_of_operations(dense, sparse, client, value):
     refused(dense.num_accumulated, client, name=value)
     refused(dense.apply_grad, client, ("name",), grad=np.ones(3, np.float32), local_step=2, name=value)
@@ -150,6 +154,49 @@ def test_dense_gradients(dense, client, value):
 @each(NO_ARRAYS)
 def test_rows(sparse, client, value):
     refused(sparse.apply_grad, client, ("grad_values",), grad_indices=[0, 1, 2], grad_values=value, local_step=2)
+
+
+class Column:
+    """What a column of pandas, Arrow or Polars offers. numpy would convert its missing values to NaN."""
+
+    def __init__(self, **offered):
+        vars(self).update(offered)
+
+    def __array__(self, *args, **options):
+        return np.array([1.0, np.nan, 1.0], np.float32)
+
+
+def pandas():
+    """Imported where it is needed, because that takes half a second."""
+    return importlib.import_module("pandas")
+
+
+COLUMNS = {
+    "pandas Int64": lambda: pandas().array([1, None, 1], dtype="Int64"),
+    "pandas Float32": lambda: pandas().Series([1, None, 1], dtype="Float32"),
+    "pandas table": lambda: pandas().DataFrame({"a": pandas().Series([1, None, 1], dtype="Int64")}),
+    "pandas-like": lambda: Column(dtype=types.SimpleNamespace(na_value=None), isna=lambda: [False, True, False]),
+    "arrow-like": lambda: Column(null_count=1),
+    "polars-like": lambda: Column(null_count=lambda: 1),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_missing_values(dense, sparse, client, kind):
+    column = COLUMNS[kind]()
+    refused(dense.apply_grad, client, grad=column, local_step=2)
+    refused(sparse.apply_grad, client, ("grad_indices",), grad_indices=column, grad_values=np.ones((3, 2)))
+    with pytest.raises(redisacc.InvalidArgumentError, match="missing values"):
+        dense.apply_grad(column, 2)
+
+
+def test_columns_without_missing_values(dense):
+    for column in (
+        pandas().Series([1.0, np.nan, 2.0], dtype="float32"),
+        pandas().Series([1, 2, 3], dtype="Int64").astype("Float32"),
+        Column(null_count=0),
+    ):
+        assert dense.apply_grad(column, 2)
 
 
 WRONG_ROWS = [1.0, [1.0], [[1.0]], [[1.0] * 3], [[1.0] * 2] * 2, np.zeros((0, 2)), np.zeros((1, 2))[:, :1], [[]]]
@@ -419,3 +466,28 @@ def test_what_raw_ops_create_is_checked_too(client, kind):
         refused(getattr(raw_ops, kind), client, tuple(one), **{**good, **one})
     for container in (7, b"x", ["x"]):
         refused(getattr(raw_ops, kind), client, ("container",), **good, container=container)
+
+
+def test_lone_surrogates(client, dense):
+    raw = redisacc.raw_ops
+    for call in (
+        lambda: raw.AccumulatorNumAccumulated(handle=f"redisacc:{{{SURROGATE}}}", redis=client),
+        lambda: raw.ConditionalAccumulator(dtype="float32", shape=[1], shared_name=SURROGATE, redis=client),
+        lambda: raw.ConditionalAccumulator(dtype="float32", shape=[1], name=SURROGATE, redis=client),
+        lambda: redisacc.ConditionalAccumulator("float32", [1], "x", worker=SURROGATE, redis=client),
+        lambda: redisacc.ConditionalAccumulator("float32", [1], "x", reduction_type=SURROGATE, redis=client),
+        lambda: redisacc.ConditionalAccumulator(SURROGATE, [1], "x", redis=client),
+        lambda: redisacc.ConditionalAccumulator("float32", [1], "x", redis=f"redis://{SURROGATE}"),
+        lambda: redisacc.ConditionalAccumulator("float32", [1], "x", redis=f"redis://:{SURROGATE}@127.0.0.1:1"),
+        lambda: dense.recover(SURROGATE).__enter__(),
+    ):
+        refused(call, client, ("Unicode", "handle", "must be", "cannot be read"))
+
+
+def test_too_many_dimensions(client):
+    for kind in (redisacc.ConditionalAccumulator, redisacc.SparseConditionalAccumulator):
+        refused(lambda shape, kind=kind: kind("float32", shape, "x", redis=client), client, shape=[1] * 255)
+        acc = kind("float32", [None] * 254, "x", redis=client)
+        assert acc.info().shape == (None,) * 254
+        acc.delete()
+        acc.close()

@@ -666,6 +666,55 @@ def test_what_is_corrupt_can_be_deleted(ops, client):
     assert left == []
 
 
+@pytest.mark.parametrize("key", ["sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken"])
+def test_other_types_can_be_deleted(ops, client, key):
+    put_other_type(client, f"{RECORD}:{key}")
+    ops.acc.delete()
+    left = {field for field in client.scan_iter() if b":part:" not in field and b":staged:" not in field}
+    assert left == set()
+
+
+# None is the shape of any array, and the first two would exhaust a parser that recurses.
+SHAPES = [
+    "[" * 4000,
+    "[" * 10_000,
+    "[1," * 3000,
+    "[" + "1," * 300 + "1]",
+    "[" + "1," * 99 + "1]",
+    "[" + "9" * 5000 + "]",
+]
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("text", SHAPES, ids=range(len(SHAPES)))
+def test_shapes_that_are_deep_or_long(ops, client, text):
+    client.hset(RECORD, "round_shape", text)
+    expect(ops.acc.info, client, redisacc.CorruptDataError)
+    expect(ops.acc.peek, client, redisacc.CorruptDataError)
+    with pytest.raises(redisacc.CorruptDataError):
+        ops.acc.take_grad(1, timeout=0)
+    # The round may have been granted before its shape was read, but it is kept.
+    held = [key for key in contents(client) if key.endswith((b":sums", b":inline"))]
+    assert held
+    with pytest.raises(redisacc.CorruptDataError), ops.acc.recover():
+        pass
+    assert len([key for key in contents(client) if key.endswith((b":sums", b":inline"))]) == len(held)
+    if text.count(",") != 99:
+        # More dimensions may be declared than an array can have.
+        client.hset(RECORD, "shape", text)
+        expect(ops.acc.info, client, redisacc.CorruptDataError)
+    ops.acc.delete()
+    assert client.exists(RECORD) == 0
+
+
+@pytest.mark.parametrize("levels", [400, 5000])
+def test_headers_that_are_deep_or_long(client, buffered, levels):
+    for acc, identity, _, _ in buffered():
+        for packed in (b"\x91" * levels, b"\x81\xa1a" * levels, b"\xdd\x00\x10\x00\x00" + b"\x01" * 2**20):
+            client.hset(f"{RECORD}:buffered", identity, b"0 " + packed)
+            expect(acc.peek, client, redisacc.CorruptDataError)
+
+
 def test_a_listing_of_names_that_is_none(client, open_dense):
     client.set("redisacc:names", "not a set")
     with pytest.raises(redisacc.CorruptDataError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import msgpack
 
+from support import planting
+
 NUMBERS = st.one_of(
     st.integers(-3, 40),
     st.sampled_from([2**31, 2**53 - 1, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63), -(2**63) - 1, 10**15, 10**30]),
@@ -22,8 +24,13 @@ WORDS = st.sampled_from(
       b"total",
      b"unknown", b"[2]", b"[-1]", b"[99999999999999]", b"[[2]]", b"[2.0]", b"[true]", b"float32", b"MEAN", b"dense"]
 )  # fmt: skip
+PLANTED = st.sampled_from(list(planting.TEXTS.values()))
 TEXTS = st.one_of(
-    NUMBER_TEXTS, WORDS, st.binary(max_size=40), st.lists(st.one_of(NUMBER_TEXTS, WORDS), max_size=8).map(b" ".join)
+    NUMBER_TEXTS,
+    WORDS,
+    PLANTED,
+    st.binary(max_size=40),
+    st.lists(st.one_of(NUMBER_TEXTS, WORDS, PLANTED), max_size=8).map(b" ".join),
 )
 
 PLAIN = st.recursive(

@@ -1,4 +1,7 @@
-"""A database with arbitrary contents: a typed error or a result, no hang, no crash.
+"""A database with arbitrary contents: a typed error or a result, no hang, no crash, and nothing raw in any message.
+
+What only reads changes nothing, and the accumulator can always be deleted. With --long, the commands of the command
+line read these databases as well.
 
 Changes that only remove something (fields, keys, ends of values) must never change a sum: the result is right, or there
 is none.
@@ -7,6 +10,7 @@ is none.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 
 import hypothesis.strategies as st
@@ -14,10 +18,14 @@ import msgpack
 import numpy as np
 import pytest
 import redis
+from click.testing import CliRunner
+from support.planting import COMMANDS, raw_text
+from support.servers import contents
 from support.strategies import SIZES, TEXTS, headers
 
 import redisacc
 from redisacc._format.record import Record
+from redisacc.cli import main
 
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey", "redis62")]
 
@@ -50,6 +58,7 @@ class Case:
             "float32", shape, "w", redis=client, in_place_limit=limit, reduction_type="SUM", worker="ann"
         )
         self.acc = self.open()
+        self.incarnation = client.hget(RECORD, "incarnation")
         for step in (0, 1):
             for _ in range(2):
                 self.apply(step)
@@ -85,22 +94,42 @@ class Case:
                 if taken is not None:
                     found.append((taken.gradient, taken.num_accumulated))
 
+        before = contents(self.client)
+        for call in (acc.num_accumulated, acc.global_step, acc.info, peek):
+            attempt(call)
+        assert contents(self.client) == before
         for call in (
-            acc.num_accumulated, acc.global_step, acc.info, peek, recover, self.apply, peek, take,
-            lambda: acc.set_global_step(1), self.open, self.apply,
+            recover, self.apply, peek, take, lambda: acc.set_global_step(1), self.open, self.apply,
         ):  # fmt: skip
-            started = time.monotonic()
-            with contextlib.suppress(redisacc.RedisAccError):
-                call()
-            assert time.monotonic() - started < 30
+            attempt(call)
         return found
 
     def end(self):
-        with contextlib.suppress(redisacc.RedisAccError):
-            self.acc.delete()
+        """Deletes it. That may only fail if the record is no longer that of this accumulator."""
+        ours = self.client.type(RECORD) == b"hash" and self.client.hget(RECORD, "incarnation") == self.incarnation
+        attempt(self.acc.delete)
+        if ours:
+            left = {key.decode(errors="replace").removeprefix(RECORD) for key in self.client.scan_iter()}
+            assert not left & {"", *(f":{name}" for name in KEYS_OF_ITS_OWN)}
         self.acc.close()
 
 
+def attempt(call):
+    """Calls it. If it fails, then soon, and with a typed error whose message is short and can be printed."""
+    started = time.monotonic()
+    message = ""
+    try:
+        call()
+    except redisacc.RedisAccError as error:
+        message = str(error)
+    assert time.monotonic() - started < 30
+    assert raw_text(message) == []
+    assert len(message) < 2000
+
+
+KEYS_OF_ITS_OWN = (
+    "sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "compacting",
+)  # fmt: skip
 KEYS = st.integers(0, 30)
 FIELDS = st.one_of(
     st.sampled_from([name.encode() for name in Record.FIELDS]),
@@ -143,11 +172,8 @@ def change_header(client, key, which, change):
 
 def forge(client, action, key, field, text, header, change):
     keys = sorted(k for k in client.scan_iter() if k.startswith(RECORD.encode()))
-    extra = [
-        f"{RECORD}:{name}".encode()
-        for name in ("sums", "buffered", "inline", "workers", "queue", "takers", "compacting")
-    ]
-    keys += [k for k in extra if k not in keys]
+    extra = [f"{RECORD}:{name}".encode() for name in KEYS_OF_ITS_OWN]
+    keys += [k for k in (*extra, b"redisacc:names") if k not in keys]
     which, key = key, keys[key % len(keys)]
     kind = client.type(key)
     with contextlib.suppress(redis.ResponseError):
@@ -175,14 +201,24 @@ def forge(client, action, key, field, text, header, change):
             client.set(key, text if action == "set" else client.get(key)[:-1])
         elif kind == b"zset":
             client.zadd(key, {text: len(field)})
+        elif kind == b"set":
+            client.sadd(key, text, field)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_forged(search, real_client, kind):
+def test_forged(request, search, real_client, real_server, kind):
+    commands = itertools.cycle(words for words in COMMANDS if "--yes" not in words)
+
     def one(actions):
         case = Case(real_client, kind)
         for action in actions:
             forge(real_client, *action)
+        if request.config.getoption("--long"):
+            # One command for each database, in turn.
+            words = [*next(commands), "--redis", real_server.url]
+            result = CliRunner().invoke(main, words)
+            assert isinstance(result.exception, (SystemExit, type(None))), (words, result.exc_info)
+            assert raw_text(result.output) == [], words
         case.everything()
         case.end()
 

@@ -1,0 +1,255 @@
+"""Hostile text in every field of every key: no command, message, traceback or log record passes it on as it is.
+
+Messages have a bounded length, every failure is typed, and what cannot be read can still be deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pty
+import select
+import socketserver
+import sys
+import threading
+import time
+import traceback
+
+import pytest
+import redis
+from click.testing import CliRunner
+from support.planting import COMMANDS, TEXTS, Planted, raw_text
+
+import redisacc
+from redisacc._redis.transport import Transport
+from redisacc.cli import main
+
+pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
+
+LONGEST = 2000
+
+
+@pytest.fixture
+def planted(real_client, monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.buffer_writer.BUFFER_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.snapshot.PEEK_TIMEOUT", 0.2)
+    made = Planted(real_client)
+    yield made
+    with contextlib.suppress(redisacc.RedisAccError):
+        made.acc.close()
+
+
+def operations(client, opened):
+    """Yields every operation of the public API, as functions without arguments.
+
+    They are called on a new handle. If none can be opened, they are called on one that was opened before.
+    """
+    box = []
+
+    def open_it(kind=redisacc.SparseConditionalAccumulator):
+        acc = kind("float32", [100_000, 2], "w", redis=client, worker="bob")
+        box.append(acc)
+        return acc
+
+    yield open_it
+    yield lambda: open_it(redisacc.ConditionalAccumulator)
+    acc = box[0] if box else opened
+    yield from (acc.info, acc.peek, acc.num_accumulated, acc.global_step)
+    yield lambda: acc.apply_grad([1], [[1.0, 1.0]], local_step=1)
+    yield lambda: acc.wait_for_step(10**9, timeout=0)
+    yield lambda: list(acc.events(timeout=0))
+    yield lambda: acc.recover().__enter__()
+    yield lambda: acc.take_grad(1, timeout=0)
+    yield lambda: acc.set_global_step(1)
+    yield acc.delete
+    if box:
+        yield acc.close
+
+
+def check_message(text, where):
+    assert raw_text(text) == [], where
+    assert len(text) < LONGEST, where
+
+
+def call(operation, where):
+    """Calls it. If it fails, the error must be typed, printable and short, and so must the errors that caused it."""
+    failure = None
+    try:
+        operation()
+    except redisacc.RedisAccError as error:
+        failure = error
+    if failure is not None:
+        check_message(str(failure), where)
+        assert raw_text("".join(traceback.format_exception(failure))) == [], where
+
+
+def selected(request, places):
+    """Every text in every place with --all; otherwise each place with one text, so that all texts have their turn."""
+    texts = list(TEXTS.items())
+    for number, place in enumerate(places):
+        some = texts if request.config.getoption("--all") else [texts[number % len(texts)]]
+        for name, text in some:
+            yield place, text, f"{name} as {place.how} of {place.key!r} {place.field!r}"
+
+
+def test_operations(request, planted, real_client, caplog):
+    caplog.set_level(logging.DEBUG, "redisacc")
+    for place, text, where in selected(request, list(planted.places())):
+        planted.restore()
+        place.plant(real_client, text)
+        for operation in operations(real_client, planted.acc):
+            call(operation, where)
+        for record in caplog.records:
+            if record.name == "redisacc":
+                check_message(record.getMessage(), where)
+        caplog.clear()
+
+
+def run(words, url):
+    result = CliRunner().invoke(main, [*words, "--redis", url])
+    assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exc_info)
+    assert result.exit_code in (0, 1, 2, 3, 4), words
+    return result
+
+
+def test_commands_in_a_pipe(request, planted, real_client, real_server):
+    for number, (place, text, where) in enumerate(selected(request, list(planted.places())[::-1])):
+        planted.restore()
+        place.plant(real_client, text)
+        # Commands differ less than places do: in `make test`, every place gets a few of them.
+        commands = COMMANDS if request.config.getoption("--all") else COMMANDS[number % 4 :: 4]
+        for words in commands:
+            found = run(words, real_server.url)
+            assert raw_text(found.stdout_bytes) == [], (words, where)
+            check_message(found.stderr, (words, where))
+            if words[0] in ("ls", "show", "gc", "watch") and "--yes" not in words:
+                as_json = run((*words, "--json"), real_server.url)
+                assert raw_text(as_json.stdout_bytes) == [], (words, where)
+                if as_json.exit_code == 0:
+                    for line in [as_json.stdout] if words[0] != "watch" else as_json.stdout.splitlines():
+                        json.loads(line)
+
+
+def test_json_holds_the_real_text(planted, real_client, real_server):
+    worker = TEXTS["utf8"].replace(b"\n", b"").decode()
+    session, entry = next(iter(real_client.hgetall(planted.keys.sessions).items()))
+    real_client.hset(planted.keys.sessions, session, entry.rpartition(b" ")[0] + b" " + worker.encode())
+    facts = json.loads(run(("show", "w", "--json"), real_server.url).stdout)
+    assert worker in [known["name"] for known in facts["known_workers"]]
+
+
+TERMINAL = """
+import json, sys
+from redisacc._redis.transport import Transport
+from redisacc.cli import main
+for words in json.loads(sys.argv[1]):
+    try:
+        main(words)
+    except SystemExit:
+        pass
+print("the end")
+"""
+
+
+def on_a_terminal(commands):
+    """Returns the bytes that commands write to a terminal, one after the other in one process."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(
+            sys.executable,
+            [sys.executable, "-c", TERMINAL, json.dumps(commands)],
+            os.environ | {"COLUMNS": "80", "LINES": "50", "TERM": "xterm-256color"},
+        )
+    written, deadline = b"", time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.5)[0]:
+            try:
+                chunk = os.read(terminal, 65536)
+            except OSError:  # how Linux reports that the other end is closed
+                break
+            written += chunk
+            if not chunk:
+                break
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    return written
+
+
+@pytest.mark.slow
+def test_commands_on_a_terminal(planted, real_client, real_server):
+    # Everything that stays readable at once, so that the commands have the most to show.
+    record = planted.keys.record
+    for place in list(planted.places()):
+        if place.how == "entry" or (place.how == "member" and place.key == b"redisacc:names"):
+            place.plant(real_client, TEXTS["utf8"])
+    for field in ("kind", "dtype", "reduction_type"):
+        real_client.hset(record, field, "\x1b]0;pwn\apwn")
+    real_client.hset(f"{record}:workers", TEXTS["utf8"], "1")
+    words = [[*words, "--redis", real_server.url] for words in COMMANDS]
+    words.append(["show", "w\x1b]0;pwn\apwn", "--redis", real_server.url])
+    written = on_a_terminal(words)
+    assert written.rstrip().endswith(b"the end"), written
+    assert b"\\x1b]0;pwn\\x07pwn" in written
+    assert raw_text(written, styled=True) == []
+
+
+@contextlib.contextmanager
+def answering(reply):
+    """Yields the URL of a server that gives this answer to everything."""
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self):
+            while self.request.recv(65536):
+                self.request.sendall(reply)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"redis://127.0.0.1:{server.server_address[1]}?protocol=2"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+REPLIES = ["ERR", "WRONGPASS", "NOPERM", "OOM", "WRONGTYPE", "LOADING", "@", ""]
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("code", REPLIES)
+def test_error_texts_of_the_server(monkeypatch, code):
+    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.3)
+    monkeypatch.setattr("redisacc.cli.options.OPENING_TIMEOUT", 0.3)
+    text = b"".join(piece.replace(b"\r", b"").replace(b"\n", b"") for piece in TEXTS["binary"].splitlines())
+    with answering(b"-%s %s%s\r\n" % (code.encode(), text, b"x" * 10_000)) as url:
+        where = f"an error {code}"
+        with pytest.raises(redisacc.RedisAccError) as failure:
+            redisacc.ConditionalAccumulator("float32", [1], "w", redis=url)
+        check_message(str(failure.value), where)
+        assert raw_text("".join(traceback.format_exception(failure.value))) == [], where
+        found = CliRunner().invoke(main, ["ls", "--redis", url])
+        assert found.exit_code in (1, 6)
+        check_message(found.output, where)
+
+
+def test_errors_of_redis_py_without_our_socket(real_server):
+    # Clients with a parser of their own make their own errors.
+    client = redis.Redis.from_url(real_server.url)
+    with pytest.raises(redisacc.ServerError) as failure:
+        Transport(Refusing(client)).call("GET", "x")
+    check_message(str(failure.value), "a client of another kind")
+    assert raw_text("".join(traceback.format_exception(failure.value))) == []
+    client.close()
+
+
+class Refusing:
+    """A client without a pool, such as that of a cluster, which refuses everything."""
+
+    def __init__(self, client):
+        self._client = client
+
+    def execute_command(self, *command, **options):
+        raise redis.ResponseError(f"ERR {TEXTS['utf8'].decode()}")

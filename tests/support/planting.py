@@ -1,0 +1,177 @@
+"""Plants hostile text into every field of every key of an accumulator, and recognises it where it comes out raw."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import redis
+
+import redisacc
+from redisacc._format.keys import NAMES, Keys
+
+# Each of these, printed as it is, changes a terminal, a line or what stands beside it. "pwn" ends every one.
+PIECES = [
+    b"\x1b]0;pwn\x07pwn", b"\x1b[7;31mpwn", b"\xc2\x9b7mpwn", b"\x9b7mpwn", b"\rpwn", b"\npwn", b"\x08pwn",
+    "\u202epwn".encode(), "\u2028pwn".encode(), b"\x00pwn", b"\xff\xfepwn",
+]  # fmt: skip
+# All at once, in UTF-8 and not; alone; and very long or deep.
+TEXTS = {
+    "utf8": b"".join(piece for piece in PIECES if piece[:1] not in (b"\x9b", b"\xff")),
+    "binary": b"".join(PIECES),
+    "escape": PIECES[0],
+    "long": b"x" * 10_000,
+    "deep": b"[" * 10_000,
+}
+
+# Commands of the command line on an accumulator `w`, those that change one last.
+COMMANDS = [
+    ("ls",), ("ls", "--private"), ("show", "w"), ("show", "w", "--index", "1"), ("show", "w", "--top", "1"),
+    ("watch", "-n", "1"), ("recover", "w"), ("gc", "--dry-run"), ("tail", "w", "-n", "1", "--timeout", "0"),
+    ("set-step", "w", "1", "--yes"), ("take", "w", "1", "--timeout", "0", "--discard", "--yes"),
+    ("recover", "w", "--discard", "--yes"), ("gc", "--yes"), ("rm", "w", "--yes"),
+]  # fmt: skip
+
+_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_RAW = [piece.decode(errors="surrogateescape") for piece in PIECES]
+
+
+def raw_text(output: str | bytes, *, styled: bool = False) -> list[str]:
+    """Returns what should have been escaped in an output: planted pieces, and control characters.
+
+    Args:
+        output: what a command printed, or a message.
+        styled: whether it was printed on a terminal, where rich moves the cursor and colours text.
+    """
+    text = output.decode(errors="surrogateescape") if isinstance(output, bytes) else output
+    # A line may begin with anything, and a terminal gets a carriage return before each line feed.
+    found = [piece for piece in _RAW if piece in text and piece != "\npwn"]
+    rest = _STYLE.sub("", text).replace("\r", "") if styled else text
+    return found + sorted({c for c in rest if not c.isprintable() and c != "\n"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Somewhere to plant a text.
+
+    Attributes:
+        key: the key.
+        how: "value" and "name" of a field of a hash, a "member" of a set or sorted set, a "string", or another "type".
+        field: the field of a hash whose value, or name, is replaced.
+    """
+
+    key: bytes
+    how: str
+    field: bytes = b""
+
+    def plant(self, client: redis.Redis, text: bytes) -> None:
+        """Writes the text here."""
+        match self.how:
+            case "value":
+                client.hset(self.key, self.field, text)
+            case "name":
+                client.hset(self.key, text, client.hget(self.key, self.field))
+            case "entry":
+                # The last word of an entry is a name, and everything before it stays right.
+                entry = client.hget(self.key, self.field)
+                client.hset(self.key, self.field, entry[: entry.rindex(b" ") + 1] + text)
+            case "member":
+                {b"set": client.sadd, b"zset": lambda key, member: client.zadd(key, {member: 0})}[
+                    client.type(self.key)
+                ](self.key, text)
+            case "string":
+                client.set(self.key, text)
+            case "type":
+                client.delete(self.key)
+                client.rpush(self.key, text)
+
+
+class Planted:
+    """An accumulator ``w`` that has every key that there is, each of them as it was after every `restore`."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.keys = Keys("w")
+        options: dict[str, Any] = {"redis": client, "worker": "ann"}
+        acc = redisacc.SparseConditionalAccumulator("float32", [100_000, 2], "w", **options)
+        for step in (0, 1):
+            for rows in (2, 3000, 10_000):
+                acc.apply_grad(np.arange(rows), np.ones((rows, 2), np.float32), local_step=step)
+            if step == 0:
+                block = acc.take(3, timeout=10)
+                block.__enter__()
+                (self.token,) = (taken.token for taken in acc.info().unacknowledged)
+        # The handle is left open: closing it changes nothing of a shared accumulator.
+        self.acc = acc
+        (gradient,) = {
+            key.decode().split(":")[-2] for key in client.scan_iter(f"{self.keys.record}:part:*") if b"-3:" in key
+        } or {"1-1"}
+        self.gradient = gradient
+        now = int(time.time() * 1000)
+        client.zadd(self.keys.queue, {"token": 1})
+        client.hset(self.keys.takers, "token", f"9 {now + 600_000} chief")
+        client.set(self.keys.compacting, "token", px=600_000)
+        client.set(self.keys.staged("other-1", 0), "part", px=600_000)
+        self._dumps = {key: client.dump(key) for key in client.scan_iter()}
+        missing = {key.encode() for key in self.all_keys()} - self._dumps.keys()
+        assert not missing, f"the accumulator has no {missing}"
+
+    def all_keys(self) -> list[str]:
+        """Returns every key that an accumulator can have, from the one module that makes them.
+
+        Raises:
+            AssertionError: that module makes a key that is unknown here.
+        """
+        keys = self.keys
+        channels, others = {"events", "wake"}, {"name", "of_ref", "current"}
+        made = {
+            "record": [keys.record],
+            "sessions": [keys.sessions],
+            "queue": [keys.queue],
+            "takers": [keys.takers],
+            "taken": [keys.taken],
+            "compacting": [keys.compacting],
+            "taken_round": list(keys.taken_round(self.token).hashes),
+            "part": [keys.part(self.gradient, 0)],
+            "staged": [keys.staged("other-1", 0)],
+        }
+        public = {name for name in dir(keys) if not name.startswith("_")}
+        assert public == made.keys() | channels | others
+        hashes = keys.current.hashes
+        assert len(hashes) == len(dataclasses.fields(keys.current))
+        return [NAMES, *hashes, *(key for group in made.values() for key in group)]
+
+    def restore(self) -> None:
+        """Brings back everything as it was."""
+        client = self.client
+        client.flushdb()
+        with client.pipeline(transaction=False) as pipe:
+            for key, dump in self._dumps.items():
+                pipe.restore(key, 0, dump)
+            pipe.execute()
+
+    def places(self) -> Iterator[Place]:
+        """Yields every place of every key."""
+        for name in self.all_keys():
+            key = name.encode()
+            kind = self.client.type(key)
+            if kind == b"hash":
+                fields = sorted(self.client.hkeys(key))
+                # Rows of the sums are alike, and so are gradients.
+                shown = (
+                    fields if key == self.keys.record.encode() else [*fields[:1], *(f for f in fields if f == b"total")]
+                )
+                for field in shown:
+                    yield Place(key, "value", field)
+                    if b" " in self.client.hget(key, field) and not key.endswith((b":sums", b":buffered")):
+                        yield Place(key, "entry", field)
+                yield Place(key, "name", fields[0])
+            elif kind in (b"set", b"zset"):
+                yield Place(key, "member")
+            else:
+                yield Place(key, "string")
+            yield Place(key, "type")

@@ -1,0 +1,72 @@
+"""Foreign text becomes printable and bounded in one place, and no error escapes it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+import redisacc
+from redisacc._text import MESSAGE, QUOTED, printable, shown
+
+
+@pytest.mark.parametrize(
+    ("foreign", "expected"),
+    [
+        ("plain ünï 日本 😀", "plain ünï 日本 😀"),
+        ("ünï 😀".encode(), "ünï 😀"),
+        ("\x1b]0;pwn\a", "\\x1b]0;pwn\\x07"),
+        (b"\x9b31m\xff", "\\x9b31m\\xff"),
+        ("a\r\nb\x9b\u202e\u200b\u2028\ud800", "a\\r\\nb\\x9b\\u202e\\u200b\\u2028\\ud800"),
+        ("", ""),
+    ],
+)
+def test_printable(foreign, expected):
+    assert printable(foreign) == expected
+    assert printable(expected) == expected
+
+
+@pytest.mark.parametrize("foreign", ["x" * 10**6, b"\xff" * 10**6, "日" * 10**6, "日".encode() * 10**6], ids=range(4))
+def test_printable_is_bounded(foreign):
+    found = printable(foreign, 50)
+    assert len(found) == 50
+    assert found.endswith("...")
+    assert printable(found, 50) == found
+
+
+def test_names_are_not_cut():
+    longest = "日" * 170 + "xy"
+    assert len(longest.encode()) == 512
+    assert printable(longest) == longest
+
+
+class Escaping:
+    def __repr__(self):
+        return "<\x1b]0;pwn\a>" + "x" * 1000
+
+
+def deep(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Escaping(), "\x1b" * 1000, b"\x1b" * 10**6, deep(10**5), [b"\x1b"] * 10**6, 10**5000, {"\x1b": "\ud800"}],
+    ids=["repr", "str", "bytes", "deep", "wide", "large", "dict"],
+)
+def test_any_value_can_be_quoted(value):
+    found = shown(value)
+    assert found.isprintable()
+    assert 0 < len(found) <= QUOTED
+
+
+@pytest.mark.parametrize("kind", [redisacc.CorruptDataError, redisacc.ServerUnavailableError])
+def test_no_error_carries_raw_text(kind):
+    error = kind("a\x1b]0;pwn\a: " + "x" * 10**5)
+    for one in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert str(one).startswith("a\\x1b]0;pwn\\x07: xxx")
+        assert len(str(one)) == MESSAGE
