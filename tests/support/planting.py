@@ -60,7 +60,8 @@ class Place:
 
     Attributes:
         key: the key.
-        how: "value" and "name" of a field of a hash, a "member" of a set or sorted set, a "string", or another "type".
+        how: "value" and "name" of a field of a hash, the last word of an "entry", a "member" of a set or sorted set, an
+            "element" of a list, a "string", or another "type".
         field: the field of a hash whose value, or name, is replaced.
     """
 
@@ -85,9 +86,15 @@ class Place:
                 ](self.key, text)
             case "string":
                 client.set(self.key, text)
+            case "element":
+                client.lset(self.key, 0, text)
             case "type":
+                was = client.type(self.key)
                 client.delete(self.key)
-                client.rpush(self.key, text)
+                if was == b"list":
+                    client.set(self.key, text)
+                else:
+                    client.rpush(self.key, text)
 
 
 class Planted:
@@ -114,6 +121,7 @@ class Planted:
         now = int(time.time() * 1000)
         client.zadd(self.keys.queue, {"token": 1})
         client.hset(self.keys.takers, "token", f"9 {now + 600_000} chief")
+        client.lpush(self.keys.recovered, f"old token {now} chief")
         client.set(self.keys.compacting, "token", px=600_000)
         client.set(self.keys.staged("other-1", 0), "part", px=600_000)
         self._dumps = {key: client.dump(key) for key in client.scan_iter()}
@@ -134,6 +142,7 @@ class Planted:
             "queue": [keys.queue],
             "takers": [keys.takers],
             "taken": [keys.taken],
+            "recovered": [keys.recovered],
             "compacting": [keys.compacting],
             "taken_round": list(keys.taken_round(self.token).hashes),
             "part": [keys.part(self.gradient, 0)],
@@ -172,6 +181,8 @@ class Planted:
                 yield Place(key, "name", fields[0])
             elif kind in (b"set", b"zset"):
                 yield Place(key, "member")
+            elif kind == b"list":
+                yield Place(key, "element")
             else:
                 yield Place(key, "string")
             yield Place(key, "type")
