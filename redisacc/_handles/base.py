@@ -19,7 +19,7 @@ import numpy as np
 
 from redisacc._data import dtypes, validation
 from redisacc._data.gradient import Gradient
-from redisacc._data.results import ApplyResult, Round
+from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.spec import AccumulatorSpec, Kind
 from redisacc._data.validation import Shape
 from redisacc._format.keys import Keys
@@ -146,11 +146,12 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         self._spec = spec = dataclasses.replace(spec, chunk=opened.chunk)
         self._records = RecordReader(self._transport, self._keys, opened.incarnation, self._lifetime)
         self._sessions = SessionPool(opened.now_ms)
+        self._requests = Requests(self._transport, self._scripts, self._sessions)
         self._applier = Applier(
             self._keys,
             self._scripts,
             spec,
-            requests=Requests(self._transport, self._scripts, self._sessions),
+            requests=self._requests,
             buffer_writer=BufferWriter(self._transport, self._keys, self._scripts, spec),
             in_place_limit=in_place_limit if opened.can_add_in_place else 0,
             min_replicas=min_replicas,
@@ -326,6 +327,35 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         step = validation.integer(new_global_step, "new_global_step")
         self._lifetime.check()
         self._applier.set_global_step(step, worker=self._worker, label=label)
+
+    def settle(self) -> Tally:
+        """Returns what became of all gradients that this thread has applied through this handle.
+
+        The numbers are exact even if Ctrl-C, or another signal handler that raises, has ended a call at any moment. If
+        that leaves open whether the last gradient was counted, this method asks the server, and makes sure that a
+        gradient which has not been counted never will be. Otherwise, it sends nothing.
+
+        To learn what became of a single gradient, compare the numbers from before and after its apply.
+
+        Example:
+            >>> import redisacc
+            >>> acc = redisacc.ConditionalAccumulator("float32", [2])
+            >>> before = acc.settle().applied
+            >>> try:
+            ...     result = acc.apply_grad([1.0, 2.0])
+            ... except KeyboardInterrupt:
+            ...     pass
+            >>> acc.settle().applied - before
+            1
+
+        Returns:
+            The numbers. A gradient whose apply raised ``OutcomeUnknownError`` is counted when ``retry()`` has
+            succeeded, for the thread that called it.
+
+        Raises:
+            ServerUnavailableError: the server does not answer. Call this method again later, within an hour.
+        """
+        return self._requests.settle()
 
     # Rounds
 
