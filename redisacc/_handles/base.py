@@ -38,7 +38,7 @@ from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.snapshot import read_round
 from redisacc._protocol.step_wait import wait_for_step
 from redisacc._protocol.taker import TakenRound, Taker
-from redisacc._redis.connect import connect
+from redisacc._redis.connect import connect, holds_password
 from redisacc._redis.eviction import warn_if_evicting
 
 # The result of a take: an array, or IndexedSlices.
@@ -55,8 +55,11 @@ def _host_and_process(process: int) -> str:
 class ConditionalAccumulatorBase(ABC, Generic[G]):
     """A handle on an accumulator in Redis, dense or sparse.
 
-    Threads may share a handle, and after a fork the child may go on using it. Closing a handle (``close()``, or the end
-    of its ``with`` block) leaves a shared accumulator as it is, and removes a private one.
+    Threads may share a handle, and after a fork the child may go on using it. A handle on a shared accumulator can be
+    pickled, for example for ``multiprocessing``, if it was opened with ``redis=None`` or with a URL without a password:
+    the copy opens the same accumulator by its name, and raises AccumulatorNotFoundError if that was deleted. Closing a
+    handle (``close()``, or the end of its ``with`` block) leaves a shared accumulator as it is, and removes a private
+    one.
 
     Example:
         >>> import redisacc
@@ -91,6 +94,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     """
 
     _kind: Kind
+    # The only incarnation that a handle opens which was pickled.
+    _reopens: str | None = None
 
     def __init__(
         self,
@@ -111,6 +116,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         )
         self._name = validation.text(name, "name", max_bytes=512)
         self._given_worker = None if worker is None else validation.text(worker, "worker", max_bytes=200)
+        given_in_place_limit = in_place_limit
         if in_place_limit is None:
             in_place_limit = IN_PLACE_LIMIT
         in_place_limit = validation.integer(in_place_limit, "in_place_limit", low=0)
@@ -122,6 +128,12 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
         self._shared_name = shared_name
         min_replicas = validation.integer(min_replicas, "min_replicas", low=0, high=1000)
+        # What a pickle holds. The buffer limit is that of the accumulator.
+        self._arguments = (
+            *(spec.dtype.name, spec.shape, shared_name, name, spec.reduction_type),
+            *(self._given_worker, given_in_place_limit, min_replicas),
+        )
+        self._where = redis if redis is None or isinstance(redis, str) else type(redis)
         self._transport = connect(redis)
         self._keys = Keys(shared_name or private_leases.new_name())
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
@@ -137,6 +149,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             spec,
             buffer_limit=buffer_limit,
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
+            incarnation=self._reopens,
         )
         warn_if_evicting(self._transport)
         if min_replicas:
@@ -170,6 +183,29 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             self._finalizer = weakref.finalize(
                 self, private_leases.release, self._transport, self._keys, opened.incarnation, os.getpid()
             )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Makes the handle picklable: the copy opens the same accumulator by its name, in whatever process.
+
+        Raises:
+            TypeError: the accumulator is private, or the way to the server cannot be pickled.
+        """
+        self._lifetime.check()
+        if self._shared_name is None:
+            why = "its accumulator is private and ends with it. Give the accumulator a shared_name"
+        elif isinstance(self._where, type):
+            why = (
+                f"it was opened with a client, {self._where.__name__}, whose connections belong to this process. Open "
+                f"it with a URL or redis=None, or open {self._shared_name!r} by name in the other process"
+            )
+        elif self._where is not None and holds_password(self._where):
+            why = (
+                "its URL holds a password, which would be readable in the pickle. Put the URL into REDISACC_URL in "
+                f"every process and open it with redis=None, or open {self._shared_name!r} by name in the other process"
+            )
+        else:
+            return _reopen, (type(self), self._arguments, self._where, self._scripts.incarnation)
+        raise TypeError(f"this handle cannot be pickled or copied: {why}")
 
     # What it is
 
@@ -490,6 +526,28 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     def _label(self, name: object) -> str:
         given = validation.label(name)
         return f"{given} ({self._keys.name})" if given else self._own_label
+
+
+def _reopen(
+    kind: type[ConditionalAccumulatorBase[Any]],
+    arguments: tuple[Any, ...],
+    where: str | None,
+    incarnation: str,
+) -> ConditionalAccumulatorBase[Any]:
+    """Opens a handle that was pickled. It is no way to create an accumulator: if the old one is gone, this raises."""
+    *schema, worker, in_place_limit, min_replicas = arguments
+    handle = kind.__new__(kind)
+    handle._reopens = incarnation
+    ConditionalAccumulatorBase.__init__(
+        handle,
+        *schema,
+        redis=where,
+        worker=worker,
+        in_place_limit=in_place_limit,
+        buffer_limit=None,
+        min_replicas=min_replicas,
+    )
+    return handle
 
 
 def _deadline(timeout: object) -> float:

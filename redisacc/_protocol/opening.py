@@ -12,7 +12,7 @@ from redisacc._format.record import FORMAT
 from redisacc._protocol.deletion import delete
 from redisacc._protocol.scripts import Deleting, Opened, Schema, Scripts
 from redisacc._redis.transport import Transport
-from redisacc.errors import NotPermittedError, SchemaMismatchError
+from redisacc.errors import AccumulatorNotFoundError, NotPermittedError, SchemaMismatchError
 
 logger = logging.getLogger("redisacc")
 
@@ -28,6 +28,7 @@ def open_accumulator(
     *,
     buffer_limit: int | None,
     lease_ms: int,
+    incarnation: str | None = None,
 ) -> Opened:
     """Opens the accumulator of these keys, and creates it if there is none.
 
@@ -38,8 +39,10 @@ def open_accumulator(
         spec: what the caller expects it to be.
         buffer_limit: bytes; None: that of an existing accumulator, or the default.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
+        incarnation: the only one that is opened, and none is created. None: any.
 
     Raises:
+        AccumulatorNotFoundError: it is another incarnation.
         SchemaMismatchError: it was created as something else.
     """
     schema = Schema(FORMAT, spec.kind, spec.dtype.name, shape_text(spec.shape), spec.reduction_type)
@@ -50,12 +53,17 @@ def open_accumulator(
             chunk=spec.chunk,
             lease_ms=lease_ms,
             buffer_limit=BUFFER_LIMIT if buffer_limit is None else buffer_limit,
+            create=incarnation is None,
         )
         if isinstance(opened, Opened):
             break
         # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
         assert isinstance(opened, Deleting)
         delete(transport, keys, opened.incarnation)
+    if incarnation not in (None, opened.incarnation):
+        raise AccumulatorNotFoundError(
+            f"accumulator {keys.name!r} was deleted and created again since this handle was pickled. Open it by name"
+        )
     _check_schema(keys, opened, schema, buffer_limit)
     if not lease_ms:
         _list_name(transport, keys)

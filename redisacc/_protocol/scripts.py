@@ -212,7 +212,7 @@ class Scripts:
         self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
 
     def open(
-        self, *, incarnation: str, schema: Schema, chunk: int, lease_ms: int, buffer_limit: int
+        self, *, incarnation: str, schema: Schema, chunk: int, lease_ms: int, buffer_limit: int, create: bool = True
     ) -> Opened | Deleting:
         """Opens or creates the accumulator.
 
@@ -222,6 +222,7 @@ class Scripts:
             chunk: elements of a row of a dense gradient.
             lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
             buffer_limit: bytes that the buffered gradients of a round may have in total.
+            create: whether to create the accumulator if there is none.
 
         Raises:
             SchemaMismatchError: the record belongs to another version of the data model.
@@ -248,6 +249,7 @@ class Scripts:
                         "chunk": chunk,
                         "lease_ms": lease_ms,
                         "buffer_limit": buffer_limit,
+                        "create": int(create),
                     },
                 ),
                 timeout=OPENING_TIMEOUT,
