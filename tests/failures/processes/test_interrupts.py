@@ -38,7 +38,7 @@ def test_after_any_interrupt_the_caller_knows_what_was_counted(
     ) as worker:
         try:
             unreturned = 0
-            for _ in range(200 if request.config.getoption("--all") else 42):
+            for _ in range(150 if request.config.getoption("--all") else 15):
                 print(file=worker.stdin, flush=True)
                 assert worker.stdout.readline() == "go\n"
                 time.sleep(draws.uniform(0, 0.004))
