@@ -1,4 +1,4 @@
--- Opens the accumulator of a name, or creates it.
+-- Opens the accumulator of a name, or creates it if the caller wants that.
 --
 -- KEYS record          redisacc:{NAME}            the record of the accumulator
 -- KEYS sums            redisacc:{NAME}:sums       row index -> packed count and sum; total -> "gradients rows"
@@ -16,12 +16,14 @@
 -- ARGV lease_ms        number   how long a private accumulator outlives its owner; 0 for a shared one, which has no end
 -- ARGV buffer_limit    text     bytes that the buffered gradients of a round may have in total
 -- ARGV once_per_worker text     "1" if a round accepts one gradient of each worker only, else "0"
+-- ARGV create          flag     whether to create the accumulator if there is none
 --
 -- Replies:
 -- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms, buffer_limit,
 --     once_per_worker}        the accumulator as it was created. struct is "yes" if the server's Lua has that library;
 --                             now_ms is the server's clock
 -- {'deleting', incarnation}   the accumulator is being deleted by a client that may have died: finish, and open again
+-- {'missing'}                 there is no such accumulator, and none was to be created
 -- {'remains', key}            there is no record, but this key of a former accumulator; nothing changed
 -- {'other_format', format}    the record belongs to another version of the data model; nothing changed
 -- {'corrupt', where, text}    the record holds what redisacc never writes; nothing changed
@@ -37,6 +39,9 @@ local NAMES = {
 
 forget_idle_sessions(keys.sessions)
 if redis.call('EXISTS', keys.record) == 0 then
+  if not args.create then
+    return {'missing'}
+  end
   -- A key without its record means that the record was evicted or removed by hand. A new record would take over sums
   -- that it doesn't count.
   for _, key in ipairs({keys.sums, keys.buffered, keys.inline, keys.workers, keys.sessions}) do

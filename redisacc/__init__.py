@@ -1,7 +1,7 @@
 """Conditional gradient accumulators, dense and sparse, shared by name over Redis."""
 
 from redisacc import errors, raw_ops
-from redisacc._data.results import ApplyResult, Round
+from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.slices import IndexedSlices
 from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
 from redisacc._handles.base import ConditionalAccumulatorBase
@@ -64,6 +64,7 @@ __all__ = [
     "StepOverflowError",
     "StepTimeoutError",
     "TakeTimeoutError",
+    "Tally",
     "UnacknowledgedRound",
     "WaitingTaker",
     "WorkerInfo",

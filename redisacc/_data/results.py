@@ -38,6 +38,29 @@ class ApplyResult:
 
 
 @dataclass(frozen=True)
+class Tally:
+    """What became of the gradients that a thread has applied through a handle.
+
+    Attributes:
+        applied: the number of gradients that were accepted.
+        stale: the number of gradients that were dropped because their step had passed.
+        unknown: the number of gradients of which nobody can tell any more: their apply was interrupted, and then the
+            accumulator was deleted, or the server lost its data, or an hour passed before ``settle()`` was called.
+
+    Example:
+        >>> import redisacc
+        >>> accumulator = redisacc.ConditionalAccumulator("float32", shape=[2])
+        >>> result = accumulator.apply_grad([1.0, 2.0])
+        >>> accumulator.settle()
+        Tally(applied=1, stale=0, unknown=0)
+    """
+
+    applied: int
+    stale: int
+    unknown: int
+
+
+@dataclass(frozen=True)
 class Round(Generic[G_co]):
     """A round: the reduced gradient of one step, and where it came from.
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from redisacc._data import dtypes, validation
 from redisacc._data.gradient import Gradient
-from redisacc._data.results import ApplyResult, Round
+from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.spec import AccumulatorSpec, Kind
 from redisacc._data.validation import Shape
 from redisacc._format.keys import Keys
@@ -38,7 +38,7 @@ from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.snapshot import read_round
 from redisacc._protocol.step_wait import wait_for_step
 from redisacc._protocol.taker import TakenRound, Taker
-from redisacc._redis.connect import connect
+from redisacc._redis.connect import connect, holds_password
 from redisacc._redis.eviction import warn_if_evicting
 
 # The result of a take: an array, or IndexedSlices.
@@ -55,8 +55,11 @@ def _host_and_process(process: int) -> str:
 class ConditionalAccumulatorBase(ABC, Generic[G]):
     """A handle on an accumulator in Redis, dense or sparse.
 
-    Threads may share a handle, and after a fork the child may go on using it. Closing a handle (``close()``, or the end
-    of its ``with`` block) leaves a shared accumulator as it is, and removes a private one.
+    Threads may share a handle, and after a fork the child may go on using it. A handle on a shared accumulator can be
+    pickled, for example for ``multiprocessing``, if it was opened with ``redis=None`` or with a URL without a password:
+    the copy opens the same accumulator by its name, and raises AccumulatorNotFoundError if that was deleted. Closing a
+    handle (``close()``, or the end of its ``with`` block) leaves a shared accumulator as it is, and removes a private
+    one.
 
     Example:
         >>> import redisacc
@@ -96,6 +99,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     """
 
     _kind: Kind
+    # The only incarnation that a handle opens which was pickled.
+    _reopens: str | None = None
 
     def __init__(
         self,
@@ -117,6 +122,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         )
         self._name = validation.text(name, "name", max_bytes=512)
         self._given_worker = None if worker is None else validation.text(worker, "worker", max_bytes=200)
+        given_in_place_limit = in_place_limit
         if in_place_limit is None:
             in_place_limit = IN_PLACE_LIMIT
         in_place_limit = validation.integer(in_place_limit, "in_place_limit", low=0)
@@ -130,6 +136,12 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
         self._shared_name = shared_name
         min_replicas = validation.integer(min_replicas, "min_replicas", low=0, high=1000)
+        # What a pickle holds. The buffer limit is that of the accumulator.
+        self._arguments = (
+            *(spec.dtype.name, spec.shape, shared_name, name, spec.reduction_type),
+            *(self._given_worker, given_in_place_limit, min_replicas),
+        )
+        self._where = redis if redis is None or isinstance(redis, str) else type(redis)
         self._transport = connect(redis)
         self._keys = Keys(shared_name or private_leases.new_name())
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
@@ -146,6 +158,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
+            incarnation=self._reopens,
         )
         warn_if_evicting(self._transport)
         if min_replicas:
@@ -155,11 +168,12 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         self._spec = spec = dataclasses.replace(spec, chunk=opened.chunk)
         self._records = RecordReader(self._transport, self._keys, opened.incarnation, self._lifetime)
         self._sessions = SessionPool(opened.now_ms)
+        self._requests = Requests(self._transport, self._scripts, self._sessions)
         self._applier = Applier(
             self._keys,
             self._scripts,
             spec,
-            requests=Requests(self._transport, self._scripts, self._sessions),
+            requests=self._requests,
             buffer_writer=BufferWriter(self._transport, self._keys, self._scripts, spec),
             in_place_limit=in_place_limit if opened.can_add_in_place else 0,
             min_replicas=min_replicas,
@@ -178,6 +192,29 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             self._finalizer = weakref.finalize(
                 self, private_leases.release, self._transport, self._keys, opened.incarnation, os.getpid()
             )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Makes the handle picklable: the copy opens the same accumulator by its name, in whatever process.
+
+        Raises:
+            TypeError: the accumulator is private, or the way to the server cannot be pickled.
+        """
+        self._lifetime.check()
+        if self._shared_name is None:
+            why = "its accumulator is private and ends with it. Give the accumulator a shared_name"
+        elif isinstance(self._where, type):
+            why = (
+                f"it was opened with a client, {self._where.__name__}, whose connections belong to this process. Open "
+                f"it with a URL or redis=None, or open {self._shared_name!r} by name in the other process"
+            )
+        elif self._where is not None and holds_password(self._where):
+            why = (
+                "its URL holds a password, which would be readable in the pickle. Put the URL into REDISACC_URL in "
+                f"every process and open it with redis=None, or open {self._shared_name!r} by name in the other process"
+            )
+        else:
+            return _reopen, (type(self), self._arguments, self._where, self._scripts.incarnation)
+        raise TypeError(f"this handle cannot be pickled or copied: {why}")
 
     # What it is
 
@@ -336,6 +373,35 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         self._lifetime.check()
         self._applier.set_global_step(step, worker=self._worker, label=label)
 
+    def settle(self) -> Tally:
+        """Returns what became of all gradients that this thread has applied through this handle.
+
+        The numbers are exact even if Ctrl-C, or another signal handler that raises, has ended a call at any moment. If
+        that leaves open whether the last gradient was counted, this method asks the server, and makes sure that a
+        gradient which has not been counted never will be. Otherwise, it sends nothing.
+
+        To learn what became of a single gradient, compare the numbers from before and after its apply.
+
+        Example:
+            >>> import redisacc
+            >>> acc = redisacc.ConditionalAccumulator("float32", [2])
+            >>> before = acc.settle().applied
+            >>> try:
+            ...     result = acc.apply_grad([1.0, 2.0])
+            ... except KeyboardInterrupt:
+            ...     pass
+            >>> acc.settle().applied - before
+            1
+
+        Returns:
+            The numbers. A gradient whose apply raised ``OutcomeUnknownError`` is counted when ``retry()`` has
+            succeeded, for the thread that called it.
+
+        Raises:
+            ServerUnavailableError: the server does not answer. Call this method again later, within an hour.
+        """
+        return self._requests.settle()
+
     # Rounds
 
     @contextlib.contextmanager
@@ -472,6 +538,28 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     def _label(self, name: object) -> str:
         given = validation.label(name)
         return f"{given} ({self._keys.name})" if given else self._own_label
+
+
+def _reopen(
+    kind: type[ConditionalAccumulatorBase[Any]],
+    arguments: tuple[Any, ...],
+    where: str | None,
+    incarnation: str,
+) -> ConditionalAccumulatorBase[Any]:
+    """Opens a handle that was pickled. It is no way to create an accumulator: if the old one is gone, this raises."""
+    *schema, worker, in_place_limit, min_replicas = arguments
+    handle = kind.__new__(kind)
+    handle._reopens = incarnation
+    ConditionalAccumulatorBase.__init__(
+        handle,
+        *schema,
+        redis=where,
+        worker=worker,
+        in_place_limit=in_place_limit,
+        buffer_limit=None,
+        min_replicas=min_replicas,
+    )
+    return handle
 
 
 def _deadline(timeout: object) -> float:

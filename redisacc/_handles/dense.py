@@ -77,7 +77,8 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
         """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
 
         Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
-        counted once, even if connections break and the request has to be sent again.
+        counted once, even if connections break and the request has to be sent again. If Ctrl-C interrupts the call,
+        ``settle()`` tells whether the gradient was counted.
 
         Args:
             grad: the gradient. It has the declared shape and, unless the round is empty, exactly the shape of the

@@ -13,7 +13,7 @@ from redisacc._protocol.deletion import delete
 from redisacc._protocol.scripts import Deleting, Opened, Schema, Scripts
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable, shown
-from redisacc.errors import NotPermittedError, SchemaMismatchError
+from redisacc.errors import AccumulatorNotFoundError, NotPermittedError, SchemaMismatchError
 
 logger = logging.getLogger("redisacc")
 
@@ -30,6 +30,7 @@ def open_accumulator(
     buffer_limit: int | None,
     once_per_worker: bool | None,
     lease_ms: int,
+    incarnation: str | None = None,
 ) -> Opened:
     """Opens the accumulator of these keys, and creates it if there is none.
 
@@ -42,8 +43,10 @@ def open_accumulator(
         once_per_worker: whether a round accepts one gradient of each worker only; None: as an existing accumulator
             does, and no for a new one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
+        incarnation: the only one that is opened, and none is created. None: any.
 
     Raises:
+        AccumulatorNotFoundError: it is another incarnation.
         SchemaMismatchError: it was created as something else.
     """
     schema = Schema(FORMAT, spec.kind, spec.dtype.name, shape_text(spec.shape), spec.reduction_type)
@@ -55,12 +58,17 @@ def open_accumulator(
             lease_ms=lease_ms,
             buffer_limit=BUFFER_LIMIT if buffer_limit is None else buffer_limit,
             once_per_worker=bool(once_per_worker),
+            create=incarnation is None,
         )
         if isinstance(opened, Opened):
             break
         # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
         assert isinstance(opened, Deleting)
         delete(transport, keys, opened.incarnation)
+    if incarnation not in (None, opened.incarnation):
+        raise AccumulatorNotFoundError(
+            f"accumulator {keys.name!r} was deleted and created again since this handle was pickled. Open it by name"
+        )
     _check_schema(keys, opened, schema, buffer_limit, once_per_worker)
     if not lease_ms:
         _list_name(transport, keys)

@@ -226,6 +226,7 @@ class Scripts:
         lease_ms: int,
         buffer_limit: int,
         once_per_worker: bool,
+        create: bool = True,
     ) -> Opened | Deleting:
         """Opens or creates the accumulator.
 
@@ -236,6 +237,7 @@ class Scripts:
             lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
             buffer_limit: bytes that the buffered gradients of a round may have in total.
             once_per_worker: whether a round accepts one gradient of each worker only.
+            create: whether to create the accumulator if there is none.
 
         Raises:
             SchemaMismatchError: the record belongs to another version of the data model.
@@ -263,6 +265,7 @@ class Scripts:
                         "lease_ms": lease_ms,
                         "buffer_limit": buffer_limit,
                         "once_per_worker": int(once_per_worker),
+                        "create": int(create),
                     },
                 ),
                 timeout=OPENING_TIMEOUT,

@@ -57,6 +57,13 @@ def connect(where: object) -> Transport:
         return transport
 
 
+def holds_password(url: str) -> bool:
+    """Returns whether a URL contains a password, in its address or among its settings."""
+    address, _, settings = url.partition("?")
+    # Whatever stands before an @ counts, because a password that is not percent-encoded can be cut anywhere.
+    return ":" in address.partition("://")[2].rpartition("@")[0] or "password" in settings.lower()
+
+
 def _client_of(url: str) -> redis.Redis:
     try:
         url.encode()

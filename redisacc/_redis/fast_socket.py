@@ -137,7 +137,7 @@ class ClientConnection:
 
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         pooled = self.pooled
-        pooled.send_packed_command(pooled.pack_commands(commands))
+        pooled.send_packed_command(pooled.pack_commands([_without_numbers(command) for command in commands]))
         replies: list[Any] = []
         for _ in commands:
             # The user's client may have no timeout, and a server that stalls must not block this call forever.
@@ -358,7 +358,7 @@ def pack_commands(commands: Sequence[Command]) -> list[bytes | memoryview]:
     pending: list[bytes] = []
     for command in commands:
         if memoryview not in map(type, command):
-            pending.append(hiredis.pack_command(tuple(command)))  # type: ignore[arg-type]
+            pending.append(hiredis.pack_command(_without_numbers(command)))
             continue
         pending.append(b"*%d\r\n" % len(command))
         for argument in command:
@@ -371,6 +371,14 @@ def pack_commands(commands: Sequence[Command]) -> list[bytes | memoryview]:
             pending.append(b"$%d\r\n%b\r\n" % (len(data), data))
     buffers.append(pending[0] if len(pending) == 1 else b"".join(pending))
     return buffers
+
+
+def _without_numbers(command: Command) -> tuple[Any, ...]:
+    """Returns a command with its numbers as text.
+
+    If a signal handler raises while hiredis (3.5.0) converts a number, hiredis crashes the process.
+    """
+    return tuple([b"%d" % argument if type(argument) is int else argument for argument in command])
 
 
 def _reply_error(text: bytes | str) -> Exception:

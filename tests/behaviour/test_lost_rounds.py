@@ -17,6 +17,8 @@ from redisacc._protocol.ownership import REMEMBERED
 from redisacc._protocol.round_reader import RoundReader
 from redisacc._protocol.scripts import Scripts
 
+pytestmark = pytest.mark.usual_storages("in_place", "buffered_parts")
+
 
 def f32(*values):
     return np.array(values, np.float32)
@@ -112,6 +114,7 @@ def test_a_block_whose_round_was_recovered_ends_with_the_error(chief, heir):
     lost(caught.value, "heir")
 
 
+@pytest.mark.one_server
 @pytest.mark.usual_storages("in_place")
 def test_the_error_of_the_block_itself_comes_first(chief, heir):
     with pytest.raises(ZeroDivisionError):
@@ -136,6 +139,7 @@ def test_a_chain_of_recoveries_names_the_last_owner(chief, heir, open_dense_stor
     assert first.value.token != second.value.token
 
 
+@pytest.mark.one_server
 @pytest.mark.usual_storages("in_place")
 def test_only_the_latest_recoveries_are_remembered(chief, heir, client):
     """Otherwise, a chief that fails in a loop would fill the server."""
@@ -165,6 +169,7 @@ def test_a_round_of_a_deleted_accumulator_is_not_returned(chief, before_acknowle
         open_dense("float32", [3], "lost").delete()
 
 
+@pytest.mark.one_server
 @pytest.mark.usual_storages("in_place")
 def test_every_way_of_taking_says_it(open_sparse, before_acknowledging, server):
     acc = open_sparse("float32", [9, 1], "lost")
@@ -308,6 +313,7 @@ def test_a_deletion_after_a_lost_copy_is_said_in_the_log(chief, before_acknowled
 
 @pytest.mark.forges
 @pytest.mark.parametrize("entry", [b"", b"a b", b"a b x w", b"a b 99999999999999999999 w", b"\xff b 1 w"])
+@pytest.mark.one_server
 @pytest.mark.usual_storages("in_place")
 def test_garbage_among_the_recoveries(chief, heir, client, entry):
     taking = contextlib.ExitStack()

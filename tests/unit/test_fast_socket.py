@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -335,3 +337,32 @@ def test_only_plain_sockets_are_taken(ends: Any) -> None:
     assert fast_socket.socket_of(Connection()) is None
     assert fast_socket.socket_of(redis.SSLConnection()) is None
     assert fast_socket.socket_of(redis.Connection()) is None
+
+
+# A signal handler that raises, mostly while a command with a number is packed.
+PACKS = """
+import signal
+from redisacc._redis.fast_socket import pack_commands
+
+class Interrupt(Exception):
+    pass
+
+def interrupt(*_):
+    raise Interrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+command = ("HSCAN", "key", *range(10**9, 10**9 + 400))
+for _ in range(150):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0004)
+        while True:
+            pack_commands([command])
+    except Interrupt:
+        pass
+"""
+
+
+def test_an_interrupt_while_a_command_is_packed_does_not_crash_the_process():
+    """hiredis does not expect that converting a number may fail."""
+    result = subprocess.run([sys.executable, "-c", PACKS], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

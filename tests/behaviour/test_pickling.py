@@ -1,0 +1,140 @@
+"""A handle that is pickled or copied opens the same accumulator by its name, or says why it cannot."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+
+import numpy as np
+import pytest
+from support.servers import contents
+
+import redisacc
+from redisacc._redis.connect import holds_password
+
+pytestmark = pytest.mark.servers("valkey")
+
+
+@pytest.fixture
+def url(real_server):
+    return real_server.url
+
+
+@pytest.fixture
+def handle(url):
+    with redisacc.ConditionalAccumulator("float32", [2], "pickled", redis=url) as handle:
+        yield handle
+        if handle._transport.client.exists(handle.accumulator_ref):
+            redisacc.ConditionalAccumulator("float32", [2], "pickled", redis=url).delete()
+
+
+WAYS = {
+    "pickle": lambda handle: pickle.loads(pickle.dumps(handle)),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_is_a_handle_on_the_same_accumulator(handle, way):
+    handle.apply_grad([1, 2])
+    with WAYS[way](handle) as again:
+        assert type(again) is type(handle)
+        assert repr(again) == repr(handle)
+        again.apply_grad([3, 4])
+        assert handle.take_grad(2).tolist() == [2, 3]
+        assert again.info() == handle.info()
+    # Closing the copy does not close the first one.
+    handle.apply_grad([1, 2], 1)
+
+
+def test_a_sparse_one_keeps_everything_that_it_was_opened_with(url, monkeypatch):
+    monkeypatch.setenv("REDISACC_URL", url)
+    acc = redisacc.SparseConditionalAccumulator(
+        "bfloat16", [None, 3], "pickled", "label", "SUM", worker="ann", in_place_limit=7, buffer_limit=1_000_000
+    )
+    again = pickle.loads(pickle.dumps(acc))
+    for one in (acc, again):
+        assert (one.dtype, one.shape, one.name, one.reduction_type) == (acc.dtype, (None, 3), "label", "SUM")
+        assert (one._worker, one._applier._in_place_limit) == ("ann", 7)
+        assert one.info().buffer_limit == 1_000_000
+    # It was opened by the environment, which may name another address there.
+    assert url.encode() not in pickle.dumps(acc)
+    monkeypatch.setenv("REDISACC_URL", url.replace("/0", "/1"))
+    with pytest.raises(redisacc.AccumulatorNotFoundError):
+        pickle.loads(pickle.dumps(acc))
+    acc.delete()
+
+
+def test_another_process_gets_it(handle):
+    handle.apply_grad(np.float32([1, 2]))
+    process = multiprocessing.get_context("spawn").Process(target=handle.apply_grad, args=([5, 6],))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    assert len(handle.info().workers) == 2
+    assert handle.take_grad(2).tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("created_again", [None, "float32", "float64"])
+def test_a_pickle_creates_no_accumulator(handle, url, client, created_again):
+    pickled = pickle.dumps(handle)
+    handle.delete()
+    if created_again:
+        other = redisacc.ConditionalAccumulator(created_again, [2], "pickled", redis=url)
+    before = contents(client)
+    with pytest.raises(redisacc.AccumulatorNotFoundError):
+        pickle.loads(pickled)
+    assert contents(client) == before
+    if created_again:
+        other.delete()
+
+
+def test_a_pickle_finishes_no_creation_in_the_middle_of_a_deletion(handle, client):
+    pickled = pickle.dumps(handle)
+    assert handle._scripts.delete(finish=False) == "closed"
+    with pytest.raises(redisacc.AccumulatorNotFoundError):
+        pickle.loads(pickled)
+    assert contents(client) == {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_cannot_be_pickled_says_why(url, client, way):
+    private = redisacc.ConditionalAccumulator("float32", [2], redis=url)
+    with pytest.raises(TypeError, match=r"cannot be pickled or copied: its accumulator is private.*shared_name"):
+        WAYS[way](private)
+    private.close()
+    held = redisacc.ConditionalAccumulator("float32", [2], "held", redis=client)
+    with pytest.raises(TypeError, match=r"opened with a client, Redis, .* open 'held' by name"):
+        WAYS[way](held)
+    held.close()
+    with pytest.raises(redisacc.CancelledError, match="closed"):
+        WAYS[way](held)
+    redisacc.ConditionalAccumulator("float32", [2], "held", redis=client).delete()
+
+
+def test_a_password_does_not_get_into_a_pickle(handle, url):
+    secret = url.replace("redis://", "redis://default:s3cret@")
+    handle._where = secret
+    with pytest.raises(TypeError, match="its URL holds a password") as caught:
+        pickle.dumps(handle)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "holds"),
+    [
+        ("redis://host:6379/0", False),
+        ("redis://user@host:6379/0", False),
+        ("redis://:secret@host", True),
+        ("rediss://user:secret@host/3?ssl_cert_reqs=none", True),
+        ("redis://user:se/c#r@t@host", True),
+        ("unix://user:secret@/path", True),
+        ("unix:///path?db=1", False),
+        ("redis://host?password=secret", True),
+        ("rediss://host?ssl_password=secret", True),
+    ],
+)
+def test_passwords_are_found_in_urls(url, holds):
+    assert holds_password(url) is holds
