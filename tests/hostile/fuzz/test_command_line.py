@@ -235,7 +235,7 @@ def test_arguments(search, real_client, run):
         populate(real_client)
         result = run(name, words, data)
         # A gradient is no text, and rules for the server hold the pattern exactly as it was given.
-        check(result, exact=name == "acl" or ("-o" in words and "-" in words))
+        check(result, exact=name == "acl" or ("--output" in words and "-" in words))
         if "--json" in words and "--help" not in words and result.exit_code == 0 and result.stdout.startswith("{"):
             for line in result.stdout.splitlines() if name in ("watch", "tail") else [result.stdout]:
                 json.loads(line)
