@@ -10,6 +10,7 @@ import redis
 
 import redisacc
 from redisacc._format.keys import Keys
+from redisacc._protocol import acknowledgement
 from redisacc._protocol.scripts import Queued, Scripts
 from redisacc._protocol.sessions import Session
 from redisacc._redis import hash_scan
@@ -103,3 +104,44 @@ def test_info_reads_a_long_queue_in_pieces(client: redis.Redis, monkeypatch: pyt
     # The first piece travels with other commands.
     assert sum(args[0] == "ZRANGE" for args in asked) == 2
     acc.delete()
+
+
+def test_compacting_looks_up_the_gradients_together(real_client: redis.Redis) -> None:
+    with handle(real_client, in_place_limit=0, buffer_limit=60 * 8) as acc:
+        for _ in range(60):
+            acc.apply_grad([1, 1])
+        ran = commands(real_client, lambda: acc.apply_grad([1, 1]))
+        assert acc.info().buffered == 1
+        # One for each gradient that is replaced, and few others.
+        assert ran["hstrlen"] == 60
+        assert sum(ran.values()) - ran["hstrlen"] < 50, ran
+        acc.delete()
+
+
+@pytest.mark.usefixtures("force_parts")
+def test_few_parts_are_removed_by_one_script(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed = []
+    for name, parts in (("buffer", "replaced_parts"), ("acknowledge", "parts")):
+        run = getattr(Scripts, name)
+
+        def noting(*args: object, run: Callable[..., object] = run, given: str = parts, **options: object) -> object:
+            removed.append(len(options[given]))
+            return run(*args, **options)
+
+        monkeypatch.setattr(Scripts, name, noting)
+    limit = acknowledgement.PARTS_PER_CALL
+    with redisacc.SparseConditionalAccumulator(
+        "float32", None, "bounded", redis=client, in_place_limit=0, buffer_limit=1_400
+    ) as acc:
+        # Gradients of 12 bytes in two parts each: 116 of them are more than one script may replace.
+        for _ in range(117):
+            acc.apply_grad([1], [1])
+        assert max(removed) == limit
+        assert acc.info().buffered == 117 - limit // 2
+        for _ in range(60):
+            acc.apply_grad([1], [1])
+        removed.clear()
+        acc.take_grad(177)
+        assert len(removed) > 1
+        assert max(removed) <= limit
+        acc.delete()
