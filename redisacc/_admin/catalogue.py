@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from redisacc._format.keys import NAMES, PREFIX
 from redisacc._redis.transport import Transport
 
-# The number of keys or members that one SCAN or SSCAN asks for.
-SCAN_COUNT = 1000
+# The number of keys or members that one SCAN or SSCAN asks for. The server serves no other client meanwhile.
+SCAN_COUNT = 500
 
 _RECORD = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
 

@@ -126,7 +126,9 @@ def _whole_queue(transport: Transport, keys: Keys, reply: Any) -> list[bytes]:
         try:
             last = float(flat[-1])
         except (TypeError, ValueError) as error:
-            raise CorruptDataError(f"{keys.queue}: ZRANGE replied {flat[-2:]!r:.100}, not a token and a ticket") from error
+            raise CorruptDataError(
+                f"{keys.queue}: ZRANGE replied {flat[-2:]!r:.100}, not a token and a ticket"
+            ) from error
         reply = transport.call(*_queue_command(keys, last))
 
 

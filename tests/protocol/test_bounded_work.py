@@ -1,4 +1,4 @@
-"""However large the keys of an accumulator are, a script does a bounded amount of work. Commands are counted, not time."""
+"""However large the keys of an accumulator are, a script does little work. Commands are counted, not time."""
 
 from __future__ import annotations
 
@@ -144,4 +144,13 @@ def test_few_parts_are_removed_by_one_script(client: redis.Redis, monkeypatch: p
         acc.take_grad(177)
         assert len(removed) > 1
         assert max(removed) <= limit
+        acc.delete()
+
+
+def test_hashes_are_read_in_small_pieces(real_client: redis.Redis) -> None:
+    with redisacc.SparseConditionalAccumulator(
+        "float32", None, "bounded", redis=real_client, in_place_limit=10**6
+    ) as acc:
+        acc.apply_grad(range(2000), [1] * 2000)
+        assert commands(real_client, acc.peek)["hscan"] >= 2000 // 250
         acc.delete()
