@@ -23,6 +23,7 @@ from benchmarks.sections import scripts
 from benchmarks.sections.bound import bound
 from benchmarks.sections.growth import growth
 from benchmarks.sections.limits import limits
+from benchmarks.sections.longest import longest
 from benchmarks.sections.reduction import reduction
 from benchmarks.sections.rounds import others, six_rows
 
@@ -33,6 +34,7 @@ SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "bound": bound,
     "growth": growth,
     "reduction": reduction,
+    "longest": longest,
 }
 ROOT = Path(__file__).resolve().parents[1]
 

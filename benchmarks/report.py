@@ -40,6 +40,7 @@ def render(results: Results, drawn: dict[str, str]) -> str:
         ("bound", _bound),
         ("growth", _growth),
         ("reduction", _reduction),
+        ("longest", _longest),
         ("scripts", _scripts),
     ):
         if results.get(section):
@@ -368,11 +369,41 @@ def _reduction(section: Results, drawn: dict[str, str]) -> str:
     )
 
 
+def _longest(section: Results, drawn: dict[str, str]) -> str:
+    del drawn
+    sizes = section["sizes"]
+    parts = [
+        "## Longest calls on large keys",
+        "",
+        f"One accumulator with {sizes['sessions']:,} sessions, of which half may be forgotten; {sizes['rows']:,} rows; "
+        f"{sizes['buffered']:,} gradients inline and as many in parts; {sizes['takers']:,} takers in the queue, first "
+        f"live and then dead ones; {sizes['rounds']:,} unacknowledged rounds; {sizes['workers']:,} workers with names "
+        "of 200 letters. The last column names the operation of the longest call. Names in capitals are commands that "
+        "clients send or that scripts call, if one took more than 250 µs. Calls below 10 µs are not counted, except "
+        "those of the two scripts that touch no data. "
+        + (
+            "The server had precedence over all other processes."
+            if section["real_time"]
+            else "The operating system may have suspended the server in the middle of calls, which then look long."
+        ),
+        "",
+    ]
+    for label, scripts in section["runs"].items():
+        rows = [
+            [name, f"{one['calls']:,}", _short(one["median"]), f"{one['max']:,.0f}", one["where"]]
+            for name, one in scripts.items()
+            if not name.isupper() or one["max"] > 250
+        ]
+        parts += [f"### {label[0].upper()}{label[1:]}", ""]
+        parts.append(_table(["", "calls", "median, µs", "longest, µs", "during"], rows))
+    return "\n".join(parts)
+
+
 def _scripts(section: list[Results], drawn: dict[str, str]) -> str:
     del drawn
     merged: dict[str, Results] = {}
     for server in section:
-        if server["server"] == "bound":
+        if server["server"] in ("bound", "longest"):
             continue
         for script in server["scripts"]:
             known = merged.setdefault(
@@ -401,10 +432,10 @@ def _scripts(section: list[Results], drawn: dict[str, str]) -> str:
             "## Longest scripts",
             "",
             "From the slow log of every server of this run except *bound*, where gradients far above the default were "
-            "added in place. The server measures wall time: with more busy processes than cores, the operating system "
-            "suspends it in the middle of calls, which then look long. *control* shows the size of this effect: five "
-            "processes that only call a script that counts to 12,000. A script is named by the first sentence of its "
-            "head.",
+            "added in place, and *longest*. The server measures wall time: with more busy processes than cores, the "
+            "operating system suspends it in the middle of calls, which then look long. *control* shows the size of "
+            "this effect: five processes that only call a script that counts to 12,000. A script is named by the first "
+            "sentence of its head.",
             "",
             _table(["script", "calls > 0.25 ms", "> 0.5 ms", "longest, µs", "server"], rows),
             _table(["server", "EVALSHA calls", "mean, µs", "> 0.5 ms", "longest, µs"], calls),

@@ -83,16 +83,21 @@ for _, length in ipairs(args.lengths) do
   size = size + length
 end
 local bytes = record.buffered_bytes + size
-for k = #args.replaced, 1, -1 do
-  local entry = redis.call('HGET', keys.buffered, args.replaced[k])
-  if not entry then
-    return refuse({'changed'})
+if #args.replaced > 0 then
+  -- Together, because one by one took twice as long.
+  local entries = redis.call('HMGET', keys.buffered, unpack(args.replaced))
+  for k = #args.replaced, 1, -1 do
+    if not entries[k] then
+      return refuse({'changed'})
+    end
+    order = string.match(entries[k], '^%d+') or order
+    bytes = bytes - redis.call('HSTRLEN', keys.inline, args.replaced[k])
   end
-  order = string.match(entry, '^%d+') or order
-  bytes = bytes - redis.call('HSTRLEN', keys.inline, args.replaced[k])
 end
-for _, part in ipairs(keys.replaced_parts) do
-  bytes = bytes - redis.call('STRLEN', part)
+local replaced_sizes = {}
+for k, part in ipairs(keys.replaced_parts) do
+  replaced_sizes[k] = redis.call('STRLEN', part)
+  bytes = bytes - replaced_sizes[k]
 end
 bytes = math.max(bytes, 0)
 if bytes > record.buffer_limit then
@@ -120,7 +125,7 @@ if #args.replaced > 0 then
   redis.call('HDEL', keys.buffered, unpack(args.replaced))
   redis.call('HDEL', keys.inline, unpack(args.replaced))
 end
-drop_strings(keys.replaced_parts)
+drop_strings(keys.replaced_parts, replaced_sizes)
 redis.call('HSET', keys.record, 'buffered_bytes', count_text(bytes))
 extend_leases(record.lease_ms, keys.buffered, keys.inline)
 local _, power_before = math.frexp(record.buffered_bytes)

@@ -1,54 +1,34 @@
--- Removes keys that have no owner, after it has verified that in the same moment.
+-- Removes keys that have no owner.
 --
--- KEYS record             redisacc:{NAME}                        the record of the accumulator
--- KEYS taken              redisacc:{NAME}:taken                  token -> the round that was granted to it
--- KEYS buffered           redisacc:{NAME}:buffered               gradient id -> "order header"
--- KEYS taken_buffered...  redisacc:{NAME}:taken:TOKEN:buffered   the same of each taken round
--- KEYS garbage...         redisacc:{NAME}:*                      the keys to remove; large strings get an expiry
--- ARGV incarnation        text   incarnation of the accumulator that was found; "" if there was none
--- ARGV tokens...          text   tokens of the taken rounds that were found
--- ARGV owners...          text   for each key to remove, the owner that would mean it is in use: "part ID", a buffered
---                                gradient; "round TOKEN", a taken round; "staged", none, because a staged part in use
---                                has an expiry; "record", the accumulator
+-- KEYS record        redisacc:{NAME}            the record of the accumulator
+-- KEYS taken         redisacc:{NAME}:taken      token -> the round that was granted to it
+-- KEYS buffered      redisacc:{NAME}:buffered   gradient id -> "order header"
+-- KEYS garbage...    redisacc:{NAME}:*          the keys to remove; large strings get an expiry
+-- ARGV incarnation   text   incarnation of the accumulator that was found; "" if there was none
+-- ARGV owners...     text   for each key to remove, the owner that would mean it is in use: "part ID", a buffered
+--                           gradient; "round TOKEN", a taken round; "staged", none, because a staged part in use has an
+--                           expiry; "record", the accumulator
 --
 -- Replies:
 -- {'removed', number}   the number of keys that were removed; the others have an owner or an expiry
--- {'changed'}         the accumulator or its taken rounds are not those that were found; nothing was removed
+-- {'changed'}           the accumulator is not the one that was found; nothing was removed
 
 -- #include "drop_strings"
 -- #bind
+
+-- There may be very many taken rounds, so the script does not look for gradients in them. The caller has seen that no
+-- round held the gradient, and a gradient that nothing holds never comes back.
 
 local exists = redis.call('EXISTS', keys.record) == 1
 if exists ~= (args.incarnation ~= '')
     or (exists and redis.call('HGET', keys.record, 'incarnation') ~= args.incarnation) then
   return {'changed'}
 end
--- A round that was granted since then may own gradients that were looked for only in the other rounds.
-if redis.call('HLEN', keys.taken) ~= #args.tokens then
-  return {'changed'}
-end
-for _, token in ipairs(args.tokens) do
-  if redis.call('HEXISTS', keys.taken, token) == 0 then
-    return {'changed'}
-  end
-end
-
-local function is_buffered(gradient)
-  if redis.call('HEXISTS', keys.buffered, gradient) == 1 then
-    return true
-  end
-  for _, taken_buffered in ipairs(keys.taken_buffered) do
-    if redis.call('HEXISTS', taken_buffered, gradient) == 1 then
-      return true
-    end
-  end
-  return false
-end
 
 local function is_owned(owner)
   local kind, id = string.match(owner, '^(%a+) ?(.*)$')
   if kind == 'part' then
-    return is_buffered(id)
+    return redis.call('HEXISTS', keys.buffered, id) == 1
   elseif kind == 'round' then
     return redis.call('HEXISTS', keys.taken, id) == 1
   elseif kind == 'record' then

@@ -10,8 +10,8 @@ from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
-# The number of keys or members that one SCAN or SSCAN asks for.
-SCAN_COUNT = 1000
+# The number of keys or members that one SCAN or SSCAN asks for. The server serves no other client meanwhile.
+SCAN_COUNT = 500
 
 _RECORD = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,8 +31,14 @@ from redisacc._protocol.scripts import Scripts
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 
-# The approximate number of lookups in one call of the script, which looks for each key in every round.
-LOOKUPS = 200
+# The number of keys that one call of the script removes.
+KEYS_PER_CALL = 50
+
+# The number of tokens that one command looks up.
+TOKENS_PER_CALL = 250
+
+# How often to look for the owners of parts, if rounds are moved during each search.
+SEARCHES = 10
 
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):\d+")
@@ -64,7 +69,7 @@ class Leftover:
         why: the cause; WORDS has a text for each.
         incarnation: the incarnation of the existing accumulator; "" if there is none.
         keys: key → its owner, in the form that ``lua/remove_orphans.lua`` expects.
-        tokens: the tokens of all taken rounds when this was found; for "acknowledged", only that of the round itself.
+        token: for "acknowledged", the token of the round.
         nbytes: the memory of the keys in bytes.
         listed_as: for "name", what is in the set of names. It need not be UTF-8.
     """
@@ -73,7 +78,7 @@ class Leftover:
     why: Why
     incarnation: str = ""
     keys: dict[str, str] = field(default_factory=dict)
-    tokens: Sequence[str] = ()
+    token: str = ""
     nbytes: int = 0
     listed_as: bytes = b""
 
@@ -132,12 +137,9 @@ def _is_ours(suffix: str) -> bool:
 
 def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: list[tuple[str, str]]) -> list[Leftover]:
     taken = scan(transport, keys.taken)
-    tokens = [token.decode(errors="replace") for token in taken]
-    owners = set(scan(transport, keys.current.buffered))
-    for token in tokens:
-        owners |= set(scan(transport, keys.taken_round(token).buffered))
+    tokens = {token.decode(errors="replace") for token in taken}
     found = [
-        Leftover(keys.name, "acknowledged", incarnation, tokens=[token.decode(errors="replace")])
+        Leftover(keys.name, "acknowledged", incarnation, token=token.decode(errors="replace"))
         for token, text in taken.items()
         if text.startswith(b"acknowledged ")
     ]
@@ -149,9 +151,42 @@ def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: li
         elif (part := _PART.fullmatch(suffix)) is not None:
             if part[1] == "staged":
                 sorts["staged"][key] = "staged"
-            elif part[2].encode() not in owners:
+            else:
                 sorts["part"][key] = f"part {part[2]}"
-    return found + [Leftover(keys.name, why, incarnation, orphans, tokens) for why, orphans in sorts.items() if orphans]
+    if sorts["part"]:
+        owners = _held_gradients(transport, keys)
+        sorts["part"] = {
+            key: owner
+            for key, owner in sorts["part"].items()
+            if owners is not None and owner.removeprefix("part ").encode() not in owners
+        }
+    return found + [Leftover(keys.name, why, incarnation, orphans) for why, orphans in sorts.items() if orphans]
+
+
+def _held_gradients(transport: Transport, keys: Keys) -> set[bytes] | None:
+    """Returns the ids of all gradients that are buffered in any round; None if rounds move all the time.
+
+    The set holds every gradient that was stored before the call and that is still held by a round. This is why:
+
+    - Gradients leave the current round, and never return to it. It is read before the taken rounds, so a gradient that
+      is in neither place now was in a taken round already when these were listed.
+    - All taken rounds are known at one moment: the list is as long as the hash is at that moment, and each token of the
+      list exists before and after it, because a token that is gone never comes back.
+    - A round keeps its gradients while its token exists, and each token still exists after its round has been read.
+    """
+    for _ in range(SEARCHES):
+        held = set(scan(transport, keys.current.buffered))
+        taken = list(scan(transport, keys.taken))
+        if transport.call("HLEN", keys.taken) != len(taken):
+            continue
+        for token in taken:
+            held |= set(scan(transport, keys.taken_round(token.decode(errors="replace")).buffered))
+        if all(
+            None not in transport.call("HMGET", keys.taken, *taken[start : start + TOKENS_PER_CALL])
+            for start in range(0, len(taken), TOKENS_PER_CALL)
+        ):
+            return held
+    return None
 
 
 def remove_garbage(transport: Transport, leftover: Leftover) -> int:
@@ -170,11 +205,9 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
             removed = 0
         return removed
     if leftover.why == "acknowledged":
-        (token,) = leftover.tokens
-        return int(finish_acknowledgement(transport, keys, scripts, token))
+        return int(finish_acknowledgement(transport, keys, scripts, leftover.token))
     removed = 0
     items = list(leftover.keys.items())
-    size = max(1, LOOKUPS // (len(leftover.tokens) + 4))
-    for start in range(0, len(items), size):
-        removed += scripts.remove_orphans(tokens=leftover.tokens, owners=dict(items[start : start + size]))
+    for start in range(0, len(items), KEYS_PER_CALL):
+        removed += scripts.remove_orphans(owners=dict(items[start : start + KEYS_PER_CALL]))
     return removed

@@ -19,7 +19,7 @@ from redisacc._data.validation import shape_text
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
-from redisacc._protocol.acknowledgement import free_dropped
+from redisacc._protocol.acknowledgement import PARTS_PER_CALL, free_dropped
 from redisacc._protocol.buffer_reader import add_buffered
 from redisacc._protocol.scripts import Counted, Full, Request
 from redisacc._redis.hash_scan import scan
@@ -29,9 +29,10 @@ from redisacc.errors import AccumulatorFullError, CorruptDataError
 
 logger = logging.getLogger("redisacc")
 
-# Maximum number of gradients that are compacted at once, so that the script that removes them stays short; and of their
-# bytes, which pass through this process.
+# Maximum number of gradients that are compacted at once, and of their parts, so that the script that removes them stays
+# short; and of their bytes, which pass through this process.
 COMPACT_GRADIENTS = 64
+COMPACT_PARTS = PARTS_PER_CALL
 COMPACT_BYTES = 128 * 2**20
 
 # How long one client may compact while others wait, in milliseconds; and how long these pause between tries, in
@@ -75,7 +76,7 @@ class Compactor:
             time.sleep(COMPACTING_PAUSE)
             return full
         try:
-            return self._compact(gradient, request, send)
+            return self._compact(gradient, request, full, send)
         except PartMissingError:
             return full
         finally:
@@ -87,7 +88,7 @@ class Compactor:
         reply: object = self._transport.call("GET", self._keys.compacting)
         return reply == token.encode()
 
-    def _compact(self, gradient: Gradient, request: Request, send: Send) -> Reply:
+    def _compact(self, gradient: Gradient, request: Request, full: Full, send: Send) -> Reply:
         """Replaces some of the buffered gradients by the sum of these and the new one.
 
         Raises:
@@ -103,13 +104,17 @@ class Compactor:
             # The gradients have another shape: the round was taken meanwhile, and these belong to the next one.
             return "changed"
         seen = sum(held.nbytes for held in buffered)
-        reply = self._swap(gradient, request, send, _cheapest(buffered))
-        if isinstance(reply, Full) and reply.buffered_bytes == seen:
-            reply = self._swap(gradient, request, send, buffered[:COMPACT_GRADIENTS])
-        # If others took the round or buffered gradients meanwhile, this does not show what compacting can do.
-        if isinstance(reply, Full) and reply.buffered_bytes == seen:
-            raise no_room(self._keys, gradient, reply, "compacting does not help")
-        return reply
+        choices = [_cheapest(buffered)]
+        for more in (_oldest(buffered), buffered[:COMPACT_GRADIENTS]):
+            if more not in choices:
+                choices.append(more)
+        for chosen in choices:
+            reply = self._swap(gradient, request, send, chosen)
+            # If others took the round or buffered gradients meanwhile, this does not show what compacting can do.
+            if not (isinstance(reply, Full) and reply.buffered_bytes == seen):
+                return reply
+            full = reply
+        raise no_room(self._keys, gradient, full, "compacting does not help")
 
     def _swap(self, gradient: Gradient, request: Request, send: Send, chosen: Sequence[BufferedGradient]) -> Reply:
         reducer = self._spec.reducer(request.round_shape, where=self._keys.current.sums)
@@ -131,17 +136,34 @@ def no_room(keys: Keys, gradient: Gradient, full: Full, why: str) -> Accumulator
     )
 
 
+def _number_of_parts(gradient: BufferedGradient) -> int:
+    return 0 if gradient.inline else len(gradient.lengths)
+
+
 def _cheapest(buffered: Sequence[BufferedGradient]) -> Sequence[BufferedGradient]:
     """Returns the longest run of adjacent gradients that may be compacted at once, and of equally long ones the oldest.
 
     A large sum at the front is left alone: moving it again for each new gradient would free nothing.
     """
-    best, size, first = buffered[:1], 0, 0
+    best, size, parts, first = buffered[:1], 0, 0, 0
     for last, candidate in enumerate(buffered):
         size += candidate.nbytes
-        while size > COMPACT_BYTES or last - first >= COMPACT_GRADIENTS:
+        parts += _number_of_parts(candidate)
+        while size > COMPACT_BYTES or parts > COMPACT_PARTS or last - first >= COMPACT_GRADIENTS:
             size -= buffered[first].nbytes
+            parts -= _number_of_parts(buffered[first])
             first += 1
         if last + 1 - first > len(best):
             best = buffered[first : last + 1]
     return best
+
+
+def _oldest(buffered: Sequence[BufferedGradient]) -> Sequence[BufferedGradient]:
+    """Returns the oldest gradients: a large sum at the front, and as many of the next as may be compacted at once."""
+    size = parts = 0
+    for number, candidate in enumerate(buffered[:COMPACT_GRADIENTS]):
+        size += candidate.nbytes
+        parts += _number_of_parts(candidate)
+        if number > 1 and (size > COMPACT_BYTES or parts > COMPACT_PARTS):
+            return buffered[:number]
+    return buffered[:COMPACT_GRADIENTS]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import math
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 from redisacc._data.validation import Shape
 from redisacc._format.entries import (
@@ -19,7 +22,8 @@ from redisacc._format.entries import (
 )
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
-from redisacc._redis.hash_scan import scan_command, scan_rest
+from redisacc._redis.fast_socket import Command
+from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_rest
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError
 
@@ -106,6 +110,32 @@ def _created_at(keys: Keys, ms: int) -> datetime.datetime:
         raise CorruptDataError(f"{keys.record}: created_ms holds {ms}, which is not a time") from error
 
 
+def _queue_command(keys: Keys, after: float = -math.inf) -> Command:
+    """Returns the command that reads the next tokens and tickets of the queue, after a ticket."""
+    return ("ZRANGE", keys.queue, f"({after:.17g}", "+inf", "BYSCORE", "LIMIT", 0, SCAN_FIELDS, "WITHSCORES")
+
+
+def _whole_queue(transport: Transport, keys: Keys, reply: Any) -> list[bytes]:
+    """Returns all tokens of the queue in order of arrival, of which ``reply`` is the first piece.
+
+    The pieces are cut at tickets, not at positions, so that no taker is passed over when another one leaves.
+    """
+    tokens: list[bytes] = []
+    while True:
+        # RESP3 puts each token and its ticket into a list of their own.
+        flat = list(chain.from_iterable(reply)) if reply and isinstance(reply[0], list) else reply
+        tokens += flat[::2]
+        if len(flat) < 2 * SCAN_FIELDS:
+            return tokens
+        try:
+            last = float(flat[-1])
+        except (TypeError, ValueError) as error:
+            raise CorruptDataError(
+                f"{keys.queue}: ZRANGE replied {flat[-2:]!r:.100}, not a token and a ticket"
+            ) from error
+        reply = transport.call(*_queue_command(keys, last))
+
+
 def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
     """Returns everything but the gradients.
 
@@ -118,7 +148,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         [
             Record.command(keys),
             ("HLEN", keys.current.buffered),
-            ("ZRANGE", keys.queue, 0, -1),
+            _queue_command(keys),
             ("TIME",),
             *(scan_command(key) for key in hashes),
         ]
@@ -128,7 +158,9 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         scan_rest(transport, key, first) for key, first in zip(hashes, firsts, strict=True)
     )
     # A taker that joined or left between the two reads is in only one of them.
-    waiting = [parse_waiting(keys, token, takers[token]) for token in queue if token in takers]
+    waiting = [
+        parse_waiting(keys, token, takers[token]) for token in _whole_queue(transport, keys, queue) if token in takers
+    ]
     rounds = [parse_taken(keys, token, text) for token, text in taken.items()]
     created_at = _created_at(keys, fields.created_ms)
     in_round = parse_workers(workers, keys.current.workers)

@@ -697,11 +697,10 @@ class Scripts:
                 return "replaced"
         self._refuse(reply)
 
-    def remove_orphans(self, *, tokens: Sequence[str], owners: Mapping[str, str]) -> int:
-        """Removes keys that have no owner.
+    def remove_orphans(self, *, owners: Mapping[str, str]) -> int:
+        """Removes keys that have no owner. The caller has to know that no taken round holds gradients of these parts.
 
         Args:
-            tokens: tokens of all taken rounds.
             owners: key to remove → the owner that would mean it is in use, as the header of the script lists it.
 
         Returns:
@@ -714,10 +713,9 @@ class Scripts:
                     "record": keys.record,
                     "taken": keys.taken,
                     "buffered": keys.current.buffered,
-                    "taken_buffered": [keys.taken_round(token).buffered for token in tokens],
                     "garbage": list(owners),
                 },
-                args={"incarnation": self.incarnation, "tokens": tokens, "owners": list(owners.values())},
+                args={"incarnation": self.incarnation, "owners": list(owners.values())},
             )
         )
         match reply:

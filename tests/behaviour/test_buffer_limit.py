@@ -219,3 +219,17 @@ def test_what_is_too_much_for_one_fold_is_compacted_if_nothing_else_helps(client
     assert acc.info().buffered == 1
     assert acc.info().buffered_bytes == buffered_bytes(client) <= 1200
     assert acc.take_grad(3)[1].tolist() == [2.0] * 35 + [1.0] * 10
+
+
+def test_of_the_oldest_no_more_are_compacted_than_necessary(client, open_sparse, monkeypatch):
+    monkeypatch.setattr(compaction, "COMPACT_BYTES", 500)
+    acc = open_sparse("float64", None, "w", reduction_type="SUM", in_place_limit=0, buffer_limit=1300)
+    for _ in range(2):
+        acc.apply_grad(range(35), np.ones(35))
+    for row in range(10):
+        acc.apply_grad([50 + row], [1.0])
+    # The ten small ones are the longest run, but have no row in common. The two large ones have all rows in common.
+    assert acc.apply_grad(range(100, 110), np.ones(10))
+    assert acc.info().buffered == 11
+    assert acc.info().buffered_bytes == buffered_bytes(client) <= 1300
+    assert acc.take_grad(13)[1].tolist() == [2.0] * 35 + [1.0] * 20

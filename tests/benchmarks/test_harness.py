@@ -24,6 +24,7 @@ from benchmarks.crew import BenchmarkError, Crew  # noqa: E402
 from benchmarks.report import render  # noqa: E402
 from benchmarks.stats import ratio, summary  # noqa: E402
 from benchmarks.workloads import TINY, Workload, write  # noqa: E402
+from redisacc._redis import script_loader  # noqa: E402
 from redisacc.embedded import Server  # noqa: E402
 
 
@@ -47,7 +48,7 @@ def numbers(value: Any) -> list[float]:
 
 
 def test_the_smallest_run_writes_results_and_report(tmp_path: Path) -> None:
-    done = run(tmp_path, "--only", "six-rows", "--only", "growth")
+    done = run(tmp_path, "--only", "six-rows", "--only", "growth", "--only", "longest")
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     if sys.platform == "linux":
@@ -70,8 +71,10 @@ def test_the_smallest_run_writes_results_and_report(tmp_path: Path) -> None:
     # Calls are counted on the servers that ran them.
     calls = {server["server"]: server["evalsha_calls"] for server in results["scripts"]}
     assert calls["six rows, as embedded"] > 3 * 2 * len(TINY)
+    # Every script was called on the planted accumulator.
+    assert set(script_loader.names()) <= results["longest"]["runs"]["alone"].keys()
     report = (tmp_path / "README.md").read_text()
-    for heading in ("A round of four workers", "Growth", "Longest scripts"):
+    for heading in ("A round of four workers", "Growth", "Longest scripts", "Longest calls on large keys"):
         assert f"## {heading}" in report
 
 

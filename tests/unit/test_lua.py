@@ -59,7 +59,7 @@ CALLS: dict[str, Callable[[Scripts], Any]] = {
     "recover": lambda s: s.recover(old="OLD", token="TOKEN", taker="w"),
     "resolve": lambda s: s.resolve(session=SESSION, sequence=1, worker="w"),
     "set_global_step": lambda s: s.set_global_step(session=SESSION, sequence=1, worker="w", new_global_step=1),
-    "remove_orphans": lambda s: s.remove_orphans(tokens=["TOKEN"], owners={KEYS.part("ID", 0): "part ID"}),
+    "remove_orphans": lambda s: s.remove_orphans(owners={KEYS.part("ID", 0): "part ID"}),
     "take": lambda s: s.take(token="TOKEN", session=SESSION, sequence=1, num_required=1, lease_ms=1, taker="w")(),
 }
 
@@ -333,9 +333,9 @@ def test_a_list_may_be_longer_than_the_stack_of_lua(client: redis.Redis) -> None
     accumulator = redisacc.ConditionalAccumulator("float32", [2], "NAME", redis=client)
     scripts = Scripts(connect(client), KEYS, incarnation=accumulator.info().incarnation)
     # None is removed, because the record is there.
-    assert scripts.remove_orphans(tokens=[], owners={KEYS.part("ID", part): "record" for part in range(9_000)}) == 0
+    assert scripts.remove_orphans(owners={KEYS.part("ID", part): "record" for part in range(9_000)}) == 0
     client.set(KEYS.part("ID", 0), b"x")
-    assert scripts.remove_orphans(tokens=[], owners={KEYS.part("ID", part): f"part {part}" for part in range(3)}) == 1
+    assert scripts.remove_orphans(owners={KEYS.part("ID", part): f"part {part}" for part in range(3)}) == 1
 
 
 def test_scripts_of_a_wheel_come_out_of_the_wheel() -> None:

@@ -169,7 +169,7 @@ def test_replies_of_scripts(search):
             lambda: scripts.recover(old="o", token="t", taker="w"),
             lambda: scripts.set_global_step(session=Session(0), sequence=1, worker="w", new_global_step=1),
             lambda: scripts.delete(finish=True),
-            lambda: scripts.remove_orphans(tokens=["t"], owners={"k": "staged"}),
+            lambda: scripts.remove_orphans(owners={"k": "staged"}),
         ):
             typed(call)
         # The cursor is always the same one: it must not be followed forever.
