@@ -44,6 +44,7 @@ class Tally:
     Attributes:
         applied: the number of gradients that were accepted.
         stale: the number of gradients that were dropped because their step had passed.
+        repeated: the number of gradients that were dropped because the round had one of their worker.
         unknown: the number of gradients of which nobody can tell any more: their apply was interrupted, and then the
             accumulator was deleted, or the server lost its data, or an hour passed before ``settle()`` was called.
 
@@ -52,11 +53,12 @@ class Tally:
         >>> accumulator = redisacc.ConditionalAccumulator("float32", shape=[2])
         >>> result = accumulator.apply_grad([1.0, 2.0])
         >>> accumulator.settle()
-        Tally(applied=1, stale=0, unknown=0)
+        Tally(applied=1, stale=0, repeated=0, unknown=0)
     """
 
     applied: int
     stale: int
+    repeated: int
     unknown: int
 
 

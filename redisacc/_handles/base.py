@@ -557,6 +557,7 @@ def _reopen(
         worker=worker,
         in_place_limit=in_place_limit,
         buffer_limit=None,
+        once_per_worker=None,
         min_replicas=min_replicas,
     )
     return handle

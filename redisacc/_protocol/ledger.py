@@ -16,7 +16,7 @@ from redisacc._data.results import Tally
 from redisacc._protocol.sessions import Session
 
 # What a request did. "fenced": it was not executed, and never will be. "unknown": nobody can tell any more.
-Fate = Literal["applied", "stale", "set", "lowered", "taken", "fenced", "unknown"]
+Fate = Literal["applied", "stale", "repeated", "set", "lowered", "taken", "fenced", "unknown"]
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._state = _State((), Tally(0, 0, 0))
+        self._state = _State((), Tally(0, 0, 0, 0))
 
     @property
     def open(self) -> tuple[OpenRequest, ...]:
@@ -86,7 +86,10 @@ class Ledger:
 
 def _add(tally: Tally, fate: Fate) -> Tally:
     return Tally(
-        tally.applied + (fate == "applied"), tally.stale + (fate == "stale"), tally.unknown + (fate == "unknown")
+        tally.applied + (fate == "applied"),
+        tally.stale + (fate == "stale"),
+        tally.repeated + (fate == "repeated"),
+        tally.unknown + (fate == "unknown"),
     )
 
 
