@@ -92,7 +92,7 @@ def fault_of(error: Exception) -> Exception | None:
     if isinstance(error, FAULTS):
         return error
     if isinstance(error, STUMBLES):
-        return BrokenError("another thread closed the connection")
+        return BrokenError(f"another thread may have closed the client ({type(error).__name__})")
     if isinstance(error, (RecursionError, MemoryError)):
         return BrokenError(f"a reply is too large or too deeply nested for the client ({type(error).__name__})")
     names = [name.rpartition(".") for name in _ancestors(error) if name.partition(".")[0] in _LIBRARIES]
