@@ -42,6 +42,8 @@ _SILENT = "the server did not reply in time"
 # The slowest transfer of gradients that is not taken for silence, in bytes per second: a reply may come over a slow
 # network, but a server that sends a byte now and then must not keep a call forever.
 SLOWEST = 128 * 1024
+# How many messages may be pushed before a command is answered.
+_MAX_PUSHED = 100_000
 # The number of strings that are fetched together where they do not go straight to their place.
 _FETCH_TOGETHER = 8
 
@@ -232,6 +234,7 @@ class SocketConnection:
             if sent < len(buffers[0]):
                 self._send([memoryview(buffers[0])[sent:]], deadline)
         replies: list[Any] = []
+        pushed = 0
         while len(replies) < wanted:
             try:
                 data = sock.recv(_RECEIVE_BYTES)
@@ -242,6 +245,9 @@ class SocketConnection:
                 raise BrokenError(_CLOSED)
             found = reader.read(data)
             if not PUSHES.isdisjoint(map(type, found)):
+                pushed += len(found)
+                if pushed > _MAX_PUSHED:
+                    raise BrokenError(f"it pushed more than {_MAX_PUSHED} messages instead of a reply")
                 found = [reply for reply in found if type(reply) not in PUSHES]
             replies = replies + found if replies else found
             if len(replies) < wanted:

@@ -20,9 +20,11 @@ from redisacc._redis.faults import BrokenError, ReplyError
 MAX_ELEMENTS = 1_000_000
 # How many bytes the reply to one command may have. Scripts reply with numbers and names.
 MAX_BYTES = 16 * 2**20
-# The same for commands that read gradients. The server keeps at most 512 MiB in one string.
-MAX_DATA_BYTES = 2**30
-DATA_COMMANDS = frozenset(("GET", "HGET", "HMGET", "HSCAN"))
+# The same for commands that read gradients. HMGET has as much, and as much more for each field as rows of a hundred
+# thousand elements need. HSCAN returns about a thousand of those. A string has at most 512 MiB.
+MAX_FIELD_BYTES = 2**20
+MAX_SCAN_BYTES = MAX_STRING_BYTES = 2**30
+DATA_COMMANDS = frozenset(("GET", "HMGET", "HSCAN"))
 
 # Heads of arrays, pushes, sets and attributes. One with fewer digits costs nothing worth mentioning. It is also found
 # if it may go on in the next data.
@@ -100,7 +102,7 @@ class ReplyReader:
             )
 
     def _check_bytes(self) -> None:
-        allowed = sum(MAX_DATA_BYTES if self._is_data(command) else MAX_BYTES for command in self._commands)
+        allowed = sum(map(_allowed, self._commands))
         if self._received > max(allowed, MAX_BYTES):
             raise BrokenError(
                 f"it sent {self._received} bytes in reply to {self._names()}, which cannot have that many"
@@ -108,12 +110,20 @@ class ReplyReader:
 
     def reads_data(self) -> bool:
         """Returns whether the commands read gradients, which may take long over a slow network."""
-        return any(map(self._is_data, self._commands))
-
-    @staticmethod
-    def _is_data(command: Sequence[Any]) -> bool:
-        return command[0] in DATA_COMMANDS
+        return any(command[0] in DATA_COMMANDS for command in self._commands)
 
     def _names(self) -> str:
         names = dict.fromkeys(str(command[0]) for command in self._commands[:100])
         return ", ".join(names) or "no command"
+
+
+def _allowed(command: Sequence[Any]) -> int:
+    """Returns how many bytes may be received in reply to a command."""
+    match command[0]:
+        case "HMGET":
+            return MAX_BYTES + MAX_FIELD_BYTES * len(command)
+        case "HSCAN":
+            return MAX_SCAN_BYTES
+        case "GET":
+            return MAX_STRING_BYTES
+    return MAX_BYTES
