@@ -61,7 +61,10 @@ class ClientKind:
     def connected(self, port: int) -> Iterator[Any]:
         """Yields a client of what listens at a port of this host."""
         library = importlib.import_module(LIBRARIES[self.library])
-        options = {**self._options(library), "protocol": self.protocol, "decode_responses": self.decode}
+        # The timeout is what docs/reliability.md asks users for: without it, some versions wait forever for the first
+        # replies of a silent server.
+        options = {"protocol": self.protocol, "decode_responses": self.decode, "socket_timeout": 5}
+        options |= self._options(library)
         with contextlib.ExitStack() as stack:
             if self.wire == "sentinel":
                 client = self._by_sentinel(library, stack.enter_context(sentinel(port)), options)
