@@ -58,13 +58,23 @@ class ClientKind:
         return "-".join([self.library, self.wire, f"{self.pool}_pool", f"resp{self.protocol}", *flags])
 
     @contextlib.contextmanager
-    def connected(self, port: int) -> Iterator[Any]:
-        """Yields a client of what listens at a port of this host."""
+    def connected(self, port: int, **more: Any) -> Iterator[Any]:
+        """Yields a client of what listens at a port of this host.
+
+        Args:
+            port: where.
+            more: other options of the client.
+        """
         library = importlib.import_module(LIBRARIES[self.library])
-        # The timeout is what docs/reliability.md asks users for: without it, some versions wait forever for the first
-        # replies of a silent server.
-        options = {"protocol": self.protocol, "decode_responses": self.decode, "socket_timeout": 5}
-        options |= self._options(library)
+        options = {
+            "protocol": self.protocol,
+            "decode_responses": self.decode,
+            # docs/reliability.md asks users for it: without it, some versions wait forever for the first replies of a
+            # silent server.
+            "socket_timeout": 5,
+            **self._options(library),
+            **more,
+        }
         with contextlib.ExitStack() as stack:
             if self.wire == "sentinel":
                 client = self._by_sentinel(library, stack.enter_context(sentinel(port)), options)
