@@ -9,7 +9,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-all redis-py-matrix chaos soak fuzz bench conformance record lint types
+.PHONY: help demo server test test-fast test-all client-matrix chaos soak fuzz bench conformance record lint types
 .PHONY: wheel compose docs examples check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -49,15 +49,18 @@ test-fast: $(VENV)/.test ## 20 s | run the tests that need no server, after ever
 test-all: $(VENV)/.test ## 6 min | run every test on every server, with all of its parameters
 	$(PYTEST) --all $(T)
 
-# Versions of redis-py, as pip writes them. Everything else is as in the environment of the tests.
-REDIS_PY ?= 5.0.* 5.3.* 6.* 7.* 8.*
-redis-py-matrix: $(VENV)/.test ## 20 min | run the tests of connections with redis-py 5, 6, 7 and 8
-	set -e; for version in $(REDIS_PY); do \
-	  place="build/redis-py/$${version%.\*}"; rm -rf "$$place"; \
-	  $(BIN)/pip install --quiet --disable-pip-version-check --target "$$place" "redis==$$version"; \
-	  PYTHONPATH="$$place:$(CURDIR)" $(BIN)/python -c 'import redis; print("redis-py", redis.__version__)'; \
+# Client libraries, as pip writes them. Everything else is as in the environment of the tests. Each test meets one kind
+# of client (tests/support/clients.py); one after the other, all kinds take their turn.
+CLIENTS ?= redis==5.0.* redis==5.3.* redis==6.* redis==7.* redis==8.* valkey
+client-matrix: $(VENV)/.test ## 20 min | run the tests of connections with redis-py 5, 6, 7 and 8 and valkey-py, and every kind of client
+	set -e; for wanted in $(CLIENTS); do \
+	  library="$${wanted%%=*}"; place="build/clients/$${wanted%.\*}"; rm -rf "$$place"; \
+	  $(BIN)/pip install --quiet --disable-pip-version-check --target "$$place" "$$wanted"; \
+	  PYTHONPATH="$$place:$(CURDIR)" $(BIN)/python -c \
+	    'import sys, importlib; print(sys.argv[1] + "-py", importlib.import_module(sys.argv[1]).__version__)' "$$library"; \
 	  PYTHONPATH="$$place:$(CURDIR)" $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --servers valkey \
-	    tests/behaviour tests/protocol tests/unit tests/failures/connections $(T); \
+	    --clients "turn:$$library-py" \
+	    tests/behaviour tests/protocol tests/unit tests/failures/connections tests/hostile/test_peers.py $(T); \
 	done
 
 # Options, for example: make chaos C="--seconds 600 --seed 7", or C="--gradients 10000000", which takes hours.

@@ -5,6 +5,7 @@
 | `server`, `client` | a server with an empty database, and a client of it; one test runs on several servers |
 | `real_server`, `real_client` | the same, but never the fake server: other processes can reach it |
 | `daemon(*options)` | makes a server of the test's own, which the test may configure, kill and start again |
+| `accumulator_client` | the client that opens the accumulators; `--clients` makes it another kind than `client` |
 | `storage` | how gradients are stored: `in_place`, `buffered_inline` or `buffered_parts`; a test has a case for each |
 | `open_dense_stored`, `open_sparse_stored` | opens accumulators that store every gradient the way of `storage` |
 | `open_dense`, `open_sparse` | opens accumulators with the usual limits, for tests in which storage plays no role |
@@ -31,6 +32,7 @@ from typing import Any
 import pytest
 import redis
 from support import selection
+from support.clients import ClientKind
 from support.daemons import Daemon
 from support.leaks import leftovers
 from support.servers import FAKE, Servers, ServerUnderTest, executable
@@ -52,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     selection.parametrize_server(metafunc)
+    selection.parametrize_client(metafunc)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -107,6 +110,17 @@ def real_client(real_server: ServerUnderTest, client: redis.Redis) -> redis.Redi
 
 
 @pytest.fixture
+def accumulator_client(request: pytest.FixtureRequest, server: ServerUnderTest, client: redis.Redis) -> Iterator[Any]:
+    """The client that the test's accumulators are opened with, of the kind that --clients names."""
+    kind: ClientKind | None = getattr(request, "param", None)
+    if kind is None or not server.real:
+        yield client
+        return
+    with kind.connected(server.port) as made:
+        yield made
+
+
+@pytest.fixture
 def storage(request: pytest.FixtureRequest) -> str:
     """How this test stores gradients: a key of selection.STORAGES, and in effect."""
     if request.param == "buffered_parts":
@@ -117,7 +131,7 @@ def storage(request: pytest.FixtureRequest) -> str:
 class Opener:
     """Opens accumulators of one kind on the test's server and closes them when the test ends."""
 
-    def __init__(self, kind: Callable[..., Any], client: redis.Redis, in_place_limit: int | None) -> None:
+    def __init__(self, kind: Callable[..., Any], client: Any, in_place_limit: int | None) -> None:
         self._kind = kind
         self._client = client
         self._in_place_limit = in_place_limit
@@ -136,7 +150,7 @@ class Opener:
             accumulator.close()
 
 
-def _opener(kind: Callable[..., Any], client: redis.Redis, in_place_limit: int | None) -> Iterator[Opener]:
+def _opener(kind: Callable[..., Any], client: Any, in_place_limit: int | None) -> Iterator[Opener]:
     opener = Opener(kind, client, in_place_limit)
     yield opener
     opener.close()
@@ -149,27 +163,27 @@ def force_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def open_dense_stored(client: redis.Redis, storage: str) -> Iterator[Opener]:
+def open_dense_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
     """Opens dense accumulators that store every gradient the way of `storage`."""
-    yield from _opener(redisacc.ConditionalAccumulator, client, selection.STORAGES[storage])
+    yield from _opener(redisacc.ConditionalAccumulator, accumulator_client, selection.STORAGES[storage])
 
 
 @pytest.fixture
-def open_sparse_stored(client: redis.Redis, storage: str) -> Iterator[Opener]:
+def open_sparse_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
     """Opens sparse accumulators that store every gradient the way of `storage`."""
-    yield from _opener(redisacc.SparseConditionalAccumulator, client, selection.STORAGES[storage])
+    yield from _opener(redisacc.SparseConditionalAccumulator, accumulator_client, selection.STORAGES[storage])
 
 
 @pytest.fixture
-def open_dense(client: redis.Redis) -> Iterator[Opener]:
+def open_dense(accumulator_client: Any) -> Iterator[Opener]:
     """Opens dense accumulators with the usual limits, for tests in which storage plays no role."""
-    yield from _opener(redisacc.ConditionalAccumulator, client, None)
+    yield from _opener(redisacc.ConditionalAccumulator, accumulator_client, None)
 
 
 @pytest.fixture
-def open_sparse(client: redis.Redis) -> Iterator[Opener]:
+def open_sparse(accumulator_client: Any) -> Iterator[Opener]:
     """Opens sparse accumulators with the usual limits, for tests in which storage plays no role."""
-    yield from _opener(redisacc.SparseConditionalAccumulator, client, None)
+    yield from _opener(redisacc.SparseConditionalAccumulator, accumulator_client, None)
 
 
 # A listener outlives its last take by some seconds, in case there is another. Each test has clients of its own, so one

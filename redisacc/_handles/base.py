@@ -40,6 +40,7 @@ from redisacc._protocol.step_wait import wait_for_step
 from redisacc._protocol.taker import TakenRound, Taker
 from redisacc._redis.connect import connect, holds_password
 from redisacc._redis.eviction import warn_if_evicting
+from redisacc.errors import InvalidArgumentError
 
 # The result of a take: an array, or IndexedSlices.
 G = TypeVar("G")
@@ -143,6 +144,11 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         )
         self._where = redis if redis is None or isinstance(redis, str) else type(redis)
         self._transport = connect(redis)
+        if min_replicas and not self._transport.keeps_together:
+            raise InvalidArgumentError(
+                f"min_replicas must be 0 with a {type(redis).__name__}, not {min_replicas}: it sends WAIT to a node of "
+                "its own choice, whose answer says nothing about the accumulator's replicas"
+            )
         self._keys = Keys(shared_name or private_leases.new_name())
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{self._name} ({self._keys.name})"

@@ -7,7 +7,6 @@ import contextlib
 # The socket module imports this when it first connects to a name. If a process is forked during an import in another
 # thread, that module's lock is never released in the child; so whatever is needed is imported now.
 import encodings.idna  # noqa: F401
-import inspect
 import os
 import threading
 import weakref
@@ -17,10 +16,15 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from redisacc._redis.client_libraries import ACCEPTED, is_client
+from redisacc._redis.handshake import TIMEOUT as HANDSHAKE_TIMEOUT
+from redisacc._redis.handshake import HandshakeParser
 from redisacc._redis.transport import Transport
 from redisacc.errors import InvalidArgumentError
 
 DEFAULT_URL = "redis://localhost:6379/0"
+# What a URL may begin with, and what redis-py calls that. Those of valkey-py are synonyms.
+_SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
 
 _transports: weakref.WeakValueDictionary[Any, Transport] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
@@ -32,7 +36,7 @@ def connect(where: object) -> Transport:
     The same client or URL gives the same transport for as long as somebody holds it.
 
     Args:
-        where: a client of redis-py, a URL, or None for the environment variable ``REDISACC_URL``, else
+        where: a client of redis-py or valkey-py, a URL, or None for the environment variable ``REDISACC_URL``, else
             ``redis://localhost:6379/0``.
 
     Raises:
@@ -42,13 +46,14 @@ def connect(where: object) -> Transport:
         where = os.environ.get("REDISACC_URL") or DEFAULT_URL
     if isinstance(where, str):
         key: Any = where
-    elif callable(getattr(where, "execute_command", None)):
-        if inspect.iscoroutinefunction(where.execute_command):  # type: ignore[attr-defined]
-            raise InvalidArgumentError("redis must be a blocking client of redis-py, not one of redis.asyncio")
+    elif is_client(where):
         # Clients that share a pool share the transport.
         key = id(getattr(where, "connection_pool", where))
     else:
-        raise InvalidArgumentError(f"redis must be a client of redis-py, a URL or None, not {type(where).__name__}")
+        kind = type(where)
+        raise InvalidArgumentError(
+            f"redis must be None, a URL or a client ({ACCEPTED}), not {kind.__module__}.{kind.__qualname__:.100}"
+        )
     with _lock:
         transport = _transports.get(key)
         if transport is None:
@@ -70,22 +75,25 @@ def _client_of(url: str) -> redis.Redis:
     except UnicodeEncodeError:
         # Not chained, and not quoted, because the error holds the URL, which may carry a password.
         raise InvalidArgumentError("a URL must be valid Unicode") from None
-    scheme = url.partition(":")[0].lower()
-    if scheme not in ("redis", "rediss", "unix"):
+    given, colon, rest = url.partition(":")
+    scheme = _SCHEMES.get(given.lower())
+    if scheme is None:
         # The message does not quote the URL, which may carry a password.
-        raise InvalidArgumentError("a URL must begin with redis://, rediss:// or unix://")
+        raise InvalidArgumentError(f"a URL must begin with {', '.join(f'{known}://' for known in _SCHEMES)}")
+    url = scheme + colon + rest
     settings: dict[str, Any] = {
         # The transport retries by itself.
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
         # Limits only redis-py's handshakes; an exchange has a limit of its own. Before redis-py 8 the default was no
         # limit, and a server that accepted a connection and then stalled blocked the caller forever.
-        "socket_timeout": 5.0,
+        "socket_timeout": HANDSHAKE_TIMEOUT,
+        "parser_class": HandshakeParser,
         # redisacc needs nothing that RESP3 adds, and its handshake costs round trips.
         "protocol": 2,
     }
     if scheme != "unix":
-        settings |= {"socket_connect_timeout": 5.0, "socket_keepalive": True}
+        settings |= {"socket_connect_timeout": HANDSHAKE_TIMEOUT, "socket_keepalive": True}
     with contextlib.suppress(ValueError, TypeError, AttributeError):
         client = redis.Redis.from_url(url, **settings)
         # A setting that redis-py does not know raises only when a connection is made.
@@ -94,7 +102,7 @@ def _client_of(url: str) -> redis.Redis:
     # Raised outside of the except clause, because redis-py's error quotes what it could not read: a part of the
     # password, if that was not percent-encoded.
     raise InvalidArgumentError(
-        f"this {scheme}:// URL cannot be read: redis-py does not accept its port, its database or a setting after the "
+        f"this {given}:// URL cannot be read: redis-py does not accept its port, its database or a setting after the "
         "question mark, or a password in it has characters that must be percent-encoded"
     )
 

@@ -1,12 +1,12 @@
-"""Commands and replies on a plain socket of redis-py's connection, without its copies and per-command overhead.
+"""Commands and replies on the socket of a client's connection, without the client's copies and per-command overhead.
 
-redis-py packs arguments into new strings and reads replies through a buffer, which costs a large array several copies,
+A client packs arguments into new strings and reads replies through a buffer, which costs a large array several copies,
 and a small command more than its round trip. If a connection is nothing but a socket, arrays are sent from the memory
 where they are (scatter-gather), and fetched strings are received straight into the memory where they will be used.
 hiredis still parses the replies. docs/measurements.md has the figures.
 
-A socket in use here blocks, with the kernel's own timeout: Python's timeout would cost two more system calls for each
-that moves data, and two to set it. The socket is given back to redis-py as it was.
+A plain socket in use here blocks, with the kernel's own timeout: Python's timeout would cost two more system calls for
+each that moves data, and two to set it. The socket is given back to the client as it was.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import hiredis
-import redis
-from redis.exceptions import AuthenticationError, BusyLoadingError, NoScriptError, ResponseError
 
-from redisacc._text import printable, shown
+from redisacc._redis.client_libraries import translated, wire_of
+from redisacc._redis.faults import BrokenError, ReplyError, SilentError
+from redisacc._redis.reply_reader import ReplyReader
+from redisacc._text import shown
 
 Argument = bytes | str | int | memoryview
 Command = Sequence[Argument]
@@ -36,6 +38,15 @@ GATHER_BUFFERS = 1024
 _RECEIVE_BYTES = 64 * 1024
 
 _CLOSED = "the server closed the connection"
+_SILENT = "the server did not reply in time"
+
+# The slowest transfer of gradients that is not taken for silence, in bytes per second: a reply may come over a slow
+# network, but a server that sends a byte now and then must not keep a call forever.
+SLOWEST = 128 * 1024
+# How many messages may be pushed before a command is answered.
+_MAX_PUSHED = 100_000
+# The number of strings that are fetched together where they do not go straight to their place.
+_FETCH_TOGETHER = 8
 
 # A silent server is noticed at most this late, in seconds: then it is checked whether the deadline has passed. After a
 # signal the kernel starts its timeout again, so signals that come more often than this keep a wait from ending.
@@ -75,7 +86,7 @@ class Connection(Protocol):
     """A connection out of a pool, used by one caller at a time. If anything here raises, it cannot be used again.
 
     Attributes:
-        pooled: the connection of redis-py.
+        pooled: the connection of the client's pool.
         pid: the process that it belongs to. After a fork it still belongs to the parent.
     """
 
@@ -100,30 +111,26 @@ class Connection(Protocol):
         """Returns whether the client is still open."""
 
     def release(self) -> None:
-        """Leaves the connection as redis-py had it."""
+        """Leaves the connection as the client had it."""
 
 
 def connection_of(pooled: Any, tick: float = TICK) -> Connection:
     """Returns the fastest way to use a connection.
 
     Args:
-        pooled: a connection of redis-py.
+        pooled: a connection of redis-py or valkey-py.
         tick: by how many seconds it may notice too late that a deadline has passed.
     """
-    sock = socket_of(pooled)
-    return ClientConnection(pooled) if sock is None else SocketConnection(pooled, sock, tick)
-
-
-def socket_of(pooled: Any) -> socket.socket | None:
-    """Returns the socket if RESP passes through it as it is: no TLS, no client-side cache, no fake. Otherwise None."""
-    if type(pooled) not in (redis.Connection, redis.UnixDomainSocketConnection):
-        return None
-    sock = pooled._sock
-    return sock if type(sock) is socket.socket else None
+    wire, sock = wire_of(pooled), getattr(pooled, "_sock", None)
+    if wire == "plain" and type(sock) is socket.socket:
+        return SocketConnection(pooled, sock, tick)
+    if wire == "tls" and isinstance(sock, ssl.SSLSocket):
+        return TlsConnection(pooled, sock, tick)
+    return ClientConnection(pooled)
 
 
 class ClientConnection:
-    """A connection of any kind, used through redis-py."""
+    """A connection of any kind, used through its client: a fake one, or one of the user's own class."""
 
     def __init__(self, pooled: Any) -> None:
         self.pooled = pooled
@@ -137,28 +144,44 @@ class ClientConnection:
 
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         pooled = self.pooled
-        pooled.send_packed_command(pooled.pack_commands([_without_numbers(command) for command in commands]))
-        replies: list[Any] = []
-        for _ in commands:
-            # The user's client may have no timeout, and a server that stalls must not block this call forever.
-            if not pooled.can_read(timeout=max(0.0, deadline - time.monotonic())):
-                raise redis.TimeoutError("the server did not reply in time")
-            try:
-                replies.append(pooled.read_response(disable_decoding=True))
-            except BusyLoadingError:
-                raise
-            except ResponseError as error:
-                replies.append(error)
-        return replies
+        with translated():
+            pooled.send_packed_command(pooled.pack_commands([_without_numbers(command) for command in commands]))
+        return [self._reply(deadline) for _ in commands]
+
+    def _reply(self, deadline: float) -> Any:
+        pooled, remaining = self.pooled, max(0.0, deadline - time.monotonic())
+        sock = getattr(pooled, "_sock", None)
+        try:
+            with translated():
+                # The user's client may have no timeout, and a server that stalls must not block this call forever.
+                # can_read of some versions decodes what it has read already, so it is only for what has no socket.
+                if isinstance(sock, socket.socket):
+                    sock.settimeout(max(remaining, TICK))
+                elif not pooled.can_read(timeout=remaining):
+                    raise SilentError(_SILENT)
+                return pooled.read_response(disable_decoding=True)
+        except ReplyError as error:
+            return error
+        finally:
+            if isinstance(sock, socket.socket):
+                with contextlib.suppress(OSError):
+                    sock.settimeout(pooled.socket_timeout)
 
     def hear(self) -> list[Any]:
-        if not self.pooled.can_read(timeout=1.0):
-            return []
-        # Under RESP3 messages are pushes, which redis-py returns only on request.
-        return [self.pooled.read_response(disable_decoding=True, push_request=True)]
+        with translated():
+            if not self.pooled.can_read(timeout=1.0):
+                return []
+            # Under RESP3 messages are pushes, which redis-py returns only on request.
+            return [self.pooled.read_response(disable_decoding=True, push_request=True)]
 
     def fetch(self, arrivals: Arrivals, deadline: float) -> None:
-        put(self.exchange([("GET", key) for key in arrivals.wanted()], deadline), arrivals)
+        fetch_together(self, arrivals, deadline)
+
+
+def fetch_together(connection: Connection, arrivals: Arrivals, deadline: float) -> None:
+    """GETs strings, some at a time, where they cannot be received into the memory where they are used."""
+    while keys := arrivals.wanted()[:_FETCH_TOGETHER]:
+        put(connection.exchange([("GET", key) for key in keys], deadline), arrivals)
 
 
 def put(replies: Sequence[Any], arrivals: Arrivals) -> None:
@@ -166,8 +189,10 @@ def put(replies: Sequence[Any], arrivals: Arrivals) -> None:
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
+        if reply is not None and not isinstance(reply, bytes):
+            raise BrokenError(f"an unexpected reply to GET: {reply!r:.64}")
         view = arrivals.begin(-1 if reply is None else len(reply))
-        view[:] = reply
+        view[:] = reply or b""
         arrivals.finish()
 
 
@@ -178,12 +203,13 @@ class SocketConnection:
         self.pooled = pooled
         self.pid = os.getpid()
         self._sock = sock
-        self._reader = hiredis.Reader(
-            protocolError=redis.ConnectionError, replyError=_reply_error, notEnoughData=_NOT_YET
-        )
-        sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(tick))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(tick))
+        self._reader = ReplyReader()
+        self._set_tick(tick)
+
+    def _set_tick(self, tick: float) -> None:
+        self._sock.settimeout(None)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(tick))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(tick))
 
     def alive(self) -> bool:
         return self.pooled._sock is self._sock
@@ -197,48 +223,60 @@ class SocketConnection:
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         buffers = commands.buffers if type(commands) is PackedCommands else pack_commands(commands)
         sock, reader, wanted = self._sock, self._reader, len(commands)
+        reader.expect(commands)
         if len(buffers) > 1:
             self._send(buffers, deadline)
         else:
             # The most frequent case: _send would cost a small command more time than the kernel takes.
             try:
                 sent = sock.send(buffers[0])
-            except BlockingIOError:
+            except (BlockingIOError, TimeoutError):
                 sent = 0
             if sent < len(buffers[0]):
                 self._send([memoryview(buffers[0])[sent:]], deadline)
         replies: list[Any] = []
+        pushed = 0
         while len(replies) < wanted:
             try:
                 data = sock.recv(_RECEIVE_BYTES)
-            except BlockingIOError:
-                _check(deadline)
+            except (BlockingIOError, TimeoutError):
+                self._check(deadline)
                 continue
             if not data:
-                raise redis.ConnectionError(_CLOSED)
-            reader.feed(data)
-            while (reply := reader.gets()) is not _NOT_YET:
-                if type(reply) in VALUES:
-                    replies.append(reply)
-                elif isinstance(reply, BusyLoadingError):
-                    raise reply
-                elif not isinstance(reply, _PUSH):
-                    replies.append(reply)
+                raise BrokenError(_CLOSED)
+            found = reader.read(data)
+            if not PUSHES.isdisjoint(map(type, found)):
+                pushed += len(found)
+                if pushed > _MAX_PUSHED:
+                    raise BrokenError(f"it pushed more than {_MAX_PUSHED} messages instead of a reply")
+                found = [reply for reply in found if type(reply) not in PUSHES]
+            replies = replies + found if replies else found
+            if len(replies) < wanted:
+                # It may go on like this forever.
+                self._check(deadline)
+        if len(replies) > wanted:
+            raise BrokenError("it sent more replies than it was sent commands")
         return replies
+
+    def _check(self, deadline: float) -> None:
+        received = self._reader.received
+        if received > _RECEIVE_BYTES and self._reader.reads_data():
+            deadline += received / SLOWEST
+        _check(deadline)
 
     def hear(self) -> list[Any]:
         try:
             data = self._sock.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             return []
         if not data:
-            raise redis.ConnectionError(_CLOSED)
-        self._reader.feed(data)
-        said: list[Any] = []
-        while (reply := self._reader.gets()) is not _NOT_YET:
-            if isinstance(reply, Exception):
-                raise reply
-            said.append(reply)
+            raise BrokenError(_CLOSED)
+        said = self._reader.read(data)
+        for message in said:
+            if isinstance(message, Exception):
+                raise message
+        if said:
+            self._reader.expect(())
         return said
 
     def fetch(self, arrivals: Arrivals, deadline: float) -> None:
@@ -251,28 +289,50 @@ class SocketConnection:
                 continue
             head = incoming.line()
             if head[:1] == b"-":
-                raise _reply_error(head[1:])
+                raise ReplyError(head[1:])
             missing = head in (b"$-1", b"_")
             if not missing and not (head[:1] == b"$" and head[1:].isdigit() and len(head) <= 20):
-                raise redis.ConnectionError(f"an unexpected reply to GET: {shown(head)}")
+                raise BrokenError(f"an unexpected reply to GET: {shown(head)}")
             incoming.fill(arrivals.begin(-1 if missing else int(head[1:])))
             incoming.line()
             arrivals.finish()
 
     def _send(self, buffers: list[bytes | memoryview], deadline: float) -> None:
         # The caller may send the same buffers again.
-        buffers, first = list(buffers), 0
+        buffers, first, total = list(buffers), 0, 0
         while first < len(buffers):
             try:
-                sent = self._sock.sendmsg(buffers[first : first + GATHER_BUFFERS])
-            except BlockingIOError:
-                _check(deadline)
-                continue
+                sent = self._send_some(buffers[first : first + GATHER_BUFFERS])
+            except (BlockingIOError, TimeoutError):
+                sent = 0
+            total += sent
             while first < len(buffers) and sent >= len(buffers[first]):
                 sent -= len(buffers[first])
                 first += 1
             if sent:
                 buffers[first] = memoryview(buffers[first])[sent:]
+            if first < len(buffers):
+                _check(deadline + total / SLOWEST)
+
+    def _send_some(self, buffers: list[bytes | memoryview]) -> int:
+        return self._sock.sendmsg(buffers)
+
+
+class TlsConnection(SocketConnection):
+    """A connection over TLS, which takes one buffer at a time and has Python's timeout only."""
+
+    def _set_tick(self, tick: float) -> None:
+        self._sock.settimeout(tick)
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.settimeout(self.pooled.socket_timeout)
+
+    def fetch(self, arrivals: Arrivals, deadline: float) -> None:
+        fetch_together(self, arrivals, deadline)
+
+    def _send_some(self, buffers: list[bytes | memoryview]) -> int:
+        return self._sock.send(buffers[0])
 
 
 def _timeval(seconds: float) -> bytes:
@@ -282,7 +342,7 @@ def _timeval(seconds: float) -> bytes:
 
 def _check(deadline: float) -> None:
     if time.monotonic() >= deadline:
-        raise redis.TimeoutError("the server did not reply in time")
+        raise SilentError(_SILENT)
 
 
 class _Incoming:
@@ -293,6 +353,7 @@ class _Incoming:
         self._deadline = deadline
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._start = self._end = 0
+        self._received = 0
 
     def put(self, place: memoryview) -> bool:
         """Receives a bulk string that has the length of ``place``, mostly by two system calls.
@@ -316,7 +377,7 @@ class _Incoming:
         while received < len(end):
             received += self._receive(memoryview(end)[received:])
         if end != b"\r\n":
-            raise redis.ConnectionError("a string does not end where its length says it should")
+            raise BrokenError("a string does not end where its length says it should")
         return True
 
     def line(self) -> bytes:
@@ -325,7 +386,7 @@ class _Incoming:
             self._buffer[: self._end - self._start] = self._buffer[self._start : self._end]
             self._start, self._end = 0, self._end - self._start
             if self._end == len(self._buffer):
-                raise redis.ConnectionError("a reply is not RESP")
+                raise BrokenError("a reply is not RESP")
             self._end += self._receive(memoryview(self._buffer)[self._end :])
         line = bytes(self._buffer[self._start : stop])
         self._start = stop + 2
@@ -345,11 +406,14 @@ class _Incoming:
             try:
                 received = self._sock.recvmsg_into(places, 0, flags)[0]
             except BlockingIOError:
-                _check(self._deadline)
-                continue
+                received = -1
             if not received:
-                raise redis.ConnectionError(_CLOSED)
-            return received
+                raise BrokenError(_CLOSED)
+            # Also if something came: a server that sends a byte now and then would go on forever.
+            self._received += max(received, 0)
+            _check(self._deadline + self._received / SLOWEST)
+            if received > 0:
+                return received
 
 
 def pack_commands(commands: Sequence[Command]) -> list[bytes | memoryview]:
@@ -381,20 +445,7 @@ def _without_numbers(command: Command) -> tuple[Any, ...]:
     return tuple([b"%d" % argument if type(argument) is int else argument for argument in command])
 
 
-def _reply_error(text: bytes | str) -> Exception:
-    text = printable(text)
-    code, _, message = text.partition(" ")
-    if code == "NOSCRIPT":
-        return NoScriptError(message)
-    if code == "LOADING":
-        return BusyLoadingError(message)
-    if code in ("NOAUTH", "WRONGPASS"):
-        return AuthenticationError(message)
-    return ResponseError(text)
-
-
-_NOT_YET = object()
 # The types of replies that are neither errors nor pushes.
 VALUES = frozenset((list, bytes, int, type(None)))
 # The types of messages that the server sends by itself under RESP3.
-_PUSH = hiredis.PushNotification
+PUSHES = frozenset((hiredis.PushNotification,))

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from redis.exceptions import RedisError
-
+from redisacc._redis.client_libraries import STUMBLES, translated
 from redisacc._redis.fast_socket import connection_of
+from redisacc._redis.faults import FAULTS
 from redisacc._redis.transport import Transport
 
 logger = logging.getLogger("redisacc")
@@ -37,8 +37,7 @@ IDLE_CHECK_INTERVAL = 1.0
 # Gets the text of a message, or None if messages may have been missed.
 Listener = Callable[[str | None], None]
 
-# The last three are what redis-py raises when another thread closes its client meanwhile.
-_BROKEN = (RedisError, OSError, TypeError, ValueError, AttributeError)
+_BROKEN = (*FAULTS, *STUMBLES)
 
 
 class Alarm:
@@ -120,7 +119,7 @@ class PubSub:
     def _tell(self, *command: str) -> None:
         # Called with the lock held. If the connection is broken, the thread that reads notices and subscribes again.
         if self._connection is not None:
-            with contextlib.suppress(*_BROKEN):
+            with contextlib.suppress(*_BROKEN), translated():
                 self._connection.send_command(*command, check_health=False)
 
     def _run(self) -> None:
@@ -170,7 +169,8 @@ class PubSub:
             for channel in self._channels.values():
                 channel.confirmed.clear()
             if self._channels:
-                pooled.send_command("SUBSCRIBE", *self._channels, check_health=False)
+                with translated():
+                    pooled.send_command("SUBSCRIBE", *self._channels, check_health=False)
             self._connection = pooled
 
     def _hand_out(self, message: object) -> None:

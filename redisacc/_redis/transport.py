@@ -1,11 +1,11 @@
-"""The transport: sends commands over connections of redis-py's pool, and sends them again if a connection breaks.
+"""The transport: sends commands over connections of a client's pool, and sends them again if a connection breaks.
 
 Everything that redisacc sends may be sent twice: reads, plain SETs of bytes that do not change, and scripts that
 recognise a request that they have seen. So a broken connection becomes an error only when the server has been silent
 for the whole ``timeout`` of a call.
 
-redis-py does what it is good at: addresses, authentication, TLS, Sentinel, pools and parsing. The retry is ours: it has
-a time limit instead of a number of tries, and is the same for every version of redis-py and every client.
+The client's library does what it is good at: addresses, authentication, TLS, Sentinel and pools. The retry is ours: it
+has a time limit instead of a number of tries, and is the same for every library, version and client.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redis
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, NoScriptError, ResponseError
 
 from redisacc._redis import fast_socket
+from redisacc._redis.client_libraries import STUMBLES, fault_of, is_cluster, translated
 from redisacc._redis.fast_socket import VALUES, Argument, Arrivals, Command, Connection, PackedCommands
-from redisacc._redis.reply_errors import PASSING, code_of, defuse, reason_of, refusal_of
+from redisacc._redis.faults import FAULTS, BrokenError, RejectedError, ReplyError, SilentError, reason_of
+from redisacc._redis.reply_errors import PASSING, refusal_of
 from redisacc._redis.script_loader import Script
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerUnavailableError
@@ -39,12 +39,10 @@ TIMEOUT = 30.0
 OPENING_TIMEOUT = 3.0
 
 _BACKOFF = ExponentialBackoff(cap=1.0, base=0.01)
-# InvalidResponse means that the server speaks another protocol.
-_BROKEN = (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError)
-# How an attempt may fail. Only broken connections are a reason for another attempt, refusals are not.
-_FAILED = (AuthenticationError, AuthorizationError, ResponseError, *_BROKEN)
 
 _BYTES = frozenset((bytes,))
+# A fake server, and a client that decodes, return strings.
+_ITEMS = frozenset((bytes, str, int))
 
 
 @dataclass(slots=True)
@@ -61,10 +59,10 @@ class Call:
 
 
 class Transport:
-    """The way to a server through one client of redis-py. Threads and, after a fork, processes may share it.
+    """The way to a server through one client. Threads and, after a fork, processes may share it.
 
     Attributes:
-        client: the client of redis-py.
+        client: the client of redis-py or valkey-py.
         address: where it points to, without its password.
         lost: the number of exchanges that broke off, in any thread. The server may have executed what was sent, or may
             yet. If the number is the same before and after a request, no stray copy of that request can still arrive.
@@ -85,6 +83,11 @@ class Transport:
 
     def __repr__(self) -> str:
         return f"Transport({self.address})"
+
+    @property
+    def keeps_together(self) -> bool:
+        """Whether commands that are sent together travel over one connection. WAIT means nothing otherwise."""
+        return not is_cluster(self.client)
 
     def call(self, *command: Argument, timeout: float = TIMEOUT) -> Any:
         """Returns the reply to one command. Bytes are never decoded."""
@@ -139,12 +142,11 @@ class Transport:
     ) -> tuple[list[bytes], list[Any]]:
         """Exchanges commands of which the one at ``here`` runs a script."""
         replies = self._exchange(commands, timeout)
-        if isinstance(replies[here], NoScriptError):
+        if isinstance(replies[here], ReplyError) and replies[here].code == "NOSCRIPT":
             # The server is new, was restarted, or its script cache was flushed.
             whole = ("EVAL", script.text, *commands[here][2:])
             replies[here:] = self._exchange([whole, *commands[here + 1 :]], timeout)
-            if isinstance(replies[here], Exception) and code_of(replies[here]) == "NOPERM":
-                defuse(replies[here])
+            if isinstance(replies[here], ReplyError) and replies[here].code == "NOPERM":
                 raise NotPermittedError(
                     f"the server at {self.address} does not have the script {shown(script.name)}, and this user may "
                     f"not load it: run `redisacc load-scripts` as a user who may ({reason_of(replies[here])})"
@@ -155,6 +157,8 @@ class Transport:
         if not isinstance(reply, list) or not reply:
             raise CorruptDataError(f"script {script.name} replied {shown(reply)}")
         if not _BYTES.issuperset(map(type, reply)):
+            if not _ITEMS.issuperset(map(type, reply)):
+                raise CorruptDataError(f"script {script.name} replied with something other than strings and numbers")
             reply = [item if isinstance(item, bytes) else str(item).encode() for item in reply]
         return reply, replies[here + 1 :]
 
@@ -170,9 +174,9 @@ class Transport:
         while True:
             try:
                 return self._fetch_once(arrivals, deadline)
-            except _FAILED as error:
+            except FAULTS as error:
                 failures += 1
-                if not reason or not isinstance(error, redis.TimeoutError):
+                if not reason or not isinstance(error, SilentError):
                     # As text: the error itself would keep this frame, and a gradient with it.
                     reason = self._unavailable(error)
                 self._pause_or_raise(error, reason, failures, deadline)
@@ -184,9 +188,9 @@ class Transport:
         while True:
             try:
                 return self._exchange_once(commands, deadline)
-            except _FAILED as error:
+            except FAULTS as error:
                 failures += 1
-                if not reason or not isinstance(error, redis.TimeoutError):
+                if not reason or not isinstance(error, SilentError):
                     # As text: the error itself would keep this frame, and a gradient with it.
                     reason = self._unavailable(error)
                 self._pause_or_raise(error, reason, failures, deadline)
@@ -201,10 +205,9 @@ class Transport:
             failures: how many attempts have failed.
             deadline: when the time is up, on ``time.monotonic()``'s clock.
         """
-        defuse(error)
-        if isinstance(error, (AuthenticationError, AuthorizationError)):
-            raise ServerError(f"{self.address} refuses the connection: {reason_of(error)}") from error
-        if isinstance(error, ResponseError):
+        if isinstance(error, RejectedError):
+            raise ServerError(f"{self.address} refuses the connection: {error}") from error
+        if isinstance(error, ReplyError) and error.code not in PASSING:
             raise refusal_of(error) from error
         pause = _BACKOFF.compute(failures)
         if time.monotonic() + pause >= deadline:
@@ -213,10 +216,8 @@ class Transport:
         time.sleep(pause)
 
     def _unavailable(self, error: BaseException) -> str:
-        refused = error.__cause__ if isinstance(error.__cause__, ResponseError) else error
-        state = PASSING.get(code_of(refused))
-        if state is not None:
-            return f"the server at {self.address} {state} ({reason_of(refused)})"
+        if isinstance(error, ReplyError) and error.code in PASSING:
+            return f"the server at {self.address} {PASSING[error.code]} ({reason_of(error)})"
         return (
             f"no Redis server answers at {self.address} ({reason_of(error)}). Start one with `redisacc server` "
             "(pip install 'redisacc[cli,server]'), or name another one with redis= or REDISACC_URL"
@@ -230,8 +231,8 @@ class Transport:
             replies = connection.exchange(commands, deadline)
             if not VALUES.issuperset(map(type, replies)):
                 for reply in replies:
-                    if isinstance(reply, ResponseError) and code_of(reply) in PASSING:
-                        raise redis.ConnectionError(str(reply)) from reply
+                    if isinstance(reply, ReplyError) and reply.code in PASSING:
+                        raise reply
         except BaseException as error:
             self._spoil(connection, error)
             raise
@@ -284,10 +285,11 @@ class Transport:
         """Closes a connection, because the next command would take unread replies for its own."""
         self.lost += 1
         lost = not connection.alive()
-        connection.pooled.disconnect()
-        self._pool.release(connection.pooled)
-        if lost and isinstance(error, _STUMBLES):
-            raise redis.ConnectionError("another thread closed the connection") from error
+        with translated():
+            connection.pooled.disconnect()
+            self._pool.release(connection.pooled)
+        if lost and isinstance(error, STUMBLES):
+            raise BrokenError("another thread closed the connection") from error
 
     def _exchange_by_client(self, commands: Sequence[Command]) -> list[Any]:
         # This client sends commands again by itself, and does not report it.
@@ -295,8 +297,9 @@ class Transport:
         replies: list[Any] = []
         for command in commands:
             try:
-                replies.append(self.client.execute_command(*command, NEVER_DECODE=True))
-            except ResponseError as error:
+                with translated():
+                    replies.append(self.client.execute_command(*command, NEVER_DECODE=True))
+            except ReplyError as error:
                 replies.append(error)
         return replies
 
@@ -305,12 +308,13 @@ class Transport:
         """Yields a connection to listen on, and disconnects it. In a cluster, any node gets every message."""
         pool = self._pool
         if pool is None:
-            pool = self.client.get_redis_connection(self.client.get_default_node()).connection_pool
+            with translated():
+                pool = self.client.get_redis_connection(self.client.get_default_node()).connection_pool
         pooled = _getter(pool)()
         try:
             yield pooled
         finally:
-            with contextlib.suppress(redis.RedisError, OSError):
+            with contextlib.suppress(*FAULTS), translated():
                 pooled.disconnect()
             pool.release(pooled)
 
@@ -324,10 +328,6 @@ def _give_back(pool: Any, kept: list[Connection]) -> None:
             pool.release(connection.pooled)
 
 
-# What redis-py raises when another thread closes its client meanwhile.
-_STUMBLES = (TypeError, ValueError, AttributeError)
-
-
 def _getter(pool: Any) -> Callable[[], Any]:
     """Returns the function that takes a connection out of a pool."""
     if pool is None:
@@ -336,14 +336,18 @@ def _getter(pool: Any) -> Callable[[], Any]:
         p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
         for p in inspect.signature(pool.get_connection).parameters.values()
     )
-    # redis-py before 5.3 requires the command's name, and later versions warn about it.
+    # valkey-py, and redis-py before 5.3, require the command's name; later versions warn about it.
     arguments = ("EVALSHA",) if required else ()
 
     def get() -> Any:
         try:
             return pool.get_connection(*arguments)
-        except _STUMBLES as error:
-            raise redis.ConnectionError("another thread closed the connection") from error
+        except Exception as error:
+            # Spelled out, because a context manager would cost a small command too much.
+            fault = fault_of(error)
+            if fault is None or fault is error:
+                raise
+            raise fault from error
 
     return get
 
@@ -351,7 +355,7 @@ def _getter(pool: Any) -> Callable[[], Any]:
 def _checked(replies: list[Any]) -> list[Any]:
     """Returns the replies if none of them is an error. The first error is raised."""
     for reply in replies:
-        if isinstance(reply, Exception):
+        if isinstance(reply, ReplyError):
             raise refusal_of(reply) from reply
     return replies
 

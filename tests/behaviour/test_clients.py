@@ -6,15 +6,25 @@ import functools
 import gc
 import logging
 import time
+from unittest import mock
 
+import fakeredis
 import numpy as np
 import pytest
 import redis
+import redis.asyncio
+import redis.sentinel
+import valkey
+import valkey.asyncio
+import valkey.sentinel
+from support.clients import ALL as ALL_CLIENTS
+from support.clients import ClientKind
 from support.model import assert_same
-from support.selection import REAL
+from support.selection import REAL, thorough
 
 import redisacc
 from redisacc import embedded
+from redisacc._redis.connect import connect
 from redisacc._redis.transport import _getter
 
 
@@ -151,11 +161,103 @@ def test_other_places_are_refused(where, monkeypatch):
         redisacc.ConditionalAccumulator("float32", [1], redis=where)
 
 
-def test_an_asynchronous_client_is_refused():
-    import redis.asyncio
+class LikeAClient:
+    """Not one: it only has a method of that name."""
 
-    with pytest.raises(redisacc.InvalidArgumentError, match="asyncio"):
-        redisacc.ConditionalAccumulator("float32", [1], redis=redis.asyncio.Redis())
+    connection_pool = None
+
+    def execute_command(self, *command):
+        return True
+
+
+NOT_CLIENTS = {
+    "redis.asyncio": redis.asyncio.Redis,
+    "valkey.asyncio": valkey.asyncio.Valkey,
+    "a pipeline": lambda: redis.Redis().pipeline(),
+    "a pipeline of valkey-py": lambda: valkey.Valkey().pipeline(),
+    "pub/sub": lambda: redis.Redis().pubsub(),
+    "a pool": redis.ConnectionPool,
+    "a connection": valkey.Connection,
+    "Sentinel": lambda: redis.sentinel.Sentinel([("127.0.0.1", 1)]),
+    "Sentinel of valkey-py": lambda: valkey.sentinel.Sentinel([("127.0.0.1", 1)]),
+    "a class": lambda: redis.Redis,
+    "a mock": mock.MagicMock,
+    "a mock of a client": lambda: mock.MagicMock(spec=redis.Redis),
+    "something similar": LikeAClient,
+}
+
+
+@pytest.mark.parametrize("make", NOT_CLIENTS.values(), ids=NOT_CLIENTS)
+def test_what_is_no_client_is_refused(make):
+    where = make()
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"valkey\.Valkey.*not [\w.]+$") as failure:
+        redisacc.ConditionalAccumulator("float32", [1], redis=where)
+    assert type(where).__qualname__ in str(failure.value)
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("kind", thorough(ALL_CLIENTS, usual=list(ALL_CLIENTS)[2::5]))
+def test_every_kind_of_client(real_server, real_client, kind):
+    with ALL_CLIENTS[kind].connected(real_server.port) as client:
+        exercise(client)
+        exercise(client, limit=0)
+    assert real_client.keys() == []
+
+
+class Subclass(valkey.Valkey):
+    """A user's own."""
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("kind", [valkey.Valkey, valkey.StrictValkey, Subclass])
+def test_a_client_of_valkey_py(real_server, kind):
+    with kind.from_url(real_server.url) as client:
+        exercise(client)
+
+
+@pytest.mark.parametrize("kind", [fakeredis.FakeRedis, fakeredis.FakeStrictRedis, fakeredis.FakeValkey])
+def test_a_fake_client(kind):
+    with kind() as client:
+        exercise(client)
+
+
+@pytest.mark.servers("valkey")
+def test_schemes_of_valkey_py_are_synonyms(real_server, monkeypatch):
+    url = real_server.url.replace("redis://", "valkey://")
+    exercise(url)
+    monkeypatch.setenv("REDISACC_URL", url.replace("valkey", "Valkey"))
+    exercise(None)
+    for scheme, kind in (("valkeys", redis.SSLConnection), ("valkey", redis.Connection)):
+        assert connect(f"{scheme}://127.0.0.1:1").client.connection_pool.connection_class is kind
+
+
+LIBRARIES = {"redis-py": redis.Redis, "valkey-py": valkey.Valkey}
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_errors_are_ours_whatever_the_library(real_server, library, monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.1)
+    admin, port, make = real_server.client(), real_server.port, LIBRARIES[library]
+    with ClientKind(library).connected(1) as nowhere, pytest.raises(redisacc.ServerUnavailableError):
+        redisacc.ConditionalAccumulator("float32", [1], redis=nowhere)
+    refused = pytest.raises(redisacc.ServerError, match="refuses the connection")
+    with ClientKind(library).connected(port, username="nobody", password="wrong") as stranger, refused:
+        redisacc.ConditionalAccumulator("float32", [1], redis=stranger)
+    monkeypatch.undo()
+    with make(port=port) as client:
+        acc = redisacc.ConditionalAccumulator("float32", [1], "w", redis=client)
+        admin.script_flush()
+        assert acc.apply_grad([1.0])
+        try:
+            admin.config_set("maxmemory", "1")
+            with pytest.raises(redisacc.ServerOutOfMemoryError):
+                acc.apply_grad([1.0])
+        finally:
+            admin.config_set("maxmemory", "0")
+        assert acc.apply_grad([3.0])
+        assert acc.take_grad(2).tolist() == [2.0]
+        acc.delete()
 
 
 def each_operation(dense, sparse):

@@ -10,12 +10,14 @@ What is left out is deselected, never skipped, so the summary line counts it.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
 
+from support.clients import ALL as ALL_CLIENTS
 from support.servers import FAKE, NAMES, MissingError, executable
 
 REAL = tuple(name for name in NAMES if name != FAKE)
@@ -57,9 +59,14 @@ def thorough(values: Iterable[Any], *, usual: Collection[Any]) -> list[Any]:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Adds --servers, --all and --long."""
+    """Adds --servers, --clients, --all and --long."""
     group = parser.getgroup("redisacc")
     group.addoption("--servers", help="the servers to use, all of them for every test, as in: " + ",".join(NAMES))
+    group.addoption(
+        "--clients",
+        help="the kinds of clients (support/clients.py) that open accumulators, for every test: parts of their names, "
+        "as in: valkey-py,tls; or all. A prefix turn: gives each test one of them in turn, as in: turn:valkey-py",
+    )
     group.addoption("--all", action="store_true", help="every test on every server, with all of its parameters")
     group.addoption(
         "--long", action="store_true", default=os.environ.get("REDISACC_LONG") == "1", help="search for longer"
@@ -97,6 +104,35 @@ def chosen(config: pytest.Config) -> list[str]:
     """Returns the names of the servers that are to be used."""
     names = config.getoption("--servers")
     return list(NAMES) if names is None else [name for name in names.split(",") if name]
+
+
+def clients(config: pytest.Config) -> list[str]:
+    """Returns the names of the kinds of clients that --clients names; none by default.
+
+    Raises:
+        pytest.UsageError: a part of a name fits no kind.
+    """
+    given = (config.getoption("--clients") or "").removeprefix("turn:")
+    found: dict[str, None] = {}
+    for part in filter(None, given.split(",")):
+        fitting = [name for name in ALL_CLIENTS if part in ("all", *name.split("-")) or part in name]
+        if not fitting:
+            raise pytest.UsageError(f"--clients: {part!r} is in none of {', '.join(ALL_CLIENTS)}")
+        found |= dict.fromkeys(fitting)
+    return list(found)
+
+
+_turns = itertools.count()
+
+
+def parametrize_client(metafunc: pytest.Metafunc) -> None:
+    """Sets the kind of client that opens a test's accumulators, where --clients asks for it."""
+    names = clients(metafunc.config)
+    if not names or "accumulator_client" not in metafunc.fixturenames:
+        return
+    if metafunc.config.getoption("--clients").startswith("turn:"):
+        names = [names[next(_turns) % len(names)]]
+    metafunc.parametrize("accumulator_client", [ALL_CLIENTS[name] for name in names], ids=names, indirect=True)
 
 
 def parametrize_server(metafunc: pytest.Metafunc) -> None:

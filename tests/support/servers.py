@@ -122,6 +122,10 @@ class ServerUnderTest:
         return self._server.url if self._server else None
 
     @property
+    def port(self) -> int:
+        return int(self.client().connection_pool.connection_kwargs["port"])
+
+    @property
     def pid(self) -> int | None:
         return self._server.pid if self._server else None
 

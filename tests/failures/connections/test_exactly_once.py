@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
-from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.retry import Retry
+from support.clients import ALL as ALL_CLIENTS
 from support.leaks import leftovers
 from support.proxy import Fault, Proxy, all_faults
+from support.selection import clients as chosen_clients
 
 import redisacc
 
@@ -26,31 +27,9 @@ IN_PARTS, LARGE = 20_000, 1_200_000
 
 
 @contextlib.contextmanager
-def _retrying(proxy: Proxy) -> Iterator[Any]:
-    errors = [redis.ConnectionError, redis.TimeoutError]
-    retry = Retry(ExponentialBackoff(cap=0.05, base=0.01), 5)
-    with redis.Redis(host="127.0.0.1", port=proxy.port, retry=retry, retry_on_error=errors) as client:
-        yield client
-
-
-@contextlib.contextmanager
 def _as_it_comes(proxy: Proxy) -> Iterator[Any]:
     with redis.Redis(port=proxy.port) as client:
         yield client
-
-
-@contextlib.contextmanager
-def _from_url(proxy: Proxy) -> Iterator[Any]:
-    with redis.Redis.from_url(proxy.url, retry=Retry(NoBackoff(), 0)) as client:
-        yield client
-
-
-@contextlib.contextmanager
-def _own_pool(proxy: Proxy) -> Iterator[Any]:
-    pool = redis.BlockingConnectionPool.from_url(proxy.url, max_connections=4, timeout=5)
-    with redis.Redis(connection_pool=pool) as client:
-        yield client
-    pool.disconnect()
 
 
 @contextlib.contextmanager
@@ -58,8 +37,29 @@ def _url(proxy: Proxy) -> Iterator[Any]:
     yield proxy.url
 
 
-# Each fault meets the next of these.
-CLIENTS = {c.__name__: c for c in (_url, _as_it_comes, _retrying, _from_url, _own_pool)}
+# Each fault meets the next of these, or of those that --clients names.
+MADE_HERE = {c.__name__: c for c in (_url, _as_it_comes)}
+USUAL = [
+    "_url",
+    "_as_it_comes",
+    "redis-py-tcp-blocking_pool-resp3-decode-retries",
+    "valkey-py-tcp-plain_pool-resp2",
+    "redis-py-tls-two_pool-resp2-retries",
+    "valkey-py-sentinel-plain_pool-resp2-decode-retries",
+]
+
+
+def connected(kind: str, proxy: Proxy) -> contextlib.AbstractContextManager[Any]:
+    """Opens a client of a kind: one of the above, or of support/clients.py."""
+    return MADE_HERE[kind](proxy) if kind in MADE_HERE else ALL_CLIENTS[kind].connected(proxy.port)
+
+
+@pytest.fixture
+def turns(request) -> Iterator[str]:
+    """Kinds of clients, one after the other and again from the beginning, from a place that depends on the test."""
+    names = chosen_clients(request.config) or USUAL
+    start = zlib.crc32(request.node.name.encode()) % len(names)
+    return itertools.cycle(names[start:] + names[:start])
 
 
 @dataclass
@@ -380,7 +380,7 @@ def stage(proxy, real_client) -> Callable[..., Any]:
         real_client.flushall()
         options = {"reduction_type": "SUM", "in_place_limit": operation.limit}
         direct = redisacc.ConditionalAccumulator("float32", None, "w", redis=real_client, **options)
-        with CLIENTS[kind](proxy) as where:
+        with connected(kind, proxy) as where:
             through = redisacc.ConditionalAccumulator("float32", None, "w", redis=where, **options)
             scene = Scene(operation.size, through, direct, real_client)
             operation.prepare(scene)
@@ -409,7 +409,7 @@ def every_fault(proxy: Proxy, operation: Operation, stage: Any) -> list[Fault]:
 
 
 @pytest.mark.parametrize("kind", OPERATIONS, ids=lambda kind: kind.__name__)
-def test_a_connection_that_breaks_anywhere_changes_nothing_else(proxy, stage, kind, request, record_property):
+def test_a_connection_that_breaks_anywhere_changes_nothing_else(proxy, stage, turns, kind, request, record_property):
     operation = kind()
     faults = every_fault(proxy, operation, stage)
     assert len(faults) >= 10
@@ -418,7 +418,7 @@ def test_a_connection_that_breaks_anywhere_changes_nothing_else(proxy, stage, ki
         rest = [fault for fault in faults if fault.action != "late"]
         most = 12 if request.config.getoption("--all") else 5
         faults = late[: most - 2] + rest[:: len(rest) // most + 1]
-    for fault, client in zip(faults, itertools.cycle(CLIENTS), strict=False):
+    for fault, client in zip(faults, turns, strict=False):
         with stage(operation, client) as scene:
             proxy.arm(fault)
             value = operation.do(scene)
@@ -437,9 +437,9 @@ def test_a_connection_that_breaks_anywhere_changes_nothing_else(proxy, stage, ki
 @pytest.mark.parametrize(
     "kind", [Apply, ApplyBuffered, Take, TakeBuffered, SetStep, Open, Delete], ids=lambda k: k.__name__
 )
-def test_replies_that_come_byte_by_byte_are_read_whole(proxy, stage, kind):
+def test_replies_that_come_byte_by_byte_are_read_whole(proxy, stage, turns, kind):
     operation = kind()
-    with stage(operation, "_as_it_comes") as scene:
+    with stage(operation, next(turns)) as scene:
         proxy.bytewise = True
         value = operation.do(scene)
         operation.check(scene, value)
@@ -448,13 +448,13 @@ def test_replies_that_come_byte_by_byte_are_read_whole(proxy, stage, kind):
 
 
 @pytest.mark.parametrize("kind", [Apply, ApplyBuffered], ids=lambda k: k.__name__)
-def test_faults_do_no_harm_while_another_client_is_at_work(proxy, stage, kind, background, request):
+def test_faults_do_no_harm_while_another_client_is_at_work(proxy, stage, turns, kind, background, request):
     """Both apply to one accumulator; the sum has every accepted gradient of each once."""
     operation = kind()
     faults = every_fault(proxy, operation, stage)
     if not request.config.getoption("--all"):
         faults = faults[::2]
-    for fault, client in zip(faults, itertools.cycle(CLIENTS), strict=False):
+    for fault, client in zip(faults, turns, strict=False):
         with stage(operation, client) as scene:
             ready, stop = threading.Event(), threading.Event()
 

@@ -1,0 +1,138 @@
+"""redis-py and valkey-py, the libraries that users bring clients of: their clients, their connections, their errors.
+
+Everything that knows these libraries apart from their common interface is here. Their classes have the same names, so
+they are recognised by name, and valkey-py, which is optional, need not be imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from redisacc._redis.faults import FAULTS, BrokenError, RejectedError, ReplyError, SilentError, reason_of
+from redisacc._text import printable
+
+_LIBRARIES = ("redis", "valkey")
+
+# Classes are accepted with their subclasses. Those of FakeRedis and FakeValkey are some.
+_CLIENTS = frozenset(("redis.client.Redis", "redis.cluster.RedisCluster", "valkey.client.Valkey"))
+# These are subclasses of clients, but collect commands instead of sending them.
+_PIPELINES = frozenset(("redis.client.Pipeline", "redis.cluster.ClusterPipeline", "valkey.client.Pipeline"))
+_CLUSTERS = frozenset(("redis.cluster.RedisCluster",))
+
+# Exactly these classes, because a subclass may do something of its own with what it sends and receives. Once
+# connected, a connection that Sentinel manages differs in nothing: a refusal of a demoted master disconnects it anyway.
+_PLAIN = frozenset(
+    f"{library}.{name}"
+    for library in _LIBRARIES
+    for name in ("connection.Connection", "connection.UnixDomainSocketConnection", "sentinel.SentinelManagedConnection")
+)
+_TLS = frozenset(
+    f"{library}.{name}"
+    for library in _LIBRARIES
+    for name in ("connection.SSLConnection", "sentinel.SentinelManagedSSLConnection")
+)
+
+# The libraries remove the code from the text of these.
+_CODES = {
+    "BusyLoadingError": "LOADING",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MasterDownError": "MASTERDOWN",
+    "NoPermissionError": "NOPERM",
+    "NoScriptError": "NOSCRIPT",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "TryAgainError": "TRYAGAIN",
+}
+# What the libraries raise when another thread closes their client meanwhile.
+STUMBLES = (TypeError, ValueError, AttributeError)
+
+ACCEPTED = "redis.Redis, redis.RedisCluster, valkey.Valkey, or what Sentinel's master_for() returns"
+
+
+@functools.lru_cache(maxsize=256)
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
+
+
+def _ancestors(thing: object) -> tuple[str, ...]:
+    """Returns the full names of an object's class and of its base classes, nearest first."""
+    # The type, not __class__, which a mock makes up.
+    kind: Any = type(thing)
+    return _names(kind)
+
+
+def is_client(where: object) -> bool:
+    """Returns whether redisacc can use an object as a client."""
+    ancestors = _ancestors(where)
+    return not _CLIENTS.isdisjoint(ancestors) and _PIPELINES.isdisjoint(ancestors)
+
+
+def is_cluster(client: object) -> bool:
+    """Returns whether a client chooses the node for each command, so that commands have no connection in common."""
+    return not _CLUSTERS.isdisjoint(_ancestors(client))
+
+
+def wire_of(pooled: Any) -> Literal["plain", "tls", "unknown"]:
+    """Returns what carries the bytes of a connection: a plain socket, a TLS socket, or something of its own."""
+    name = _ancestors(pooled)[0]
+    if name in _PLAIN:
+        wire: Literal["plain", "tls"] = "plain"
+    elif name in _TLS:
+        wire = "tls"
+    else:
+        return "unknown"
+    # The cache of valkey-py and of redis-py 5.1 listens to what the server pushes over this connection.
+    return wire if getattr(pooled, "client_cache", None) is None else "unknown"
+
+
+def fault_of(error: Exception) -> Exception | None:
+    """Returns what an error of a library means, or None if it is of another kind."""
+    if isinstance(error, FAULTS):
+        return error
+    if isinstance(error, STUMBLES):
+        return BrokenError(f"another thread may have closed the client ({type(error).__name__})")
+    if isinstance(error, (RecursionError, MemoryError)):
+        return BrokenError(f"a reply is too large or too deeply nested for the client ({type(error).__name__})")
+    names = [name.rpartition(".")[2] for name in _ancestors(error) if name.partition(".")[0] in _LIBRARIES]
+    if not names:
+        return None
+    _defuse(error)
+    return _fault_of(names, reason_of(error))
+
+
+def _defuse(error: BaseException) -> None:
+    """Makes the texts of an error and of its causes printable: they are the server's, and tracebacks print them."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, Exception) and _ancestors(link)[0].partition(".")[0] in _LIBRARIES:
+            link.args = tuple(printable(arg) if isinstance(arg, str) else arg for arg in link.args)
+        link = link.__cause__ or link.__context__
+
+
+def _fault_of(names: list[str], text: str) -> Exception:
+    """Returns what an error of a library means, given the names of its class and of its base classes."""
+    for name in names:
+        if name in _CODES:
+            return ReplyError(f"{_CODES[name]} {text}")
+    if "ResponseError" in names:
+        return ReplyError(text)
+    if "AuthenticationError" in names or "AuthorizationError" in names:
+        return RejectedError(text)
+    return SilentError(text) if "TimeoutError" in names else BrokenError(text)
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Raises what an error of a library means instead of that error."""
+    try:
+        yield
+    except Exception as error:
+        fault = fault_of(error)
+        if fault is None or fault is error:
+            raise
+        raise fault from error
