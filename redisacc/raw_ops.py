@@ -2,7 +2,7 @@
 
 A handle is an ``accumulator_ref``: the text ``redisacc:{NAME}``. Each operation does what the corresponding method of
 the accumulator does, and raises the same errors; a handle of the wrong kind raises ``InvalidArgumentError``. Two things
-differ from TensorFlow: operations are executed at once, and they accept ``redis=`` (a client of redis-py, a URL or
+differ from TensorFlow: operations are executed at once, and they accept ``redis=`` (a client, a URL or
 None, as everywhere), which can be left out for a handle that was created in this process.
 
 Example:
@@ -74,7 +74,7 @@ def ConditionalAccumulator(
             as long as this process.
         reduction_type: "MEAN" or "SUM".
         name: labels log records.
-        redis: a client of redis-py, a URL, or None.
+        redis: a client of redis-py or valkey-py, a URL, or None.
 
     Returns:
         The handle.
@@ -111,7 +111,7 @@ def SparseConditionalAccumulator(
             as long as this process.
         reduction_type: "MEAN" or "SUM".
         name: labels log records.
-        redis: a client of redis-py, a URL, or None.
+        redis: a client of redis-py or valkey-py, a URL, or None.
 
     Returns:
         The handle.
@@ -138,7 +138,7 @@ def AccumulatorApplyGradient(
         local_step: the step that the gradient was computed for.
         gradient: the gradient, as in ``redisacc.ConditionalAccumulator.apply_grad``.
         name: labels log records.
-        redis: a client of redis-py, a URL, or None.
+        redis: a client of redis-py or valkey-py, a URL, or None.
 
     Returns:
         A result that is true if the gradient was accepted.
@@ -163,7 +163,7 @@ def AccumulatorTakeGradient(
         num_required: integer scalar, at least 1.
         dtype: must be the accumulator's dtype.
         name: labels log records.
-        redis: a client of redis-py, a URL, or None.
+        redis: a client of redis-py or valkey-py, a URL, or None.
         timeout: seconds to wait at most, 0 or more. None: forever.
 
     Returns:
@@ -195,7 +195,7 @@ def SparseAccumulatorApplyGradient(
         gradient_shape: the shape of the whole array, as an integer vector; ignored unless ``has_known_shape`` is True.
         has_known_shape: whether ``gradient_shape`` is to be checked against the declared shape.
         name: labels log records.
-        redis: a client of redis-py, a URL, or None.
+        redis: a client of redis-py or valkey-py, a URL, or None.
 
     Returns:
         A result that is true if the gradient was accepted.
@@ -226,7 +226,7 @@ def SparseAccumulatorTakeGradient(
         num_required: integer scalar, at least 1.
         dtype: must be the accumulator's dtype.
         name: labels log records.
-        redis: a client of redis-py, a URL, or None.
+        redis: a client of redis-py or valkey-py, a URL, or None.
         timeout: seconds to wait at most, 0 or more. None: forever.
 
     Returns:
@@ -243,7 +243,7 @@ def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: ob
     Args:
         handle: the handle of the accumulator.
         name: labels log records.
-        redis: a client of redis-py, a URL, or None.
+        redis: a client of redis-py or valkey-py, a URL, or None.
     """
     with _accumulator_of(handle, redis) as accumulator:
         return accumulator.num_accumulated(name)
@@ -258,7 +258,7 @@ def AccumulatorSetGlobalStep(
         handle: the handle of the accumulator.
         new_global_step: integer scalar in [-2**63, 2**63 - 1].
         name: labels log records.
-        redis: a client of redis-py, a URL, or None.
+        redis: a client of redis-py or valkey-py, a URL, or None.
     """
     with _accumulator_of(handle, redis) as accumulator:
         accumulator.set_global_step(new_global_step, name)

@@ -77,8 +77,9 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             created. None or "" creates a private one, which is removed when this handle is closed.
         name: labels log records.
         reduction_type: "MEAN" (or None) or "SUM".
-        redis: a client of redis-py, a URL (``redis://``, ``rediss://``, ``unix://``), or None for the environment
-            variable ``REDISACC_URL``, else ``redis://localhost:6379/0``. While a take waits, a client's pool needs two
+        redis: a client of redis-py or valkey-py, a URL (``redis://``, ``rediss://``, ``unix://``; ``valkey://`` and
+            ``valkeys://`` are synonyms), or None for the environment variable ``REDISACC_URL``, else
+            ``redis://localhost:6379/0``. While a take waits, a client's pool needs two
             connections to spare: one to work with and one to listen on.
         worker: the name under which gradients of this handle are counted. None: "host:pid".
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
@@ -90,7 +91,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             ``worker`` should then be a name that a worker keeps when it is started again. None: False, or what the
             accumulator was created with.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
-            server have them, and raise NotReplicatedError otherwise. 0: they do not wait for replication.
+            server have them, and raise NotReplicatedError otherwise. 0: they do not wait for replication. It must be 0
+            with a ``RedisCluster``.
 
     Raises:
         InvalidArgumentError: an argument is invalid.

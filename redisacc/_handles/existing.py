@@ -17,7 +17,7 @@ def open_existing(keys: Keys, *, redis: object, worker: str | None = None) -> Co
 
     Args:
         keys: the keys of the accumulator.
-        redis: a client of redis-py, a URL, or None, as for ``ConditionalAccumulator``.
+        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         worker: the name under which gradients of the handle are counted. None: "host:pid".
 
     Raises:

@@ -1,0 +1,102 @@
+"""Replies are read as hiredis reads them, except for those that claim more than their commands can be answered with."""
+
+from __future__ import annotations
+
+import hiredis
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redisacc._redis import reply_reader
+from redisacc._redis.faults import BrokenError, ReplyError
+from redisacc._redis.reply_reader import MAX_ELEMENTS, ReplyReader
+
+# Strings that hold what looks like a head, also after the end of a line.
+HEADS = st.lists(st.sampled_from([b"\r\n", b"\n", b"*99999999", b">12345678901234567890123", b"~1", b"|", b"$5", b"x"]))
+STRINGS = st.one_of(st.binary(max_size=8), HEADS.map(b"".join))
+VALUES = st.recursive(
+    st.one_of(STRINGS, st.integers(-(2**62), 2**62), st.none()), lambda values: st.lists(values, max_size=4)
+)
+
+
+def packed(value: object) -> bytes:
+    """Returns a reply in RESP, by an independent writer."""
+    match value:
+        case None:
+            return b"$-1\r\n"
+        case bytes():
+            return b"$%d\r\n%b\r\n" % (len(value), value)
+        case int():
+            return b":%d\r\n" % value
+        case list():
+            return b"*%d\r\n%b" % (len(value), b"".join(map(packed, value)))
+    raise AssertionError(value)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(VALUES, min_size=1, max_size=4), st.lists(st.integers(1, 30), max_size=40))
+def test_replies_are_the_same_however_they_are_cut(values: list[object], cuts: list[int]) -> None:
+    data, found, reader = b"".join(map(packed, values)), [], ReplyReader()
+    reader.expect([("EVALSHA",)] * len(values))
+    for cut in cuts:
+        found += reader.read(data[:cut])
+        data = data[cut:]
+    found += reader.read(data)
+    assert found == values
+
+
+@pytest.mark.parametrize("piece", [1, 3, 10**6])
+@pytest.mark.parametrize("kind", [b"*", b">", b"~", b"|"])
+@pytest.mark.parametrize("before", [b"", b"*2\r\n$13\r\n\n*99999999\r\nx\r\n", b"+OK\r\n"])
+@pytest.mark.parametrize("number", [b"1000100", b"999999999999999999999999"])
+def test_arrays_that_claim_too_much_are_refused(piece: int, kind: bytes, before: bytes, number: bytes) -> None:
+    data, reader = before + kind + number + b"\r\n", ReplyReader()
+    reader.expect([("HGET", "k", "f"), ("EVALSHA",)])
+
+    def read() -> None:
+        for start in range(0, len(data), piece):
+            reader.read(data[start : start + piece])
+
+    with pytest.raises(BrokenError, match=r"array of 1000100 elements in reply to HGET, EVALSHA|array of 99999"):
+        read()
+
+
+def test_arrays_in_arrays_count_together() -> None:
+    reader = ReplyReader()
+    with pytest.raises(BrokenError, match="array of 9999"):
+        reader.read(b"*9999\r\n" * (MAX_ELEMENTS // 9999 + 1))
+
+
+def test_a_command_of_many_arguments_may_be_answered_by_as_many() -> None:
+    reader, number = ReplyReader(), MAX_ELEMENTS + 5
+    reader.expect([("HMGET", "k", *["f"] * number)])
+    assert reader.read(b"*%d\r\n" % number + b"_\r\n" * number) == [[None] * number]
+
+
+@pytest.mark.parametrize(("command", "most"), [("EVALSHA", 2000), ("HMGET", 2020), ("HSCAN", 5000), ("GET", 5000)])
+def test_a_reply_may_have_as_many_bytes_as_its_command_allows(
+    command: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"BYTES": 2000, "FIELD_BYTES": 10, "SCAN_BYTES": 5000, "STRING_BYTES": 5000}.items():
+        monkeypatch.setattr(reply_reader, f"MAX_{name}", value)
+    reader = ReplyReader()
+    for size in (most, most + 1):
+        reader.expect([(command, "k")])
+        reply = b"$%d\r\n%b\r\n"
+        body = bytes(size - len(reply % (size, b"")))
+        reply %= (len(body), body)
+        assert len(reply) == size
+        if size == most:
+            assert reader.read(reply) == [body]
+            continue
+        with pytest.raises(BrokenError, match=f"{size} bytes in reply to {command}"):
+            reader.read(reply)
+
+
+def test_errors_and_pushes_are_told_apart() -> None:
+    error, pushed = ReplyReader().read(b"-NOSCRIPT no\r\n>1\r\n+x\r\n")
+    assert isinstance(error, ReplyError)
+    assert error.code == "NOSCRIPT"
+    assert type(pushed) is hiredis.PushNotification
+    with pytest.raises(BrokenError):
+        ReplyReader().read(b"HTTP/1.1\r\n")
