@@ -70,8 +70,8 @@ class ClientKind:
             "protocol": self.protocol,
             "decode_responses": self.decode,
             # docs/reliability.md asks users for it: without it, some versions wait forever for the first replies of a
-            # silent server.
-            "socket_timeout": 5,
+            # silent server. Those with retries wait for as long six times.
+            "socket_timeout": 2,
             **self._options(library),
             **more,
         }
