@@ -34,6 +34,12 @@ def printable(foreign: bytes | str, limit: int = LIMIT) -> str:
     return text if len(text) <= limit else text[: limit - len(_ELLIPSIS)] + _ELLIPSIS
 
 
+def printable_lines(foreign: str) -> str:
+    """Returns foreign text of several lines as people may see it: each line printable, at most 1,800 characters."""
+    lines = "\n".join(printable(line, MESSAGE) for line in foreign[: 2 * MESSAGE].split("\n"))
+    return lines if len(lines) <= MESSAGE else lines[: MESSAGE - len(_ELLIPSIS)] + _ELLIPSIS
+
+
 class _Bounded(reprlib.Repr):
     """Makes the repr of a value without looking at all of it, however large or deep it is."""
 

@@ -30,7 +30,7 @@ import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from redisacc._text import MESSAGE, printable
+from redisacc._text import printable_lines
 
 __all__ = [
     "AccumulatorFullError",
@@ -64,7 +64,7 @@ class RedisAccError(Exception):
 
     def __init__(self, *args: object) -> None:
         # Messages escape what they quote. This is the last gate, for a key or a name that nobody thought of.
-        super().__init__(*(_message(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(printable_lines(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidArgumentError(RedisAccError, ValueError):
@@ -281,8 +281,3 @@ class OutcomeUnknownError(ServerUnavailableError):
             RedisAccError: the request was not executed, and never will be.
         """
         return self._retry()
-
-
-def _message(text: str) -> str:
-    lines = "\n".join(printable(line, MESSAGE) for line in text[: 2 * MESSAGE].split("\n"))
-    return lines if len(lines) <= MESSAGE else lines[: MESSAGE - 3] + "..."

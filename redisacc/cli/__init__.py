@@ -52,7 +52,7 @@ def _group() -> click.Group:
         # click quotes arguments as they are, and scripts pass on what they were given.
         try:
             yield
-        except click.ClickException as error:
+        except (click.UsageError, click.FileError) as error:
             setattr(error, "message", printable(error.message, MESSAGE))  # noqa: B010 - click declares it final
             raise
 

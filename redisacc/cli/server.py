@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from redisacc._text import printable_lines
 from redisacc.embedded import Server
 from redisacc.errors import RedisAccError
 
@@ -71,7 +72,8 @@ def server(directory: Path, port: int | None, socket: Path | None) -> None:
     except RedisAccError as error:
         raise click.ClickException(str(error)) from None
     else:
-        raise click.ClickException(f"the server ended unexpectedly; the end of its log:\n{child.log_tail()}")
+        log = printable_lines(child.log_tail())
+        raise click.ClickException(f"the server ended unexpectedly; the end of its log:\n{log}")
 
 
 def _announce(child: Server, socket: Path | None) -> None:

@@ -25,6 +25,7 @@ from redisacc._protocol import take_wait
 from redisacc._protocol.scripts import Request, Schema, Scripts
 from redisacc._protocol.sessions import Session
 from redisacc._redis import fast_socket
+from redisacc._redis.faults import FAULTS
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.pubsub import Alarm, PubSub, _Channel
 
@@ -282,7 +283,7 @@ def test_replies_on_the_wire(search):
                         fast.exchange([("PING",), ("PING",)], deadline)
                     else:
                         fast.fetch(Wanted(3, 4), deadline)
-                except (redis.RedisError, OSError, redisacc.RedisAccError):
+                except (*FAULTS, redisacc.RedisAccError):
                     # Errors that a transport treats as a broken connection, or as a refusal.
                     pass
                 assert time.monotonic() < deadline
