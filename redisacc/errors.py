@@ -66,6 +66,13 @@ class RedisAccError(Exception):
         # Messages escape what they quote. This is the last gate, for a key or a name that nobody thought of.
         super().__init__(*(printable_lines(arg) if isinstance(arg, str) else arg for arg in args))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Makes the error picklable with its attributes: a pool of processes hands errors to the parent this way."""
+        return _restored, (type(self), self.args, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
 
 class InvalidArgumentError(RedisAccError, ValueError):
     """An argument is invalid. It was refused before anything changed, in this process or on the server."""
@@ -266,7 +273,10 @@ class OutcomeUnknownError(ServerUnavailableError):
 
     def __init__(self, message: str, retry: Callable[[], Any]) -> None:
         super().__init__(message)
-        self._retry = retry
+        self._retry: Callable[[], Any] | None = retry
+
+    def _state(self) -> dict[str, Any]:
+        return {**self.__dict__, "_retry": None}
 
     def retry(self) -> Any:
         """Continues the same request. However often it is sent and however late it arrives, it is executed only once.
@@ -279,5 +289,18 @@ class OutcomeUnknownError(ServerUnavailableError):
         Raises:
             OutcomeUnknownError: the server is still silent.
             RedisAccError: the request was not executed, and never will be.
+            RuntimeError: this is a copy of the error that another process raised. Only that process can continue.
         """
+        if self._retry is None:
+            raise RuntimeError(
+                "this error was copied from another process, and only that process can retry its request"
+            )
         return self._retry()
+
+
+def _restored(kind: type[RedisAccError], args: tuple[Any, ...], state: dict[str, Any]) -> RedisAccError:
+    """Returns an error as it was when it was pickled."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error

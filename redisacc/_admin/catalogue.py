@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from redisacc._format.keys import NAMES, PREFIX, is_unicode
+from redisacc._redis.fast_socket import Command
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
@@ -16,20 +18,21 @@ SCAN_COUNT = 500
 _RECORD = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
 
 
-def _scan(transport: Transport, *command: str, match: str) -> Iterator[bytes]:
+def _scan(transport: Transport, *command: str, match: str) -> list[bytes]:
+    """Returns everything that matches, each once. As with HSCAN, a cursor belongs to one server process."""
     if not is_unicode(match):
         raise InvalidArgumentError(f"a pattern must be valid Unicode, not {shown(match)}")
-    cursor = 0
-    seen: set[bytes] = set()
-    while True:
-        reply, found = transport.call(*command, cursor, "MATCH", match, "COUNT", SCAN_COUNT)
-        cursor = int(reply)
-        for item in found:
-            if item not in seen:
-                seen.add(item)
-                yield item
-        if cursor == 0:
-            return
+
+    def read(send: Callable[[Command], Any]) -> list[bytes]:
+        cursor, seen = 0, dict[bytes, None]()
+        while True:
+            reply, found = send((*command, cursor, "MATCH", match, "COUNT", SCAN_COUNT))
+            cursor = int(reply)
+            seen.update(dict.fromkeys(found))
+            if cursor == 0:
+                return list(seen)
+
+    return transport.converse(read)
 
 
 def scan_keys(transport: Transport, match: str) -> Iterator[str]:
@@ -46,9 +49,9 @@ def escape_glob(text: str) -> str:
     return re.sub(r"([\\*?\[\]^])", r"\\\1", text)
 
 
-def listed(transport: Transport, pattern: str = "*") -> Iterator[bytes]:
-    """Yields everything in the set of names that matches a pattern, as it is there."""
-    yield from _scan(transport, "SSCAN", NAMES, match=pattern)
+def listed(transport: Transport, pattern: str = "*") -> list[bytes]:
+    """Returns everything in the set of names that matches a pattern, as it is there."""
+    return _scan(transport, "SSCAN", NAMES, match=pattern)
 
 
 def _is_text(name: bytes) -> bool:

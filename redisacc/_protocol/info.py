@@ -23,7 +23,7 @@ from redisacc._format.entries import (
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._redis.fast_socket import Command
-from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_rest
+from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError
 
@@ -155,7 +155,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
     )
     fields = Record(keys, record)
     workers, takers, taken, sessions = (
-        scan_rest(transport, key, first) for key, first in zip(hashes, firsts, strict=True)
+        scan_whole(transport, key, first) for key, first in zip(hashes, firsts, strict=True)
     )
     # A taker that joined or left between the two reads is in only one of them.
     waiting = [

@@ -16,7 +16,7 @@ from redisacc._format.keys import Keys, RoundKeys
 from redisacc._format.shapes import round_shape_of
 from redisacc._protocol.buffer_reader import INLINE_FIELDS, add_buffered
 from redisacc._redis.fast_socket import Command
-from redisacc._redis.hash_scan import Fields, scan, scan_command, scan_rest, scanned
+from redisacc._redis.hash_scan import Fields, scan, scan_command, scan_whole, scanned
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError
 
@@ -88,7 +88,7 @@ class RoundReader:
         get_shape = ("HGET", self._keys.record, "round_shape")
         if ids is None:
             shape, first = self._transport.pipeline([get_shape, scan_command(current)])
-            entries = scan_rest(self._transport, current, first)
+            entries = scan_whole(self._transport, current, first)
         else:
             shape, found = self._transport.pipeline([get_shape, ("HMGET", current, *ids)])
             entries = {name.encode(): entry for name, entry in zip(ids, found, strict=True) if entry is not None}
@@ -106,10 +106,10 @@ class RoundReader:
         """Returns a round's hashes: what the replies to ``read_commands`` say, and the pieces still missing there."""
         return RoundContents(
             of=of,
-            sums=scan_rest(self._transport, of.sums, pieces[0]),
-            buffered=self._parse(scan_rest(self._transport, of.buffered, pieces[1]), shape),
+            sums=scan_whole(self._transport, of.sums, pieces[0]),
+            buffered=self._parse(scan_whole(self._transport, of.buffered, pieces[1]), shape),
             inline=scanned(of.inline, pieces[3])[1],
-            workers=parse_workers(scan_rest(self._transport, of.workers, pieces[2]), of.workers),
+            workers=parse_workers(scan_whole(self._transport, of.workers, pieces[2]), of.workers),
         )
 
     def add_up(self, contents: RoundContents, shape: tuple[int, ...], num_accumulated: int) -> Reducer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from redisacc._redis.fast_socket import Command
@@ -21,30 +23,38 @@ def scan_command(key: str, cursor: int = 0) -> Command:
     return ("HSCAN", key, cursor, "COUNT", SCAN_FIELDS)
 
 
-def scan_rest(transport: Transport, key: str, reply: Any, *, timeout: float = TIMEOUT) -> Fields:
-    """Returns all fields of a hash, of which ``reply`` is the first piece.
+def scan_whole(transport: Transport, key: str, first: Any, *, timeout: float = TIMEOUT) -> Fields:
+    """Returns all fields of a hash, of which ``first`` is the first piece.
 
-    HSCAN may return a field twice; the last value counts.
+    If that is not all, the hash is read from its beginning over one connection, because the first piece may have come
+    over another: a cursor means something only to the server process that returned it. After a restart or a failover,
+    the fields have another order, and whoever went on would miss some.
     """
-    if reply == _EMPTY:
+    if first == _EMPTY:
         return {}
-    cursor, fields = scanned(key, reply)
-    while cursor:
-        cursor, more = scanned(key, transport.call(*scan_command(key, cursor), timeout=timeout))
-        fields.update(more)
-    return fields
+    cursor, fields = scanned(key, first)
+    return scan(transport, key, timeout=timeout) if cursor else fields
 
 
-def scan_some(transport: Transport, key: str, reply: Any, most: int) -> tuple[Fields, bool]:
-    """Returns fields of a hash, of which ``reply`` is the first piece, and whether they are all.
+def scan_some(transport: Transport, key: str, first: Any, most: int) -> tuple[Fields, bool]:
+    """Returns fields of a hash, of which ``first`` is the first piece, and whether they are all.
 
     Reading ends with the piece that brings the number of fields to ``most``.
     """
-    cursor, fields = scanned(key, reply)
-    while cursor and len(fields) < most:
-        cursor, more = scanned(key, transport.call(*scan_command(key, cursor)))
-        fields.update(more)
-    return fields, not cursor
+    cursor, fields = scanned(key, first)
+    return _read(transport, key, most, TIMEOUT) if cursor else (fields, True)
+
+
+def _read(transport: Transport, key: str, most: float, timeout: float) -> tuple[Fields, bool]:
+    def read(send: Callable[[Command], Any]) -> tuple[Fields, bool]:
+        cursor, fields = scanned(key, send(scan_command(key)))
+        while cursor and len(fields) < most:
+            cursor, more = scanned(key, send(scan_command(key, cursor)))
+            # HSCAN may return a field twice; the last value counts.
+            fields.update(more)
+        return fields, not cursor
+
+    return transport.converse(read, timeout=timeout)
 
 
 # The reply of HSCAN where the hash does not exist.
@@ -61,8 +71,8 @@ def scanned(key: str, reply: Any) -> tuple[int, Fields]:
 
 
 def scan(transport: Transport, key: str, *, timeout: float = TIMEOUT) -> Fields:
-    """Returns all fields of a hash, read in pieces."""
-    return scan_rest(transport, key, transport.call(*scan_command(key), timeout=timeout), timeout=timeout)
+    """Returns all fields of a hash, read in pieces over one connection."""
+    return _read(transport, key, math.inf, timeout)[0]
 
 
 def _is_cursor(cursor: bytes | int) -> bool:

@@ -18,7 +18,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from redis.backoff import ExponentialBackoff
 
@@ -29,9 +30,17 @@ from redisacc._redis.faults import FAULTS, BrokenError, RejectedError, ReplyErro
 from redisacc._redis.reply_errors import PASSING, refusal_of
 from redisacc._redis.script_loader import Script
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerUnavailableError
+from redisacc.errors import (
+    CorruptDataError,
+    NotPermittedError,
+    RedisAccError,
+    ServerError,
+    ServerUnavailableError,
+)
 
 logger = logging.getLogger("redisacc")
+
+Answer = TypeVar("Answer")
 
 # How long a call tries to reach the server, in seconds.
 TIMEOUT = 30.0
@@ -169,25 +178,31 @@ class Transport:
             arrivals: says which, and where to. If it raises, the error passes through and the connection is closed.
             timeout: seconds to try to reach the server.
         """
-        deadline = time.monotonic() + timeout
-        failures, reason = 0, ""
-        while True:
-            try:
-                return self._fetch_once(arrivals, deadline)
-            except FAULTS as error:
-                failures += 1
-                if not reason or not isinstance(error, SilentError):
-                    # As text: the error itself would keep this frame, and a gradient with it.
-                    reason = self._unavailable(error)
-                self._pause_or_raise(error, reason, failures, deadline)
+        self._persist(partial(self._fetch_once, arrivals), timeout)
+
+    def converse(self, talk: Callable[[Callable[[Command], Any]], Answer], *, timeout: float = TIMEOUT) -> Answer:
+        """Returns what ``talk`` makes of the replies to commands that it sends one by one, over a single connection.
+
+        A connection leads to one server process, so all replies are that process's own. If it breaks, ``talk`` is
+        called again from its beginning, so it must only read. (A cluster's client has no such connection.)
+
+        Args:
+            talk: gets the function that sends a command and returns the reply.
+            timeout: seconds to try to reach the server, for each command.
+        """
+        return self._persist(partial(self._converse_once, talk, timeout), timeout)
 
     def _exchange(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         """Sends commands until they are answered or the time is up. Replies may be errors."""
+        return self._persist(partial(self._exchange_once, commands), timeout)
+
+    def _persist(self, attempt: Callable[[float], Answer], timeout: float) -> Answer:
+        """Repeats an attempt, which gets its deadline, until it succeeds or the time is up."""
         deadline = time.monotonic() + timeout
         failures, reason = 0, ""
         while True:
             try:
-                return self._exchange_once(commands, deadline)
+                return attempt(deadline)
             except FAULTS as error:
                 failures += 1
                 if not reason or not isinstance(error, SilentError):
@@ -228,16 +243,34 @@ class Transport:
             return self._exchange_by_client(commands)
         connection = self._borrow()
         try:
-            replies = connection.exchange(commands, deadline)
-            if not VALUES.issuperset(map(type, replies)):
-                for reply in replies:
-                    if isinstance(reply, ReplyError) and reply.code in PASSING:
-                        raise reply
+            replies = _exchange_over(connection, commands, deadline)
         except BaseException as error:
             self._spoil(connection, error)
             raise
         self._return(connection)
         return replies
+
+    def _converse_once(
+        self, talk: Callable[[Callable[[Command], Any]], Answer], timeout: float, deadline: float
+    ) -> Answer:
+        if self._pool is None:
+            return talk(lambda command: _checked(self._exchange_by_client([command]))[0])
+        connection = self._borrow()
+
+        def send(command: Command) -> Any:
+            return _checked(_exchange_over(connection, [command], max(deadline, time.monotonic() + timeout)))[0]
+
+        try:
+            answer = talk(send)
+        except RedisAccError:
+            # A refusal, or a reply that makes no sense: everything that was sent has been answered.
+            self._return(connection)
+            raise
+        except BaseException as error:
+            self._spoil(connection, error)
+            raise
+        self._return(connection)
+        return answer
 
     def _fetch_once(self, arrivals: Arrivals, deadline: float) -> None:
         if self._pool is None:
@@ -350,6 +383,16 @@ def _getter(pool: Any) -> Callable[[], Any]:
             raise fault from error
 
     return get
+
+
+def _exchange_over(connection: Connection, commands: Sequence[Command], deadline: float) -> list[Any]:
+    """Exchanges commands. A refusal that passes by itself is raised, as a reason for another attempt."""
+    replies = connection.exchange(commands, deadline)
+    if not VALUES.issuperset(map(type, replies)):
+        for reply in replies:
+            if isinstance(reply, ReplyError) and reply.code in PASSING:
+                raise reply
+    return replies
 
 
 def _checked(replies: list[Any]) -> list[Any]:

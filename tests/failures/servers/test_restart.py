@@ -13,6 +13,9 @@ from support.leaks import leftovers
 from support.servers import contents
 
 import redisacc
+from redisacc._admin import catalogue
+from redisacc._redis.connect import connect
+from redisacc._redis.transport import Transport
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
@@ -48,6 +51,54 @@ def open_kind(request, open_accumulator):
         return open_accumulator(kind, "float32", shape, "w", redis=server.url, **options)
 
     return make
+
+
+# A large hash is read in pieces. A cursor means nothing to another server process, whose hash function is seeded anew.
+@pytest.mark.parametrize("operation", ["take", "peek", "info", "names"])
+@pytest.mark.servers("valkey", "redis7")
+def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(
+    daemon, open_accumulator, monkeypatch, operation
+):
+    server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
+    rows = 2000
+    acc = open_accumulator(
+        "sparse", "float32", [None, 1], "w", redis=server.url, in_place_limit=10**9, reduction_type="SUM"
+    )
+    if operation in ("take", "peek"):
+        acc.apply_grad(np.arange(rows), np.ones((rows, 1), np.float32))
+    else:
+        # Sessions of other workers, and the names of other accumulators.
+        client = server.client()
+        (entry,) = [acc.apply_grad([1], [[1.0]]) and client.hvals("redisacc:{w}:sessions")[0]]
+        client.hset("redisacc:{w}:sessions", mapping={f"s-{k}": entry + b"%d" % k for k in range(rows)})
+        client.sadd("redisacc:names", *(f"n{k}" for k in range(rows)))
+    pieces, piece_of = [], Transport.converse
+
+    def converse(self, talk, **options):
+        def told(send):
+            def restarting(command):
+                reply = send(command)
+                pieces.append(command)
+                if len(pieces) == 3:
+                    server.kill()
+                    server.start()
+                return reply
+
+            return talk(restarting)
+
+        return piece_of(self, told, **options)
+
+    monkeypatch.setattr(Transport, "converse", converse)
+    match operation:
+        case "take":
+            assert acc.take_grad(1, timeout=30)[0].tolist() == list(range(rows))
+        case "peek":
+            assert acc.peek().gradient.indices.tolist() == list(range(rows))
+        case "info":
+            assert len(acc.info().known_workers) == rows + 1
+        case "names":
+            assert len(catalogue.list_names(connect(server.url))) == rows + 1
+    assert len(pieces) > 3
 
 
 @pytest.mark.every_server(open_kind="sparse-buffered")
