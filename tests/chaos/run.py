@@ -48,7 +48,7 @@ SMALL_CREW = {"worker": (1, 1), "threads": (1, 0), "forks": (1, 0), "taker": (1,
 # time. None: the directory for temporary files.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 # Gradients of a piece of a long run. What is checked at the end of a piece has to fit into memory.
-PIECE = 250_000
+PIECE = 200_000
 
 
 class Chaos:
@@ -151,8 +151,11 @@ class Chaos:
         """Breaks something every now and then, for some time or until so many gradients have been counted."""
         deeds: list[Callable[[], None]] = [
             *[self._kill, self._pause] * 4,
-            *[self._kill_server, self._pause_server, self._pause_clients] * 2,
             *[self._flush, self._cut_all, self._disconnect, self._disconnect_listeners] * 2,
+            # Nothing happens until the server is back.
+            self._kill_server,
+            self._pause_server,
+            self._pause_clients,
         ]
         until = time.monotonic() + seconds
         while time.monotonic() < until and self._counted() < gradients:
@@ -287,7 +290,7 @@ class Chaos:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, help="how long to break things (180, unless --gradients is given)")
-    parser.add_argument("--gradients", type=int, help="how many gradients to count, in pieces of 250,000")
+    parser.add_argument("--gradients", type=int, help="how many gradients to count, in pieces of 200,000")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first piece; then counted up")
     options = parser.parse_args()
     if options.gradients is None:

@@ -31,6 +31,8 @@ class Server:
             os.unlink(self.socket)
         command = [str(embedded.find_server()), "--port", "0", "--unixsocket", self.socket, "--save", ""]
         command += ["--dir", str(self._directory), "--appendonly", "yes", "--appendfsync", "always"]
+        # A short file is loaded soon, and rewriting it is one more thing that a kill may interrupt.
+        command += ["--auto-aof-rewrite-min-size", "4mb"]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while True:
