@@ -90,12 +90,15 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             "repeated", so that a take counts workers. The server decides, given at creation and for all handles.
             ``worker`` should then be a name that a worker keeps when it is started again. None: False, or what the
             accumulator was created with.
+        create: whether to create the accumulator if there is none of this name. A worker that passes False learns of a
+            name that is spelled differently; the error suggests similar names.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
             server have them, and raise NotReplicatedError otherwise. 0: they do not wait for replication. It must be 0
             with a ``RedisCluster``.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
+        AccumulatorNotFoundError: there is no accumulator of this name, and ``create`` is False.
         SchemaMismatchError: the shared name exists with another kind, dtype, shape, reduction, buffer limit or
             ``once_per_worker``.
         ServerUnavailableError: no server answers. The message says how to start one.
@@ -118,6 +121,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         in_place_limit: int | None,
         buffer_limit: int | None,
         once_per_worker: bool | None,
+        create: bool,
         min_replicas: int,
     ) -> None:
         spec = AccumulatorSpec(
@@ -133,10 +137,13 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             buffer_limit = validation.integer(buffer_limit, "buffer_limit", low=0)
         if once_per_worker is not None:
             once_per_worker = validation.flag(once_per_worker, "once_per_worker")
+        create = validation.flag(create, "create")
         if isinstance(shared_name, str) and not shared_name:
             shared_name = None
         if shared_name is not None:
             shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
+        elif not create:
+            raise InvalidArgumentError("create=False requires a shared_name: a private accumulator is always a new one")
         self._shared_name = shared_name
         min_replicas = validation.integer(min_replicas, "min_replicas", low=0, high=1000)
         # What a pickle holds. The buffer limit is that of the accumulator.
@@ -165,6 +172,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             spec,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
+            create=create,
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
             incarnation=self._reopens,
         )
@@ -566,6 +574,7 @@ def _reopen(
         in_place_limit=in_place_limit,
         buffer_limit=None,
         once_per_worker=None,
+        create=True,
         min_replicas=min_replicas,
     )
     return handle

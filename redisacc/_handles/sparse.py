@@ -65,6 +65,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
+        create: bool = True,
         min_replicas: int = 0,
     ) -> None:
         super().__init__(
@@ -78,6 +79,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
+            create=create,
             min_replicas=min_replicas,
         )
 

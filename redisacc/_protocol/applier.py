@@ -22,6 +22,9 @@ logger = logging.getLogger("redisacc")
 # than if they were buffered: docs/measurements.md.
 IN_PLACE_LIMIT = 2048
 
+# So many gradients in succession that are stale because of the default of local_step are taken for a mistake.
+STALE_IN_SUCCESSION = 10
+
 
 class Applier:
     """Applies gradients to one accumulator for one handle.
@@ -54,6 +57,8 @@ class Applier:
         self._buffer_writer = buffer_writer
         self._in_place_limit = in_place_limit if spec.dtype.in_place is not None else 0
         self._min_replicas = min_replicas
+        # Gradients of step 0 that were dropped as stale since the last one that was not. None: there was a warning.
+        self._stale_of_step_0: int | None = 0
 
     def apply(
         self,
@@ -101,7 +106,11 @@ class Applier:
                         "num_accumulated": counted.num_accumulated,
                     },
                 )
+                if counted.outcome == "stale" and local_step == 0:
+                    self._warn_of_step_0(counted, label)
                 return ApplyResult(counted.outcome, counted.global_step, counted.num_accumulated)
+            if self._stale_of_step_0:
+                self._stale_of_step_0 = 0
             check_replicated(
                 self._keys.name,
                 "the gradient was counted",
@@ -112,6 +121,22 @@ class Applier:
 
         result: ApplyResult = self._requests.execute(Attempt(send, finish, worker, f"{label}: to apply a gradient"))
         return result
+
+    def _warn_of_step_0(self, counted: Counted, label: str) -> None:
+        """Logs one warning if gradients are stale again and again because nobody says what step they are for."""
+        if self._stale_of_step_0 is None:
+            return
+        self._stale_of_step_0 += 1
+        if self._stale_of_step_0 == STALE_IN_SUCCESSION:
+            self._stale_of_step_0 = None
+            logger.warning(
+                "%s: the last %d gradients were dropped as stale, because they were for step 0 and the step is %d. "
+                "local_step is 0 by default: pass the step that the gradient was computed for",
+                label,
+                STALE_IN_SUCCESSION,
+                counted.global_step,
+                extra={"accumulator": self._keys.name, "local_step": 0, "global_step": counted.global_step},
+            )
 
     def set_global_step(self, step: int, *, worker: str, label: str) -> None:
         """Sets the global step, and logs a warning if it was higher.

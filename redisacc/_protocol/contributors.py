@@ -22,12 +22,14 @@ class Contributors:
     Attributes:
         workers: worker's name → number of its gradients in the round.
         missing: workers without a gradient in the round, the one that was seen most recently first.
+        ever_applied: whether the accumulator has ever accepted or dropped a gradient.
         complete: whether these are all. If not, the accumulator has more workers or sessions than are read.
         read_at: the time of the server's clock when this was read.
     """
 
     workers: dict[str, int]
     missing: list[WorkerInfo]
+    ever_applied: bool
     complete: bool
     read_at: datetime.datetime
 
@@ -39,7 +41,9 @@ def read_contributors(transport: Transport, keys: Keys) -> Contributors:
         CorruptDataError: something under the accumulator's keys is not as redisacc writes it.
     """
     hashes = (keys.current.workers, keys.sessions)
-    clock, *firsts = transport.pipeline([("TIME",), *(scan_command(key) for key in hashes)])
+    totals, clock, *firsts = transport.pipeline(
+        [("HMGET", keys.record, "applied", "stale"), ("TIME",), *(scan_command(key) for key in hashes)]
+    )
     (workers, all_workers), (sessions, all_sessions) = (
         scan_some(transport, key, first, READ) for key, first in zip(hashes, firsts, strict=True)
     )
@@ -49,6 +53,7 @@ def read_contributors(transport: Transport, keys: Keys) -> Contributors:
     return Contributors(
         workers=in_round,
         missing=missing_of(known) if all_workers else [],
+        ever_applied=totals != [b"0", b"0"],
         complete=all_workers and all_sessions,
         read_at=time_of(int(clock[0]) * 1000 + int(clock[1]) // 1000),
     )

@@ -11,6 +11,7 @@ from redisacc._format.keys import NAMES, Keys
 from redisacc._format.record import FORMAT
 from redisacc._protocol.deletion import delete
 from redisacc._protocol.scripts import Deleting, Opened, Schema, Scripts
+from redisacc._protocol.similar_names import suggestion
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable, shown
 from redisacc.errors import AccumulatorNotFoundError, NotPermittedError, SchemaMismatchError
@@ -30,9 +31,10 @@ def open_accumulator(
     buffer_limit: int | None,
     once_per_worker: bool | None,
     lease_ms: int,
+    create: bool,
     incarnation: str | None = None,
 ) -> Opened:
-    """Opens the accumulator of these keys, and creates it if there is none.
+    """Opens the accumulator of these keys, or creates it.
 
     Args:
         transport: the way to the server.
@@ -43,23 +45,32 @@ def open_accumulator(
         once_per_worker: whether a round accepts one gradient of each worker only; None: as an existing accumulator
             does, and no for a new one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
+        create: whether to create it if there is none.
         incarnation: the only one that is opened, and none is created. None: any.
 
     Raises:
-        AccumulatorNotFoundError: it is another incarnation.
+        AccumulatorNotFoundError: there is none, and none was to be created, or it is another incarnation.
         SchemaMismatchError: it was created as something else.
     """
     schema = Schema(FORMAT, spec.kind, spec.dtype.name, shape_text(spec.shape), spec.reduction_type)
     while True:
-        opened = scripts.open(
-            incarnation=secrets.token_hex(16),
-            schema=schema,
-            chunk=spec.chunk,
-            lease_ms=lease_ms,
-            buffer_limit=BUFFER_LIMIT if buffer_limit is None else buffer_limit,
-            once_per_worker=bool(once_per_worker),
-            create=incarnation is None,
-        )
+        try:
+            opened = scripts.open(
+                incarnation=secrets.token_hex(16),
+                schema=schema,
+                chunk=spec.chunk,
+                lease_ms=lease_ms,
+                buffer_limit=BUFFER_LIMIT if buffer_limit is None else buffer_limit,
+                once_per_worker=bool(once_per_worker),
+                create=create and incarnation is None,
+            )
+        except AccumulatorNotFoundError:
+            if create:
+                raise
+            raise AccumulatorNotFoundError(
+                f"there is no accumulator {shown(keys.name)}, and create=False forbids to create one"
+                f"{suggestion(transport, keys.name)}"
+            ) from None
         if isinstance(opened, Opened):
             break
         # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -10,7 +11,10 @@ from redisacc._protocol.events import Events
 from redisacc._protocol.outage_log import OutageLog
 from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
 from redisacc._protocol.record_reader import RecordReader
+from redisacc._protocol.wait_log import WaitLog
 from redisacc.errors import ServerUnavailableError, StepTimeoutError
+
+logger = logging.getLogger("redisacc")
 
 
 def wait_for_step(
@@ -37,6 +41,7 @@ def wait_for_step(
     """
     step: int | None = None
     outage = OutageLog(label, "waiting for a step")
+    log = WaitLog(time.monotonic())
     fields: dict[str, object] = {"accumulator": name}
     # The step is read before anybody listens: in most cases it has been reached already.
     events: Events | None = None
@@ -57,6 +62,8 @@ def wait_for_step(
                 raise StepTimeoutError(
                     f"{label}: step {wanted} was not reached in time: {seen}", wanted=wanted, global_step=step
                 ) from outage.error
+            if outage.error is None and log.is_due(time.monotonic()):
+                logger.warning("%s: still waiting for step %d: it is %s", label, wanted, step, extra=fields)
             if events is None:
                 events = listen()
                 # If the step was set between the read and the subscription, its message was missed: read again.

@@ -19,6 +19,7 @@ from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TI
 from redisacc._protocol.round_reader import RoundReader, read_commands
 from redisacc._protocol.scripts import ForgottenError, Granted, Queued, Scripts, Take
 from redisacc._protocol.sessions import Session
+from redisacc._protocol.wait_log import WaitLog
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.pubsub import Alarm, pubsub_of
 from redisacc._redis.transport import Transport
@@ -38,8 +39,6 @@ TAKER_LEASE_MS = 3000
 # Maximum number of workers of each kind listed in a message, and of missing workers in an error's attribute.
 NAMED = 10
 LISTED = 100
-# A wait that lasts is logged this often, in seconds.
-LOG_EVERY = 60.0
 # Maximum number of announced gradients that are fetched ahead before the taker polls again.
 AHEAD = 256
 
@@ -163,7 +162,7 @@ class TakeWait:
 
     def until_granted(self, lifetime: Lifetime) -> tuple[Granted, list[Any]] | None:
         """Polls until the round is granted and returns it, or returns None once the deadline has passed."""
-        next_log = time.monotonic() + LOG_EVERY
+        log = WaitLog(time.monotonic())
         next_poll = 0.0
         while True:
             self.alarm.clear()
@@ -177,12 +176,11 @@ class TakeWait:
                 next_poll = now + POLL_INTERVAL
                 if granted is not None or now >= self.deadline:
                     return granted
-            if now >= next_log:
-                next_log = now + LOG_EVERY
+            if log.is_due(now):
                 logger.warning("%s", self._state("is still waiting", self._contributors()), extra=self._fields)
             if self._look_ahead():
                 continue
-            self.alarm.wait(min(next_poll, self.deadline, next_log) - now)
+            self.alarm.wait(min(next_poll, self.deadline, log.due) - now)
 
     def _look_ahead(self) -> bool:
         """Adds some buffered gradients if this taker is next in the queue. Returns False if there is nothing to do."""
@@ -339,6 +337,8 @@ class TakeWait:
                 ],
                 found,
             )
+        if found is not None and not found.ever_applied:
+            text += "; nobody has ever applied a gradient to this accumulator, so check its name"
         if seen.ahead:
             text += f"; takers before it in the queue: {seen.ahead}"
         if self._outage.error is not None:

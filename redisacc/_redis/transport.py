@@ -226,7 +226,8 @@ class Transport:
             raise refusal_of(error) from error
         pause = _BACKOFF.compute(failures)
         if time.monotonic() + pause >= deadline:
-            raise ServerUnavailableError(reason) from error
+            # The reason is in the message. The client library chains two or three errors more, which say the same.
+            raise ServerUnavailableError(reason) from None
         logger.debug("%s: %s; trying again in %.2f s", self.address, reason_of(error), pause)
         time.sleep(pause)
 

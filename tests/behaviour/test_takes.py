@@ -325,7 +325,7 @@ def test_a_lost_listening_connection_is_replaced(real_client, open_dense, backgr
 
 
 def test_a_long_wait_says_what_it_waits_for(open_dense, background, waiting, until, monkeypatch, caplog):
-    monkeypatch.setattr("redisacc._protocol.take_wait.LOG_EVERY", 0.1)
+    monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.1)
     monkeypatch.setattr("redisacc._protocol.take_wait.POLL_INTERVAL", 0.05)
     acc = open_dense("float32", [1], name="weights")
     acc.apply_grad(one())

@@ -171,7 +171,7 @@ def test_no_secret_in_any_log_line_error_or_repr(
     monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 50)
     monkeypatch.setattr("redisacc.cli.options.OPENING_TIMEOUT", 0.3)
     monkeypatch.setattr("redisacc._protocol.take_wait.POLL_TIMEOUT", 0.3)
-    monkeypatch.setattr("redisacc._protocol.take_wait.LOG_EVERY", 0.1)
+    monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.1)
     server = daemon("--requirepass", PASSWORD, "--appendonly", "yes").start(password=PASSWORD)
     admin = server.client(password=PASSWORD)
     url = f"redis://:{QUOTED}@127.0.0.1:{server.port}"

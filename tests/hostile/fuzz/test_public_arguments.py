@@ -74,6 +74,7 @@ NAMES = (
     "in_place_limit",
     "buffer_limit",
     "once_per_worker",
+    "create",
     "min_replicas",
 )
 

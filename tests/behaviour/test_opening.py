@@ -1,0 +1,98 @@
+"""Mistakes that show early: a misspelt name, a wait for nobody, a step that is never given, no server."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+import pytest
+from support.daemons import free_port
+
+import redisacc
+from redisacc._protocol.wait_log import WaitLog
+
+pytestmark = pytest.mark.servers("fakeredis", "valkey")
+
+
+def test_a_name_that_does_not_exist_is_not_created(open_dense, open_sparse, client):
+    for name in ("word-vectors", "word-vectors-2", "images"):
+        open_dense("float32", [1], name)
+    with pytest.raises(redisacc.AccumulatorNotFoundError) as failure:
+        open_dense("float32", [1], "word-vector", create=False)
+    message = str(failure.value)
+    assert message.startswith("there is no accumulator 'word-vector', and create=False forbids to create one")
+    assert message.endswith("; similar names: 'word-vectors', 'word-vectors-2'")
+    with pytest.raises(redisacc.AccumulatorNotFoundError, match=r"forbids to create one$"):
+        open_sparse("float32", None, "xyz", create=False)
+    assert not client.exists("redisacc:{word-vector}", "redisacc:{xyz}")
+    assert client.smembers("redisacc:names") == {b"word-vectors", b"word-vectors-2", b"images"}
+    for name in ("word-vectors", "word-vectors-2", "images"):
+        open_dense("float32", [1], name, create=False).delete()
+
+
+def test_a_private_accumulator_is_always_created(open_dense):
+    with pytest.raises(redisacc.InvalidArgumentError, match="create=False requires a shared_name"):
+        open_dense("float32", [1], create=False)
+    with pytest.raises(redisacc.InvalidArgumentError, match="create must be True or False, not 0"):
+        open_dense("float32", [1], "x", create=0)
+
+
+def test_a_wait_says_that_nobody_has_ever_applied(open_dense, background, until, monkeypatch, caplog):
+    monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.1)
+    acc = open_dense("float32", [1])
+    nobody = "nobody has ever applied a gradient to this accumulator, so check its name"
+    take = background(acc.take_grad, 1)
+    until(lambda: nobody in caplog.text)
+    acc.apply_grad([1.0])
+    take.result()
+    caplog.clear()
+    take = background(acc.take_grad, 1)
+    until(lambda: "is still waiting" in caplog.text)
+    assert nobody not in caplog.text
+    acc.apply_grad([1.0], local_step=1)
+    take.result()
+
+
+def test_a_wait_for_a_step_is_logged(open_dense, background, until, monkeypatch, caplog):
+    monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.1)
+    acc = open_dense("float32", [1])
+    wait = background(acc.wait_for_step, 3)
+    until(lambda: "still waiting for step 3: it is 0" in caplog.text)
+    acc.set_global_step(3)
+    assert wait.result() == 3
+
+
+def test_messages_about_a_wait_become_rarer():
+    log = WaitLog(100.0)
+    times = [now for now in range(100, 400) if log.is_due(float(now))]
+    assert times == [105, 115, 135, 175, 235, 295, 355]
+
+
+def test_one_warning_if_the_step_is_never_given(open_dense, caplog):
+    acc = open_dense("float32", [1])
+    acc.set_global_step(1)
+    with caplog.at_level(logging.WARNING, logger="redisacc"):
+        for _ in range(9):
+            assert acc.apply_grad([1.0]).outcome == "stale"
+        assert acc.apply_grad([1.0], local_step=1)
+        # Counted anew, because one was accepted in between.
+        for _ in range(9):
+            acc.apply_grad([1.0])
+        assert not caplog.records
+        for _ in range(30):
+            acc.apply_grad([1.0])
+    (record,) = caplog.records
+    assert (
+        "the last 10 gradients were dropped as stale, because they were for step 0 and the step is 1" in record.message
+    )
+    assert "local_step is 0 by default" in record.message
+
+
+@pytest.mark.one_server
+def test_an_unreachable_server_is_one_error(monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.2)
+    with pytest.raises(redisacc.ServerUnavailableError) as failure:
+        redisacc.ConditionalAccumulator("float32", [1], "x", redis=f"redis://localhost:{free_port()}/0")
+    text = "".join(traceback.format_exception(failure.value))
+    assert text.count("Traceback") == 1
+    assert "Connection refused" in str(failure.value)
