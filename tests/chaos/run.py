@@ -300,7 +300,12 @@ def main() -> None:
     seed, started = options.seed, time.monotonic()
     while total["gradients"] < options.gradients:
         goal = min(PIECE, options.gradients - total["gradients"])
-        done, problems = piece(seed, gradients=goal, seconds=options.seconds or float("inf"))
+        try:
+            done, problems = piece(seed, gradients=goal, seconds=options.seconds or float("inf"))
+        except KeyboardInterrupt:
+            # The pieces that ended are checked. The next run may begin with this seed.
+            print(f"interrupted in the piece of seed {seed}")
+            break
         total.update(done)
         seconds = time.monotonic() - started
         print(f"seed {seed}: {total['gradients']:,} gradients in {seconds:.0f} s, {len(problems)} problems", flush=True)
