@@ -119,6 +119,10 @@ def taker_works(place, background, until):
             raise ZeroDivisionError
         with acc.recover() as found:
             assert found.gradient.tolist() == [1] * size
+    place.apply(worker, local_step=acc.global_step())
+    # Somebody takes this taker for dead.
+    with pytest.raises(redisacc.RoundRecoveredError), acc.take(1, timeout=20), worker.recover():
+        pass
     acc.set_global_step(7)
     acc.info()
     acc.peek()

@@ -207,23 +207,27 @@ def test_refused_gradients_are_not_counted(acc):
 @pytest.mark.servers("valkey")
 @pytest.mark.usual_storages("in_place")
 def test_an_interrupted_retry_is_counted_once(acc, monkeypatch):
-    send = Scripts.apply
-
-    def silent(self, *arguments):
+    def silent(self, *arguments, **options):
         self._transport.lost += 1
         raise redisacc.ServerUnavailableError("silent")
 
-    def interrupted(self, *arguments):
-        send(self, *arguments)
-        raise Interrupt
+    def interrupted(send):
+        def run(self, *arguments, **options):
+            send(self, *arguments, **options)
+            raise Interrupt
 
+        return run
+
+    ways = {"apply": Scripts.apply, "buffer": Scripts.buffer}
     with monkeypatch.context() as patch:
-        patch.setattr(Scripts, "apply", silent)
+        for way in ways:
+            patch.setattr(Scripts, way, silent)
         with pytest.raises(redisacc.OutcomeUnknownError) as unknown:
             acc.apply_grad([1, 1])
     assert acc.settle() == redisacc.Tally(0, 0, 0, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(Scripts, "apply", interrupted)
+        for way, send in ways.items():
+            patch.setattr(Scripts, way, interrupted(send))
         with pytest.raises(Interrupt):
             unknown.value.retry()
     assert acc.settle() == redisacc.Tally(1, 0, 0, 0)

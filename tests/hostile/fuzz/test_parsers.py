@@ -134,6 +134,9 @@ class Replaying:
     def pipeline(self, commands, **options):
         return [self._reply for _ in commands]
 
+    def converse(self, talk, **options):
+        return talk(lambda command: self._reply)
+
     def run(self, *args, **options):
         return self.run_and_read(*args, **options)[0]
 
