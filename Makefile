@@ -52,7 +52,7 @@ test-all: $(VENV)/.test ## 6 min | run every test on every server, with all of i
 # Client libraries, as pip writes them. Everything else is as in the environment of the tests. Each test meets one kind
 # of client (tests/support/clients.py); one after the other, all kinds take their turn.
 CLIENTS ?= redis==5.0.* redis==5.3.* redis==6.* redis==7.* redis==8.* valkey
-client-matrix: $(VENV)/.test ## 20 min | run the tests of connections with redis-py 5, 6, 7 and 8 and valkey-py, and every kind of client
+client-matrix: $(VENV)/.test ## 25 min | run the tests of connections with redis-py 5 to 8, valkey-py and every kind of client
 	set -e; for wanted in $(CLIENTS); do \
 	  library="$${wanted%%=*}"; place="build/clients/$${wanted%.\*}"; rm -rf "$$place"; \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --target "$$place" "$$wanted"; \
