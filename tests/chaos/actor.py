@@ -8,12 +8,13 @@ the actor's process id, which is also the id of a process group: the actor and e
 | `worker` | applies gradients, one after the other |
 | `threads` | two threads apply and a third one takes, all with the same handle |
 | `forks` | applies in a thread, and meanwhile forks processes that apply with the handle that they inherit |
-| `taker` | takes rounds with `take`, and recovers those of a killed process of its name |
+| `taker` | takes rounds with `take`, and recovers those of a killed process of its name, or sometimes of anybody |
 | `grad_taker` | the same with `take_indexed_slices_grad` |
 """
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import os
@@ -43,6 +44,9 @@ STRIDE = 10_000_000
 CHILD_STRIDE = 10_000
 # Indices are announced in the journal in blocks.
 BLOCK = 20
+# A round of this age may be recovered although its taker may only have been stopped.
+ROBBED_AFTER = datetime.timedelta(seconds=1.5)
+NEVER = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
 def opened(redis: Any, worker: str, in_place_limit: int = 10**9) -> redisacc.SparseConditionalAccumulator:
@@ -197,6 +201,9 @@ class Actor:
             except (redisacc.TakeTimeoutError, redisacc.ServerUnavailableError):
                 # If the server was silent, the round may have been granted all the same: then it is recovered.
                 continue
+            except redisacc.RoundRecoveredError:
+                # This process was stopped, and taken for dead.
+                self._journal.note("robbed")
 
     def _take_grad(self, acc: redisacc.SparseConditionalAccumulator, required: int, timeout: float) -> None:
         self._journal.note("taking")
@@ -208,10 +215,13 @@ class Actor:
             self._journal.note("kept")
 
     def _recover(self, acc: redisacc.SparseConditionalAccumulator) -> None:
-        """Rounds that were granted to this taker, or to a killed one of its name. No other process recovers those."""
+        """Rounds that were granted to a killed taker of this name, and sometimes old ones of anybody."""
         try:
-            mine = [one.token for one in acc.info().unacknowledged if one.taker == self.name]
-            for token in mine:
+            info = acc.info()
+            of_anybody = info.read_at - ROBBED_AFTER if self._random.random() < 0.2 else NEVER
+            for token in [
+                one.token for one in info.unacknowledged if one.taker == self.name or one.granted_at < of_anybody
+            ]:
                 block = acc.recover(token)
                 taken = block.__enter__()
                 if taken is not None:
@@ -220,12 +230,14 @@ class Actor:
                     block.__exit__(None, None, None)
         except redisacc.ServerUnavailableError:
             return
+        except redisacc.RoundRecoveredError:
+            self._journal.note("robbed")
 
     def _use(self, taken: Any, block: Any) -> None:
         self._journal.note_round(taken.global_step, taken.num_accumulated, indices_of(taken.gradient))
-        if self._random.random() < 0.1:
+        if self._random.random() < 0.3:
             # The round is in use: a process that is killed here leaves a round that is handed out again.
-            time.sleep(self._random.random())
+            time.sleep(2 * self._random.random())
         finished(lambda: block.__exit__(None, None, None))
 
 

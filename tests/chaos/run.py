@@ -280,6 +280,7 @@ class Chaos:
             tale.problems += [f"after the end: {key!r}" for key in client.scan_iter() if client.pttl(key) < 0]
         self.done["gradients"], self.done["rounds"] = info.applied, info.takes
         self.done["stale or refused"], self.done["rounds handed out again"] = len(tale.dropped), tale.handed_out_again
+        self.done["takers that learned of a recovery"] = tale.robbed
         self.done["rounds that a killed take_grad took along"] = info.global_step - len(tale.rounds)
         self.done.update({f"proxy: {what}": number for what, number in self._proxy.fired.items()})
         if tale.problems and os.environ.get("CHAOS_KEEP"):
