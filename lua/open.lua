@@ -12,6 +12,7 @@
 -- ARGV dtype           text     such as "float32"
 -- ARGV shape           text     such as "[100,-1]", or "unknown"
 -- ARGV reduction_type  text     "MEAN" or "SUM"
+-- ARGV sparse_mean     text     "index" or "round": the gradients by whose number the sum of a row is divided
 -- ARGV chunk           text     elements of a row of a dense gradient
 -- ARGV lease_ms        number   how long a private accumulator outlives its owner; 0 for a shared one, which has no end
 -- ARGV buffer_limit    text     bytes that the buffered gradients of a round may have in total
@@ -19,8 +20,9 @@
 -- ARGV create          flag     whether to create the accumulator if there is none
 --
 -- Replies:
--- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, chunk, lease_ms, buffer_limit,
---     once_per_worker}        the accumulator as it was created. struct is "yes" if the server's Lua has that library;
+-- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, sparse_mean, chunk, lease_ms,
+--     buffer_limit, once_per_worker}
+--                             the accumulator as it was created. struct is "yes" if the server's Lua has that library;
 --                             now_ms is the server's clock
 -- {'deleting', incarnation}   the accumulator is being deleted by a client that may have died: finish, and open again
 -- {'missing'}                 there is no such accumulator, and none was to be created
@@ -33,8 +35,8 @@
 -- #bind
 
 local NAMES = {
-  'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'chunk', 'lease_ms', 'buffer_limit',
-  'once_per_worker',
+  'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'sparse_mean', 'chunk', 'lease_ms',
+  'buffer_limit', 'once_per_worker',
 }
 
 forget_idle_sessions(keys.sessions)
@@ -50,10 +52,11 @@ if redis.call('EXISTS', keys.record) == 0 then
     end
   end
   redis.call('HSET', keys.record, 'format', args.format, 'kind', args.kind, 'dtype', args.dtype, 'shape', args.shape,
-    'reduction_type', args.reduction_type, 'incarnation', args.incarnation, 'global_step', '0', 'num_accumulated', '0',
-    'round_shape', '', 'applied', '0', 'stale', '0', 'repeated', '0', 'duplicates', '0', 'takes', '0', 'tickets', '0',
-    'once_per_worker', args.once_per_worker, 'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'wanted', '0',
-    'chunk', args.chunk, 'lease_ms', count_text(args.lease_ms), 'created_ms', count_text(now_ms()))
+    'reduction_type', args.reduction_type, 'sparse_mean', args.sparse_mean, 'incarnation', args.incarnation,
+    'global_step', '0', 'num_accumulated', '0', 'round_shape', '', 'applied', '0', 'stale', '0', 'repeated', '0',
+    'duplicates', '0', 'takes', '0', 'tickets', '0', 'once_per_worker', args.once_per_worker, 'buffered_bytes', '0',
+    'buffer_limit', args.buffer_limit, 'wanted', '0', 'chunk', args.chunk, 'lease_ms', count_text(args.lease_ms),
+    'created_ms', count_text(now_ms()))
   extend_leases(args.lease_ms, keys.record)
 end
 

@@ -368,8 +368,8 @@ local function main()
   if not (rawget(_G, 'struct') and rawget(_G, 'cmsgpack')) then
     fail("this server's Lua has no struct or no cmsgpack: use `redisacc show NAME --index`")
   end
-  local kind, dtype, round_shape, step, accumulated, chunk = unpack(redis.call('HMGET', record_key, 'kind', 'dtype',
-    'round_shape', 'global_step', 'num_accumulated', 'chunk'))
+  local kind, dtype, round_shape, step, accumulated, chunk, sparse_mean = unpack(redis.call('HMGET', record_key, 'kind',
+    'dtype', 'round_shape', 'global_step', 'num_accumulated', 'chunk', 'sparse_mean'))
   chunk = tonumber(chunk)
   if not (kind and dtype and round_shape and step and accumulated and chunk) then
     fail('there is no accumulator %s; SMEMBERS redisacc:names lists them', record_key)
@@ -479,6 +479,7 @@ local function main()
     return lines
   end
   say('elements %d of %.0f', shown, number)
+  local divisor = sparse_mean == 'round' and tonumber(accumulated) or count
   local sums, means = {}, {}
   local function write(into, values, at)
     local one = arithmetic.text(arithmetic.final(values(total[at])))
@@ -490,7 +491,7 @@ local function main()
   end
   for at = 1, shown * components, components do
     write(sums, same, at)
-    write(means, function(a) return arithmetic.divide(a, count) end, at)
+    write(means, function(a) return arithmetic.divide(a, divisor) end, at)
   end
   say('sum %s', table.concat(sums, ' '))
   say('mean %s', table.concat(means, ' '))

@@ -30,15 +30,16 @@ end
 
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
   'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes',
-  'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker')
-for i = 1, 17 do
+  'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean')
+for i = 1, 18 do
   if not fields[i] then
     return redis.error_reply(
       'ERR there is no accumulator ' .. safe(record_key) .. '; SMEMBERS redisacc:names lists them')
   end
 end
 local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, repeated, duplicates, takes,
-  buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker = unpack(fields)
+  buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker,
+  sparse_mean = unpack(fields)
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -46,7 +47,8 @@ local function ago(ms)
   return string.format('%.1f s', (now_ms - (tonumber(ms) or now_ms)) / 1000)
 end
 
-say('%s: %s %s %s %s', record_key, kind, dtype, shape, reduction)
+say('%s: %s %s %s %s%s', record_key, kind, dtype, shape, reduction,
+  sparse_mean == 'round' and ' by the gradients of the round' or '')
 if string.match(incarnation, '^deleted:') then
   say('this accumulator is being deleted')
 end

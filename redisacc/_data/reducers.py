@@ -149,10 +149,11 @@ class SparseReducer:
         if self._bytes > self._sum_bytes + max(self._sum_bytes // 2, WINDOW_BYTES):
             self._add_up()
 
-    def result(self, reduction_type: str, num_accumulated: int) -> tuple[Array, Array]:
+    def result(self, reduction_type: str, num_accumulated: int, sparse_mean: str = "index") -> tuple[Array, Array]:
         """Returns the sorted unique indices, and the reduced row of each in the accumulator's dtype.
 
-        For "MEAN", the sum of a row is divided by the number of gradients that held its index.
+        For "MEAN", the sum of a row is divided by the number of gradients that held its index or, if ``sparse_mean`` is
+        "round", by ``num_accumulated``.
 
         Raises:
             CorruptDataError: an index is out of bounds, or more gradients held it than the round has.
@@ -170,7 +171,8 @@ class SparseReducer:
             )
         with _ieee():
             if reduction_type == "MEAN" and num_accumulated > 1:
-                total = self._mean_of_rows(total, counts)
+                by_round = sparse_mean == "round"
+                total = _mean(total, num_accumulated, self._dtype) if by_round else self._mean_of_rows(total, counts)
             return indices, _returned(total, self._dtype)
 
     def _mean_of_rows(self, total: Array, counts: Array) -> Array:

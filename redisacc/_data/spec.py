@@ -15,6 +15,9 @@ from redisacc.errors import CorruptDataError
 
 Kind = Literal["dense", "sparse"]
 
+# What the sum of a row is divided by for "MEAN": the number of gradients that held its index, or that of the round.
+SparseMean = Literal["index", "round"]
+
 # The number of elements in a row of a dense gradient that is summed in place. A row costs Redis 2 to 3 microseconds, so
 # it is long enough for the additions to outweigh that, and short enough to be read with HGET.
 CHUNK = 256
@@ -30,6 +33,8 @@ class AccumulatorSpec:
         shape: the declared shape of a dense gradient, or of the array of which a sparse gradient holds rows. None if
             the rank is unknown, with None for each unknown dimension.
         reduction_type: "MEAN" or "SUM".
+        sparse_mean: what the sum of a row is divided by: the number of gradients that held its "index", or of all
+            gradients of the "round". Without meaning for a dense accumulator.
         chunk: the number of elements of a dense gradient that one field of the ``sums`` hash holds.
     """
 
@@ -37,6 +42,7 @@ class AccumulatorSpec:
     dtype: DType
     shape: Shape
     reduction_type: str
+    sparse_mean: SparseMean = "index"
     chunk: int = CHUNK
 
     @property
@@ -70,7 +76,7 @@ class AccumulatorSpec:
         """
         if isinstance(reducer, DenseReducer):
             return reducer.result(self.reduction_type, num_accumulated)
-        indices, values = reducer.result(self.reduction_type, num_accumulated)
+        indices, values = reducer.result(self.reduction_type, num_accumulated, self.sparse_mean)
         whole = np.array([-1 if self.bound is None else self.bound, *values.shape[1:]], np.int64)
         return IndexedSlices(values, indices, whole)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from redisacc._data.dtypes import TABLE
-from redisacc._data.spec import AccumulatorSpec, Kind
+from redisacc._data.spec import AccumulatorSpec, Kind, SparseMean
 from redisacc._format.keys import Keys
 from redisacc._format.shapes import LONGEST_SHAPE, parse_shape, round_shape_of
 from redisacc._text import shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
 
-_TEXTS = ("kind", "dtype", "shape", "reduction_type", "incarnation", "round_shape")
+_TEXTS = ("kind", "dtype", "shape", "reduction_type", "sparse_mean", "incarnation", "round_shape")
 _NUMBERS = (
     "num_accumulated",
     "applied",
@@ -51,6 +51,7 @@ class Record:
         dtype: name of the element type, not yet checked.
         shape: the declared shape.
         reduction_type: "MEAN" or "SUM", not yet checked.
+        sparse_mean: "index" or "round", not yet checked.
         incarnation: random id given at creation.
         round_shape: the shape that binds the current round; None while it is empty.
         num_accumulated: gradients in the current round.
@@ -88,7 +89,9 @@ class Record:
                 raise CorruptDataError(f"{keys.record}: {name} holds {shown(value)}, which redisacc did not write")
         texts = {name: value.decode() for name, value in fields.items()}
         self.global_step = int(texts["global_step"])
-        self.kind, self.dtype, shape, self.reduction_type, self.incarnation, round_shape = (texts[f] for f in _TEXTS)
+        self.kind, self.dtype, shape, self.reduction_type, self.sparse_mean, self.incarnation, round_shape = (
+            texts[name] for name in _TEXTS
+        )
         self.num_accumulated, self.applied, self.stale, self.repeated, self.duplicates, self.takes = (
             int(texts[f]) for f in _NUMBERS[:6]
         )
@@ -113,12 +116,15 @@ class Record:
             raise self._foreign("kind", self.kind)
         if self.reduction_type not in ("MEAN", "SUM"):
             raise self._foreign("reduction_type", self.reduction_type)
+        if self.sparse_mean not in ("index", "round"):
+            raise self._foreign("sparse_mean", self.sparse_mean)
         if self.dtype not in TABLE:
             raise self._foreign("dtype", self.dtype)
         if self.chunk < 1:
             raise self._foreign("chunk", str(self.chunk))
         kind: Kind = "sparse" if self.kind == "sparse" else "dense"
-        return AccumulatorSpec(kind, TABLE[self.dtype], self.shape, self.reduction_type, self.chunk)
+        sparse_mean: SparseMean = "round" if self.sparse_mean == "round" else "index"
+        return AccumulatorSpec(kind, TABLE[self.dtype], self.shape, self.reduction_type, sparse_mean, self.chunk)
 
     def _foreign(self, name: str, text: str) -> CorruptDataError:
         return CorruptDataError(f"{self._where}: {name} holds {shown(text)}, which redisacc did not write")

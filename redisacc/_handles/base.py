@@ -77,6 +77,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             created. None or "" creates a private one, which is removed when this handle is closed.
         name: labels log records.
         reduction_type: "MEAN" (or None) or "SUM".
+        sparse_mean: see ``SparseConditionalAccumulator``.
         redis: a client of redis-py or valkey-py, a URL (``redis://``, ``rediss://``, ``unix://``; ``valkey://`` and
             ``valkeys://`` are synonyms), or None for the environment variable ``REDISACC_URL``, else
             ``redis://localhost:6379/0``. While a take waits, a client's pool needs two
@@ -116,6 +117,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         name: str,
         reduction_type: str | None,
         *,
+        sparse_mean: object = "index",
         redis: object,
         worker: str | None,
         in_place_limit: int | None,
@@ -125,7 +127,11 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         min_replicas: int,
     ) -> None:
         spec = AccumulatorSpec(
-            self._kind, dtypes.find_dtype(dtype), validation.shape(shape), validation.reduction_type(reduction_type)
+            self._kind,
+            dtypes.find_dtype(dtype),
+            validation.shape(shape),
+            validation.reduction_type(reduction_type),
+            validation.sparse_mean(sparse_mean),
         )
         self._name = validation.text(name, "name", max_bytes=512)
         self._given_worker = None if worker is None else validation.text(worker, "worker", max_bytes=200)
@@ -149,7 +155,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         # What a pickle holds. The buffer limit is that of the accumulator.
         self._arguments = (
             *(spec.dtype.name, spec.shape, shared_name, name, spec.reduction_type),
-            *(self._given_worker, given_in_place_limit, min_replicas),
+            *(spec.sparse_mean, self._given_worker, given_in_place_limit, min_replicas),
         )
         self._where = redis if redis is None or isinstance(redis, str) else type(redis)
         self._transport = connect(redis)
@@ -563,12 +569,13 @@ def _reopen(
     incarnation: str,
 ) -> ConditionalAccumulatorBase[Any]:
     """Opens a handle that was pickled. It is no way to create an accumulator: if the old one is gone, this raises."""
-    *schema, worker, in_place_limit, min_replicas = arguments
+    *schema, sparse_mean, worker, in_place_limit, min_replicas = arguments
     handle = kind.__new__(kind)
     handle._reopens = incarnation
     ConditionalAccumulatorBase.__init__(
         handle,
         *schema,
+        sparse_mean=sparse_mean,
         redis=where,
         worker=worker,
         in_place_limit=in_place_limit,

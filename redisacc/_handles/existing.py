@@ -28,5 +28,8 @@ def open_existing(keys: Keys, *, redis: object, worker: str | None = None) -> Co
     transport = connect(redis)
     record = Record(keys, transport.call(*Record.command(keys)))
     spec = record.spec()
-    kind = SparseConditionalAccumulator if spec.is_sparse else ConditionalAccumulator
-    return kind(spec.dtype.name, spec.shape, keys.name, reduction_type=spec.reduction_type, redis=redis, worker=worker)
+    schema = (spec.dtype.name, spec.shape, keys.name)
+    options: dict[str, Any] = {"reduction_type": spec.reduction_type, "redis": redis, "worker": worker}
+    if spec.is_sparse:
+        return SparseConditionalAccumulator(*schema, sparse_mean=spec.sparse_mean, **options)
+    return ConditionalAccumulator(*schema, **options)

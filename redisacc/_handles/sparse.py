@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,8 @@ from redisacc.errors import InvalidArgumentError
 class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
     """Sums sparse gradients (rows and their indices), and hands out their mean or sum once there are enough of them.
 
-    "MEAN" divides the sum of each row by the number of gradients *that held its index*.
+    "MEAN" divides the sum of each row by the number of gradients *that held its index*, unless ``sparse_mean`` is
+    "round".
 
     Args:
         dtype: the element type, as in ``ConditionalAccumulatorBase``, which also describes the arguments that are not
@@ -30,6 +31,9 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
         shape: the shape of the whole array, of which gradients hold rows. None leaves it open, and None or -1 leaves
             one dimension open. Dimension 0 bounds the indices; the other dimensions are those of a row, and rows may
             have more dimensions than declared. () means one value for each index.
+        sparse_mean: what "MEAN" divides the sum of a row by: "index" for the number of gradients that held its index,
+            as TensorFlow does; "round" for the number of all gradients of the round, as if the others had held zeros,
+            which is the mean that data-parallel training needs. Without effect on "SUM".
 
     Raises:
         InvalidArgumentError, SchemaMismatchError, ServerUnavailableError: as in ``ConditionalAccumulatorBase``.
@@ -60,6 +64,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
         name: str = "sparse_conditional_accumulator",
         reduction_type: str | None = "MEAN",
         *,
+        sparse_mean: Literal["index", "round"] = "index",
         redis: object = None,
         worker: str | None = None,
         in_place_limit: int | None = None,
@@ -74,6 +79,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             shared_name,
             name,
             reduction_type,
+            sparse_mean=sparse_mean,
             redis=redis,
             worker=worker,
             in_place_limit=in_place_limit,

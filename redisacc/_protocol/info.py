@@ -46,6 +46,8 @@ class AccumulatorInfo:
         dtype: the name of the element type.
         shape: the declared shape: None for an unknown rank, with None for each unknown dimension.
         reduction_type: "MEAN" or "SUM".
+        sparse_mean: what the sum of a row is divided by for "MEAN": the number of gradients that held its "index", or
+            of all gradients of the "round". Always "index" for a dense accumulator, where it has no meaning.
         incarnation: a random id given at creation.
         global_step: the current step.
         num_accumulated: the number of gradients in the current round.
@@ -75,6 +77,7 @@ class AccumulatorInfo:
     dtype: str
     shape: Shape
     reduction_type: str
+    sparse_mean: str
     incarnation: str
     global_step: int
     num_accumulated: int
@@ -171,6 +174,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         dtype=fields.dtype,
         shape=fields.shape,
         reduction_type=fields.reduction_type,
+        sparse_mean=fields.sparse_mean,
         incarnation=fields.incarnation,
         global_step=fields.global_step,
         num_accumulated=fields.num_accumulated,

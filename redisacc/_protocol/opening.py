@@ -52,7 +52,7 @@ def open_accumulator(
         AccumulatorNotFoundError: there is none, and none was to be created, or it is another incarnation.
         SchemaMismatchError: it was created as something else.
     """
-    schema = Schema(FORMAT, spec.kind, spec.dtype.name, shape_text(spec.shape), spec.reduction_type)
+    schema = Schema(FORMAT, spec.kind, spec.dtype.name, shape_text(spec.shape), spec.reduction_type, spec.sparse_mean)
     while True:
         try:
             opened = scripts.open(
@@ -96,6 +96,7 @@ def _check_schema(
             ("dtype", opened.schema.dtype, wanted.dtype),
             ("shape", opened.schema.shape, wanted.shape),
             ("reduction_type", opened.schema.reduction_type, wanted.reduction_type),
+            ("sparse_mean", opened.schema.sparse_mean, wanted.sparse_mean),
             ("buffer_limit", opened.buffer_limit, opened.buffer_limit if buffer_limit is None else buffer_limit),
             (
                 "once_per_worker",

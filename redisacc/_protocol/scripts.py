@@ -44,6 +44,7 @@ class Schema:
     dtype: str
     shape: str
     reduction_type: str
+    sparse_mean: str
 
 
 @dataclass(frozen=True)
@@ -261,6 +262,7 @@ class Scripts:
                         "dtype": schema.dtype,
                         "shape": schema.shape,
                         "reduction_type": schema.reduction_type,
+                        "sparse_mean": schema.sparse_mean,
                         "chunk": chunk,
                         "lease_ms": lease_ms,
                         "buffer_limit": buffer_limit,
@@ -287,6 +289,7 @@ class Scripts:
                 dtype,
                 shape,
                 reduction,
+                mean,
                 chunk_,
                 lease,
                 limit,
@@ -295,7 +298,9 @@ class Scripts:
                 return Opened(
                     now_ms=self._number(now, "TIME"),
                     incarnation=_text(incarnation_),
-                    schema=Schema(_text(format_), _text(kind), _text(dtype), _text(shape), _text(reduction)),
+                    schema=Schema(
+                        _text(format_), _text(kind), _text(dtype), _text(shape), _text(reduction), _text(mean)
+                    ),
                     chunk=self._number(chunk_, "chunk", least=1),
                     lease_ms=self._number(lease, "lease_ms"),
                     buffer_limit=self._number(limit, "buffer_limit"),

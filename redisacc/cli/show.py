@@ -104,6 +104,8 @@ def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
     line("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)} of {bytes_text(info.buffer_limit)})")
     dropped = f"{info.stale} stale, {info.repeated} repeated"
     line("in total", f"{info.applied} applied, {dropped}, {info.duplicates} sent twice, {info.takes} taken")
+    if info.sparse_mean == "round":
+        line("mean", "divides by the gradients of the round, not by those that held an index")
     if info.once_per_worker:
         line("accepts", "one gradient of each worker in a round")
     line("last active", f"{ago(info.last_activity)} ago")

@@ -23,6 +23,7 @@ def test_the_record_is_plain_text(open_dense_stored, client):
         "kind": "dense",
         "dtype": "float32",
         "reduction_type": "SUM",
+        "sparse_mean": "index",
         "global_step": "9007199254740993",
         "num_accumulated": "1",
         "applied": "1",

@@ -30,7 +30,7 @@ def new_session() -> Session:
     return Session(int(time.time() * 1000))
 
 
-SCHEMA = Schema(FORMAT, "dense", "float32", "[2]", "SUM")
+SCHEMA = Schema(FORMAT, "dense", "float32", "[2]", "SUM", "index")
 
 
 @pytest.fixture

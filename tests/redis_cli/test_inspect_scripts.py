@@ -442,3 +442,13 @@ def test_nothing_is_written(client, open_sparse):
         assert commands <= {"HMGET", "HGET", "HGETALL", "HLEN", "HSCAN", "TIME", "ZRANGE", "ZCARD", "GETRANGE"}
     assert isinstance(acc, redisacc.SparseConditionalAccumulator)
     acc.delete()
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_index_divides_as_a_take_does(open_sparse, client, limit):
+    acc = open_sparse("float64", [9, 1], sparse_mean="round", in_place_limit=limit)
+    acc.apply_grad([3], [[6.0]])
+    acc.apply_grad([4], [[1.0]])
+    said = index_of(client, acc, "3")
+    assert (said["count"], said["sum"], said["mean"]) == ("1", "6", "3")
+    assert "MEAN by the gradients of the round" in run(client, "summary", acc.accumulator_ref)[0]

@@ -50,7 +50,7 @@ CALLS: dict[str, Callable[[Scripts], Any]] = {
     "leave": lambda s: s.leave(token="TOKEN"),
     "open": lambda s: s.open(
         incarnation="x",
-        schema=Schema(FORMAT, "dense", "float32", "[2]", "SUM"),
+        schema=Schema(FORMAT, "dense", "float32", "[2]", "SUM", "index"),
         chunk=1,
         lease_ms=0,
         buffer_limit=0,

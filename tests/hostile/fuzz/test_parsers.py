@@ -156,7 +156,7 @@ class Replaying:
 
 def test_replies_of_scripts(search):
     request = Request(Session(0), 1, "w", 0, (2,))
-    schema = Schema("1", "dense", "float32", "[2]", "SUM")
+    schema = Schema("1", "dense", "float32", "[2]", "SUM", "index")
 
     def one(reply):
         scripts = Scripts(Replaying(reply), KEYS, incarnation="x", min_replicas=1)

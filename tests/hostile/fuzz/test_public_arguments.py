@@ -140,6 +140,8 @@ def test_constructors(search, client):
     def one(sparse, name, value, redis_too):
         make = redisacc.SparseConditionalAccumulator if sparse else redisacc.ConditionalAccumulator
         given = {"dtype": "float32", "redis": client, name: value}
+        if sparse and name == "name":
+            given["sparse_mean"] = value
         if redis_too:
             given["redis"] = value if value is not None else 7
         made = []
@@ -155,8 +157,8 @@ def test_constructors(search, client):
 
 
 def test_the_list_of_arguments_is_whole():
-    for make in (redisacc.ConditionalAccumulator, redisacc.SparseConditionalAccumulator):
-        assert set(inspect.signature(make).parameters) == {*NAMES, "redis"}
+    assert set(inspect.signature(redisacc.ConditionalAccumulator).parameters) == {*NAMES, "redis"}
+    assert set(inspect.signature(redisacc.SparseConditionalAccumulator).parameters) == {*NAMES, "redis", "sparse_mean"}
 
 
 def test_raw_operations(search, client, pair):
