@@ -34,6 +34,11 @@ def printable(foreign: bytes | str, limit: int = LIMIT) -> str:
     return text if len(text) <= limit else text[: limit - len(_ELLIPSIS)] + _ELLIPSIS
 
 
+def is_unicode(text: str) -> bool:
+    """Returns whether a text can be written in UTF-8. A lone surrogate, from bytes that were not UTF-8, cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def printable_lines(foreign: str) -> str:
     """Returns foreign text of several lines as people may see it: each line printable, at most 1,800 characters."""
     lines = "\n".join(printable(line, MESSAGE) for line in foreign[: 2 * MESSAGE].split("\n"))

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from redisacc._format.keys import NAMES, PREFIX, is_unicode
+from redisacc._format.keys import NAMES, PREFIX
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.transport import Transport
-from redisacc._text import shown
+from redisacc._text import is_unicode, shown
 from redisacc.errors import InvalidArgumentError
 
 # The number of keys or members that one SCAN or SSCAN asks for. The server serves no other client meanwhile.

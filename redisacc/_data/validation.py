@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from redisacc._data.dtypes import DType
-from redisacc._text import shown
+from redisacc._text import is_unicode, shown
 from redisacc.errors import InvalidArgumentError
 
 Array = npt.NDArray[Any]
@@ -109,10 +109,9 @@ def text(value: object, what: str, *, max_bytes: int) -> str:
 
 def _utf8_bytes(value: str, what: str) -> int:
     """Returns the length in UTF-8. A lone surrogate, which bytes that were not UTF-8 leave, cannot be written there."""
-    try:
-        return len(value.encode())
-    except UnicodeEncodeError:
-        raise InvalidArgumentError(f"{what} must be valid Unicode, not {shown(value)}") from None
+    if not is_unicode(value):
+        raise InvalidArgumentError(f"{what} must be valid Unicode, not {shown(value)}")
+    return len(value.encode())
 
 
 def label(value: object) -> str | None:

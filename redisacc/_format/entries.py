@@ -121,9 +121,10 @@ def parse_recoveries(keys: Keys, entries: object) -> list[Recovery]:
     found = []
     for text in reversed(entries):
         try:
-            old, token, recovered_ms, taker = text.decode().split(" ", 3)
-            found.append(Recovery(old, token, taker, time_of(int(recovered_ms))))
-        except (AttributeError, ValueError, OverflowError, OSError) as error:
+            old, token, recovered_ms, taker = _fields(text, 4)
+            recovered_at = time_of(_integer(recovered_ms, 15))
+            found.append(Recovery(old.decode(), token.decode(), taker.decode(), recovered_at))
+        except (AttributeError, TypeError, ValueError, OverflowError, OSError) as error:
             raise CorruptDataError(f"{keys.recovered}: {shown(text)} is not the entry of a recovery") from error
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from redisacc._text import shown
+from redisacc._text import is_unicode, shown
 from redisacc.errors import InvalidArgumentError
 
 PREFIX = "redisacc:"
@@ -48,11 +48,6 @@ class RoundKeys:
     def hashes(self) -> tuple[str, str, str, str]:
         """All four keys."""
         return self.sums, self.buffered, self.inline, self.workers
-
-
-def is_unicode(name: str) -> bool:
-    """Returns whether a name can be written in UTF-8. A lone surrogate, from bytes that were not UTF-8, cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 class Keys:

@@ -25,6 +25,7 @@ from redisacc._format.record import Record
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
 from redisacc._redis.transport import Transport
+from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
 
@@ -134,7 +135,7 @@ def _whole_queue(transport: Transport, keys: Keys, reply: Any) -> list[bytes]:
             last = float(flat[-1])
         except (TypeError, ValueError) as error:
             raise CorruptDataError(
-                f"{keys.queue}: ZRANGE replied {flat[-2:]!r:.100}, not a token and a ticket"
+                f"{keys.queue}: ZRANGE replied {shown(flat[-2:])}, not a token and a ticket"
             ) from error
         reply = transport.call(*_queue_command(keys, last))
 

@@ -78,7 +78,8 @@ def open_accumulator(
         delete(transport, keys, opened.incarnation)
     if incarnation not in (None, opened.incarnation):
         raise AccumulatorNotFoundError(
-            f"accumulator {keys.name!r} was deleted and created again since this handle was pickled. Open it by name"
+            f"accumulator {shown(keys.name)} was deleted and created again since this handle was pickled. Open it by "
+            "name"
         )
     _check_schema(keys, opened, schema, buffer_limit, once_per_worker)
     if not lease_ms:

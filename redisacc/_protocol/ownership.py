@@ -38,8 +38,8 @@ def still_listed(transport: Transport, keys: Keys, incarnation: str, token: str,
     )
     if found != incarnation.encode():
         raise AccumulatorNotFoundError(
-            f"accumulator {keys.name!r} was deleted after its round of step {global_step} was taken and before the "
-            "round was acknowledged. It cannot be known whether another process had recovered the round"
+            f"accumulator {shown(keys.name)} was deleted after its round of step {global_step} was taken and before "
+            "the round was acknowledged. It cannot be known whether another process had recovered the round"
         )
     if entry is not None:
         return True

@@ -20,6 +20,7 @@ from redisacc._redis.client_libraries import ACCEPTED, is_client
 from redisacc._redis.handshake import TIMEOUT as HANDSHAKE_TIMEOUT
 from redisacc._redis.handshake import HandshakeParser
 from redisacc._redis.transport import Transport
+from redisacc._text import is_unicode
 from redisacc.errors import InvalidArgumentError
 
 DEFAULT_URL = "redis://localhost:6379/0"
@@ -70,11 +71,9 @@ def holds_password(url: str) -> bool:
 
 
 def _client_of(url: str) -> redis.Redis:
-    try:
-        url.encode()
-    except UnicodeEncodeError:
-        # Not chained, and not quoted, because the error holds the URL, which may carry a password.
-        raise InvalidArgumentError("a URL must be valid Unicode") from None
+    if not is_unicode(url):
+        # Not quoted, because the URL may carry a password.
+        raise InvalidArgumentError("a URL must be valid Unicode")
     given, colon, rest = url.partition(":")
     scheme = _SCHEMES.get(given.lower())
     if scheme is None:

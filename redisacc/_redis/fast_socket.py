@@ -190,7 +190,7 @@ def put(replies: Sequence[Any], arrivals: Arrivals) -> None:
         if isinstance(reply, Exception):
             raise reply
         if reply is not None and not isinstance(reply, bytes):
-            raise BrokenError(f"an unexpected reply to GET: {reply!r:.64}")
+            raise BrokenError(f"an unexpected reply to GET: {shown(reply)}")
         view = arrivals.begin(-1 if reply is None else len(reply))
         view[:] = reply or b""
         arrivals.finish()

@@ -12,10 +12,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from redisacc._admin.catalogue import escape_glob, list_names
-from redisacc._format.keys import PREFIX, Keys, is_unicode
+from redisacc._format.keys import PREFIX, Keys
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport
-from redisacc._text import shown
+from redisacc._text import is_unicode, shown
 from redisacc.cli.failures import USAGE, fail
 from redisacc.errors import InvalidArgumentError, RedisAccError
 
