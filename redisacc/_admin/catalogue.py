@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from redisacc._format.keys import NAMES, PREFIX
-from redisacc._redis.fast_socket import Command
+from redisacc._redis.item_scan import scan_items
 from redisacc._redis.transport import Transport
 from redisacc._text import is_unicode, shown
 from redisacc.errors import InvalidArgumentError
-
-# The number of keys or members that one SCAN or SSCAN asks for. The server serves no other client meanwhile.
-SCAN_COUNT = 500
 
 _RECORD = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
 
 
 def _scan(transport: Transport, *command: str, match: str) -> list[bytes]:
-    """Returns everything that matches, each once. As with HSCAN, a cursor belongs to one server process."""
     if not is_unicode(match):
         raise InvalidArgumentError(f"a pattern must be valid Unicode, not {shown(match)}")
-
-    def read(send: Callable[[Command], Any]) -> list[bytes]:
-        cursor, seen = 0, dict[bytes, None]()
-        while True:
-            reply, found = send((*command, cursor, "MATCH", match, "COUNT", SCAN_COUNT))
-            cursor = int(reply)
-            seen.update(dict.fromkeys(found))
-            if cursor == 0:
-                return list(seen)
-
-    return transport.converse(read)
+    return scan_items(transport, *command, match=match)
 
 
 def scan_keys(transport: Transport, match: str) -> Iterator[str]:
