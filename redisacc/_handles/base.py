@@ -153,10 +153,17 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         self._shared_name = shared_name
         min_replicas = validation.integer(min_replicas, "min_replicas", low=0, high=1000)
         # What a pickle holds. The buffer limit is that of the accumulator.
-        self._arguments = (
-            *(spec.dtype.name, spec.shape, shared_name, name, spec.reduction_type),
-            *(spec.sparse_mean, self._given_worker, given_in_place_limit, min_replicas),
-        )
+        self._arguments = {
+            "dtype": spec.dtype.name,
+            "shape": spec.shape,
+            "shared_name": shared_name,
+            "name": name,
+            "reduction_type": spec.reduction_type,
+            "sparse_mean": spec.sparse_mean,
+            "worker": self._given_worker,
+            "in_place_limit": given_in_place_limit,
+            "min_replicas": min_replicas,
+        }
         self._where = redis if redis is None or isinstance(redis, str) else type(redis)
         self._transport = connect(redis)
         if min_replicas and not self._transport.keeps_together:
@@ -564,25 +571,15 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
 
 def _reopen(
     kind: type[ConditionalAccumulatorBase[Any]],
-    arguments: tuple[Any, ...],
+    arguments: dict[str, Any],
     where: str | None,
     incarnation: str,
 ) -> ConditionalAccumulatorBase[Any]:
     """Opens a handle that was pickled. It is no way to create an accumulator: if the old one is gone, this raises."""
-    *schema, sparse_mean, worker, in_place_limit, min_replicas = arguments
     handle = kind.__new__(kind)
     handle._reopens = incarnation
     ConditionalAccumulatorBase.__init__(
-        handle,
-        *schema,
-        sparse_mean=sparse_mean,
-        redis=where,
-        worker=worker,
-        in_place_limit=in_place_limit,
-        buffer_limit=None,
-        once_per_worker=None,
-        create=True,
-        min_replicas=min_replicas,
+        handle, redis=where, buffer_limit=None, once_per_worker=None, create=True, **arguments
     )
     return handle
 

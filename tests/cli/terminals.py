@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import sys
-import time
+
+from support.terminal import written_to_terminal
 
 # A worker's name that clears the screen of a terminal.
 EVIL = "w\x1b[2Jx"
@@ -24,25 +21,5 @@ def on_a_terminal(*words: str, until: str = "(?!)", answer: str = "\x03", lines:
         answer: typed as soon as the output matches that pattern; by default Ctrl-C.
         lines: height of the terminal.
     """
-    pid, terminal = pty.fork()
-    if pid == 0:
-        command = [sys.executable, "-m", "redisacc", *words]
-        size = {"COLUMNS": "80", "LINES": str(lines), "TERM": "xterm-256color"}
-        os.execve(sys.executable, command, os.environ | size)
-    written, answered = b"", False
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if select.select([terminal], [], [], 0.5)[0]:
-            try:
-                chunk = os.read(terminal, 65536)
-            except OSError:  # how Linux reports that the other end is closed
-                break
-            written += chunk
-            if not chunk:
-                break
-            if not answered and re.search(until, written.decode(errors="replace")):
-                answered = True
-                os.write(terminal, answer.encode())
-    os.close(terminal)
-    os.waitpid(pid, 0)
+    written = written_to_terminal(["-m", "redisacc", *words], lines=lines, until=until, answer=answer)
     return _ESCAPE.sub("", written.decode())

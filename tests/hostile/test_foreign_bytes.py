@@ -8,11 +8,11 @@ granted by then: that round must stay listed and complete under its token.
 from __future__ import annotations
 
 import contextlib
-import resource
 
 import msgpack
 import numpy as np
 import pytest
+from support.memory import limited_memory
 from support.servers import contents
 
 import redisacc
@@ -27,12 +27,8 @@ RECORD = "redisacc:{w}"
 @pytest.fixture(autouse=True)
 def little_memory():
     """An allocation of gigabytes, because a forged length says so, is an error here and not a slow machine."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as statm:
-        used = int(statm.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 3 * 2**30, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with limited_memory(3 * 2**30):
+        yield
 
 
 TYPED = (redisacc.CorruptDataError, redisacc.AccumulatorNotFoundError, redisacc.SchemaMismatchError)

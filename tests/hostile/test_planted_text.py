@@ -8,19 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import pty
-import select
 import socketserver
-import sys
 import threading
-import time
 import traceback
 
 import pytest
 import redis
 from click.testing import CliRunner
 from support.planting import COMMANDS, TEXTS, Planted, raw_text
+from support.terminal import written_to_terminal
 
 import redisacc
 from redisacc._redis.transport import Transport
@@ -155,26 +151,7 @@ print("the end")
 
 def on_a_terminal(commands):
     """Returns the bytes that commands write to a terminal, one after the other in one process."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(
-            sys.executable,
-            [sys.executable, "-c", TERMINAL, json.dumps(commands)],
-            os.environ | {"COLUMNS": "80", "LINES": "50", "TERM": "xterm-256color"},
-        )
-    written, deadline = b"", time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if select.select([terminal], [], [], 0.5)[0]:
-            try:
-                chunk = os.read(terminal, 65536)
-            except OSError:  # how Linux reports that the other end is closed
-                break
-            written += chunk
-            if not chunk:
-                break
-    os.close(terminal)
-    os.waitpid(pid, 0)
-    return written
+    return written_to_terminal(["-c", TERMINAL, json.dumps(commands)], lines=50)
 
 
 @pytest.mark.slow

@@ -7,8 +7,10 @@
 | `proxy` | a proxy that breaks connections at a given place of a given message |
 | `child_processes`, `fork_server` | processes that do one operation each and may be killed in the middle of it |
 | `crew_member` | the program of one of many processes that work on one accumulator |
+| `terminal` | what a program writes to a terminal of 80 columns |
 | `timeouts` | shorter timeouts, for tests in which a server is silent |
 | `leaks` | the keys that no test may leave behind |
+| `memory` | a limit on what the process of the tests may allocate |
 | `model` | an independent accumulator in plain numpy |
 | `planting` | hostile text for every field of every key, and whether it comes out raw |
 | `strategies` | hypothesis strategies for bytes that look nearly like ours |

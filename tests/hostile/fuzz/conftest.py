@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from support.memory import limited_memory
 
 
 @pytest.fixture
@@ -31,9 +31,5 @@ def search(request: pytest.FixtureRequest) -> Callable[..., None]:
 @pytest.fixture(autouse=True)
 def little_memory() -> Iterator[None]:
     """An allocation of gigabytes, because a forged length says so, is an error here and not a slow machine."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as statm:
-        used = int(statm.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2 * 2**30, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with limited_memory(2 * 2**30):
+        yield
