@@ -1,6 +1,6 @@
 """A round by bare sockets: the same transfers and additions, without steps, checks or guarantees.
 
-What is left is the work that no client of a Redis server can avoid. Workers SET their arrays in pieces and announce
+It measures the work that no client of a Redis server can avoid. Workers SET their arrays in pieces and announce
 them in a list. The taker waits on that list, GETs the arrays, and adds them with the library's own addition in numpy.
 """
 

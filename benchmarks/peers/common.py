@@ -110,7 +110,7 @@ def reset_peak_memory():
 
 def serve(make_actor):
     """Runs jobs until standard input ends. The settings are the only argument, a JSON file."""
-    # What libraries print must not appear between the replies.
+    # Libraries print to standard output. Their text must not appear between the replies.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
