@@ -26,7 +26,7 @@ _COMMANDS = {
     "doctor": ("redisacc.cli.doctor", "Check a server and suggest changes."),
     "export": ("redisacc.cli.export", "Serve metrics for Prometheus."),
     "gc": ("redisacc.cli.gc", "Remove garbage: keys that nothing uses."),
-    "load-scripts": ("redisacc.cli.load_scripts", "Load the Lua scripts, for users who are allowed to run them but not to load them."),
+    "load-scripts": ("redisacc.cli.load_scripts", "Load the Lua scripts, for users without the right to load them."),
     "ls": ("redisacc.cli.ls", "List accumulators."),
     "recover": ("redisacc.cli.recover", "Recover a round whose taker died."),
     "rm": ("redisacc.cli.rm", "Delete accumulators and everything in them."),
