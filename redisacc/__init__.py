@@ -1,12 +1,14 @@
-"""Conditional gradient accumulators, dense and sparse, shared by name over Redis."""
+"""Conditional gradient accumulators, dense, sparse and of whole models, shared by name over Redis."""
 
 from redisacc import errors, raw_ops
 from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.slices import IndexedSlices
+from redisacc._data.tree_spec import Sparse
 from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.sparse import SparseConditionalAccumulator
+from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.events import Event, Events
 from redisacc._protocol.info import AccumulatorInfo
 from redisacc.errors import (
@@ -59,12 +61,14 @@ __all__ = [
     "ServerError",
     "ServerOutOfMemoryError",
     "ServerUnavailableError",
+    "Sparse",
     "SparseConditionalAccumulator",
     "StaleSequenceError",
     "StepOverflowError",
     "StepTimeoutError",
     "TakeTimeoutError",
     "Tally",
+    "TreeAccumulator",
     "UnacknowledgedRound",
     "WaitingTaker",
     "WorkerInfo",

@@ -182,6 +182,15 @@ def sparse_mean(value: object) -> Literal["index", "round"]:
     raise InvalidArgumentError(f"sparse_mean must be 'index' or 'round', not {shown(value)}")
 
 
+def missing(value: object) -> Literal["zero", "skip"]:
+    """Returns "zero" or "skip"."""
+    if isinstance(value, str) and value == "zero":
+        return "zero"
+    if isinstance(value, str) and value == "skip":
+        return "skip"
+    raise InvalidArgumentError(f"missing must be 'zero' or 'skip', not {shown(value)}")
+
+
 def array(value: object, what: str) -> Array:
     """Converts anything that numpy can turn into an array. Ragged lists and masked arrays are refused.
 
