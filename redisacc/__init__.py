@@ -6,6 +6,7 @@ from redisacc._data.slices import IndexedSlices
 from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.parameters import Parameters
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._protocol.events import Event, Events
 from redisacc._protocol.info import AccumulatorInfo
@@ -19,6 +20,8 @@ from redisacc.errors import (
     NotPermittedError,
     NotReplicatedError,
     OutcomeUnknownError,
+    ParametersNotFoundError,
+    ParametersTimeoutError,
     PeekTimeoutError,
     RedisAccError,
     RoundRecoveredError,
@@ -27,6 +30,7 @@ from redisacc.errors import (
     ServerOutOfMemoryError,
     ServerUnavailableError,
     StaleSequenceError,
+    StepConflictError,
     StepOverflowError,
     StepTimeoutError,
     TakeTimeoutError,
@@ -51,6 +55,9 @@ __all__ = [
     "NotPermittedError",
     "NotReplicatedError",
     "OutcomeUnknownError",
+    "Parameters",
+    "ParametersNotFoundError",
+    "ParametersTimeoutError",
     "PeekTimeoutError",
     "RedisAccError",
     "Round",
@@ -61,6 +68,7 @@ __all__ = [
     "ServerUnavailableError",
     "SparseConditionalAccumulator",
     "StaleSequenceError",
+    "StepConflictError",
     "StepOverflowError",
     "StepTimeoutError",
     "TakeTimeoutError",
