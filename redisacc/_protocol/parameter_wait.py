@@ -119,18 +119,14 @@ class _Wait:
             self.alarm.wait(min(next_poll, self._deadline, log.due) - now)
 
     def _is_ended(self) -> bool:
-        return (
-            self._ended is not None and self._answered and self._outage.error is None and self._ended(self._found)
-        )
+        return self._ended is not None and self._answered and self._outage.error is None and self._ended(self._found)
 
     def _poll(self) -> tuple[ParameterRecord, Any] | None:
         """Reads the version if there is one. Logs a warning and returns None if the server cannot be reached."""
         event, self._event = self._event, ""
         timeout = min(POLL_TIMEOUT, max(self._deadline - time.monotonic(), LAST_POLL_TIMEOUT))
         try:
-            record, fetched = self._reader.poll_and_fetch(
-                announced(self._keys, event, TOGETHER_BYTES), timeout=timeout
-            )
+            record, fetched = self._reader.poll_and_fetch(announced(self._keys, event, TOGETHER_BYTES), timeout=timeout)
             self._answered = True
             self._outage.end(self._fields)
             give_up = time.monotonic() + READ_TIMEOUT
