@@ -7,6 +7,7 @@ from redisacc._data.tree_spec import Sparse
 from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.parameters import Parameters
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.events import Event, Events
@@ -21,6 +22,8 @@ from redisacc.errors import (
     NotPermittedError,
     NotReplicatedError,
     OutcomeUnknownError,
+    ParametersNotFoundError,
+    ParametersTimeoutError,
     PeekTimeoutError,
     RedisAccError,
     RoundRecoveredError,
@@ -29,6 +32,7 @@ from redisacc.errors import (
     ServerOutOfMemoryError,
     ServerUnavailableError,
     StaleSequenceError,
+    StepConflictError,
     StepOverflowError,
     StepTimeoutError,
     TakeTimeoutError,
@@ -53,6 +57,9 @@ __all__ = [
     "NotPermittedError",
     "NotReplicatedError",
     "OutcomeUnknownError",
+    "Parameters",
+    "ParametersNotFoundError",
+    "ParametersTimeoutError",
     "PeekTimeoutError",
     "RedisAccError",
     "Round",
@@ -64,6 +71,7 @@ __all__ = [
     "Sparse",
     "SparseConditionalAccumulator",
     "StaleSequenceError",
+    "StepConflictError",
     "StepOverflowError",
     "StepTimeoutError",
     "TakeTimeoutError",
