@@ -95,8 +95,8 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
         )
     if number is not None and workers is not None and number >= workers:
         raise InvalidArgumentError(
-            f"the environment variable {WORKER_NUMBER} is {number}, but {WORKERS} is {workers}: workers count from 0, so "
-            f"the last one has the number {workers - 1}"
+            f"the environment variable {WORKER_NUMBER} is {number}, but {WORKERS} is {workers}: workers count from 0, "
+            f"so the last one has the number {workers - 1}"
         )
     run_id = environment.get(RUN_ID) or None
     if run_id is not None and not _RUN_ID.fullmatch(run_id):
