@@ -127,13 +127,13 @@ def run(
         raise click.UsageError("give --redis or --server, not both")
     if no_chief and not workers:
         raise click.UsageError("nothing is left to run: give at least one worker, or leave out --no-chief")
-    if total_workers is None and not no_chief and workers:
-        total_workers = first_worker + workers
     if first_worker + workers > (total_workers or MAX_WORKERS):
         raise click.UsageError(
             f"the last worker here has the number {first_worker + workers - 1}, because workers count from 0: that is "
             f"too large for {total_workers or MAX_WORKERS} workers on all machines"
         )
+    if total_workers is None and not no_chief and workers:
+        total_workers = first_worker + workers
     _check_program(command[0])
     members = places(chief=not no_chief, workers=workers, first_worker=first_worker, total_workers=total_workers)
     with _server(server_dir, server_port) if own_server else contextlib.nullcontext() as server:
