@@ -146,11 +146,7 @@ class Member:
         self._guard.tell(self._slot, os.getpid())
 
     def tell(self, guard: Guard) -> None:
-        """Makes another guard responsible for the process.
-
-        Raises:
-            OSError: the guard is gone.
-        """
+        """Makes another guard responsible for the process."""
         self._guard = guard
         guard.tell(self._slot, self._group)
 

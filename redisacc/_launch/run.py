@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import secrets
 import select
@@ -87,7 +88,7 @@ class Run:
         self._problem = problem
         self._out, self._err = outputs(os.environ)
         self._width = max(len(_OWN_NAME), *(len(str(place)) for place in members))
-        self._guard = Guard()
+        self._guard = Guard(math.ceil(grace))
         self._members = [
             Member(
                 slot,
@@ -141,6 +142,9 @@ class Run:
                     self._flush()
                     self._hurry()
         finally:
+            # Usually nothing is left; this is for an error of ours.
+            for member in self._members:
+                member.signal(signal.SIGKILL)
             self._guard.close()
         if self._failed is not None:
             raise self._failed
@@ -275,7 +279,7 @@ class Run:
                 self._end(1)
 
     def _replace_guard(self) -> None:
-        guard = Guard()
+        guard = Guard(math.ceil(self._grace))
         for member in self._members:
             member.tell(guard)
         self._guard.close()

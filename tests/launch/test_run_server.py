@@ -41,7 +41,7 @@ def test_training(start):
     run = start("--workers", 3, "--server", script=TRAIN)
     assert run.code(server=True) == 0, run.err
     assert run.out.splitlines() == [f"chief    | step {step} mean [{step}, 1]" for step in range(3)]
-    assert re.fullmatch(r"redisacc \| Valkey \S+ is ready at redis://127\.0\.0\.1:\d+/0\n", run.err)
+    assert re.fullmatch(r"redisacc \| (Valkey|Redis) \S+ is ready at redis://127\.0\.0\.1:\d+/0\n", run.err)
 
 
 def test_training_continues_in_the_same_directory(start, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from runs import wait_for
 from support.terminal import written_to_terminal
 
-from redisacc._launch import guard
+from redisacc._launch.guard import Guard
 
 pytestmark = [
     pytest.mark.servers("valkey"),
@@ -149,9 +149,8 @@ def test_killed_guard_is_replaced(start):
     wait_for(lambda: not run.left())
 
 
-def test_guard_kills_those_who_ignore_its_sigterm(monkeypatch):
-    monkeypatch.setattr(guard, "GRACE", 1)
-    watch = guard.Guard()
+def test_guard_kills_those_who_ignore_its_sigterm():
+    watch = Guard(1)
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
     command = [sys.executable, "-c", deaf]
     with (
