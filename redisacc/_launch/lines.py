@@ -57,7 +57,6 @@ class Lines:
             cut = _cut(self._pending)
             found.append(bytes(self._pending[:cut]))
             del self._pending[:cut]
-            self._hidden = b""
         self._searched = max(0, len(self._pending) - 1)
         return found
 

@@ -49,6 +49,8 @@ class Member:
         err: where the lines of its standard error go.
 
     Attributes:
+        place: its place in the whole run.
+        restarts: what is known of its deaths.
         restart_at: the time of the monotonic clock at which the next process is to be started; None if none is.
     """
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -110,6 +112,13 @@ def test_nothing_blocks_and_nothing_is_lost_while_nobody_reads():
         thread.join(20)
     assert bytes(received) == (b"w | " + line + b"\n") * count
     assert not output.full
+
+
+@pytest.mark.parametrize(("stderr", "one"), [(subprocess.STDOUT, "True"), (subprocess.DEVNULL, "False")])
+def test_one_file_is_one_output(stderr, one):
+    code = "from redisacc._launch.output import outputs; out, err = outputs({}); print(out is err)"
+    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=stderr, text=True, check=True)
+    assert found.stdout == f"{one}\n"
 
 
 def test_nobody_reads_any_more():

@@ -201,11 +201,17 @@ def test_children_of_a_dead_process_end_before_its_successor_begins(start):
     assert run.code() == 0
 
 
-def test_child_that_ignores_sigterm_is_killed(start):
-    child = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf'); time.sleep(1000)"
-    script = HEAD + f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(1)"
+def test_child_gets_sigterm_first_and_is_killed_if_it_ignores_it(start):
+    child = "import signal, time; signal.signal(15, lambda *_: print('no')); print('deaf')\nwhile 1: time.sleep(1000)"
+    script = HEAD + (
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); os.dup2(child.stdout.fileno(), 0)\n"
+        # A further child, in a session of its own, reads what the first one writes after its parent has ended.
+        "subprocess.Popen('read line; echo $line > said', shell=True, start_new_session=True)"
+    )
     run = start("--workers", 0, script=script)
     assert run.code() == 0
+    assert (start.folder / "said").read_text() == "no\n"
 
 
 def test_program_that_vanishes(start):

@@ -48,7 +48,7 @@ def test_second_ctrl_c_kills(start):
     # Not impatience: a terminal that closes may send it more than once.
     run.signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
-        run.process.wait(0.5)
+        run.process.wait(3)
     run.signal(signal.SIGINT)
     assert run.code() == 130
 
@@ -65,6 +65,17 @@ def test_ctrl_c_while_a_process_waits_for_its_restart(start):
     wait_for(lambda: "in 2 s" in run.err)
     run.signal(signal.SIGINT)
     assert run.code() == 130
+
+
+def test_nothing_is_started_again_while_the_run_ends(start):
+    script = DEAF.replace("print", "print('began')\nif os.environ['REDISACC_ROLE'] != 'chief': os._exit(1)\nprint")
+    run = start("--workers", 1, "--restarts", 100, "--grace", 4, script=script)
+    run.seen("ready")
+    wait_for(lambda: "in 1 s" in run.err)
+    run.signal(signal.SIGINT)
+    began = run.out.count("began")
+    assert run.code() == 130
+    assert run.out.count("began") == began
 
 
 def test_ignored_hangup_stays_ignored(start):
@@ -186,9 +197,24 @@ def test_run_ends_when_nobody_reads_its_output(start):
 
 
 def test_run_can_be_stopped_while_its_reader_is_stuck(start):
-    script = "import pathlib\nwhile True:\n    print('x' * 1000)\n    pathlib.Path('busy').touch()"
+    script = """
+import os
+with open(os.environ["REDISACC_ROLE"], "wb") as file:
+    while True:
+        print("x" * 1000)
+        file.write(b".")
+        file.flush()
+"""
     run = start("--workers", 1, "--grace", "0.5", script=script, read=False)
-    wait_for((start.folder / "busy").exists)
-    time.sleep(0.5)
+    sizes: list[list[int]] = []
+
+    def waiting() -> bool:
+        """Whether both have begun to write, and then have to wait."""
+        time.sleep(0.2)
+        sizes.append([(start.folder / name).stat().st_size for name in ("chief", "worker")])
+        return 0 not in sizes[-1] and len(sizes) > 5 and sizes[-5] == sizes[-1]
+
+    wait_for(lambda: len(list(start.folder.iterdir())) == 3)
+    wait_for(waiting)
     run.signal(signal.SIGTERM)
     assert run.code() == 143
