@@ -102,7 +102,7 @@ _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 
 
 def find_dtype(dtype: object) -> DType:
-    """Returns the element type that a name, a numpy dtype or scalar type, or TensorFlow's DType denotes.
+    """Returns the element type that a name, a numpy dtype or scalar type, or a dtype of TensorFlow or torch denotes.
 
     A reference type of TensorFlow ("float32_ref") and a big-endian numpy dtype denote the plain type.
 
@@ -116,6 +116,8 @@ def find_dtype(dtype: object) -> DType:
     if name is None and not isinstance(dtype, (np.dtype, type)):
         # TensorFlow's DType. For quantised types, its numpy dtype is a structure, but its name is plain.
         name = getattr(dtype, "name", None)
+        if name is None and type(dtype).__module__ == "torch":
+            name = str(dtype).removeprefix("torch.")
     if isinstance(name, str):
         name = _ALIASES.get(name, name).removesuffix("_ref")
         if name in TABLE:

@@ -15,7 +15,7 @@ class IndexedSlices:
     """Rows of a larger array, like TensorFlow's class of that name: ``values[i]`` is the row at ``indices[i]``.
 
     Args:
-        values: array-like of shape ``[n, *row]``.
+        values: array-like of shape ``[n, *row]``: of numpy, or dense ones of torch, JAX or TensorFlow. So are the others.
         indices: integer vector of length ``n``.
         dense_shape: the shape of the whole array, or None if it is unknown.
 
