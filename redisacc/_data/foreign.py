@@ -169,7 +169,8 @@ def _form(value: object) -> _Form | str | None:
 
 def _has_only_dlpack(value: object) -> bool:
     """Returns whether a value has DLPack and nothing that numpy would look for first."""
-    if not hasattr(value, "__dlpack__") or hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+    kind = type(value)
+    if not hasattr(kind, "__dlpack__") or hasattr(kind, "__array__") or hasattr(kind, "__array_interface__"):
         return False
     try:
         memoryview(value)  # type: ignore[arg-type]

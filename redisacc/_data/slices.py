@@ -14,8 +14,10 @@ from redisacc.errors import InvalidArgumentError
 class IndexedSlices:
     """Rows of a larger array, like TensorFlow's class of that name: ``values[i]`` is the row at ``indices[i]``.
 
+    Each argument may also be a dense array of torch, JAX or TensorFlow.
+
     Args:
-        values: array-like of shape ``[n, *row]``: of numpy, or dense ones of torch, JAX or TensorFlow. So are the others.
+        values: array-like of shape ``[n, *row]``.
         indices: integer vector of length ``n``.
         dense_shape: the shape of the whole array, or None if it is unknown.
 

@@ -86,8 +86,8 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
             grad: the gradient. It has the declared shape and, unless the round is empty, exactly the shape of the
                 round (there is no broadcasting). Scalars and arrays without elements count like any other. Any memory
                 layout and byte order is accepted, and any dense array of torch, JAX or TensorFlow, which is copied only
-                if it is on another device. Other dtypes are converted where numpy's "same_kind" cast allows;
-                a number beyond a narrower floating-point type becomes infinite. Missing values are refused.
+                if it is on another device. Other dtypes are converted where numpy's "same_kind" cast allows; a number
+                beyond a narrower floating-point type becomes infinite. Missing values are refused.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
             name: labels log records.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server

@@ -111,8 +111,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
                 if that was declared. A gradient with n = 0 counts as a gradient and dilutes nothing.
             grad_values: the rows, ``[n, *row]``; ``row`` fits the declared shape and, unless the round is empty, equals
                 the round's. Like the indices, they may be a dense array of torch, JAX or TensorFlow. Other dtypes are
-                converted where numpy's "same_kind" cast allows; a number beyond a
-                narrower floating-point type becomes infinite. Missing values are refused.
+                converted where numpy's "same_kind" cast allows; a number beyond a narrower floating-point type becomes
+                infinite. Missing values are refused.
             grad_shape: integer vector: the shape of the whole array. It is checked against the declared shape and
                 needs at least as many dimensions; -1 is not a wildcard. None: nothing is checked.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
