@@ -113,13 +113,13 @@ def test_rows_are_not_copied(dtype):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda whole: sparse.BCOO.fromdense(whole),
+        sparse.BCOO.fromdense,
         lambda whole: sparse.BCOO.fromdense(whole, n_dense=1),
         # Padded with entries beyond the shape.
         lambda whole: sparse.BCOO.fromdense(whole, nse=7),
         lambda whole: sparse.BCOO.fromdense(whole, n_dense=1, nse=4),
-        lambda whole: jax.jit(lambda x: sparse.BCOO.fromdense(x, nse=7))(whole),
-        lambda whole: sparse.BCSR.fromdense(whole),
+        jax.jit(lambda whole: sparse.BCOO.fromdense(whole, nse=7)),
+        sparse.BCSR.fromdense,
         lambda whole: sparse.BCSR.fromdense(whole, nse=7),
     ],
     ids=["elements", "rows", "padded elements", "padded rows", "jit", "BCSR", "padded BCSR"],

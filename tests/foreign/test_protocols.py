@@ -110,10 +110,10 @@ class Raises:
     """Whatever is asked of it, it raises."""
 
     def __getattr__(self, name):
-        raise KeyError(name)
+        raise KeyError("there is nothing")
 
     def __array__(self, dtype=None, copy=None):
-        raise KeyError("no array")
+        raise KeyError("there is nothing")
 
 
 class RaisesInside:
@@ -125,7 +125,7 @@ class RaisesInside:
 
 def test_whatever_an_object_raises_becomes_our_error(open_dense, open_sparse):
     dense, sparse = open_dense("float32", None), open_sparse("float32", None)
-    with pytest.raises(redisacc.InvalidArgumentError, match="no array"):
+    with pytest.raises(redisacc.InvalidArgumentError, match="there is nothing"):
         dense.apply_grad(Raises())
     with pytest.raises(redisacc.InvalidArgumentError, match="must be sparse"):
         sparse.apply_indexed_slices_grad(Raises())
