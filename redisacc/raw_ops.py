@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from redisacc._data.dtypes import find_dtype
+from redisacc._data.dtypes import DTypeLike, find_dtype
 from redisacc._data.results import ApplyResult
 from redisacc._data.validation import Array
 from redisacc._format.keys import Keys
@@ -56,7 +56,7 @@ _lock = threading.Lock()
 
 def ConditionalAccumulator(
     *,
-    dtype: npt.DTypeLike,
+    dtype: DTypeLike,
     shape: object,
     container: str = "",
     shared_name: str = "",
@@ -93,7 +93,7 @@ def ConditionalAccumulator(
 
 def SparseConditionalAccumulator(
     *,
-    dtype: npt.DTypeLike,
+    dtype: DTypeLike,
     shape: object,
     container: str = "",
     shared_name: str = "",
@@ -151,7 +151,7 @@ def AccumulatorTakeGradient(
     *,
     handle: str,
     num_required: int,
-    dtype: npt.DTypeLike,
+    dtype: DTypeLike,
     name: str | None = None,
     redis: object = None,
     timeout: float | None = None,
@@ -214,7 +214,7 @@ def SparseAccumulatorTakeGradient(
     *,
     handle: str,
     num_required: int,
-    dtype: npt.DTypeLike,
+    dtype: DTypeLike,
     name: str | None = None,
     redis: object = None,
     timeout: float | None = None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +20,26 @@ from redisacc.errors import InvalidArgumentError
 # A double holds every integer up to this bound exactly. It holds 2**53 as well, but a sum of 2**53 + 1 is rounded to
 # that, so a result above the bound may have lost digits.
 EXACT_IN_DOUBLE = 2**53 - 1
+
+
+class _TorchDType(Protocol):
+    """torch's dtypes, for type checkers."""
+
+    @property
+    def is_floating_point(self) -> bool: ...
+    @property
+    def is_complex(self) -> bool: ...
+
+
+class _TensorFlowDType(Protocol):
+    """TensorFlow's dtypes, for type checkers."""
+
+    @property
+    def as_numpy_dtype(self) -> Any: ...
+
+
+# What denotes an element type.
+DTypeLike = npt.DTypeLike | _TorchDType | _TensorFlowDType
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from redisacc._data import validation
+from redisacc._data.dtypes import DTypeLike
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.validation import Array, shape_text
@@ -44,7 +45,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
 
     def __init__(
         self,
-        dtype: npt.DTypeLike,
+        dtype: DTypeLike,
         shape: object = None,
         shared_name: str | None = None,
         name: str = "conditional_accumulator",

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from redisacc._data import foreign, validation
-from redisacc._data.dtypes import DType
+from redisacc._data.dtypes import DType, DTypeLike
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
@@ -58,7 +58,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
 
     def __init__(
         self,
-        dtype: npt.DTypeLike,
+        dtype: DTypeLike,
         shape: object = None,
         shared_name: str | None = None,
         name: str = "sparse_conditional_accumulator",
