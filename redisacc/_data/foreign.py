@@ -63,14 +63,15 @@ _CLASSES: dict[tuple[str, str], _Form | str] = {
     ("jax", "JAXSparse"): _Form.OTHER_SPARSE,
     ("tensorflow", "SymbolicTensor"): _SYMBOL,
     ("tensorflow", "SparseTensor"): _Form.SPARSE_TENSOR,
+    ("tensorflow", "SparseTensorValue"): _Form.SPARSE_TENSOR,
     ("tensorflow", "RaggedTensor"): _RAGGED,
     ("tensorflow", "BaseResourceVariable"): _Form.VARIABLE,
     ("keras", "KerasTensor"): _SYMBOL,
 }
 _NAMES = frozenset(name for _, name in _CLASSES)
 
-# What numpy reads without our help.
-_PLAIN = (np.ndarray, np.generic, list, tuple, int, float, complex, str, bytes)
+# What numpy reads without our help. A named tuple may be a sparse gradient: TensorFlow 1 returns them.
+_PLAIN = frozenset((np.ndarray, list, tuple, bool, int, float, complex, str, bytes))
 
 # How to make a sparse array dense, for messages.
 _DENSIFY = {
@@ -100,7 +101,7 @@ def host_array(value: object, what: str) -> object:
         InvalidArgumentError: the array is sparse or ragged, has no values here (a tracer, a symbolic tensor, the meta
             device), is quantised, or its library cannot hand its numbers to numpy.
     """
-    if isinstance(value, _PLAIN):
+    if type(value) in _PLAIN or isinstance(value, (np.ndarray, np.generic)):
         return value
     form = _form(value)
     if form is None:
@@ -142,8 +143,6 @@ def rows_of(value: object, what: str) -> Rows | None:
     Raises:
         InvalidArgumentError: the sparse array cannot be read, or not as rows.
     """
-    if isinstance(value, _PLAIN):
-        return None
     form = _form(value)
     read = _ROWS.get(form) if isinstance(form, _Form) else None
     return None if read is None else read(value, what)
@@ -207,7 +206,7 @@ def _torch_array(tensor: Any, what: str) -> npt.NDArray[Any]:
             return array
         # numpy has no such type, and torch does not know that of ml_dtypes.
         bits, dtype = as_bits
-        array = tensor.detach().resolve_neg().view(bits).numpy(force=True)
+        array = tensor.resolve_neg().view(bits).numpy(force=True)
         return array.view(dtype)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import types
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -63,6 +65,14 @@ def test_what_numpy_reads_by_itself_is_left_to_it():
         assert foreign.rows_of(value, "grad") is None
 
 
+def test_a_buffer_is_read_as_a_buffer():
+    class Buffer(array.array):
+        def __dlpack__(self, **options):
+            raise AssertionError
+
+    assert validation.array(Buffer("f", [1, 2]), "grad").tolist() == [1, 2]
+
+
 def slices(**fields):
     return types.SimpleNamespace(**{"indices": [1], "values": [[1.0, 2.0]], "dense_shape": None, **fields})
 
@@ -90,6 +100,23 @@ def test_a_dense_accumulator_refuses_slices(open_dense):
             acc.apply_grad(grad)
     with pytest.raises(redisacc.InvalidArgumentError, match=r"^dense must be dense"):
         redisacc.IndexedSlices.from_dense(slices())
+
+
+class SlicesValue(NamedTuple):
+    """As a session of TensorFlow 1 returns them."""
+
+    values: Any
+    indices: Any
+    dense_shape: Any
+
+
+def test_slices_that_are_a_named_tuple(open_dense, open_sparse):
+    grad = SlicesValue(np.float32([[1, 2]]), np.array([1]), np.array([4, 2]))
+    acc = open_sparse("float32", [4, 2])
+    acc.apply_indexed_slices_grad(grad)
+    assert acc.take_grad(1)[1].tolist() == [[1, 2]]
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"^grad must be dense"):
+        open_dense("float32", None).apply_grad(grad)
 
 
 class Coo:

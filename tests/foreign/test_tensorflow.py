@@ -139,6 +139,17 @@ def test_elements_become_rows(open_sparse_stored):
     assert_same(slices.to_dense(), WHOLE)
 
 
+def test_gradients_that_a_session_returned(open_sparse):
+    from tensorflow.python.framework.indexed_slices import IndexedSlicesValue
+
+    acc = open_sparse("float32", [4, 3])
+    slices = IndexedSlicesValue(WHOLE[[2, 0]], np.array([2, 0]), None)
+    elements = tf.compat.v1.SparseTensorValue([[0, 1], [2, 0], [2, 2]], np.float32([1, 2, 3]), (4, 3))
+    for gradient in (slices, elements):
+        acc.apply_indexed_slices_grad(gradient)
+    assert_same(acc.take_indexed_slices_grad(2).to_dense(), WHOLE)
+
+
 def test_a_sparse_vector(open_sparse):
     acc = open_sparse("float32", [4])
     acc.apply_indexed_slices_grad(tf.SparseTensor([[3], [0], [3]], [1.0, 2.0, 3.0], [4]))

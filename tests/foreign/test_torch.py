@@ -177,7 +177,7 @@ def _proxy():
         (_quantised, "dequantize"),
         (_nested, "to_padded_tensor"),
         (lambda: _nested(layout=torch.jagged), "to_padded_tensor"),
-        (_masked, "mask"),
+        (_masked, "mask would be lost"),
         (_fake, "no values"),
         (_proxy, "no values"),
         (lambda: torch.ones(2, 2).to_mkldnn(), "to_dense"),

@@ -95,6 +95,7 @@ ONE = np.array([0])
         ([ONE, ONE - 1], np.ones(1), (2, 2), r"dimension 1 must be in \[0, 1\], but one of them is -1"),
         ([ONE, np.array([2**64 - 1], np.uint64)], np.ones(1), (2, 2), "but one of them is 18446744073709551615"),
         ([ONE, ONE], np.ones(1), (2, 0), "dimension 1"),
+        ([ONE, ONE], np.ones(1), (1, 2**50), "does not fit into memory"),
         ([ONE, ONE], np.ones(1), (1, 2**62), "does not fit into memory"),
         ([ONE, ONE], np.ones(1), (1, 2**70), "does not fit into memory"),
     ],
