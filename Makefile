@@ -175,7 +175,7 @@ foreign: $(TORCH)/.examples $(JAX)/.foreign $(TENSORFLOW)/.foreign ## 2 min | te
 
 # The steps of CI, which runs this target after installing the system's packages (.ci/run). A missing server fails there.
 STEPS := lint types compose docs demo wheel examples foreign test test-all
-check: ## 15 min | run what CI runs
+check: ## 16 min | run what CI runs
 	@started=$$(date +%s); for step in $(STEPS); do \
 	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \
 	  $(MAKE) --no-print-directory "$$step" && continue; \
