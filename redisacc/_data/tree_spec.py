@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from redisacc._data import validation
+from redisacc._data import foreign, validation
 from redisacc._data.dtypes import TABLE, DType, find_dtype
 from redisacc._data.reducers import DenseReducer, RoundReducer
 from redisacc._data.spec import CHUNK, AccumulatorSpec, SectionSpec, SparseMean, sparse_result
@@ -314,7 +314,7 @@ def described_like(tree: object, sparse: Collection[str]) -> tuple[Structure, li
     """
     if isinstance(sparse, str) or not all(isinstance(path, str) for path in sparse):
         raise InvalidArgumentError(f"sparse must be a collection of paths, not {shown(sparse)}")
-    structure, leaves = flatten(tree, "tree")
+    structure, leaves = flatten(tree, "tree", is_leaf=foreign.is_rows)
     unknown = next((path for path in sparse if path not in structure.numbers), None)
     if unknown is not None:
         raise InvalidArgumentError(
@@ -323,10 +323,12 @@ def described_like(tree: object, sparse: Collection[str]) -> tuple[Structure, li
     described = []
     for path, leaf in zip(structure.paths, leaves, strict=True):
         what = f"the leaf {shown(path)} of tree"
-        dense_shape = getattr(leaf, "dense_shape", None)
-        if dense_shape is not None and hasattr(leaf, "values"):
-            whole = [int(dim) for dim in validation.array(dense_shape, what).tolist()]
-            described.append(_checked(True, validation.array(leaf.values, what).dtype, whole, what))
+        rows = foreign.rows_of(leaf, what)
+        if rows is not None:
+            if rows.dense_shape is None:
+                raise InvalidArgumentError(f"{what} must have a dense_shape, because the shape of a leaf must be known")
+            whole = validation.array(rows.dense_shape, what).tolist()
+            described.append(_checked(True, validation.array(rows.values, what).dtype, whole, what))
         else:
             given = validation.array(leaf, what)
             described.append(_checked(path in sparse, given.dtype, given.shape, what))
