@@ -144,12 +144,16 @@ class Manifest:
             found.append(self.state)
         return {blob.id: blob for blob in found}
 
-    def holders(self, number_of_leaves: int, schema: Schema) -> list[FullBlob | None]:
+    def holders(self, schema: Schema) -> list[FullBlob | None]:
         """Returns for each leaf the blob that holds it whole."""
-        found: list[FullBlob | None] = [None] * number_of_leaves
+        found: list[FullBlob | None] = [None] * len(schema.leaves)
         for blob in self.full:
-            for leaf in schema.layout(blob.leaves).leaves:
-                found[leaf] = blob
+            leaves = schema.layout(blob.leaves).leaves
+            if len(leaves) == len(found):
+                found = [blob] * len(found)
+            else:
+                for leaf in leaves:
+                    found[leaf] = blob
         return found
 
     def fields(self) -> list[str]:
@@ -164,7 +168,9 @@ class Manifest:
 
 
 class ParameterRecord:
-    """What readers poll: which version is published, and where its values are. Checked as it is used.
+    """Which version is published, and where its values are. It is checked as it is used.
+
+    Readers poll it, so it lacks what only publishers and deletions need: what is retired.
 
     Attributes:
         incarnation: a random id that the parameters got with their first version.
@@ -172,7 +178,7 @@ class ParameterRecord:
         step: its step.
     """
 
-    FIELDS = ("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "retired")
+    FIELDS = ("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state")
 
     def __init__(self, keys: ParameterKeys, reply: Sequence[bytes]) -> None:
         texts = []
@@ -181,7 +187,7 @@ class ParameterRecord:
             if not isinstance(value, bytes) or len(value) > 2**22 or not value.isascii():
                 raise self._foreign(keys, name, value)
             texts.append(value.decode())
-        found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, self._retired = texts
+        found, self.incarnation, self.version, step, self._full, self._rows, since, self._state = texts
         if found != FORMAT:
             raise SchemaMismatchError(
                 f"parameters {shown(keys.name)} have format {shown(found)} of the data model, but this version of "
@@ -229,16 +235,20 @@ class ParameterRecord:
             rows=rows,
             rows_since=self._step("rows_since", self._since),
             state=state[0] if state else None,
-            retired=tuple([self._blob("retired", text) for text in self._entries("retired", self._retired)]),
         )
-        if None in manifest.holders(len(schema.leaves), schema):
+        if None in manifest.holders(schema):
             raise self._foreign(self._keys, "full", self._full)
         return manifest
 
-    def listed_blobs(self, schema: Schema) -> list[Blob]:
-        """Returns all blobs that the record lists, retired ones included."""
-        manifest = self.manifest(schema)
-        return [*manifest.blobs(schema).values(), *manifest.retired]
+    def retired(self, text: object) -> tuple[Blob, ...]:
+        """Returns the blobs in the field ``retired``.
+
+        Raises:
+            CorruptDataError: redisacc did not write it.
+        """
+        if not isinstance(text, bytes) or len(text) > 2**22 or not text.isascii():
+            raise self._foreign(self._keys, "retired", text)
+        return tuple([self._blob("retired", entry) for entry in self._entries("retired", text.decode())])
 
     def _entries(self, name: str, text: str) -> list[str]:
         entries = text.split(" ") if text else []

@@ -90,7 +90,11 @@ class _Wait:
     def run(self, lifetime: Lifetime, stack: ExitStack) -> tuple[ParameterRecord, Any] | None:
         """Polls until there is a version."""
         log = WaitLog(time.monotonic())
-        next_poll, listens = 0.0, False
+        next_poll = 0.0
+        # In many cases the version is there already, and a new subscription would cost more than reading it.
+        listens = pubsub_of(self._transport).hears(self._keys.events)
+        if listens:
+            self._listen(stack)
         while True:
             self.alarm.clear()
             if lifetime.closed:
@@ -110,13 +114,15 @@ class _Wait:
             if self._outage.error is None and log.is_due(now):
                 logger.warning("%s", self._state("still waiting"), extra=self._fields)
             if not listens:
-                # In many cases the version is there already, and there is nothing to listen for.
                 listens = True
-                stack.enter_context(pubsub_of(self._transport).listen(self._keys.events, self._on_event))
+                self._listen(stack)
                 # What was published between the poll and the subscription has not been heard of.
                 self._poll_now = True
                 continue
             self.alarm.wait(min(next_poll, self._deadline, log.due) - now)
+
+    def _listen(self, stack: ExitStack) -> None:
+        stack.enter_context(pubsub_of(self._transport).listen(self._keys.events, self._on_event))
 
     def _is_ended(self) -> bool:
         return self._ended is not None and self._answered and self._outage.error is None and self._ended(self._found)

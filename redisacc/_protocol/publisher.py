@@ -170,7 +170,10 @@ class Publisher:
                 wanted = self._agreed(wanted)
                 if wanted.step <= record.step:
                     return self._is_there(wanted, record)
-                last = _Published(record.version, record.step, record.manifest(wanted.schema))
+                manifest = self._reader.manifest(record)
+                if manifest is None:
+                    return False
+                last = _Published(record.version, record.step, manifest)
         planned = plan(
             wanted.schema,
             version,
