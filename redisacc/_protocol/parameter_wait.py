@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -145,8 +144,6 @@ class _Wait:
                 except VersionGoneError as error:
                     record, fetched = self._reader.after_loss(record, error, give_up), {}
         except ServerUnavailableError as error:
-            if not self._answered and self._outage.error is None and self._deadline == math.inf:
-                raise
             self._outage.begin(error, self._fields)
         return None
 

@@ -21,6 +21,8 @@ from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMi
 
 __all__ = ["rm"]
 
+_ACCUMULATOR, _PARAMETERS = "accumulator", "parameters"
+
 
 @click.command(epilog=EXIT_CODES)
 @names_argument
@@ -40,11 +42,10 @@ def rm(*, names: tuple[str, ...], url: str | None, yes: bool, as_json: bool) -> 
     wanted = {keys.name: keys for keys in map(keys_of, names)}.values()
     found = [(keys, _look_at(transport, keys)) for keys in wanted]
     for keys, contents in found:
-        echo_wrapped(f"{printable(keys.name)}: {'; '.join(text for _, text in contents)}", err=True)
-    these = "this" if len(found) == 1 else f"these {len(found)} names"
-    confirm(f"Delete {these} for every process?", yes=yes)
+        echo_wrapped(f"{printable(keys.name)}: {'; '.join(text for _, _, text in contents)}", err=True)
+    confirm(f"Delete {_these([kind for _, contents in found for kind, _, _ in contents])} for every process?", yes=yes)
     for _, contents in found:
-        for delete, _ in contents:
+        for _, delete, _ in contents:
             delete()
     if as_json:
         echo_json({"removed": [keys.name for keys, _ in found]})
@@ -52,13 +53,22 @@ def rm(*, names: tuple[str, ...], url: str | None, yes: bool, as_json: bool) -> 
         echo_wrapped(f"deleted {', '.join(printable(keys.name) for keys, _ in found)}")
 
 
-def _look_at(transport: Transport, keys: Keys) -> list[tuple[Callable[[], None], str]]:
-    """Returns what has this name: what deletes each, and what is in it.
+def _these(kinds: list[str]) -> str:
+    """Returns how the question names what is deleted."""
+    if kinds == [_PARAMETERS]:
+        return "these parameters"
+    if _PARAMETERS in kinds:
+        return "all of this"
+    return "this accumulator" if len(kinds) == 1 else f"these {len(kinds)} accumulators"
+
+
+def _look_at(transport: Transport, keys: Keys) -> list[tuple[str, Callable[[], None], str]]:
+    """Returns what has this name: for each, its kind, what deletes it, and what is in it.
 
     Raises:
         AccumulatorNotFoundError: nothing has.
     """
-    found: list[tuple[Callable[[], None], str]] = []
+    found: list[tuple[str, Callable[[], None], str]] = []
     parameter_keys = ParameterKeys(keys.name)
     parameters = _look_at_parameters(transport, parameter_keys)
     try:
@@ -68,11 +78,12 @@ def _look_at(transport: Transport, keys: Keys) -> list[tuple[Callable[[], None],
             raise
     else:
         # The incarnation that was shown: the name may have been created again since then.
-        found.append((partial(deletion.delete, transport, keys, incarnation.removeprefix(DELETING)), contents))
+        delete = partial(deletion.delete, transport, keys, incarnation.removeprefix(DELETING))
+        found.append((_ACCUMULATOR, delete, contents))
     if parameters is not None:
         incarnation, contents = parameters
         delete = partial(delete_parameters, transport, parameter_keys, incarnation.removeprefix(DELETING))
-        found.append((delete, contents))
+        found.append((_PARAMETERS, delete, contents))
     return found
 
 
