@@ -28,7 +28,7 @@ from redisacc.errors import CorruptDataError, SchemaMismatchError
 FORMAT = "1"
 
 # A blob has at most this many parts, so that the script that publishes it stays short. Parts of large blobs are larger.
-MAX_PARTS = 64
+MAX_PARTS = 16
 
 # A string of Redis may have 512 MiB.
 MAX_BLOB_BYTES = MAX_PARTS * 512 * 2**20
