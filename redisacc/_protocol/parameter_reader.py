@@ -270,7 +270,10 @@ class ParameterReader:
     ) -> _Snapshot:
         """Reads a version of which ``known`` is an earlier one, or maybe a later one, or none."""
         manifest = record.manifest(schema)
+        # What was read last must stay as it is until something else has been read, whole.
+        busy = [] if known is None else [memory for place in known.places for memory in (place.memory, place.spare)]
         if known is not None and known.step >= record.step:
+            # Another thread has been faster. Rows lead to later versions, not back.
             known = None
         needed, since = self._needed(manifest, schema, known)
         full = [blob for blob in manifest.full if blob.id in needed]
@@ -278,7 +281,6 @@ class ParameterReader:
         sizes = [Blob(blob.id, schema.layout(blob.leaves).nbytes) for blob in full]
         sizes += [Blob(blob.id, blob.nbytes(schema)) for blob in rows]
         self._check_lengths(sizes)
-        busy = [] if known is None else [memory for place in known.places for memory in (place.memory, place.spare)]
         memories: list[Memory] = []
         for size in sizes[: len(full)]:
             memories.append(self._pool.get(size.nbytes, (*busy, *memories)))

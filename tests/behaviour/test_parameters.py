@@ -13,6 +13,7 @@ import pytest
 import redisacc
 from redisacc._format import parameter_record
 from redisacc._protocol import publication
+from redisacc._protocol.parameter_reader import VersionGoneError
 from redisacc._redis.transport import Transport
 
 
@@ -614,6 +615,26 @@ def test_readers_never_see_a_mixture(open_parameters, background):
     finally:
         over.set()
         monkeypatch.undo()
+
+
+def test_a_reader_that_was_overtaken_by_another_thread(open_parameters):
+    """It fails because its version is gone, and what the other thread has read stays as it is."""
+    writer, reader = open_parameters(), open_parameters()
+    versions = [np.full(100, float(step)) for step in range(3)]
+    writer.publish(versions[0], 0)
+    late = reader._reader.poll()
+    reader.latest()
+    writer.publish(versions[1], 1)
+    assert same(reader.latest()[1], versions[1])
+    assert same(reader._reader.values(late), versions[0])
+    writer.publish(versions[2], 2)
+    assert same(reader.latest()[1], versions[2])
+    for key in writer._transport.client.scan_iter("redisacc:*:object:*"):
+        if writer._transport.client.pttl(key) != -1:
+            writer._transport.client.delete(key)
+    with pytest.raises(VersionGoneError):
+        reader._reader.values(late)
+    assert same(reader.latest()[1], versions[2])
 
 
 def test_threads_share_a_handle(open_parameters, background):
