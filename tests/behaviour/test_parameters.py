@@ -620,7 +620,8 @@ def test_readers_never_see_a_mixture(open_parameters, background):
 def test_a_reader_that_was_overtaken_by_another_thread(open_parameters):
     """It fails because its version is gone, and what the other thread has read stays as it is."""
     writer, reader = open_parameters(), open_parameters()
-    versions = [np.full(100, float(step)) for step in range(3)]
+    # Two parts, of which the first is still there when the second is not.
+    versions = [np.full(300_000, float(step)) for step in range(3)]
     writer.publish(versions[0], 0)
     late = reader._reader.poll()
     reader.latest()
@@ -629,7 +630,7 @@ def test_a_reader_that_was_overtaken_by_another_thread(open_parameters):
     assert same(reader._reader.values(late), versions[0])
     writer.publish(versions[2], 2)
     assert same(reader.latest()[1], versions[2])
-    for key in writer._transport.client.scan_iter("redisacc:*:object:*"):
+    for key in writer._transport.client.scan_iter("redisacc:*:object:*:1"):
         if writer._transport.client.pttl(key) != -1:
             writer._transport.client.delete(key)
     with pytest.raises(VersionGoneError):
