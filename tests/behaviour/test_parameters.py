@@ -176,6 +176,14 @@ def test_the_same_again_changes_nothing(open_parameters, client):
     handle.publish(tree, 4)
 
 
+def test_who_publishes_the_same_again_lists_the_name(open_parameters, client):
+    """The first publisher may have died before it did."""
+    open_parameters().publish(np.ones(2), 0)
+    client.delete("redisacc:names")
+    open_parameters().publish(np.ones(2), 0)
+    assert client.smembers("redisacc:names") == {b"weights"}
+
+
 def test_the_same_again_with_only_rows(open_parameters, client):
     table = np.zeros((100, 4), np.float32)
     writer = open_parameters()
