@@ -1,7 +1,7 @@
 -- Adds one gradient to the sums of the current round, row by row, in place.
 --
 -- KEYS record       redisacc:{NAME}            the record of the accumulator
--- KEYS sums         redisacc:{NAME}:sums       row index -> packed count and sum; total -> "gradients rows"
+-- KEYS sums         redisacc:{NAME}:sums       row -> packed count and sum; total -> "gradients rows"
 -- KEYS workers      redisacc:{NAME}:workers    worker -> its number of gradients in this round
 -- KEYS sessions     redisacc:{NAME}:sessions   session id -> its last request, the outcome, and totals
 -- ARGV incarnation  text      the incarnation that the handle opened
@@ -12,11 +12,12 @@
 -- ARGV local_step   int64     the step for which the gradient was computed
 -- ARGV once         flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV round_shape  text      the shape that all gradients of a round must share, such as "[16]"
--- ARGV element      text      how struct packs an element: "f" or "d"
--- ARGV row_bytes    number    bytes of a row; the last row may be shorter
--- ARGV limit        number?   the largest magnitude that a sum holds exactly; "" if there is no limit
--- ARGV indices      text      row indices in ascending order, in decimal, separated by ", "
--- ARGV rows         bytes     the rows one after the other, little-endian
+-- ARGV labels...    text      what the fields of each section begin with; "" for the only section
+-- ARGV elements...  text      how struct packs its elements: "f" or "d"
+-- ARGV limits...    text      the largest magnitude that its sums hold exactly; "" if there is no limit
+-- ARGV row_bytes... number    bytes of its rows; the last row may be shorter
+-- ARGV indices...   text      its row indices in ascending order, in decimal, separated by ", "
+-- ARGV rows...      bytes     its rows one after the other, little-endian
 --
 -- Replies:
 -- {'applied', global_step, num_accumulated}   the gradient was added and counted
@@ -49,7 +50,6 @@ if not admission then
   return refusal
 end
 
-local add = adder(args.element, ELEMENT_BYTES[args.element], args.limit)
 local total
 total, refusal = read_total(keys.sums)
 if not total then
@@ -58,47 +58,53 @@ end
 
 -- All sums are computed before the first is stored, because a corrupt row must not leave the gradient half added.
 local writes = {}
-local fields, position = {}, 1
-local rows, row_bytes = args.rows, args.row_bytes
-local function add_batch()
-  local stored = redis.call('HMGET', keys.sums, unpack(fields))
-  local write = {}
-  for i, field in ipairs(fields) do
-    local bytes = math.min(row_bytes, #rows - position + 1)
-    local count, row = 1
-    if stored[i] then
-      if #stored[i] ~= COUNT_BYTES + bytes then
-        return {'corrupt', 'sums', field}
+local function add_section(n)
+  local add = adder(args.elements[n], ELEMENT_BYTES[args.elements[n]], tonumber(args.limits[n]))
+  local rows, row_bytes = args.rows[n], args.row_bytes[n]
+  local fields, position = {}, 1
+  local function add_batch()
+    local stored = redis.call('HMGET', keys.sums, unpack(fields))
+    local write = {}
+    for i, field in ipairs(fields) do
+      local bytes = math.min(row_bytes, #rows - position + 1)
+      local count, row = 1
+      if stored[i] then
+        if #stored[i] ~= COUNT_BYTES + bytes then
+          return {'corrupt', 'sums', string.sub(field, 1, 64)}
+        end
+        count = struct.unpack(COUNT, stored[i]) + 1
+        row = add(stored[i], COUNT_BYTES + 1, rows, position, bytes)
+        if not row then
+          return {'inexact'}
+        end
+      else
+        row = string.sub(rows, position, position + bytes - 1)
       end
-      count = struct.unpack(COUNT, stored[i]) + 1
-      row = add(stored[i], COUNT_BYTES + 1, rows, position, bytes)
-      if not row then
-        return {'inexact'}
-      end
-    else
-      row = string.sub(rows, position, position + bytes - 1)
+      position = position + bytes
+      total.rows = total.rows + 1
+      write[2 * i - 1] = field
+      write[2 * i] = struct.pack(COUNT, count) .. row
     end
-    position = position + bytes
-    total.rows = total.rows + 1
-    write[2 * i - 1] = field
-    write[2 * i] = struct.pack(COUNT, count) .. row
+    writes[#writes + 1] = write
+    fields = {}
+    return nil
   end
-  writes[#writes + 1] = write
-  fields = {}
-  return nil
+
+  local prefix = args.labels[n] == '' and '' or args.labels[n] .. ':'
+  for index in string.gmatch(args.indices[n], '%d+') do
+    fields[#fields + 1] = prefix .. index
+    if #fields == BATCH then
+      local wrong = add_batch()
+      if wrong then
+        return wrong
+      end
+    end
+  end
+  return #fields > 0 and add_batch() or nil
 end
 
-for field in string.gmatch(args.indices, '%d+') do
-  fields[#fields + 1] = field
-  if #fields == BATCH then
-    refusal = add_batch()
-    if refusal then
-      return refusal
-    end
-  end
-end
-if #fields > 0 then
-  refusal = add_batch()
+for n = 1, #args.rows do
+  refusal = add_section(n)
   if refusal then
     return refusal
   end

@@ -8,20 +8,22 @@
 -- KEYS sessions        redisacc:{NAME}:sessions   session id -> its last request, the outcome, and totals
 -- ARGV incarnation     text     random id, which the accumulator gets if this call creates it
 -- ARGV format          text     version of the data model
--- ARGV kind            text     "dense" or "sparse"
+-- ARGV kind            text     "dense", "sparse" or "tree"
 -- ARGV dtype           text     such as "float32"
--- ARGV shape           text     such as "[100,-1]", or "unknown"
+-- ARGV shape           text     such as "[100,-1]", or "unknown"; for a tree such as "7 leaves"
 -- ARGV reduction_type  text     "MEAN" or "SUM"
 -- ARGV sparse_mean     text     "index" or "round": the gradients by whose number the sum of a row is divided
--- ARGV chunk           text     elements of a row of a dense gradient
+-- ARGV missing         text     "zero" or "skip": what the mean of a leaf that some gradients lack divides by
+-- ARGV tree            text     the structure and the leaves of a tree, as JSON; "" if it is none
+-- ARGV chunk           text     elements of a row of a dense section
 -- ARGV lease_ms        number   how long a private accumulator outlives its owner; 0 for a shared one, which has no end
 -- ARGV buffer_limit    text     bytes that the buffered gradients of a round may have in total
 -- ARGV once_per_worker text     "1" if a round accepts one gradient of each worker only, else "0"
 -- ARGV create          flag     whether to create the accumulator if there is none
 --
 -- Replies:
--- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, sparse_mean, chunk, lease_ms,
---     buffer_limit, once_per_worker}
+-- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, sparse_mean, missing, tree,
+--     chunk, lease_ms, buffer_limit, once_per_worker}
 --                             the accumulator as it was created. struct is "yes" if the server's Lua has that library;
 --                             now_ms is the server's clock
 -- {'deleting', incarnation}   the accumulator is being deleted by a client that may have died: finish, and open again
@@ -35,8 +37,8 @@
 -- #bind
 
 local NAMES = {
-  'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'sparse_mean', 'chunk', 'lease_ms',
-  'buffer_limit', 'once_per_worker',
+  'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'sparse_mean', 'missing', 'tree',
+  'chunk', 'lease_ms', 'buffer_limit', 'once_per_worker',
 }
 
 forget_idle_sessions(keys.sessions)
@@ -52,7 +54,8 @@ if redis.call('EXISTS', keys.record) == 0 then
     end
   end
   redis.call('HSET', keys.record, 'format', args.format, 'kind', args.kind, 'dtype', args.dtype, 'shape', args.shape,
-    'reduction_type', args.reduction_type, 'sparse_mean', args.sparse_mean, 'incarnation', args.incarnation,
+    'reduction_type', args.reduction_type, 'sparse_mean', args.sparse_mean, 'missing', args.missing, 'tree',
+    args.tree, 'incarnation', args.incarnation,
     'global_step', '0', 'num_accumulated', '0', 'round_shape', '', 'applied', '0', 'stale', '0', 'repeated', '0',
     'duplicates', '0', 'takes', '0', 'tickets', '0', 'once_per_worker', args.once_per_worker, 'buffered_bytes', '0',
     'buffer_limit', args.buffer_limit, 'wanted', '0', 'chunk', args.chunk, 'lease_ms', count_text(args.lease_ms),

@@ -1,15 +1,19 @@
-"""Conditional gradient accumulators, dense and sparse, shared by name over Redis."""
+"""Conditional gradient accumulators, dense, sparse and of whole models, shared by name over Redis."""
 
 from redisacc import errors, raw_ops
 from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.slices import IndexedSlices
+from redisacc._data.tree_spec import Sparse
 from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.parameters import Parameters
 from redisacc._handles.sparse import SparseConditionalAccumulator
+from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.events import Event, Events
 from redisacc._protocol.info import AccumulatorInfo
+from redisacc._training.chief import Chief
+from redisacc._training.worker import Worker
 from redisacc.errors import (
     AccumulatorFullError,
     AccumulatorNotFoundError,
@@ -17,13 +21,17 @@ from redisacc.errors import (
     CorruptDataError,
     DataLossError,
     InvalidArgumentError,
+    LeaseHeldError,
+    LeaseLostError,
     NotPermittedError,
     NotReplicatedError,
     OutcomeUnknownError,
+    ParametersFinishedError,
     ParametersNotFoundError,
     ParametersTimeoutError,
     PeekTimeoutError,
     RedisAccError,
+    RoundNotPublishedError,
     RoundRecoveredError,
     SchemaMismatchError,
     ServerError,
@@ -44,6 +52,7 @@ __all__ = [
     "AccumulatorNotFoundError",
     "ApplyResult",
     "CancelledError",
+    "Chief",
     "ConditionalAccumulator",
     "ConditionalAccumulatorBase",
     "CorruptDataError",
@@ -52,20 +61,25 @@ __all__ = [
     "Events",
     "IndexedSlices",
     "InvalidArgumentError",
+    "LeaseHeldError",
+    "LeaseLostError",
     "NotPermittedError",
     "NotReplicatedError",
     "OutcomeUnknownError",
     "Parameters",
+    "ParametersFinishedError",
     "ParametersNotFoundError",
     "ParametersTimeoutError",
     "PeekTimeoutError",
     "RedisAccError",
     "Round",
+    "RoundNotPublishedError",
     "RoundRecoveredError",
     "SchemaMismatchError",
     "ServerError",
     "ServerOutOfMemoryError",
     "ServerUnavailableError",
+    "Sparse",
     "SparseConditionalAccumulator",
     "StaleSequenceError",
     "StepConflictError",
@@ -73,8 +87,10 @@ __all__ = [
     "StepTimeoutError",
     "TakeTimeoutError",
     "Tally",
+    "TreeAccumulator",
     "UnacknowledgedRound",
     "WaitingTaker",
+    "Worker",
     "WorkerInfo",
     "errors",
     "raw_ops",

@@ -13,8 +13,12 @@
     ├── StepTimeoutError (TimeoutError)          the step was not reached before the timeout
     ├── ParametersTimeoutError (TimeoutError)    no new version was published before the timeout
     ├── PeekTimeoutError (TimeoutError)          what was read changed during every attempt to read it
+    ├── ParametersFinishedError                  the last version has been published
     ├── StepConflictError                        other parameters were published for this step, or for a later one
     ├── CancelledError                           the handle was closed
+    ├── LeaseHeldError                           another process is the chief, or has this worker's number
+    ├── LeaseLostError                           another process has taken the place of this one
+    ├── RoundNotPublishedError (RuntimeError)    a chief asked for the next round too early
     ├── StaleSequenceError                       the server has executed a later request of this session
     ├── RoundRecoveredError                      the round that was taken belongs to another taker now
     ├── DataLossError                            the server has lost what it had acknowledged
@@ -42,13 +46,17 @@ __all__ = [
     "CorruptDataError",
     "DataLossError",
     "InvalidArgumentError",
+    "LeaseHeldError",
+    "LeaseLostError",
     "NotPermittedError",
     "NotReplicatedError",
     "OutcomeUnknownError",
+    "ParametersFinishedError",
     "ParametersNotFoundError",
     "ParametersTimeoutError",
     "PeekTimeoutError",
     "RedisAccError",
+    "RoundNotPublishedError",
     "RoundRecoveredError",
     "SchemaMismatchError",
     "ServerError",
@@ -179,6 +187,18 @@ class ParametersTimeoutError(RedisAccError, TimeoutError):
         self.step = step
 
 
+class ParametersFinishedError(RedisAccError):
+    """The publisher of parameters has said that no further version will follow.
+
+    Attributes:
+        step: the last step that was published.
+    """
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
 class StepConflictError(RedisAccError):
     """Other parameters are published for the same step, or parameters for a later step. Nothing was published.
 
@@ -204,6 +224,18 @@ class PeekTimeoutError(RedisAccError, TimeoutError):
 
 class CancelledError(RedisAccError):
     """The handle was closed, either before the call or while the call was waiting. Nothing was taken."""
+
+
+class LeaseHeldError(RedisAccError):
+    """Another process holds the lease of the chief, or of this worker's number, and keeps extending it."""
+
+
+class LeaseLostError(RedisAccError):
+    """This process did not extend its lease in time, and another one holds it now."""
+
+
+class RoundNotPublishedError(RedisAccError, RuntimeError):
+    """The loop of a chief asked for the next round before it had published the parameters that follow from this one."""
 
 
 class StaleSequenceError(RedisAccError):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from redisacc._data.gradient import Gradient
-from redisacc._data.reducers import Reducer, SparseReducer
-from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.gradient import Gradient, Section
+from redisacc._data.reducers import RoundReducer
+from redisacc._data.spec import ArraySpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
@@ -62,13 +62,18 @@ class CurrentRows:
 
     Raises:
         AccumulatorNotFoundError: there is no such accumulator.
+        InvalidArgumentError: it is that of a tree, whose leaves have rows of their own.
     """
 
     def __init__(self, transport: Transport, keys: Keys) -> None:
         record = Record(keys, transport.call(*Record.command(keys)))
         if record.incarnation.startswith(DELETING):
             raise AccumulatorNotFoundError(f"accumulator {shown(keys.name)} is being deleted")
-        self.spec: AccumulatorSpec = record.spec()
+        if record.kind == "tree":
+            raise InvalidArgumentError(f"the gradients of {shown(keys.name)} are trees, which have no rows")
+        spec = record.spec()
+        assert isinstance(spec, ArraySpec)
+        self.spec: ArraySpec = spec
         self._transport = transport
         self._keys = keys
         self._records = RecordReader(transport, keys, record.incarnation)
@@ -127,7 +132,8 @@ class CurrentRows:
         rows = {field.encode(): row for field, row in zip(fields, sums, strict=True) if row is not None}
         if rows:
             number = record.num_accumulated
-            reducer.add(in_place.unpack_rows(rows, number, self.spec, shape, keys.current.sums)[0])
+            section, _ = in_place.unpack_rows(rows, number, self.spec.section, shape, keys.current.sums)
+            reducer.add(Gradient((section,), number))
         reduced = self._reduce(reducer, record.num_accumulated)
         return Rows(*reduced, record.global_step, record.num_accumulated)
 
@@ -135,14 +141,13 @@ class CurrentRows:
         nothing = np.empty((0, 0), self.spec.dtype.storage)
         return Rows(np.empty(0, np.int64), np.empty(0, np.uint64), nothing, nothing, step, 0)
 
-    def _reduce(self, reducer: Reducer, number: int) -> tuple[Array, Array, Array, Array]:
+    def _reduce(self, reducer: RoundReducer, number: int) -> tuple[Array, Array, Array, Array]:
         """Returns indices, counts, sums and results."""
-        held = reducer.sum()
+        (held,) = reducer.sum().sections
         with np.errstate(all="ignore"):
             sums = held.values.astype(self.spec.dtype.storage)
         result = self.spec.result(reducer, number)
-        if isinstance(reducer, SparseReducer):
-            assert held.indices is not None
+        if held.indices is not None:
             assert held.counts is not None
             return held.indices, held.counts, sums, result.values
         if not sums.ndim:
@@ -182,11 +187,13 @@ def _find(
     transport: Transport, keys: Keys, buffered: list[BufferedGradient], wanted: list[int]
 ) -> list[dict[int, int]]:
     """Returns wanted index → its place, for each gradient. All searches advance together, one step in a round trip."""
-    searches = [_Search(g, index, 0, g.shape[0] - 1) for g in buffered for index in wanted]
+    searches = [_Search(g, index, 0, g.sections[0].shape[0] - 1) for g in buffered for index in wanted]
     while going := [search for search in searches if not search.done]:
         for start in range(0, len(going), PIPELINED_COMMANDS):
             batch = going[start : start + PIPELINED_COMMANDS]
-            ranges = [(search.gradient, 0, search.middle * 8, 8) for search in batch]
+            ranges = [
+                (search.gradient, search.gradient.sections[0].indices[0] + search.middle * 8, 8) for search in batch
+            ]
             for search, data in zip(batch, _read(transport, keys, ranges), strict=True):
                 search.compare(int.from_bytes(data, "little", signed=True))
     found: list[dict[int, int]] = [{} for _ in buffered]
@@ -199,55 +206,54 @@ def _find(
 class _Filter:
     """Passes only the wanted rows of gradients on to a reducer."""
 
-    def __init__(self, reducer: Reducer, wanted: list[int]) -> None:
+    def __init__(self, reducer: RoundReducer, wanted: list[int]) -> None:
         self._reducer = reducer
         self._wanted = np.array(wanted, np.int64)
 
     def add(self, gradient: Gradient) -> None:
-        assert gradient.indices is not None
-        places = np.flatnonzero(np.isin(gradient.indices, self._wanted))
-        counts = None if gradient.counts is None else gradient.counts[places]
-        self._reducer.add(Gradient(gradient.values[places], gradient.indices[places], counts, gradient.number))
+        (section,) = gradient.sections
+        assert section.indices is not None
+        places = np.flatnonzero(np.isin(section.indices, self._wanted))
+        counts = None if section.counts is None else section.counts[places]
+        found = Section(section.values[places], section.indices[places], counts)
+        self._reducer.add(Gradient((found,), gradient.number))
 
 
 def _read_rows(transport: Transport, keys: Keys, gradient: BufferedGradient, places: dict[int, int]) -> Gradient:
-    row_shape = gradient.shape[1:]
-    row = gradient.dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
-    values = b"".join(_read(transport, keys, [(gradient, 2, place * row, row) for place in places.values()]))
+    (section,) = gradient.sections
+    row_shape = section.shape[1:]
+    row = section.dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+    first = section.values[0]
+    values = b"".join(_read(transport, keys, [(gradient, first + place * row, row) for place in places.values()]))
     counts = None
-    if gradient.count_lengths:
-        data = b"".join(_read(transport, keys, [(gradient, 1, place * 8, 8) for place in places.values()]))
+    if gradient.number > 1:
+        first = section.counts[0]
+        data = b"".join(_read(transport, keys, [(gradient, first + place * 8, 8) for place in places.values()]))
         counts = np.frombuffer(data, "<u8")
         if not ((counts >= 1) & (counts <= gradient.number)).all():
             raise CorruptDataError(f"{keys.part(gradient.id, 0)}: counts of a sum of {gradient.number} gradients")
-    return Gradient(
-        np.frombuffer(bytearray(values), gradient.dtype).reshape(len(places), *row_shape),
-        np.array(list(places), np.int64),
-        counts,
-        gradient.number,
-    )
+    rows = np.frombuffer(bytearray(values), section.dtype).reshape(len(places), *row_shape)
+    return Gradient((Section(rows, np.array(list(places), np.int64), counts),), gradient.number)
 
 
-def _read(transport: Transport, keys: Keys, ranges: Sequence[tuple[BufferedGradient, int, int, int]]) -> list[bytes]:
-    """Reads pieces of buffered gradients, each given as (gradient, number of the section, first byte, length)."""
+def _read(transport: Transport, keys: Keys, ranges: Sequence[tuple[BufferedGradient, int, int]]) -> list[bytes]:
+    """Reads pieces of buffered gradients, each given as (gradient, first byte, length)."""
     commands: list[tuple[str | int, ...]] = []
     owners: list[int] = []
-    for number, (gradient, section, first, length) in enumerate(ranges):
-        part = sum(len(lengths) for lengths in gradient.sections[:section])
+    for number, (gradient, first, length) in enumerate(ranges):
         start = 0
-        for size in gradient.sections[section]:
+        for part, size in enumerate(gradient.lengths):
             low, high = max(first, start), min(first + length, start + size)
             if low < high:
                 commands.append(("GETRANGE", keys.part(gradient.id, part), low - start, high - start - 1))
                 owners.append(number)
             start += size
-            part += 1
     pieces = [b""] * len(ranges)
     for start in range(0, len(commands), PIPELINED_COMMANDS):
         replies = transport.pipeline(commands[start : start + PIPELINED_COMMANDS])
         for number, reply in zip(owners[start : start + PIPELINED_COMMANDS], replies, strict=True):
             pieces[number] += reply
-    for (gradient, _, _, length), piece in zip(ranges, pieces, strict=True):
+    for (gradient, _, length), piece in zip(ranges, pieces, strict=True):
         if len(piece) != length:
             raise PartMissingError(keys.part(gradient.id, 0))
     return pieces

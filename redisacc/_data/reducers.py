@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from redisacc._data.dtypes import DType
-from redisacc._data.gradient import Gradient
+from redisacc._data.gradient import Gradient, Section
 from redisacc._data.validation import Array
 from redisacc.errors import CorruptDataError
 
-# Gradients wait until they have at least this many bytes together before they are added to a smaller sum.
+# Sections wait until they have at least this many bytes together before they are added to a smaller sum.
 WINDOW_BYTES = 16 * 2**20
 
 # Up to this many bytes, all rows are divided, even those that only one gradient held: finding the others took longer.
@@ -47,84 +47,81 @@ def _mean(total: Array, counts: Any, dtype: DType) -> Array:
     return total
 
 
-def _sum_of_one(gradient: Gradient, dtype: DType) -> Array:
-    """Returns a gradient's values in the sum dtype, in memory that may be written to.
+def _sum_of_one(section: Section, dtype: DType) -> Array:
+    """Returns the values of a section in the sum dtype, in memory that may be written to.
 
     They are not added to zeros, so -0.0 stays -0.0.
     """
-    values = gradient.values
-    if gradient.ours and values.dtype == dtype.sum and values.flags.c_contiguous:
+    values = section.values
+    if section.ours and values.dtype == dtype.sum and values.flags.c_contiguous:
         return values
     return values.astype(dtype.sum, order="C")
 
 
 class DenseReducer:
-    """The sum of dense gradients of one shape.
+    """The sum of dense sections of one shape.
 
     Args:
         dtype: the element type.
-        shape: the shape of each gradient.
+        shape: the shape of each section.
 
     Attributes:
-        shape: the shape of each gradient.
-        number: how many gradients are in the sum.
+        shape: the shape of each section.
     """
 
     def __init__(self, dtype: DType, shape: tuple[int, ...]) -> None:
         self._dtype = dtype
         self.shape = shape
         self._sum: Array | None = None
-        self.number = 0
 
-    def add(self, gradient: Gradient) -> None:
-        """Adds a gradient."""
-        self.number += gradient.number
+    def add(self, section: Section) -> None:
+        """Adds a section."""
         if self._sum is None:
-            self._sum = _sum_of_one(gradient, self._dtype)
+            self._sum = _sum_of_one(section, self._dtype)
             return
         with _ieee():
-            np.add(self._sum, gradient.values, out=self._sum, casting="unsafe")
+            np.add(self._sum, section.values, out=self._sum, casting="unsafe")
 
     def add_piece(self, start: int, elements: Array) -> None:
-        """Adds consecutive elements of a gradient, from element ``start`` on, and keeps no reference to them.
+        """Adds consecutive elements of a section, from element ``start`` on, and keeps no reference to them.
 
-        The first gradient must be added whole. The caller adds the gradient to ``number`` once all its pieces have
-        been added.
+        The first section must be added whole.
         """
         assert self._sum is not None
         piece = self._sum.reshape(-1)[start : start + len(elements)]
         with _ieee():
             np.add(piece, elements, out=piece, casting="unsafe")
 
-    def sum(self) -> Gradient:
-        """Returns everything that was added, as one gradient of the sum dtype."""
-        total = np.zeros(self.shape, self._dtype.sum) if self._sum is None else self._sum
-        return Gradient(total, number=self.number)
+    def sum(self) -> Section:
+        """Returns everything that was added, as one section of the sum dtype."""
+        return Section(np.zeros(self.shape, self._dtype.sum) if self._sum is None else self._sum)
 
-    def result(self, reduction_type: str, num_accumulated: int) -> Array:
-        """Returns the sum or, for "MEAN", the sum divided by ``num_accumulated``, in the accumulator's dtype."""
+    def result(self, reduction_type: str, num_accumulated: int | Array) -> Array:
+        """Returns the sum or, for "MEAN", the sum divided by ``num_accumulated``, in the accumulator's dtype.
+
+        Args:
+            reduction_type: "MEAN" or "SUM".
+            num_accumulated: the number of gradients, or such a number for each element.
+        """
         total = np.zeros(self.shape, self._dtype.sum) if self._sum is None else self._sum
         with _ieee():
-            if reduction_type == "MEAN" and num_accumulated > 1:
+            if reduction_type == "MEAN" and not (isinstance(num_accumulated, int) and num_accumulated <= 1):
                 total = _mean(total, num_accumulated, self._dtype)
             return _returned(total, self._dtype)
 
 
 class SparseReducer:
-    """The sum of sparse gradients whose rows have one shape.
+    """The sum of sparse sections whose rows have one shape.
 
-    Gradients wait until they have half the size of the sum, or WINDOW_BYTES if that is more, and are then added
-    together. The time is therefore proportional to what is added, regardless of the number of gradients and of whether
-    they share indices. The memory is that of two sums and the waiting gradients.
+    Sections wait until they have half the size of the sum, or WINDOW_BYTES if that is more, and are then added
+    together. The time is therefore proportional to what is added, regardless of the number of sections and of whether
+    they share indices. The memory is that of two sums and the waiting sections.
 
     Args:
         dtype: the element type.
         shape: the shape of a row.
         bound: the declared dimension 0, below which all indices must be; None if it was not declared.
         where: the source of the gradients, for errors.
-
-    Attributes:
-        number: how many gradients are in the sum.
     """
 
     def __init__(self, dtype: DType, shape: tuple[int, ...], *, bound: int | None, where: str) -> None:
@@ -133,19 +130,17 @@ class SparseReducer:
         self._bound = bound
         self._where = where
         # Once there is a sum, it is the first of them.
-        self._waiting: list[Gradient] = []
+        self._waiting: list[Section] = []
         self._bytes = 0
         self._sum_bytes = 0
-        self.number = 0
 
-    def add(self, gradient: Gradient) -> None:
-        """Adds a gradient with strictly increasing indices."""
-        self.number += gradient.number
-        if not len(_indices_of(gradient)):
-            # Nothing to add: beside it, a single other gradient needs no copy.
+    def add(self, section: Section) -> None:
+        """Adds a section with strictly increasing indices."""
+        if not len(_indices_of(section)):
+            # Nothing to add: beside it, a single other section needs no copy.
             return
-        self._waiting.append(gradient)
-        self._bytes += gradient.nbytes
+        self._waiting.append(section)
+        self._bytes += section.nbytes
         if self._bytes > self._sum_bytes + max(self._sum_bytes // 2, WINDOW_BYTES):
             self._add_up()
 
@@ -186,48 +181,48 @@ class SparseReducer:
         _put_rows(total, several, rows)
         return total
 
-    def sum(self) -> Gradient:
-        """Returns everything that was added, as one gradient of the sum dtype."""
+    def sum(self) -> Section:
+        """Returns everything that was added, as one section of the sum dtype."""
         indices, total, counts = self._add_up()
-        return Gradient(total, indices, counts, self.number)
+        return Section(total, indices, counts)
 
     def _add_up(self) -> tuple[Array, Array, Array]:
         if len(self._waiting) == 1:
-            (gradient,) = self._waiting
-            indices = _indices_of(gradient).astype(np.int64, copy=not gradient.ours)
-            total = _sum_of_one(gradient, self._dtype)
-            counts = np.ones(len(indices), np.uint64) if gradient.counts is None else gradient.counts
+            (section,) = self._waiting
+            indices = _indices_of(section).astype(np.int64, copy=not section.ours)
+            total = _sum_of_one(section, self._dtype)
+            counts = np.ones(len(indices), np.uint64) if section.counts is None else section.counts
             return self._summed(indices, total, counts)
-        indices, places = _union([_indices_of(gradient) for gradient in self._waiting], self._bound)
+        indices, places = _union([_indices_of(section) for section in self._waiting], self._bound)
         total = np.empty((len(indices), *self._shape), self._dtype.sum)
         counts = np.zeros(len(indices), np.uint64)
         with _ieee():
-            for gradient, at in zip(self._waiting, places, strict=True):
-                _add_rows(total, counts, gradient, at)
+            for section, at in zip(self._waiting, places, strict=True):
+                _add_rows(total, counts, section, at)
         return self._summed(indices, total, counts)
 
     def _summed(self, indices: Array, total: Array, counts: Array) -> tuple[Array, Array, Array]:
-        whole = Gradient(total, indices, counts, max(self.number, 1), ours=True)
+        whole = Section(total, indices, counts, ours=True)
         self._waiting, self._bytes, self._sum_bytes = [whole], whole.nbytes, whole.nbytes
         return indices, total, counts
 
 
-def _indices_of(gradient: Gradient) -> Array:
-    assert gradient.indices is not None
-    return gradient.indices
+def _indices_of(section: Section) -> Array:
+    assert section.indices is not None
+    return section.indices
 
 
-def _add_rows(total: Array, counts: Array, gradient: Gradient, at: Array) -> None:
-    """Adds a gradient's rows at their places, which are all different.
+def _add_rows(total: Array, counts: Array, section: Section, at: Array) -> None:
+    """Adds the rows of a section at their places, which are all different.
 
     Where the count is 0, the total is undefined: the first row that arrives there is copied. That takes a third of the
     time of an addition through places, and -0.0 stays -0.0.
     """
-    values = gradient.values.astype(total.dtype, copy=False)
+    values = section.values.astype(total.dtype, copy=False)
     before = counts.take(at)
     (again,) = before.nonzero()
     if len(again) == len(total):
-        # The gradient holds every index of the union, and none of them is new.
+        # The section holds every index of the union, and none of them is new.
         total += values
     elif len(again):
         places = at.take(again)
@@ -237,7 +232,7 @@ def _add_rows(total: Array, counts: Array, gradient: Gradient, at: Array) -> Non
         _put_rows(total, places, sums)
     else:
         _put_rows(total, at, values)
-    counts.put(at, before + (1 if gradient.counts is None else gradient.counts))
+    counts.put(at, before + (1 if section.counts is None else section.counts))
 
 
 def _put_rows(total: Array, at: Array, rows: Array) -> None:
@@ -280,4 +275,27 @@ def _returned(total: Array, dtype: DType) -> Array:
     return np.array(result, order="C")
 
 
-Reducer = DenseReducer | SparseReducer
+class RoundReducer:
+    """The sum of the gradients of a round.
+
+    Args:
+        sections: an empty reducer for each section of the gradients.
+
+    Attributes:
+        sections: the sum of each section.
+        number: how many gradients are in the sum.
+    """
+
+    def __init__(self, sections: list[DenseReducer | SparseReducer]) -> None:
+        self.sections = sections
+        self.number = 0
+
+    def add(self, gradient: Gradient) -> None:
+        """Adds a gradient."""
+        self.number += gradient.number
+        for reducer, section in zip(self.sections, gradient.sections, strict=True):
+            reducer.add(section)
+
+    def sum(self) -> Gradient:
+        """Returns everything that was added, as one gradient whose sections have the sum dtypes."""
+        return Gradient(tuple([section.sum() for section in self.sections]), self.number)

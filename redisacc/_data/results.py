@@ -67,8 +67,8 @@ class Round(Generic[G_co]):
     """A round: the reduced gradient of one step, and where it came from.
 
     Attributes:
-        gradient: an array from a dense accumulator, or ``IndexedSlices`` with sorted unique indices from a sparse one.
-            None if nothing has been accumulated, which only ``peek()`` can find.
+        gradient: an array from a dense accumulator, ``IndexedSlices`` with sorted unique indices from a sparse one, or
+            a tree of both from that of a tree. None if nothing has been accumulated, which only ``peek()`` can find.
         global_step: the step that the take closed; from ``peek()``, the current step.
         num_accumulated: how many gradients the round holds.
         workers: which workers they came from: worker's name → number of gradients.

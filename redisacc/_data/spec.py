@@ -1,84 +1,192 @@
-"""The specification of an accumulator: its schema, and how its rounds are reduced."""
+"""What an accumulator was created as, and how its rounds are reduced."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from redisacc._data.dtypes import DType
-from redisacc._data.reducers import DenseReducer, Reducer, SparseReducer
+from redisacc._data.reducers import DenseReducer, RoundReducer, SparseReducer
 from redisacc._data.slices import IndexedSlices
-from redisacc._data.validation import Shape
+from redisacc._data.validation import Shape, shape_text
 from redisacc.errors import CorruptDataError
 
-Kind = Literal["dense", "sparse"]
+Kind = Literal["dense", "sparse", "tree"]
 
 # What the sum of a row is divided by for "MEAN": the number of gradients that held its index, or that of the round.
 SparseMean = Literal["index", "round"]
 
-# The number of elements in a row of a dense gradient that is summed in place. A row costs Redis 2 to 3 microseconds, so
+# The number of elements in a row of a dense section that is summed in place. A row costs Redis 2 to 3 microseconds, so
 # it is long enough for the additions to outweigh that, and short enough to be read with HGET.
 CHUNK = 256
 
 
-@dataclass(frozen=True, slots=True)
-class AccumulatorSpec:
-    """Everything about an accumulator that never changes.
+# Compared by identity, because specifications are keys of caches on the way of every gradient.
+@dataclass(frozen=True, eq=False)
+class SectionSpec:
+    """What a section of every gradient is.
 
     Attributes:
-        kind: "dense" or "sparse".
+        label: begins the fields of the section in the ``sums`` hash; empty for the only section of an accumulator.
         dtype: the element type.
-        shape: the declared shape of a dense gradient, or of the array of which a sparse gradient holds rows. None if
-            the rank is unknown, with None for each unknown dimension.
-        reduction_type: "MEAN" or "SUM".
-        sparse_mean: what the sum of a row is divided by: the number of gradients that held its "index", or of all
-            gradients of the "round". Without meaning for a dense accumulator.
-        chunk: the number of elements of a dense gradient that one field of the ``sums`` hash holds.
+        is_sparse: whether the section consists of rows and their indices.
+        bound: the dimension 0 of which a sparse section holds rows: all indices are below it. None if it is unknown.
     """
 
-    kind: Kind
+    label: str
     dtype: DType
-    shape: Shape
-    reduction_type: str
-    sparse_mean: SparseMean = "index"
-    chunk: int = CHUNK
+    is_sparse: bool
+    bound: int | None = None
 
-    @property
-    def is_sparse(self) -> bool:
-        """Whether gradients consist of rows and their indices."""
-        return self.kind == "sparse"
-
-    @property
-    def bound(self) -> int | None:
-        """The declared dimension 0 of a sparse accumulator, below which all indices are; None if it is unknown."""
-        return self.shape[0] if self.shape else None
-
-    def reducer(self, round_shape: tuple[int, ...], *, where: str) -> Reducer:
-        """Returns an empty reducer for the gradients of one round.
+    def reducer(self, shape: tuple[int, ...], where: str) -> DenseReducer | SparseReducer:
+        """Returns an empty reducer for this section of the gradients of one round.
 
         Args:
-            round_shape: the shape of each dense gradient, or of each row of a sparse one.
+            shape: the shape of the section, or of each row of a sparse one.
             where: the source of the gradients, for errors.
         """
         if self.is_sparse:
-            _check_rows(round_shape, where)
-            return SparseReducer(self.dtype, round_shape, bound=self.bound, where=where)
-        return DenseReducer(self.dtype, round_shape)
+            _check_rows(shape, where)
+            return SparseReducer(self.dtype, shape, bound=self.bound, where=where)
+        return DenseReducer(self.dtype, shape)
 
-    def result(self, reducer: Reducer, num_accumulated: int) -> Any:
-        """Returns the reduced gradient: an array for a dense accumulator, ``IndexedSlices`` for a sparse one.
+
+@dataclass(frozen=True, eq=False)
+class AccumulatorSpec(ABC):
+    """Everything about an accumulator that never changes.
+
+    Attributes:
+        reduction_type: "MEAN" or "SUM".
+        sparse_mean: what the sum of a row is divided by: the number of gradients that held its "index", or of all
+            gradients of the "round". Without meaning for a dense accumulator.
+        chunk: the number of elements of a dense section that one field of the ``sums`` hash holds.
+    """
+
+    reduction_type: str
+    sparse_mean: SparseMean
+    chunk: int
+
+    @property
+    @abstractmethod
+    def kind(self) -> Kind:
+        """Which class of accumulator it is."""
+
+    @property
+    @abstractmethod
+    def sections(self) -> tuple[SectionSpec, ...]:
+        """The sections of every gradient, in order."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> dict[str, str]:
+        """The fields of the record that describe it, as text. Two handles agree if all of these are equal."""
+
+    @abstractmethod
+    def section_shapes(self, round_shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Returns the shape of each section in a round, or of the rows of a sparse one.
+
+        Args:
+            round_shape: the shape that binds the round.
+        """
+
+    @abstractmethod
+    def result(self, reducer: RoundReducer, num_accumulated: int) -> Any:
+        """Returns the reduced gradient, in the form in which a take hands it out.
 
         Args:
             reducer: a reducer from ``reducer()``. It cannot be used afterwards, because its memory may be reused.
             num_accumulated: how many gradients the round holds.
         """
-        if isinstance(reducer, DenseReducer):
-            return reducer.result(self.reduction_type, num_accumulated)
-        indices, values = reducer.result(self.reduction_type, num_accumulated, self.sparse_mean)
-        whole = np.array([-1 if self.bound is None else self.bound, *values.shape[1:]], np.int64)
-        return IndexedSlices(values, indices, whole)
+
+    def reducer(self, round_shape: tuple[int, ...], *, where: str) -> RoundReducer:
+        """Returns an empty reducer for the gradients of one round.
+
+        Args:
+            round_shape: the shape that binds the round.
+            where: the source of the gradients, for errors.
+        """
+        shapes = self.section_shapes(round_shape)
+        return RoundReducer(
+            [section.reducer(shape, where) for section, shape in zip(self.sections, shapes, strict=True)]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySpec(AccumulatorSpec):
+    """What a dense or a sparse accumulator was created as: its gradients have one section.
+
+    Attributes:
+        section: the section.
+        shape: the declared shape of a dense gradient, or of the array of which a sparse gradient holds rows. None if
+            the rank is unknown, with None for each unknown dimension.
+    """
+
+    section: SectionSpec
+    shape: Shape
+
+    @classmethod
+    def of(
+        cls,
+        kind: Literal["dense", "sparse"],
+        dtype: DType,
+        shape: Shape,
+        *,
+        reduction_type: str,
+        sparse_mean: SparseMean = "index",
+        chunk: int = CHUNK,
+    ) -> ArraySpec:
+        """Returns the specification of an accumulator of this kind."""
+        section = SectionSpec("", dtype, kind == "sparse", shape[0] if kind == "sparse" and shape else None)
+        return cls(reduction_type, sparse_mean, chunk, section, shape)
+
+    @property
+    def kind(self) -> Literal["dense", "sparse"]:
+        """Either "dense" or "sparse"."""
+        return "sparse" if self.section.is_sparse else "dense"
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.section.dtype
+
+    @property
+    def sections(self) -> tuple[SectionSpec, ...]:
+        """The only section."""
+        return (self.section,)
+
+    @property
+    def schema(self) -> dict[str, str]:
+        """The fields of the record that describe it, as text."""
+        return {
+            "kind": self.kind,
+            "dtype": self.dtype.name,
+            "shape": shape_text(self.shape),
+            "reduction_type": self.reduction_type,
+            "sparse_mean": self.sparse_mean,
+            "missing": "zero",
+            "tree": "",
+        }
+
+    def section_shapes(self, round_shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Returns the shape of the round."""
+        return (round_shape,)
+
+    def result(self, reducer: RoundReducer, num_accumulated: int) -> Any:
+        """Returns an array for a dense accumulator, and ``IndexedSlices`` for a sparse one."""
+        (section,) = reducer.sections
+        if isinstance(section, DenseReducer):
+            return section.result(self.reduction_type, num_accumulated)
+        indices, values = section.result(self.reduction_type, num_accumulated, self.sparse_mean)
+        return sparse_result(indices, values, self.section.bound)
+
+
+def sparse_result(indices: Any, values: Any, bound: int | None) -> IndexedSlices:
+    """Returns reduced rows as ``IndexedSlices``, whose dimension 0 is -1 unless it was declared."""
+    whole = np.array([-1 if bound is None else bound, *values.shape[1:]], np.int64)
+    return IndexedSlices(values, indices, whole)
 
 
 def _check_rows(row_shape: tuple[int, ...], where: str) -> None:

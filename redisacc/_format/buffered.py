@@ -1,16 +1,20 @@
 """Buffered gradients: stored one by one, as raw arrays, with a header that describes them.
 
-The parts of a large gradient are staged by plain SET, and then a small script admits them (``lua/buffer.lua``), so that
-none of their bytes passes through Lua. A small gradient travels inline, among the script's arguments, and becomes a
-field of a hash. That copies it twice, but saves half of the commands and one of the taker's round trips. Everything
-that is read back is checked before it is trusted, because anybody who can write to the database may have written it.
+The arrays of a gradient follow one another in its *bytes*: for each sparse section the indices, the counts if it is a
+sum, and the values; then the values of each dense section; each at the next multiple of eight. If there are few bytes,
+they travel inline, among the script's arguments, and become a field of a hash. That copies them twice, but saves half
+of the commands and one of the taker's round trips. Otherwise they are cut into parts, the sparse sections apart from
+the dense ones. The parts are staged by plain SET, and then a small script admits them (``lua/buffer.lua``), so that
+none of them passes through Lua.
+
+Everything that is read back is checked before it is trusted, because anybody who can write to the database may have
+written it.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,9 +22,9 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from redisacc._data.dtypes import EXACT_IN_DOUBLE, DType
-from redisacc._data.gradient import Gradient
-from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.dtypes import EXACT_IN_DOUBLE
+from redisacc._data.gradient import Gradient, Section
+from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format.keys import Keys
 from redisacc._redis.fast_socket import Command
@@ -37,12 +41,33 @@ INLINE_BYTES = 64 * 1024
 # The expiry of a staged part, in milliseconds, in case no script admits it.
 STAGING_MS = 60_000
 
-_HEADER_VERSION = 1
+# Every array begins at a multiple of this many bytes, so that numpy reads it where it is.
+ALIGNMENT = 8
 
-# The lists of lengths in a header, in the order of their parts.
-_SECTIONS = ("indices", "counts", "values")
+_HEADER_VERSION = 2
+
 INDEX = np.dtype("<i8")
 COUNT = np.dtype("<u8")
+
+
+class BufferedSection(NamedTuple):
+    """Where a section lies in the bytes of its gradient.
+
+    Attributes:
+        is_sparse: whether it consists of rows and their indices.
+        dtype: the dtype of its values, little-endian.
+        shape: the shape of its values.
+        indices: the first byte of its indices, and the one after the last; equal if it has none.
+        counts: the same for its counts.
+        values: the same for its values.
+    """
+
+    is_sparse: bool
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    indices: tuple[int, int]
+    counts: tuple[int, int]
+    values: tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -52,39 +77,22 @@ class BufferedGradient:
     Attributes:
         id: the gradient's id, which is the field of the hash.
         order: its place in the order of arrival.
-        dtype: the dtype of its elements, little-endian.
-        shape: the shape of its values.
         number: how many gradients it is the sum of.
         inline: whether its bytes are a field of the ``inline`` hash; otherwise they are in parts.
-        index_lengths: bytes of each part of the indices.
-        count_lengths: bytes of each part of the counts.
-        value_lengths: bytes of each part of the values.
+        sections: where its sections lie in its bytes.
+        lengths: the length of each part in bytes; empty for an inline gradient.
+        sparse_bytes: how many bytes come before those of the first dense section.
+        nbytes: the length of all its bytes.
     """
 
     id: str
     order: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
     number: int
     inline: bool
-    index_lengths: tuple[int, ...]
-    count_lengths: tuple[int, ...]
-    value_lengths: tuple[int, ...]
-
-    @property
-    def sections(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """The lengths of the parts in bytes: of the indices, of the counts, and of the values."""
-        return self.index_lengths, self.count_lengths, self.value_lengths
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The lengths of all parts in bytes, in the order of their keys."""
-        return self.index_lengths + self.count_lengths + self.value_lengths
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the whole gradient in bytes."""
-        return sum(self.lengths)
+    sections: tuple[BufferedSection, ...]
+    lengths: tuple[int, ...]
+    sparse_bytes: int
+    nbytes: int
 
 
 class PartMissingError(Exception):
@@ -94,17 +102,42 @@ class PartMissingError(Exception):
         return f"{self.args[0]} is missing: it was evicted (set maxmemory-policy noeviction) or removed by hand"
 
 
-def _cut(total: int, unit: int) -> list[int]:
-    """Returns the lengths of parts of ``total`` bytes: up to PART_BYTES each, cut between units (rows) if they fit."""
-    size = max(PART_BYTES // unit, 1) * unit if 0 < unit <= PART_BYTES else PART_BYTES
-    return [min(size, total - start) for start in range(0, total, size)]
+def _lay_out(
+    described: Sequence[tuple[np.dtype[Any], tuple[int, ...]]], specs: Sequence[SectionSpec], number: int
+) -> tuple[tuple[BufferedSection, ...], int, int]:
+    """Returns where sections lie in the bytes of a gradient, how many bytes are before the dense ones, and in total.
+
+    Args:
+        described: the dtype and shape of the values of each section.
+        specs: what the sections are.
+        number: how many gradients it is the sum of. Sparse sections of a sum have counts.
+    """
+    end = 0
+
+    def place(nbytes: int) -> tuple[int, int]:
+        nonlocal end
+        start = -(-end // ALIGNMENT) * ALIGNMENT if nbytes else end
+        end = start + nbytes
+        return start, end
+
+    sections: list[Any] = [None] * len(specs)
+    sparse_bytes = 0
+    for is_sparse in (True, False):
+        if not is_sparse and any(map(_has_values, described, specs)):
+            end += -end % ALIGNMENT
+        sparse_bytes = end
+        for at, ((dtype, shape), spec) in enumerate(zip(described, specs, strict=True)):
+            if spec.is_sparse == is_sparse:
+                indices = place(shape[0] * INDEX.itemsize if is_sparse else 0)
+                counts = place(shape[0] * COUNT.itemsize if is_sparse and number > 1 else 0)
+                values = place(math.prod(shape) * dtype.itemsize)
+                sections[at] = BufferedSection(is_sparse, dtype, shape, indices, counts, values)
+    return tuple(sections), sparse_bytes, end
 
 
-def _bytes_of(values: Array | None, dtype: np.dtype[Any]) -> memoryview:
-    if values is None:
-        return memoryview(b"")
-    flat = np.ascontiguousarray(values, dtype).reshape(-1)
-    return flat.view(np.uint8).data
+def _has_values(described: tuple[np.dtype[Any], tuple[int, ...]], spec: SectionSpec) -> bool:
+    """Returns whether a section is dense and has elements."""
+    return not spec.is_sparse and math.prod(described[1]) > 0
 
 
 class Staged(NamedTuple):
@@ -124,18 +157,14 @@ class Staged(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _header(
-    dtype: np.dtype[Any], shape: tuple[int, ...], number: int, inline: bool, sections: tuple[tuple[int, ...], ...]
-) -> bytes:
+def _header(described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], number: int, parts: tuple[int, ...]) -> bytes:
     """Returns a header for ``_parse_header``. It is cached, because most gradients of an accumulator have the same."""
     packed: bytes = msgpack.packb(
         {
             "version": _HEADER_VERSION,
-            "dtype": dtype.name,
-            "shape": list(shape),
+            "sections": [[dtype.name, list(shape)] for dtype, shape in described],
             "gradients": number,
-            "inline": inline,
-            **{name: list(lengths) for name, lengths in zip(_SECTIONS, sections, strict=True)},
+            "parts": list(parts),
         }
     )
     return packed
@@ -143,46 +172,72 @@ def _header(
 
 def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> Staged:
     """Prepares a gradient for its way to the server: inline if it is small, in parts otherwise."""
+    described = tuple([(section.values.dtype, section.values.shape) for section in gradient.sections])
+    sparse, dense = _arrays(gradient)
     if gradient.nbytes <= INLINE_BYTES:
-        return _stage_inline(gradient)
-    values = gradient.values
-    dtype = values.dtype.newbyteorder("<")
-    row_bytes = dtype.itemsize * (1 if gradient.indices is None else math.prod(values.shape[1:]))
-    sections = [
-        (data, _cut(len(data), unit))
-        for data, unit in (
-            (_bytes_of(gradient.indices, INDEX), INDEX.itemsize),
-            (_bytes_of(gradient.counts, COUNT), COUNT.itemsize),
-            (_bytes_of(values, dtype), row_bytes),
-        )
+        pieces = [array.tobytes() for array in (*sparse, *dense)]
+        data = pieces[0] if len(pieces) == 1 else b"".join(_aligned(pieces))
+        return Staged(_header(described, gradient.number, ()), data, [], [])
+    # The sparse sections have parts of their own, padded so that the first dense one is aligned.
+    padded = _aligned([*map(_bytes_of, sparse), b""]) if dense else _aligned([*map(_bytes_of, sparse)])
+    parts = [*_cut(padded), *_cut(_aligned([*map(_bytes_of, dense)]))]
+    lengths = [len(part) for part in parts]
+    header = _header(described, gradient.number, tuple(lengths))
+    commands: list[Command] = [
+        ("SET", keys.staged(gradient_id, number), part, "PX", STAGING_MS) for number, part in enumerate(parts)
     ]
-    lengths_of = tuple(tuple(lengths) for _, lengths in sections)
-    header = _header(values.dtype, values.shape, gradient.number, False, lengths_of)
-    commands: list[Command] = []
-    for data, lengths in sections:
+    return Staged(header, b"", lengths, commands)
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _arrays(gradient: Gradient) -> tuple[list[Array], list[Array]]:
+    """Returns the arrays of the sparse sections and of the dense ones, little-endian. Empty ones are left out."""
+    sparse: list[Array] = []
+    dense: list[Array] = []
+    for section in gradient.sections:
+        if section.indices is None:
+            dense.append(section.values)
+        else:
+            counts = [] if section.counts is None or gradient.number == 1 else [section.counts]
+            sparse += [section.indices, *counts, section.values]
+    return _little_endian(sparse), _little_endian(dense)
+
+
+def _little_endian(arrays: list[Array]) -> list[Array]:
+    return [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays if array.nbytes]
+
+
+def _aligned(pieces: Sequence[Any]) -> list[Any]:
+    """Returns pieces with zeros between them, so that each begins at a multiple of ALIGNMENT."""
+    aligned: list[Any] = []
+    for piece in pieces:
+        if aligned and len(aligned[-1]) % ALIGNMENT:
+            aligned.append(bytes(-len(aligned[-1]) % ALIGNMENT))
+        aligned.append(piece)
+    return aligned
+
+
+def _cut(pieces: Sequence[Any]) -> list[Any]:
+    """Returns pieces, one after the other, cut into parts of PART_BYTES. A part within one piece is not copied."""
+    parts: list[Any] = []
+    waiting: list[Any] = []
+    room = PART_BYTES
+    for piece in pieces:
         start = 0
-        for length in lengths:
-            part = data[start : start + length]
-            commands.append(("SET", keys.staged(gradient_id, len(commands)), part, "PX", STAGING_MS))
-            start += length
-    return Staged(header, b"", [length for _, lengths in sections for length in lengths], commands)
-
-
-def _stage_inline(gradient: Gradient) -> Staged:
-    values = gradient.values
-    pieces = (_raw(gradient.indices), _raw(gradient.counts), _raw(values))
-    lengths = tuple([(len(piece),) if piece else () for piece in pieces])
-    return Staged(_header(values.dtype, values.shape, gradient.number, True, lengths), b"".join(pieces), [], [])
-
-
-def _raw(array: Array | None) -> bytes:
-    """Returns the elements in row-major order, little-endian.
-
-    For a small array, this copy is faster than a view.
-    """
-    if array is None:
-        return b""
-    return (array if sys.byteorder == "little" else array.astype(array.dtype.newbyteorder("<"))).tobytes()
+        while start < len(piece):
+            taken = piece[start : start + room]
+            start += len(taken)
+            room -= len(taken)
+            waiting.append(taken)
+            if not room:
+                parts.append(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+                waiting, room = [], PART_BYTES
+    if waiting:
+        parts.append(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+    return parts
 
 
 def parse(
@@ -194,7 +249,7 @@ def parse(
         keys: the keys of the accumulator.
         fields: all fields of the ``buffered`` hash.
         spec: what the accumulator was created as.
-        round_shape: the shape of each dense gradient, or of each row of a sparse one.
+        round_shape: the shape that binds the round.
 
     Raises:
         CorruptDataError: redisacc did not write an entry.
@@ -213,7 +268,7 @@ def parse(
 
 
 # The fields of BufferedGradient after its order.
-_Description = tuple[np.dtype[Any], tuple[int, ...], int, bool, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+_Description = tuple[int, bool, tuple[BufferedSection, ...], tuple[int, ...], int, int]
 
 
 def _parse_one(field: bytes, entry: bytes, spec: AccumulatorSpec, round_shape: tuple[int, ...]) -> BufferedGradient:
@@ -223,12 +278,12 @@ def _parse_one(field: bytes, entry: bytes, spec: AccumulatorSpec, round_shape: t
     if not (order.isdigit() and len(order) <= 15):
         raise ValueError("the order is missing")
     described = _parse_header if len(packed) <= CACHED_BYTES else _parse_header.__wrapped__
-    return BufferedGradient(field.decode(), int(order), *described(packed, spec.dtype, spec.is_sparse, round_shape))
+    return BufferedGradient(field.decode(), int(order), *described(packed, spec, round_shape))
 
 
-# The largest header that is parsed, in bytes. It lists the parts of a gradient of some 400 GB.
-LONGEST_HEADER = 2**20
-# A header is a dict of lists of numbers: two levels, and eight fields. msgpack bounds strings by the header's length.
+# The largest header that is parsed, in bytes: a tree of 100,000 leaves needs about four times as much as one of 10,000.
+LONGEST_HEADER = 4 * 2**20
+# A header is a dict with a few fields. msgpack bounds strings and lists by the header's length.
 _MAX_FIELDS = 16
 
 # Parsed headers of up to this many bytes are cached, because most gradients of an accumulator have the same header.
@@ -236,30 +291,40 @@ CACHED_BYTES = 1024
 
 
 @lru_cache(maxsize=256)
-def _parse_header(packed: bytes, dtype: DType, sparse: bool, round_shape: tuple[int, ...]) -> _Description:
+def _parse_header(packed: bytes, spec: AccumulatorSpec, round_shape: tuple[int, ...]) -> _Description:
     header = _unpacked(packed)
     if not isinstance(header, dict) or header["version"] != _HEADER_VERSION:
         raise ValueError("its version is unknown")
-    wire = dtype.buffered_dtype(header["dtype"])
-    shape, *sections = (_lengths(header[name], name) for name in ("shape", *_SECTIONS))
-    indices, counts, values = sections
-    number, inline = header["gradients"], header["inline"]
+    number, listed = header["gradients"], header["sections"]
     if type(number) is not int or not 1 <= number <= EXACT_IN_DOUBLE:
         raise ValueError("its number of gradients is invalid")
-    rows = shape[:1] if sparse else []
-    if tuple(shape[len(rows) :]) != round_shape or (sparse and not rows):
-        raise ValueError(f"its shape is {shown(shape)} in a round of {list(round_shape)}")
-    if sum(indices) != (rows[0] * INDEX.itemsize if sparse else 0):
-        raise ValueError(f"its indices cannot have {sum(indices)} bytes")
-    if sum(counts) != (sum(indices) if number > 1 else 0):
-        raise ValueError(f"its counts cannot have {sum(counts)} bytes")
-    if sum(values) != math.prod(shape) * wire.itemsize:
-        raise ValueError(f"its values cannot have {sum(values)} bytes")
-    if not all(map(all, sections)):
-        raise ValueError("it has an empty part")
-    if type(inline) is not bool or not (inline or indices or values):
-        raise ValueError("it is neither inline nor in parts")
-    return wire, tuple(shape), number, inline, tuple(indices), tuple(counts), tuple(values)
+    if not isinstance(listed, list) or len(listed) != len(spec.sections):
+        raise ValueError("it has another number of sections")
+    shapes = spec.section_shapes(round_shape)
+    described = [_described(*parts) for parts in zip(listed, spec.sections, shapes, strict=True)]
+    sections, sparse_bytes, nbytes = _lay_out(described, spec.sections, number)
+    parts = _sizes(header["parts"], "parts")
+    if parts and (sum(parts) != nbytes or not all(parts)):
+        raise ValueError(f"its parts cannot have {sum(parts)} bytes")
+    return number, not parts, sections, tuple(parts), sparse_bytes, nbytes
+
+
+def _described(listed: Any, spec: SectionSpec, shape: tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Returns the dtype and shape of the values of a section, checked.
+
+    Args:
+        listed: what the header says.
+        spec: what the section is.
+        shape: the shape of the section, or of each of its rows.
+    """
+    if not isinstance(listed, list) or len(listed) != 2:
+        raise ValueError("a section is not a pair")
+    dtype = spec.dtype.buffered_dtype(listed[0])
+    found = _sizes(listed[1], "shape")
+    rows = found[:1] if spec.is_sparse else []
+    if tuple(found[len(rows) :]) != shape or (spec.is_sparse and not rows):
+        raise ValueError(f"its shape is {shown(found)} in a round of {list(shape)}")
+    return dtype, tuple(found)
 
 
 def _unpacked(packed: bytes) -> Any:
@@ -277,7 +342,7 @@ def _unpacked(packed: bytes) -> Any:
         raise ValueError("it is too deep") from None
 
 
-def _lengths(value: object, name: str) -> list[int]:
+def _sizes(value: object, name: str) -> list[int]:
     if not isinstance(value, list) or not all(type(v) is int and 0 <= v <= INT64_MAX for v in value):
         raise ValueError(f"{name} is not a list of sizes")
     return value
@@ -286,10 +351,7 @@ def _lengths(value: object, name: str) -> list[int]:
 def part_lengths(entry: bytes) -> list[int] | None:
     """Returns the bytes of each part that an entry of the ``buffered`` hash lists, None if it is unreadable."""
     try:
-        header = _unpacked(entry.partition(b" ")[2])
-        if header["inline"] is True:
-            return []
-        return [length for name in _SECTIONS for length in _lengths(header[name], name)]
+        return _sizes(_unpacked(entry.partition(b" ")[2])["parts"], "parts")
     except (ValueError, TypeError, KeyError, msgpack.UnpackException):
         return None
 
@@ -308,4 +370,25 @@ def listed_part_keys(keys: Keys, field: bytes, entry: bytes) -> list[str]:
 
 def part_keys(keys: Keys, buffered: BufferedGradient) -> list[str]:
     """Returns the keys of all parts of a buffered gradient; an inline one has none."""
-    return [] if buffered.inline else [keys.part(buffered.id, number) for number in range(len(buffered.lengths))]
+    return [keys.part(buffered.id, number) for number in range(len(buffered.lengths))]
+
+
+def section_view(section: BufferedSection, data: Any) -> Section:
+    """Returns a section of a gradient, given its bytes. Its arrays are views of these bytes, not yet checked.
+
+    Args:
+        section: the section.
+        data: a buffer with the bytes of the gradient, at least up to the end of the section.
+    """
+    has_counts = section.counts[0] < section.counts[1]
+    return Section(
+        _view(data, section.dtype, section.values).reshape(section.shape),
+        _view(data, INDEX, section.indices) if section.is_sparse else None,
+        _view(data, COUNT, section.counts) if has_counts else None,
+    )
+
+
+def _view(data: Any, dtype: np.dtype[Any], place: tuple[int, int]) -> Array:
+    start, stop = place
+    # frombuffer refuses to make an array without elements.
+    return np.frombuffer(data, dtype, (stop - start) // dtype.itemsize, start) if stop > start else np.empty(0, dtype)

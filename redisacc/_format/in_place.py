@@ -1,7 +1,8 @@
 """The ``sums`` hash: gradients that the server sums in place, as rows that Lua's ``struct`` packs and unpacks.
 
 Each field is an index. Its value is the number of gradients that held the index, followed by the sum of their rows. A
-dense gradient is cut into rows of ``chunk`` elements, which are numbered from 0, and these numbers are its indices. One
+dense section is cut into rows of ``chunk`` elements, which are numbered from 0, and these numbers are its indices. In
+the gradients of a tree, which have several sections, the label of the section and a colon come before the index. One
 more field, ``total``, holds how many gradients were added, and how many rows they had together.
 """
 
@@ -16,8 +17,8 @@ from functools import lru_cache
 import numpy as np
 
 from redisacc._data.dtypes import EXACT_IN_DOUBLE, DType
-from redisacc._data.gradient import Gradient
-from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.gradient import Gradient, Section
+from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.validation import Array
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
@@ -35,15 +36,21 @@ FEW_ROWS = 512
 
 @dataclass(slots=True)
 class PackedRows:
-    """A gradient in the form that ``lua/apply.lua`` expects.
+    """A section of a gradient in the form that ``lua/apply.lua`` expects.
 
     Attributes:
+        label: what the fields of the section begin with.
+        element: the type in which Lua adds: "f" or "d".
+        limit: the largest magnitude of a sum that is still exact, as text; empty for floating point.
         indices: the indices in ascending order, as decimal numbers separated by ", ". They are text because they become
             names of hash fields, and because an int64 would lose digits as a number in Lua.
         rows: the rows one after the other, little-endian.
         row_bytes: the length of each row in bytes; the last one may be shorter.
     """
 
+    label: str
+    element: str
+    limit: str
     indices: bytes
     rows: bytes
     row_bytes: int
@@ -53,6 +60,11 @@ class PackedRows:
 ROW_COST = 24
 
 
+def can_add(spec: AccumulatorSpec) -> bool:
+    """Returns whether the server can add the element types of an accumulator exactly."""
+    return all(section.dtype.in_place is not None for section in spec.sections)
+
+
 def fits(gradient: Gradient, spec: AccumulatorSpec, limit: int) -> bool:
     """Returns whether a gradient may be added in place.
 
@@ -60,28 +72,43 @@ def fits(gradient: Gradient, spec: AccumulatorSpec, limit: int) -> bool:
     which Lua adds. Integers of up to 32 bits always are. Only sums of rows can be larger: if a gradient repeats an
     index, its rows were added up beforehand.
     """
-    values = gradient.values
-    dtype = spec.dtype
-    rows = math.ceil(values.size / spec.chunk) if gradient.indices is None else len(gradient.indices)
-    if values.size + ROW_COST * rows > limit:
-        return False
+    cost = 0
+    for section in gradient.sections:
+        size = section.values.size
+        rows = math.ceil(size / spec.chunk) if section.indices is None else len(section.indices)
+        cost += size + ROW_COST * rows
+        if cost > limit:
+            return False
+    return all(map(_is_exact, gradient.sections, spec.sections))
+
+
+def _is_exact(section: Section, spec: SectionSpec) -> bool:
+    values, dtype = section.values, spec.dtype
     if dtype.limit is None or values.dtype == dtype.storage or values.size == 0:
         return True
     return int(values.min()) >= -EXACT_IN_DOUBLE and int(values.max()) <= EXACT_IN_DOUBLE
 
 
-def pack_rows(gradient: Gradient, spec: AccumulatorSpec) -> PackedRows:
-    """Returns the rows of a sparse gradient, or of a dense one cut into chunks."""
-    dtype, values = spec.dtype, gradient.values
+def pack_rows(gradient: Gradient, spec: AccumulatorSpec) -> list[PackedRows]:
+    """Returns the rows of each sparse section, and of each dense one cut into chunks."""
+    return [_packed(section, of, spec.chunk) for section, of in zip(gradient.sections, spec.sections, strict=True)]
+
+
+def _packed(section: Section, spec: SectionSpec, chunk: int) -> PackedRows:
+    dtype, values = spec.dtype, section.values
     if dtype.components == 2:
         values = np.ascontiguousarray(values).reshape(-1).view(values.real.dtype)
     rows = (values if values.dtype == dtype.in_place_dtype else values.astype(dtype.in_place_dtype)).tobytes()
-    element_bytes = dtype.components * dtype.in_place_dtype.itemsize
-    if gradient.indices is None:
-        return PackedRows(_numbers(math.ceil(gradient.values.size / spec.chunk)), rows, spec.chunk * element_bytes)
-    # The repr of a list without its brackets: making a text of each number and joining them took twice as long.
-    indices = str(gradient.indices.tolist())[1:-1].encode()
-    return PackedRows(indices, rows, math.prod(gradient.values.shape[1:]) * element_bytes)
+    row_bytes = dtype.components * dtype.in_place_dtype.itemsize
+    if section.indices is None:
+        indices = _numbers(math.ceil(section.values.size / chunk))
+        row_bytes *= chunk
+    else:
+        # The repr of a list without its brackets: making a text of each number and joining them took twice as long.
+        indices = str(section.indices.tolist())[1:-1].encode()
+        row_bytes *= math.prod(section.values.shape[1:])
+    limit = "" if dtype.limit is None else str(dtype.limit)
+    return PackedRows(spec.label, dtype.in_place or "", limit, indices, rows, row_bytes)
 
 
 @lru_cache(maxsize=16)
@@ -95,29 +122,49 @@ def unpack(fields: Mapping[bytes, bytes], spec: AccumulatorSpec, round_shape: tu
     Args:
         fields: all fields of the hash, at least one.
         spec: what the accumulator was created as.
-        round_shape: the shape of each dense gradient, or of each row of a sparse one.
+        round_shape: the shape that binds the round.
         where: the hash's name in errors.
 
     Raises:
         CorruptDataError: the fields are not those that ``total`` promises, or redisacc did not write them.
     """
     rows, number, held = _parse_total(fields, where)
-    if spec.is_sparse:
-        gradient, found = unpack_rows(rows, number, spec, round_shape, where)
-        _check_held(found, held, where)
-        return gradient
-    return _unpack_dense(rows, spec, round_shape, where, number=number, held=held)
+    shapes = spec.section_shapes(round_shape)
+    sections, found = [], 0
+    for rows_of, section, shape in zip(_by_section(rows, spec, where), spec.sections, shapes, strict=True):
+        if section.is_sparse:
+            unpacked, rows_held = unpack_rows(rows_of, number, section, shape, where)
+        else:
+            unpacked = _unpack_dense(rows_of, section, spec.chunk, shape, where, number=number)
+            rows_held = len(rows_of) * number
+        found += rows_held
+        sections.append(unpacked)
+    _check_held(found, held, where)
+    return Gradient(tuple(sections), number)
+
+
+def _by_section(rows: dict[bytes, bytes], spec: AccumulatorSpec, where: str) -> list[dict[bytes, bytes]]:
+    """Returns the rows of each section: index → count and packed row."""
+    if not spec.sections[0].label:
+        return [rows]
+    of: dict[bytes, dict[bytes, bytes]] = {section.label.encode(): {} for section in spec.sections}
+    for field, row in rows.items():
+        label, _, index = field.rpartition(b":")
+        if label not in of:
+            raise CorruptDataError(f"{where}: {shown(field)} belongs to no leaf of the tree")
+        of[label][index] = row
+    return list(of.values())
 
 
 def unpack_rows(
-    rows: Mapping[bytes, bytes], number: int, spec: AccumulatorSpec, row_shape: tuple[int, ...], where: str
-) -> tuple[Gradient, int]:
-    """Returns rows of a sparse round as a gradient, and how many rows of single gradients went into them.
+    rows: Mapping[bytes, bytes], number: int, spec: SectionSpec, row_shape: tuple[int, ...], where: str
+) -> tuple[Section, int]:
+    """Returns rows of a sparse section, and how many rows of single gradients went into them.
 
     Args:
         rows: index → count and packed row.
         number: how many gradients were summed in place. No count may exceed it.
-        spec: what the accumulator was created as.
+        spec: what the section is.
         row_shape: the shape of a row.
         where: the hash's name in errors.
 
@@ -127,7 +174,7 @@ def unpack_rows(
     dtype = spec.dtype
     if not rows:
         empty = np.empty((0, *row_shape), dtype.sum)
-        return Gradient(empty, np.empty(0, np.int64), np.empty(0, np.uint64), number, ours=True), 0
+        return Section(empty, np.empty(0, np.int64), np.empty(0, np.uint64), ours=True), 0
     numbers = _parse_indices(rows, where)
     expected = _COUNT.itemsize + math.prod(row_shape) * dtype.components * dtype.in_place_dtype.itemsize
     if set(map(len, rows.values())) != {expected}:
@@ -142,22 +189,21 @@ def unpack_rows(
     if min(held) < 1 or max(held) > number:
         raise CorruptDataError(f"{where}: the count of an index is not between 1 and {number}, the number of gradients")
     elements = _elements(packed[:, _COUNT.itemsize :].copy().reshape(-1), dtype, where)
-    return Gradient(elements.reshape(len(indices), *row_shape), indices, counts, number, ours=True), sum(held)
+    return Section(elements.reshape(len(indices), *row_shape), indices, counts, ours=True), sum(held)
 
 
 def _unpack_dense(
-    rows: Mapping[bytes, bytes], spec: AccumulatorSpec, shape: tuple[int, ...], where: str, *, number: int, held: int
-) -> Gradient:
+    rows: Mapping[bytes, bytes], spec: SectionSpec, chunk: int, shape: tuple[int, ...], where: str, *, number: int
+) -> Section:
     dtype, size = spec.dtype, math.prod(shape)
     if not rows:
-        _check_held(0, held, where)
         if size:
             raise CorruptDataError(f"{where}: the chunks of a gradient of shape {list(shape)} are missing")
-        return Gradient(np.zeros(shape, dtype.sum), number=number, ours=True)
+        return Section(np.zeros(shape, dtype.sum), ours=True)
     numbers, stored = _parse_indices(rows, where), list(rows.values())
     order = _order(numbers)
     # A forged shape may promise any number of chunks, so compare the number before allocating anything of that size.
-    if len(order) != math.ceil(size / spec.chunk) or [numbers[i] for i in order] != list(range(len(order))):
+    if len(order) != math.ceil(size / chunk) or [numbers[i] for i in order] != list(range(len(order))):
         raise CorruptDataError(f"{where}: the chunks are not those of a gradient of {size} elements")
     head = number.to_bytes(_COUNT.itemsize, "little")
     if any(row[: _COUNT.itemsize] != head for row in stored):
@@ -165,7 +211,7 @@ def _unpack_dense(
     data = bytearray().join(stored[i][_COUNT.itemsize :] for i in order)
     if len(data) != size * dtype.components * dtype.in_place_dtype.itemsize:
         raise CorruptDataError(f"{where}: there are {len(data)} bytes for {size} elements of {dtype.name}")
-    return Gradient(_elements(data, dtype, where).reshape(shape), number=number, ours=True)
+    return Section(_elements(data, dtype, where).reshape(shape), ours=True)
 
 
 def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes, bytes], int, int]:

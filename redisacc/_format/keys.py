@@ -118,6 +118,11 @@ class Keys:
         return f"{self.record}:staged:{gradient}:{number}"
 
 
+def crew_key(name: str) -> str:
+    """Returns the key of the leases of the chief and the workers who train under a name."""
+    return f"{PREFIX}{{{name}}}:crew"
+
+
 class ParameterKeys:
     """The keys of the parameters of one name. They share the hash tag of the accumulator of that name.
 

@@ -176,18 +176,22 @@ class ParameterRecord:
         incarnation: a random id that the parameters got with their first version.
         version: a random id of the version.
         step: its step.
+        finished: whether it is the last one, as far as its publisher has said.
     """
 
-    FIELDS = ("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state")
+    FIELDS = ("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "finished")
 
     def __init__(self, keys: ParameterKeys, reply: Sequence[bytes]) -> None:
         texts = []
-        for name, value in zip(self.FIELDS, reply, strict=True):
+        # Only a publisher that has said something about the end has written the last field.
+        *values, last = reply
+        for name, value in zip(self.FIELDS, [*values, b"0" if last is None else last], strict=True):
             # The server has sent it all by now; this keeps it from being copied and searched.
             if not isinstance(value, bytes) or len(value) > 2**22 or not value.isascii():
                 raise self._foreign(keys, name, value)
             texts.append(value.decode())
-        found, self.incarnation, self.version, step, self._full, self._rows, since, self._state = texts
+        found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, finished = texts
+        self.finished = finished == "1"
         if found != FORMAT:
             raise SchemaMismatchError(
                 f"parameters {shown(keys.name)} have format {shown(found)} of the data model, but this version of "

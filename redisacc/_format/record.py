@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from redisacc._data.dtypes import TABLE
-from redisacc._data.spec import AccumulatorSpec, Kind, SparseMean
+from redisacc._data.spec import AccumulatorSpec, ArraySpec, SparseMean
+from redisacc._data.tree_spec import TreeSpec
 from redisacc._format.keys import Keys
 from redisacc._format.shapes import LONGEST_SHAPE, parse_shape, round_shape_of
-from redisacc._text import shown
+from redisacc._text import printable, shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
 
-_TEXTS = ("kind", "dtype", "shape", "reduction_type", "sparse_mean", "incarnation", "round_shape")
+_TEXTS = ("kind", "dtype", "shape", "reduction_type", "sparse_mean", "missing", "incarnation", "round_shape")
 _NUMBERS = (
     "num_accumulated",
     "applied",
@@ -26,7 +27,7 @@ _NUMBERS = (
 
 
 # The version of the data model, in every record.
-FORMAT = "3"
+FORMAT = "4"
 
 
 def check_format(name: str, found: str) -> None:
@@ -47,11 +48,13 @@ class Record:
 
     Attributes:
         global_step: the current step.
-        kind: "dense" or "sparse", not yet checked.
-        dtype: name of the element type, not yet checked.
-        shape: the declared shape.
+        kind: "dense", "sparse" or "tree", not yet checked.
+        dtype: name of the element type, not yet checked. For a tree, all names with commas between them.
+        shape_text: the declared shape, or how many leaves a tree has, not yet checked.
+        shape: the declared shape. None for a tree.
         reduction_type: "MEAN" or "SUM", not yet checked.
         sparse_mean: "index" or "round", not yet checked.
+        missing: "zero" or "skip", not yet checked.
         incarnation: random id given at creation.
         round_shape: the shape that binds the current round; None while it is empty.
         num_accumulated: gradients in the current round.
@@ -89,15 +92,16 @@ class Record:
                 raise CorruptDataError(f"{keys.record}: {name} holds {shown(value)}, which redisacc did not write")
         texts = {name: value.decode() for name, value in fields.items()}
         self.global_step = int(texts["global_step"])
-        self.kind, self.dtype, shape, self.reduction_type, self.sparse_mean, self.incarnation, round_shape = (
-            texts[name] for name in _TEXTS
+        self.kind, self.dtype, self.shape_text, self.reduction_type, self.sparse_mean, self.missing = (
+            texts[name] for name in _TEXTS[:6]
         )
+        self.incarnation, round_shape = texts["incarnation"], texts["round_shape"]
         self.num_accumulated, self.applied, self.stale, self.repeated, self.duplicates, self.takes = (
             int(texts[f]) for f in _NUMBERS[:6]
         )
         self.created_ms, self.buffered_bytes, self.buffer_limit, self.chunk = (int(texts[f]) for f in _NUMBERS[6:10])
         self.once_per_worker = texts["once_per_worker"] != "0"
-        self.shape = parse_shape(keys, shape)
+        self.shape = None if self.kind == "tree" else parse_shape(keys, self.shape_text)
         self.round_shape = round_shape_of(keys, round_shape)
         self._where = keys.record
 
@@ -106,25 +110,59 @@ class Record:
         """Returns the command that reads the record."""
         return ("HMGET", keys.record, *cls.FIELDS)
 
-    def spec(self) -> AccumulatorSpec:
+    def spec(self, tree: object = b"") -> AccumulatorSpec:
         """Returns the specification that the accumulator was created with.
 
+        Args:
+            tree: what the server replied to ``tree_command()``. Only the accumulator of a tree needs it.
+
         Raises:
-            CorruptDataError: the kind, dtype, reduction or chunk is unknown to redisacc.
+            CorruptDataError: the schema is unknown to redisacc.
         """
-        if self.kind not in ("dense", "sparse"):
-            raise self._foreign("kind", self.kind)
         if self.reduction_type not in ("MEAN", "SUM"):
             raise self._foreign("reduction_type", self.reduction_type)
         if self.sparse_mean not in ("index", "round"):
             raise self._foreign("sparse_mean", self.sparse_mean)
-        if self.dtype not in TABLE:
-            raise self._foreign("dtype", self.dtype)
+        if self.missing not in ("zero", "skip"):
+            raise self._foreign("missing", self.missing)
         if self.chunk < 1:
             raise self._foreign("chunk", str(self.chunk))
-        kind: Kind = "sparse" if self.kind == "sparse" else "dense"
         sparse_mean: SparseMean = "round" if self.sparse_mean == "round" else "index"
-        return AccumulatorSpec(kind, TABLE[self.dtype], self.shape, self.reduction_type, sparse_mean, self.chunk)
+        if self.kind == "tree":
+            return self._tree_spec(tree, sparse_mean)
+        if self.dtype not in TABLE:
+            raise self._foreign("dtype", self.dtype)
+        if self.kind not in ("dense", "sparse"):
+            raise self._foreign("kind", self.kind)
+        return ArraySpec.of(
+            "sparse" if self.kind == "sparse" else "dense",
+            TABLE[self.dtype],
+            self.shape,
+            reduction_type=self.reduction_type,
+            sparse_mean=sparse_mean,
+            chunk=self.chunk,
+        )
+
+    def _tree_spec(self, tree: object, sparse_mean: SparseMean) -> TreeSpec:
+        try:
+            if not isinstance(tree, bytes):
+                raise ValueError("the structure of the tree is missing")
+            return TreeSpec.parse(
+                tree.decode(),
+                reduction_type=self.reduction_type,
+                sparse_mean=sparse_mean,
+                missing="skip" if self.missing == "skip" else "zero",
+                chunk=self.chunk,
+            )
+        except ValueError as error:
+            raise CorruptDataError(
+                f"{self._where}: tree holds what redisacc did not write: {printable(str(error), 300)}"
+            ) from None
+
+    @staticmethod
+    def tree_command(keys: Keys) -> tuple[str, ...]:
+        """Returns the command that reads the structure of a tree. It may be long, so only those who need it ask."""
+        return ("HGET", keys.record, "tree")
 
     def _foreign(self, name: str, text: str) -> CorruptDataError:
         return CorruptDataError(f"{self._where}: {name} holds {shown(text)}, which redisacc did not write")

@@ -1,4 +1,4 @@
-"""The base class of dense and sparse accumulators: a handle on an accumulator in Redis."""
+"""The base class of all accumulators: a handle on an accumulator in Redis."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ import os
 import socket
 import time
 import weakref
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-import numpy as np
-
-from redisacc._data import dtypes, validation
+from redisacc._data import validation
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult, Round, Tally
-from redisacc._data.spec import AccumulatorSpec, Kind
-from redisacc._data.validation import Shape
+from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.keys import Keys
 from redisacc._protocol import private_leases
 from redisacc._protocol.applier import IN_PLACE_LIMIT, Applier
@@ -42,19 +39,19 @@ from redisacc._redis.connect import connect, holds_password
 from redisacc._redis.eviction import warn_if_evicting
 from redisacc.errors import InvalidArgumentError
 
-# The result of a take: an array, or IndexedSlices.
+# The result of a take: an array, IndexedSlices, or a tree of both.
 G = TypeVar("G")
 Value = TypeVar("Value")
 
 
 @lru_cache(maxsize=1)
-def _host_and_process(process: int) -> str:
+def host_and_process(process: int) -> str:
     """Returns the default name of a worker. A forked child has another process id, and so is a worker of its own."""
     return f"{socket.gethostname()}:{process}"
 
 
 class ConditionalAccumulatorBase(ABC, Generic[G]):
-    """A handle on an accumulator in Redis, dense or sparse.
+    """A handle on an accumulator in Redis, dense, sparse or of a tree.
 
     Threads may share a handle, and after a fork the child may go on using it. A handle on a shared accumulator can be
     pickled, for example for ``multiprocessing``, if it was opened with ``redis=None`` or with a URL without a password:
@@ -69,15 +66,11 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         (True, 0, 0)
 
     Args:
-        dtype: the element type: float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, complex64,
-            complex128, qint8, quint8, qint16, quint16 or qint32; as a name, a numpy dtype, or TensorFlow's.
-        shape: the declared shape; see the two kinds.
+        spec: what the accumulator is; the classes of accumulators make it of their own arguments.
         shared_name: the name under which other processes find the accumulator: up to 512 bytes in UTF-8, without
             braces or control characters. If there is an accumulator of that name, it is opened; otherwise it is
             created. None or "" creates a private one, which is removed when this handle is closed.
         name: labels log records.
-        reduction_type: "MEAN" (or None) or "SUM".
-        sparse_mean: see ``SparseConditionalAccumulator``.
         redis: a client of redis-py or valkey-py, a URL (``redis://``, ``rediss://``, ``unix://``; ``valkey://`` and
             ``valkeys://`` are synonyms), or None for the environment variable ``REDISACC_URL``, else
             ``redis://localhost:6379/0``. While a take waits, a client's pool needs two
@@ -100,24 +93,21 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     Raises:
         InvalidArgumentError: an argument is invalid.
         AccumulatorNotFoundError: there is no accumulator of this name, and ``create`` is False.
-        SchemaMismatchError: the shared name exists with another kind, dtype, shape, reduction, buffer limit or
+        SchemaMismatchError: the shared name exists with another kind, dtype, shape, tree, reduction, buffer limit or
             ``once_per_worker``.
         ServerUnavailableError: no server answers. The message says how to start one.
     """
 
-    _kind: Kind
+    _spec: AccumulatorSpec
     # The only incarnation that a handle opens which was pickled.
     _reopens: str | None = None
 
     def __init__(
         self,
-        dtype: object,
-        shape: object,
+        spec: AccumulatorSpec,
         shared_name: str | None,
         name: str,
-        reduction_type: str | None,
         *,
-        sparse_mean: object = "index",
         redis: object,
         worker: str | None,
         in_place_limit: int | None,
@@ -126,13 +116,6 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         create: bool,
         min_replicas: int,
     ) -> None:
-        spec = AccumulatorSpec(
-            self._kind,
-            dtypes.find_dtype(dtype),
-            validation.shape(shape),
-            validation.reduction_type(reduction_type),
-            validation.sparse_mean(sparse_mean),
-        )
         self._name = validation.text(name, "name", max_bytes=512)
         self._given_worker = None if worker is None else validation.text(worker, "worker", max_bytes=200)
         given_in_place_limit = in_place_limit
@@ -154,12 +137,9 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         min_replicas = validation.integer(min_replicas, "min_replicas", low=0, high=1000)
         # What a pickle holds. The buffer limit is that of the accumulator.
         self._arguments = {
-            "dtype": spec.dtype.name,
-            "shape": spec.shape,
+            "spec": spec,
             "shared_name": shared_name,
             "name": name,
-            "reduction_type": spec.reduction_type,
-            "sparse_mean": spec.sparse_mean,
             "worker": self._given_worker,
             "in_place_limit": given_in_place_limit,
             "min_replicas": min_replicas,
@@ -248,14 +228,9 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     # What it is
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the elements. For TensorFlow's quantised types, the structured dtype that TensorFlow has."""
-        return self._spec.dtype.public
-
-    @property
-    def shape(self) -> Shape:
-        """The declared shape: None if the rank is unknown, with None for each unknown dimension."""
-        return self._spec.shape
+    @abstractmethod
+    def _description(self) -> str:
+        """What the gradients are, for the repr."""
 
     @property
     def name(self) -> str:
@@ -280,9 +255,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     def __repr__(self) -> str:
         state = ", closed" if self._lifetime.closed else ""
         return (
-            f"{type(self).__name__}({self._spec.dtype.name}, shape={validation.shape_text(self._spec.shape)}, "
-            f"shared_name={self._shared_name!r}, reduction_type={self._spec.reduction_type!r}, "
-            f"at {self._transport.address}{state})"
+            f"{type(self).__name__}({self._description}, shared_name={self._shared_name!r}, "
+            f"reduction_type={self._spec.reduction_type!r}, at {self._transport.address}{state})"
         )
 
     # What it holds
@@ -434,7 +408,9 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     # Rounds
 
     @contextlib.contextmanager
-    def take(self, num_required: int, *, timeout: float | None = None) -> Iterator[Round[G]]:
+    def take(
+        self, num_required: int, *, timeout: float | None = None, describe: Callable[[], str] | None = None
+    ) -> Iterator[Round[G]]:
         """Takes a round for the length of a ``with`` block, and acknowledges it when the block ends without an error.
 
         Blocks like ``take_grad``. If the block raises, or the process dies in it, the round stays in Redis and
@@ -451,6 +427,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         Args:
             num_required: integer scalar, at least 1. The round is granted when at least that many gradients are there.
             timeout: seconds to wait at most, 0 or more. None: forever.
+            describe: called for a message about the wait; returns what else it should say, or "".
 
         Yields:
             The round: the gradient, the step that it closed, how many gradients it holds, and from which workers.
@@ -463,7 +440,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``retry()`` acknowledges.
         """
-        taken = self._take(num_required, timeout, None)
+        taken = self._take(num_required, timeout, None, describe)
         yield taken.round
         self._taker.acknowledge(taken, None)
 
@@ -505,12 +482,14 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         if taken is not None:
             self._taker.acknowledge(taken, None)
 
-    def _take(self, num_required: object, timeout: object, name: object) -> TakenRound[G]:
+    def _take(
+        self, num_required: object, timeout: object, name: object, describe: Callable[[], str] | None = None
+    ) -> TakenRound[G]:
         label = self._label(name)
         required = validation.integer(num_required, "num_required", low=1)
         deadline = _deadline(timeout)
         self._lifetime.check()
-        return self._taker.take(required, deadline=deadline, name=self._worker, label=label)
+        return self._taker.take(required, deadline=deadline, name=self._worker, label=label, describe=describe)
 
     def _take_gradient(
         self, num_required: int, timeout: float | None, name: str | None, form: Callable[[Any], Value]
@@ -562,7 +541,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
 
     @property
     def _worker(self) -> str:
-        return self._given_worker or _host_and_process(os.getpid())
+        return self._given_worker or host_and_process(os.getpid())
 
     def _label(self, name: object) -> str:
         given = validation.label(name)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from redisacc._data import validation
-from redisacc._data.gradient import Gradient
+from redisacc._data.gradient import Gradient, Section
 from redisacc._data.results import ApplyResult
 from redisacc._data.validation import Array, shape_text
-from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.array import ArrayAccumulatorBase
 from redisacc.errors import InvalidArgumentError
 
 
-class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
+class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
     """Sums dense gradients of one shape, and hands out their mean or sum once there are enough of them.
 
     Args:
@@ -63,7 +63,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
             shape,
             shared_name,
             name,
-            reduction_type,
+            reduction_type=reduction_type,
             redis=redis,
             worker=worker,
             in_place_limit=in_place_limit,
@@ -114,7 +114,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[Array]):
         self._check_shape(given)
         values = validation.cast(given, self._spec.dtype, "grad", value=grad)
         return self._apply(
-            Gradient(values),
+            Gradient((Section(values),)),
             local_step=step,
             round_shape=values.shape,
             once_per_worker=once_per_worker,

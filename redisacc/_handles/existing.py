@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from redisacc._data.spec import ArraySpec
+from redisacc._data.tree_spec import TreeSpec
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.sparse import SparseConditionalAccumulator
+from redisacc._handles.tree import TreeAccumulator
 from redisacc._redis.connect import connect
 
 
@@ -27,9 +30,20 @@ def open_existing(keys: Keys, *, redis: object, worker: str | None = None) -> Co
     # Held until the handle holds it, so that both use the same connections.
     transport = connect(redis)
     record = Record(keys, transport.call(*Record.command(keys)))
-    spec = record.spec()
+    spec = record.spec(transport.call(*Record.tree_command(keys)) if record.kind == "tree" else b"")
+    if isinstance(spec, TreeSpec):
+        return TreeAccumulator(
+            spec.tree,
+            keys.name,
+            reduction_type=spec.reduction_type,
+            sparse_mean=spec.sparse_mean,
+            missing=spec.missing,
+            redis=redis,
+            worker=worker,
+        )
+    assert isinstance(spec, ArraySpec)
     schema = (spec.dtype.name, spec.shape, keys.name)
     options: dict[str, Any] = {"reduction_type": spec.reduction_type, "redis": redis, "worker": worker}
-    if spec.is_sparse:
+    if spec.kind == "sparse":
         return SparseConditionalAccumulator(*schema, sparse_mean=spec.sparse_mean, **options)
     return ConditionalAccumulator(*schema, **options)

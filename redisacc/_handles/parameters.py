@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from redisacc._data import validation
 from redisacc._format.keys import ParameterKeys
-from redisacc._handles.base import _host_and_process
+from redisacc._handles.base import host_and_process
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.parameter_deletion import delete_parameters
 from redisacc._protocol.parameter_reader import ParameterReader
-from redisacc._protocol.parameter_wait import Ended, wait_for_version
+from redisacc._protocol.parameter_wait import wait_for_version
 from redisacc._protocol.publisher import Publisher
 from redisacc._protocol.similar_names import suggestion
 from redisacc._redis.connect import connect, holds_password
@@ -196,7 +196,39 @@ class Parameters:
         number = validation.integer(step, "step")
         self._lifetime.check()
         wanted = self._publisher.check(tree, number, changed, state)
-        self._publisher.publish(wanted, self._given_publisher or _host_and_process(os.getpid()))
+        self._publisher.publish(wanted, self._given_publisher or host_and_process(os.getpid()))
+
+    def check(self, tree: Any) -> None:
+        """Raises an error unless a tree has the structure, the dtypes and the shapes of what is published.
+
+        If nothing is published, any tree of arrays will do.
+
+        Raises:
+            InvalidArgumentError: it is not a tree of arrays.
+            SchemaMismatchError: it differs. The message names the first path.
+            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+        """
+        self._lifetime.check()
+        self._publisher.check_agrees(tree)
+
+    def finish(self, finished: bool = True) -> None:
+        """Says that the latest version is the last one. Whoever waits for another gets ParametersFinishedError.
+
+        It remains so when further versions are published, until ``finish(False)``.
+
+        Args:
+            finished: False: there will be more versions after all.
+
+        Raises:
+            ParametersNotFoundError: nothing has been published, or the parameters were deleted.
+            CancelledError: the handle is closed.
+            ServerUnavailableError: no server answers. Make the same call again.
+        """
+        finished = validation.flag(finished, "finished")
+        self._lifetime.check()
+        if not self._reader.incarnation and self._reader.poll() is None:
+            raise ParametersNotFoundError(f"nothing has been published under the name {shown(self._keys.name)}")
+        self._publisher.finish(finished)
 
     # Reading
 
@@ -229,7 +261,14 @@ class Parameters:
         self._publisher.note_caller_has(found[0].version)
         return found[0].step, found[1]
 
-    def wait(self, after: int | None = None, timeout: float | None = None) -> tuple[int, Any]:
+    def wait(
+        self,
+        after: int | None = None,
+        timeout: float | None = None,
+        *,
+        cancel: Callable[[], bool] | None = None,
+        describe: Callable[[], str] | None = None,
+    ) -> tuple[int, Any]:
         """Blocks until a version with a higher step is published, and returns it.
 
         If the server becomes unavailable, the wait continues until it is back. After 5 seconds, and then less and less
@@ -248,6 +287,8 @@ class Parameters:
         Args:
             after: integer scalar: the step that is known already. None: any version will do.
             timeout: seconds to wait at most, 0 or more. None: forever. Reading a version that is there may take longer.
+            cancel: asked at least once a second while the server answers; if it returns True, the wait is cancelled.
+            describe: called for a message about the wait; returns what else it should say, or "".
 
         Returns:
             The step, higher than ``after``, and the tree, as ``latest`` does. It is the latest version, so steps may
@@ -255,14 +296,38 @@ class Parameters:
 
         Raises:
             ParametersTimeoutError: no such version was published in time.
-            CancelledError: the handle was closed.
+            ParametersFinishedError: no such version will be published, as its publisher has said (``finish``).
+            CancelledError: the handle was closed, or ``cancel`` returned True.
             ParametersNotFoundError: the parameters were deleted since this handle has seen them.
             PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
             CorruptDataError: Redis holds what redisacc did not write.
         """
-        found = self._wait(after, timeout)
-        assert found is not None
-        return found
+        wanted = None if after is None else validation.integer(after, "after")
+        seconds = validation.timeout(timeout)
+        self._lifetime.check()
+        record, tree = wait_for_version(
+            self._transport,
+            self._keys,
+            self._reader,
+            self._lifetime,
+            after=wanted,
+            deadline=math.inf if seconds is None else time.monotonic() + seconds,
+            label=f"{self._name} ({self._keys.name})",
+            cancel=cancel,
+            describe=describe,
+        )
+        self._publisher.note_caller_has(record.version)
+        return record.step, tree
+
+    def finished(self) -> bool:
+        """Returns whether the publisher has said that the latest version is the last. Fetches no values.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+        """
+        self._lifetime.check()
+        record = self._reader.poll()
+        return record is not None and record.finished
 
     def latest_state(self) -> tuple[int, Any] | None:
         """Returns the publisher's state of the latest version.
@@ -276,26 +341,6 @@ class Parameters:
         """
         self._lifetime.check()
         return self._reader.latest_state()
-
-    def _wait(self, after: object, timeout: object, ended: Ended | None = None) -> tuple[int, Any] | None:
-        """Does the same as ``wait``. ``ended`` may end the wait: then the result is None."""
-        wanted = None if after is None else validation.integer(after, "after")
-        seconds = validation.timeout(timeout)
-        self._lifetime.check()
-        found = wait_for_version(
-            self._transport,
-            self._keys,
-            self._reader,
-            self._lifetime,
-            after=wanted,
-            deadline=math.inf if seconds is None else time.monotonic() + seconds,
-            label=f"{self._name} ({self._keys.name})",
-            ended=ended,
-        )
-        if found is None:
-            return None
-        self._publisher.note_caller_has(found[0].version)
-        return found[0].step, found[1]
 
     # Ending
 

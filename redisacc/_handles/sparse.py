@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 
 from redisacc._data import validation
-from redisacc._data.dtypes import DType
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
-from redisacc._data.validation import Array, shape_text
-from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._data.sparse_rows import check_whole, sparse_section
+from redisacc._data.validation import Array
+from redisacc._handles.array import ArrayAccumulatorBase
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
 
-class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
+class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
     """Sums sparse gradients (rows and their indices), and hands out their mean or sum once there are enough of them.
 
     "MEAN" divides the sum of each row by the number of gradients *that held its index*, unless ``sparse_mean`` is
@@ -78,7 +76,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
             shape,
             shared_name,
             name,
-            reduction_type,
+            reduction_type=reduction_type,
             sparse_mean=sparse_mean,
             redis=redis,
             worker=worker,
@@ -137,16 +135,14 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
         """
         label = self._own_label if name is None else self._label(name)
         step = validation.integer(local_step, "local_step")
-        indices, last, are_ascending = validation.indices(grad_indices)
-        given = validation.array(grad_values, "grad_values")
-        self._check_rows(len(indices), last, given)
         if grad_shape is not None:
-            self._check_whole(grad_shape)
-        values = validation.cast(given, self._spec.dtype, "grad_values", value=grad_values)
+            check_whole(grad_shape, self._spec.shape, "grad_shape")
+        names = ("grad_indices", "grad_values")
+        section = sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, names)
         return self._apply(
-            Gradient(values, indices) if are_ascending else ascending(indices, values, self._spec.dtype),
+            Gradient((section,)),
             local_step=step,
-            round_shape=values.shape[1:],
+            round_shape=section.values.shape[1:],
             once_per_worker=once_per_worker,
             label=label,
         )
@@ -252,55 +248,3 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[IndexedSlices]):
         """
         slices: IndexedSlices = self._take_gradient(num_required, timeout, name, lambda slices: slices)
         return slices
-
-    def _check_rows(self, number: int, last: int, values: Array) -> None:
-        """Checks that ``values`` has a row for each of ``number`` indices, of which ``last`` is the largest."""
-        declared = self._spec.shape or ()
-        rows = declared[0] if declared else None
-        if values.ndim == 0:
-            raise InvalidArgumentError("grad_values must have one row for each index, and a scalar has none")
-        if len(values) != number:
-            raise InvalidArgumentError(
-                f"grad_values must have one row for each of the {number} grad_indices, not {len(values)} rows"
-            )
-        if values.shape[1:] != declared[1:] and not agrees(values.shape[1:], declared[1:]):
-            raise InvalidArgumentError(
-                f"the rows of grad_values must fit the declared shape {shape_text(declared)}, unlike rows of shape "
-                f"{shape_text(values.shape[1:])}"
-            )
-        if rows is not None and last >= rows:
-            raise InvalidArgumentError(
-                f"grad_indices must be below {rows}, dimension 0 of the declared shape, but {last} is not"
-            )
-
-    def _check_whole(self, grad_shape: object) -> None:
-        whole = validation.array(grad_shape, "grad_shape")
-        if whole.ndim != 1 or (whole.size and whole.dtype.kind not in "iu"):
-            raise InvalidArgumentError(f"grad_shape must be None or an integer vector, not {shown(grad_shape)}")
-        declared = self._spec.shape
-        if declared is None:
-            return
-        dims = whole.tolist()
-        if not agrees(dims, declared):
-            raise InvalidArgumentError(
-                f"grad_shape must agree with the declared shape {shape_text(declared)}, unlike {shown(dims)}"
-            )
-
-
-def agrees(dims: Sequence[int], declared: Sequence[int | None]) -> bool:
-    """Returns whether dimensions are as declared; more of them may follow."""
-    return len(dims) >= len(declared) and all(
-        want is None or want == have for want, have in zip(declared, dims, strict=False)
-    )
-
-
-def ascending(indices: Array, values: Array, dtype: DType) -> Gradient:
-    """Returns the gradient with strictly increasing indices: sorted, and with the rows of each index added up."""
-    order = np.argsort(indices, kind="stable")
-    indices, values = indices[order], values[order]
-    starts = np.flatnonzero(np.concatenate(([True], indices[1:] != indices[:-1])))
-    if len(starts) == len(indices):
-        return Gradient(values, indices)
-    with np.errstate(over="ignore", invalid="ignore"):
-        rows = np.add.reduceat(values.astype(dtype.sum, copy=False), starts, axis=0, dtype=dtype.sum)
-    return Gradient(rows, indices[starts])

@@ -55,7 +55,7 @@ class Applier:
         self._spec = spec
         self._requests = requests
         self._buffer_writer = buffer_writer
-        self._in_place_limit = in_place_limit if spec.dtype.in_place is not None else 0
+        self._in_place_limit = in_place_limit if in_place.can_add(spec) else 0
         self._min_replicas = min_replicas
         # Gradients of step 0 that were dropped as stale since the last one that was not. None: there was a warning.
         self._stale_of_step_0: int | None = 0
@@ -73,9 +73,9 @@ class Applier:
         """Applies a gradient.
 
         Args:
-            gradient: dense, or sparse with strictly increasing indices.
+            gradient: as the specification describes it.
             local_step: the step that it was computed for.
-            round_shape: dense: its shape; sparse: that of its rows.
+            round_shape: dense: its shape; sparse: that of its rows; tree: ().
             once: whether it is dropped if the round has a gradient of this worker.
             worker: the name under which it is counted.
             label: the accumulator's name in log records and errors.
@@ -86,7 +86,7 @@ class Applier:
         def send(session: Session, sequence: int) -> Counted:
             request = Request(session, sequence, worker, local_step, round_shape, once)
             if adds_in_place:
-                counted = self._scripts.apply(request, in_place.pack_rows(gradient, spec), spec.dtype)
+                counted = self._scripts.apply(request, in_place.pack_rows(gradient, spec))
                 if counted is not None:
                     return counted
             return self._buffer_writer.buffer(gradient, request)

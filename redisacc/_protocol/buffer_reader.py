@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 
-from redisacc._data.gradient import Gradient
-from redisacc._data.reducers import DenseReducer
+from redisacc._data.gradient import Gradient, Section
+from redisacc._data.reducers import DenseReducer, RoundReducer
 from redisacc._data.validation import Array
-from redisacc._format.buffered import COUNT, INDEX, BufferedGradient, PartMissingError, part_keys
+from redisacc._format.buffered import BufferedGradient, BufferedSection, PartMissingError, part_keys, section_view
 from redisacc._format.keys import Keys, RoundKeys
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError
@@ -33,7 +33,10 @@ _NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 class GradientSink(Protocol):
-    """Takes gradients one after the other, in order of arrival: a reducer, or a filter in front of one."""
+    """Takes gradients one after the other, in order of arrival: a reducer, or a filter in front of one.
+
+    Only a reducer takes gradients that have parts.
+    """
 
     def add(self, gradient: Gradient) -> None:
         """Takes a gradient. Its arrays may be kept."""
@@ -70,13 +73,14 @@ def add_buffered(
         inline = _fetch_inline(transport, of, [gradient for gradient in batch if gradient.inline], known)
         if not large:
             for gradient in batch:
-                _add_inline(sink, gradient, inline[gradient.id], of)
+                _add_whole(sink, gradient, inline[gradient.id], f"{of.inline} {gradient.id}")
             continue
-        widest = max((length for gradient in large for length in gradient.value_lengths), default=0)
-        arrivals = _Arrivals(keys, sink, np.empty(widest if isinstance(sink, DenseReducer) else 0, np.uint8))
+        assert isinstance(sink, RoundReducer)
+        arrivals = _Arrivals(keys, sink, max(length for gradient in large for length in gradient.lengths))
         for gradient in batch:
             if gradient.inline:
-                arrivals.then(partial(_add_inline, sink, gradient, inline[gradient.id], of))
+                where = f"{of.inline} {gradient.id}"
+                arrivals.then(partial(_add_whole, sink, gradient, inline[gradient.id], where))
             else:
                 arrivals.expect(gradient)
         arrivals.fetch(transport)
@@ -96,12 +100,18 @@ def _batches(buffered: Sequence[BufferedGradient]) -> Iterator[list[BufferedGrad
 
 
 class _Arrivals:
-    """Parts of gradients that are on their way, and what to do when each has arrived."""
+    """Parts of gradients that are on their way, and what to do when each has arrived.
 
-    def __init__(self, keys: Keys, sink: GradientSink, passage: Array) -> None:
+    Args:
+        keys: the keys of the accumulator.
+        sink: gets the gradients.
+        widest: the length of the longest part in bytes.
+    """
+
+    def __init__(self, keys: Keys, sink: RoundReducer, widest: int) -> None:
         self._keys = keys
         self._sink = sink
-        self._passage = passage
+        self._passage = np.empty(widest if any(map(_is_dense, sink.sections)) else 0, np.uint8)
         # Whether a gradient that is expected already begins the sum.
         self._begins = False
         # The key, where the part goes, and what to do when it has arrived. The actions must not refer to self: a cycle
@@ -119,29 +129,21 @@ class _Arrivals:
         """Adds a gradient when it has arrived."""
         names = part_keys(self._keys, gradient)
         sink = self._sink
-        if (
-            isinstance(sink, DenseReducer)
-            and (self._begins or sink.number > 0)
-            and all(length % gradient.dtype.itemsize == 0 for length in gradient.value_lengths)
-        ):
-            # Every part passes through the same memory and is added while it is still in the processor's cache.
-            start = 0
-            for name, length in zip(names, gradient.value_lengths, strict=True):
+        pieces = _dense_pieces(gradient) if self._begins or sink.number > 0 else None
+        data = np.empty(gradient.nbytes if pieces is None else gradient.sparse_bytes, np.uint8)
+        start = 0
+        for number, (name, length) in enumerate(zip(names, gradient.lengths, strict=True)):
+            if pieces is None or start < gradient.sparse_bytes:
+                self._add(name, data[start : start + length])
+            else:
+                # It passes through the same memory as all others, and is added while it is still in the processor's
+                # cache.
                 place = self._passage[:length]
                 self._add(name, place)
-                self.then(partial(sink.add_piece, start, place.view(gradient.dtype)))
-                start += length // gradient.dtype.itemsize
-            self.then(partial(_count, sink, gradient.number))
-            return
-        arrays = [np.empty(sum(lengths), np.uint8) for lengths in gradient.sections]
-        places = [
-            array[start : start + length]
-            for array, lengths in zip(arrays, gradient.sections, strict=True)
-            for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False)
-        ]
-        for name, place in zip(names, places, strict=True):
-            self._add(name, place)
-        self.then(partial(_add_whole, self._sink, gradient, arrays, names[0]))
+                for piece in pieces[number]:
+                    self.then(partial(piece.add, sink, place))
+            start += length
+        self.then(partial(_add_rest if pieces else _add_whole, sink, gradient, data, names[0]))
         self._begins = True
 
     def _add(self, name: str, place: Array) -> None:
@@ -175,14 +177,71 @@ class _Arrivals:
             action()
 
 
-def _count(reducer: DenseReducer, number: int) -> None:
-    reducer.number += number
+def _is_dense(reducer: object) -> bool:
+    return isinstance(reducer, DenseReducer)
 
 
-def _add_whole(sink: GradientSink, gradient: BufferedGradient, arrays: list[Array], where: str) -> None:
-    indices, values = arrays[0].view(INDEX), arrays[2].view(gradient.dtype)
-    counts = arrays[1].view(COUNT) if gradient.count_lengths else None
-    sink.add(_checked(gradient, indices, counts, values, where, ours=True))
+@dataclass(slots=True)
+class _Piece:
+    """Consecutive elements of a dense section in a part.
+
+    Attributes:
+        section: the number of the section.
+        dtype: the dtype of its elements.
+        first: the place of the first element in the section.
+        start: the first byte in the part.
+        stop: the byte after the last one.
+    """
+
+    section: int
+    dtype: np.dtype[Any]
+    first: int
+    start: int
+    stop: int
+
+    def add(self, reducer: RoundReducer, part: Array) -> None:
+        """Adds the elements, given the bytes of the part."""
+        section = reducer.sections[self.section]
+        assert isinstance(section, DenseReducer)
+        section.add_piece(self.first, part[self.start : self.stop].view(self.dtype))
+
+
+def _dense_pieces(gradient: BufferedGradient) -> list[list[_Piece]] | None:
+    """Returns what each part holds of dense sections; None if a part is cut as redisacc does not cut it."""
+    every: list[list[_Piece]] = []
+    start = 0
+    for length in gradient.lengths:
+        stop = start + length
+        if start < gradient.sparse_bytes < stop:
+            return None
+        pieces = []
+        for number, section in enumerate(gradient.sections):
+            if section.is_sparse:
+                continue
+            offset, size = section.values[0], section.dtype.itemsize
+            low, high = max(start, offset), min(stop, section.values[1])
+            if low < high:
+                if (low - offset) % size or (high - low) % size:
+                    return None
+                pieces.append(_Piece(number, section.dtype, (low - offset) // size, low - start, high - start))
+        every.append(pieces)
+        start = stop
+    return every
+
+
+def _add_whole(sink: GradientSink, gradient: BufferedGradient, data: Any, where: str) -> None:
+    """Adds a gradient, given all its bytes: memory of our own, or immutable bytes."""
+    ours = isinstance(data, np.ndarray)
+    sections = [_checked(section, gradient.number, data, where, ours=ours) for section in gradient.sections]
+    sink.add(Gradient(tuple(sections), gradient.number))
+
+
+def _add_rest(reducer: RoundReducer, gradient: BufferedGradient, data: Array, where: str) -> None:
+    """Adds the sparse sections of a gradient whose dense ones have been added, given their bytes, and counts it."""
+    for section, of in zip(gradient.sections, reducer.sections, strict=True):
+        if section.is_sparse:
+            of.add(_checked(section, gradient.number, data, where, ours=True))
+    reducer.number += gradient.number
 
 
 def _fetch_inline(
@@ -205,29 +264,17 @@ def _fetch_inline(
     return inline
 
 
-def _add_inline(sink: GradientSink, gradient: BufferedGradient, data: bytes, of: RoundKeys) -> None:
-    first = sum(gradient.index_lengths)
-    second = first + sum(gradient.count_lengths)
-    indices = _elements(data, INDEX, 0, first)
-    counts = _elements(data, COUNT, first, second) if gradient.count_lengths else None
-    values = _elements(data, gradient.dtype, second, len(data))
-    sink.add(_checked(gradient, indices, counts, values, f"{of.inline} {gradient.id}", ours=False))
-
-
-def _elements(data: bytes, dtype: np.dtype[Any], start: int, stop: int) -> Array:
-    # frombuffer refuses to make an array without elements.
-    return np.frombuffer(data, dtype, (stop - start) // dtype.itemsize, start) if stop > start else np.empty(0, dtype)
-
-
-def _checked(
-    gradient: BufferedGradient, indices: Array, counts: Array | None, values: Array, where: str, *, ours: bool
-) -> Gradient:
-    """Returns the gradient that these arrays make up, checked."""
-    if len(indices) and (indices[0] < 0 or not np.logical_and.reduce(indices[1:] > indices[:-1])):
-        raise CorruptDataError(f"{where}: indices that are not ascending")
-    if counts is not None and not ((counts >= 1) & (counts <= gradient.number)).all():
-        raise CorruptDataError(f"{where}: counts of a sum of {gradient.number} gradients")
-    return Gradient(values.reshape(gradient.shape), indices, counts, gradient.number, ours=ours)
+def _checked(section: BufferedSection, number: int, data: Any, where: str, *, ours: bool) -> Section:
+    """Returns a section of a gradient that is the sum of ``number``, checked."""
+    found = section_view(section, data)
+    indices, counts = found.indices, found.counts
+    if indices is not None and len(indices):
+        if indices[0] < 0 or not np.logical_and.reduce(indices[1:] > indices[:-1]):
+            raise CorruptDataError(f"{where}: indices that are not ascending")
+        if counts is not None and not ((counts >= 1) & (counts <= number)).all():
+            raise CorruptDataError(f"{where}: counts of a sum of {number} gradients")
+    found.ours = ours
+    return found
 
 
 def _check_lengths(transport: Transport, keys: Keys, batch: list[BufferedGradient]) -> None:

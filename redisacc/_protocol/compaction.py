@@ -136,10 +136,6 @@ def no_room(keys: Keys, gradient: Gradient, full: Full, why: str) -> Accumulator
     )
 
 
-def _number_of_parts(gradient: BufferedGradient) -> int:
-    return 0 if gradient.inline else len(gradient.lengths)
-
-
 def _cheapest(buffered: Sequence[BufferedGradient]) -> Sequence[BufferedGradient]:
     """Returns the longest run of adjacent gradients that may be compacted at once, and of equally long ones the oldest.
 
@@ -148,10 +144,10 @@ def _cheapest(buffered: Sequence[BufferedGradient]) -> Sequence[BufferedGradient
     best, size, parts, first = buffered[:1], 0, 0, 0
     for last, candidate in enumerate(buffered):
         size += candidate.nbytes
-        parts += _number_of_parts(candidate)
+        parts += len(candidate.lengths)
         while size > COMPACT_BYTES or parts > COMPACT_PARTS or last - first >= COMPACT_GRADIENTS:
             size -= buffered[first].nbytes
-            parts -= _number_of_parts(buffered[first])
+            parts -= len(buffered[first].lengths)
             first += 1
         if last + 1 - first > len(best):
             best = buffered[first : last + 1]
@@ -163,7 +159,7 @@ def _oldest(buffered: Sequence[BufferedGradient]) -> Sequence[BufferedGradient]:
     size = parts = 0
     for number, candidate in enumerate(buffered[:COMPACT_GRADIENTS]):
         size += candidate.nbytes
-        parts += _number_of_parts(candidate)
+        parts += len(candidate.lengths)
         if number > 1 and (size > COMPACT_BYTES or parts > COMPACT_PARTS):
             return buffered[:number]
     return buffered[:COMPACT_GRADIENTS]

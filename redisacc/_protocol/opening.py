@@ -6,7 +6,7 @@ import logging
 import secrets
 
 from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.validation import shape_text
+from redisacc._data.tree import parse_structure
 from redisacc._format.keys import NAMES, Keys
 from redisacc._format.record import FORMAT
 from redisacc._protocol.deletion import delete
@@ -14,7 +14,7 @@ from redisacc._protocol.scripts import Deleting, Opened, Schema, Scripts
 from redisacc._protocol.similar_names import suggestion
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable, shown
-from redisacc.errors import AccumulatorNotFoundError, NotPermittedError, SchemaMismatchError
+from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, NotPermittedError, SchemaMismatchError
 
 logger = logging.getLogger("redisacc")
 
@@ -52,7 +52,7 @@ def open_accumulator(
         AccumulatorNotFoundError: there is none, and none was to be created, or it is another incarnation.
         SchemaMismatchError: it was created as something else.
     """
-    schema = Schema(FORMAT, spec.kind, spec.dtype.name, shape_text(spec.shape), spec.reduction_type, spec.sparse_mean)
+    schema = Schema(FORMAT, **spec.schema)
     while True:
         try:
             opened = scripts.open(
@@ -90,6 +90,8 @@ def open_accumulator(
 def _check_schema(
     keys: Keys, opened: Opened, wanted: Schema, buffer_limit: int | None, once_per_worker: bool | None
 ) -> None:
+    # Of two trees, the leaf in which they differ says more.
+    is_tree = opened.schema.kind == wanted.kind == "tree"
     differences = [
         f"{what} is {there if isinstance(there, int) else printable(there, QUOTED)}, not {here}"
         for what, there, here in (
@@ -98,6 +100,7 @@ def _check_schema(
             ("shape", opened.schema.shape, wanted.shape),
             ("reduction_type", opened.schema.reduction_type, wanted.reduction_type),
             ("sparse_mean", opened.schema.sparse_mean, wanted.sparse_mean),
+            ("missing", opened.schema.missing, wanted.missing),
             ("buffer_limit", opened.buffer_limit, opened.buffer_limit if buffer_limit is None else buffer_limit),
             (
                 "once_per_worker",
@@ -105,12 +108,33 @@ def _check_schema(
                 opened.once_per_worker if once_per_worker is None else once_per_worker,
             ),
         )
-        if there != here
+        if there != here and not (is_tree and what in ("dtype", "shape"))
     ]
+    if is_tree and opened.schema.tree != wanted.tree:
+        differences.append(_tree_difference(keys, opened.schema.tree, wanted.tree))
     if differences:
         raise SchemaMismatchError(
             f"accumulator {shown(keys.name)} was created as something else: its {'; its '.join(differences)}"
         )
+
+
+def _tree_difference(keys: Keys, there: str, here: str) -> str:
+    """Returns in which leaf, the first of them, two trees differ."""
+    wanted = dict(zip(*_leaves(here), strict=True))
+    try:
+        found = dict(zip(*_leaves(there), strict=True))
+    except ValueError as error:
+        raise CorruptDataError(f"{keys.record}: tree holds what redisacc did not write: {error}") from None
+    for path in sorted(found | wanted):
+        if found.get(path) != wanted.get(path):
+            was, now = found.get(path, "missing"), wanted.get(path, "missing")
+            return f"leaf {shown(path)} is {printable(was, QUOTED)}, not {printable(now, QUOTED)}"
+    return f"tree is {printable(there, QUOTED)}, not {printable(here, QUOTED)}"
+
+
+def _leaves(tree: str) -> tuple[tuple[str, ...], list[str]]:
+    structure, texts = parse_structure(tree)
+    return structure.paths, texts
 
 
 def list_name(transport: Transport, name: str) -> None:

@@ -108,6 +108,31 @@ class ParameterScripts:
                 raise replaced(self._keys.name)
         self._refuse(reply)
 
+    def finish(self, *, incarnation: str, finished: bool) -> None:
+        """Notes whether the step that is published is the last one.
+
+        Args:
+            incarnation: the incarnation that the client has seen.
+            finished: whether it is.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted.
+        """
+        reply = self._transport.run(
+            *load("finish").bind(
+                keys={"record": self._keys.record},
+                args={"incarnation": incarnation, "finished": int(finished)},
+            )
+        )
+        match reply:
+            case [b"noted"]:
+                return
+            case [b"missing"]:
+                raise gone(self._keys.name)
+            case [b"replaced"]:
+                raise replaced(self._keys.name)
+        self._refuse(reply)
+
     def delete_parameters(
         self, *, incarnation: str, finish: bool, timeout: float = TIMEOUT
     ) -> Literal["closed", "deleted", "missing", "replaced"]:

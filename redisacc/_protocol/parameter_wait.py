@@ -18,12 +18,9 @@ from redisacc._protocol.similar_names import suggestion
 from redisacc._protocol.wait_log import WaitLog
 from redisacc._redis.pubsub import Alarm, pubsub_of
 from redisacc._redis.transport import Transport
-from redisacc.errors import CancelledError, ParametersTimeoutError, ServerUnavailableError
+from redisacc.errors import CancelledError, ParametersFinishedError, ParametersTimeoutError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
-
-# Gets the record after every poll, None if nothing is published. The wait ends without a version if it returns True.
-Ended = Callable[[ParameterRecord | None], bool]
 
 
 def wait_for_version(
@@ -35,8 +32,9 @@ def wait_for_version(
     after: int | None,
     deadline: float,
     label: str,
-    ended: Ended | None = None,
-) -> tuple[ParameterRecord, Any] | None:
+    cancel: Callable[[], bool] | None = None,
+    describe: Callable[[], str] | None = None,
+) -> tuple[ParameterRecord, Any]:
     """Blocks until a version with a higher step than ``after`` is published, and reads it.
 
     Args:
@@ -47,12 +45,13 @@ def wait_for_version(
         after: the step; None: any version will do.
         deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
         label: the name of the parameters in log records and errors.
-        ended: ends the wait in other ways; it is asked after every poll, at least once a second. None: nothing does.
+        cancel: cancels the wait if it returns True; it is asked after every poll. None: nothing does.
+        describe: returns what else a message about the wait says, "" for nothing.
 
     Returns:
-        The record and the tree; None if ``ended`` has ended the wait.
+        The record and the tree.
     """
-    wait = _Wait(transport, keys, reader, after=after, deadline=deadline, label=label, ended=ended)
+    wait = _Wait(transport, keys, reader, after=after, deadline=deadline, label=label, cancel=cancel, describe=describe)
     with ExitStack() as stack:
         stack.callback(lifetime.register(wait.alarm))
         return wait.run(lifetime, stack)
@@ -68,10 +67,12 @@ class _Wait:
         after: int | None,
         deadline: float,
         label: str,
-        ended: Ended | None,
+        cancel: Callable[[], bool] | None,
+        describe: Callable[[], str] | None,
     ) -> None:
         self._transport, self._keys, self._reader = transport, keys, reader
-        self._after, self._deadline, self._label, self._ended = after, deadline, label, ended
+        self._after, self._deadline, self._label, self._cancel = after, deadline, label, cancel
+        self._describe = describe
         self.alarm = Alarm()
         # Set by the thread that listens: whether there may be something new, and what the last event said.
         self._poll_now = True
@@ -86,7 +87,7 @@ class _Wait:
         self._poll_now = True
         self.alarm.set()
 
-    def run(self, lifetime: Lifetime, stack: ExitStack) -> tuple[ParameterRecord, Any] | None:
+    def run(self, lifetime: Lifetime, stack: ExitStack) -> tuple[ParameterRecord, Any]:
         """Polls until there is a version."""
         log = WaitLog(time.monotonic())
         next_poll = 0.0
@@ -104,8 +105,7 @@ class _Wait:
                 read = self._poll()
                 if read is not None:
                     return read
-                if self._is_ended():
-                    return None
+                self._check_over()
                 now = time.monotonic()
                 next_poll = now + POLL_INTERVAL
                 if now >= self._deadline:
@@ -123,8 +123,15 @@ class _Wait:
     def _listen(self, stack: ExitStack) -> None:
         stack.enter_context(pubsub_of(self._transport).listen(self._keys.events, self._on_event))
 
-    def _is_ended(self) -> bool:
-        return self._ended is not None and self._answered and self._outage.error is None and self._ended(self._found)
+    def _check_over(self) -> None:
+        """Raises an error if no version is to be expected any more, or the caller has cancelled the wait."""
+        if self._outage.error is None and self._found is not None and self._found.finished:
+            raise ParametersFinishedError(
+                f"{self._label}: step {self._found.step} was the last that is published: its publisher has finished",
+                step=self._found.step,
+            )
+        if self._cancel is not None and self._cancel():
+            raise CancelledError(f"{self._label}: the wait for parameters was cancelled")
 
     def _poll(self) -> tuple[ParameterRecord, Any] | None:
         """Reads the version if there is one. Logs a warning and returns None if the server cannot be reached."""
@@ -157,8 +164,9 @@ class _Wait:
         else:
             text += f": step {self._found.step} is the last that was published"
         if self._outage.error is not None:
-            text += "; the server cannot be reached"
-        return text
+            return f"{text}; the server cannot be reached"
+        more = self._describe() if self._describe is not None else ""
+        return f"{text}; {more}" if more else text
 
     def _timed_out(self) -> ParametersTimeoutError:
         error = ParametersTimeoutError(

@@ -163,6 +163,16 @@ class Publisher:
                 list_name(self._transport, self._keys.name)
                 self._listed = True
 
+    def check_agrees(self, tree: object) -> None:
+        """Raises SchemaMismatchError unless a tree is like what is published."""
+        wanted = self.check(tree, 0, None, None)
+        if self._reader.poll() is not None:
+            self._agreed(wanted)
+
+    def finish(self, finished: bool) -> None:
+        """Notes whether the version that is published is the last one."""
+        self._scripts.finish(incarnation=self._reader.incarnation, finished=finished)
+
     def _try(self, wanted: Wanted, version: str, publisher: str) -> bool:
         """Tries to publish a version. Returns False if what is published has changed meanwhile."""
         last = self._last

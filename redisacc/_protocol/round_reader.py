@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redisacc._data.reducers import Reducer
+from redisacc._data.reducers import RoundReducer
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
@@ -73,7 +73,7 @@ class RoundReader:
     def forget(self) -> None:
         """Drops what was added ahead: the round that it belongs to is over."""
         self._shape: tuple[int, ...] | None = None
-        self._reducer: Reducer | None = None
+        self._reducer: RoundReducer | None = None
         # The ids of the buffered gradients that have been added, in order of arrival.
         self._added: dict[str, None] = {}
 
@@ -112,7 +112,7 @@ class RoundReader:
             workers=parse_workers(scan_whole(self._transport, of.workers, pieces[2]), of.workers),
         )
 
-    def add_up(self, contents: RoundContents, shape: tuple[int, ...], num_accumulated: int) -> Reducer:
+    def add_up(self, contents: RoundContents, shape: tuple[int, ...], num_accumulated: int) -> RoundReducer:
         """Adds up everything in a round: buffered gradients in order of arrival, then what was summed in place.
 
         Args:
@@ -150,7 +150,7 @@ class RoundReader:
         gradients: list[BufferedGradient],
         shape: tuple[int, ...],
         known: Mapping[bytes, bytes] | None = None,
-    ) -> Reducer:
+    ) -> RoundReducer:
         if self._reducer is None:
             self._reducer = self._spec.reducer(shape, where=self._keys.current.sums)
         if gradients:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, Protocol
 
-from redisacc._data.dtypes import DType
 from redisacc._data.validation import shape_text
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import DELETING, Keys
@@ -37,7 +36,7 @@ REPLICATION_TIMEOUT_MS = 5000
 
 @dataclass(frozen=True)
 class Schema:
-    """What an accumulator was created as, all as text."""
+    """What an accumulator was created as, all as text (``AccumulatorSpec.schema``)."""
 
     format: str
     kind: str
@@ -45,6 +44,8 @@ class Schema:
     shape: str
     reduction_type: str
     sparse_mean: str
+    missing: str
+    tree: str
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,8 @@ class Scripts:
                         "shape": schema.shape,
                         "reduction_type": schema.reduction_type,
                         "sparse_mean": schema.sparse_mean,
+                        "missing": schema.missing,
+                        "tree": schema.tree,
                         "chunk": chunk,
                         "lease_ms": lease_ms,
                         "buffer_limit": buffer_limit,
@@ -290,6 +293,8 @@ class Scripts:
                 shape,
                 reduction,
                 mean,
+                missing,
+                tree,
                 chunk_,
                 lease,
                 limit,
@@ -298,9 +303,7 @@ class Scripts:
                 return Opened(
                     now_ms=self._number(now, "TIME"),
                     incarnation=_text(incarnation_),
-                    schema=Schema(
-                        _text(format_), _text(kind), _text(dtype), _text(shape), _text(reduction), _text(mean)
-                    ),
+                    schema=Schema(*map(_text, (format_, kind, dtype, shape, reduction, mean, missing, tree))),
                     chunk=self._number(chunk_, "chunk", least=1),
                     lease_ms=self._number(lease, "lease_ms"),
                     buffer_limit=self._number(limit, "buffer_limit"),
@@ -347,8 +350,12 @@ class Scripts:
                 )
         return None
 
-    def apply(self, request: Request, packed: PackedRows, dtype: DType) -> Counted | None:
+    def apply(self, request: Request, packed: Sequence[PackedRows]) -> Counted | None:
         """Adds a gradient in place.
+
+        Args:
+            request: who sends it, and what every gradient carries.
+            packed: its sections.
 
         Returns:
             The outcome; None if a sum would lose digits, so that the gradient has to be buffered.
@@ -374,11 +381,12 @@ class Scripts:
                     "local_step": request.local_step,
                     "once": int(request.once),
                     "round_shape": shape_text(request.round_shape),
-                    "element": dtype.in_place or "",
-                    "row_bytes": packed.row_bytes,
-                    "limit": "" if dtype.limit is None else dtype.limit,
-                    "indices": packed.indices,
-                    "rows": packed.rows,
+                    "labels": [section.label for section in packed],
+                    "elements": [section.element for section in packed],
+                    "limits": [section.limit for section in packed],
+                    "row_bytes": [section.row_bytes for section in packed],
+                    "indices": [section.indices for section in packed],
+                    "rows": [section.rows for section in packed],
                 },
             ),
             after=self._replicate,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from redisacc._data.reducers import Reducer
+from redisacc._data.reducers import RoundReducer
 from redisacc._data.results import Round
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.buffered import PartMissingError
@@ -85,7 +85,7 @@ def read_round(
     keys: Keys,
     spec: AccumulatorSpec,
     records: RecordReader,
-    reduce: Callable[[Reducer, int], Any],
+    reduce: Callable[[RoundReducer, int], Any],
 ) -> Round[Any]:
     """Returns the current round. Its gradient is None if the round is empty.
 

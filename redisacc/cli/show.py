@@ -183,7 +183,7 @@ def _print_parameters(info: ParametersInfo) -> None:
 
 
 def _select_rows(current: CurrentRows, indices: Sequence[int], top: int | None, by: str) -> Rows:
-    if indices and current.spec.is_sparse:
+    if indices and current.spec.kind == "sparse":
         return current.some(indices)
     rows = current.all()
     if top is None:

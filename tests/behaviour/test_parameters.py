@@ -551,20 +551,39 @@ def test_closing_ends_a_wait(open_parameters, background, until):
         reader.publish(np.ones(1), 0)
 
 
-def test_something_else_may_end_a_wait(open_parameters):
+def test_the_caller_may_cancel_a_wait(open_parameters):
     writer = open_parameters()
-    seen = []
+    asked = []
 
-    def ended(record):
-        seen.append(record and record.step)
-        return len(seen) > 1
+    def cancel():
+        asked.append(1)
+        return len(asked) > 1
 
-    assert writer._wait(None, 20, ended) is None
-    writer.publish(np.ones(1), 3)
-    seen.clear()
-    assert writer._wait(3, 20, ended) is None
-    assert seen == [3, 3]
-    assert writer._wait(2, 20, ended)[0] == 3
+    for publish in (lambda: None, lambda: writer.publish(np.ones(1), 3)):
+        publish()
+        asked.clear()
+        with pytest.raises(redisacc.CancelledError, match="was cancelled"):
+            writer.wait(after=3, timeout=20, cancel=cancel)
+        assert len(asked) == 2
+    # A version that is there is returned all the same.
+    assert writer.wait(after=2, timeout=20, cancel=lambda: True)[0] == 3
+
+
+def test_a_publisher_may_say_that_it_has_finished(open_parameters, background, until):
+    writer, reader = open_parameters(), open_parameters()
+    writer.publish(np.ones(1), 0)
+    waiting = background(reader.wait, 0)
+    until(lambda: reader._lifetime._alarms)
+    writer.finish()
+    with pytest.raises(redisacc.ParametersFinishedError):
+        waiting.result()
+    # The last version can still be read.
+    assert reader.wait(timeout=0)[0] == 0
+    assert reader.finished()
+    writer.finish(False)
+    assert not reader.finished()
+    with pytest.raises(redisacc.ParametersTimeoutError):
+        reader.wait(after=0, timeout=0)
 
 
 def test_a_long_wait_says_what_it_waits_for(open_parameters, background, until, caplog, monkeypatch):

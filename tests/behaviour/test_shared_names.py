@@ -227,7 +227,7 @@ def test_another_format_of_the_data_model_is_refused_by_its_number(open_dense, c
         lambda: open_dense("float32", [1], "w"),
         lambda: raw_ops.AccumulatorNumAccumulated(handle="redisacc:{w}", redis=client),
     ):
-        with pytest.raises(redisacc.SchemaMismatchError, match=r"has format '1' .* reads format '3'"):
+        with pytest.raises(redisacc.SchemaMismatchError, match=r"has format '1' .* reads format '4'"):
             use()
     assert client.hgetall("redisacc:{w}") == before
     client.flushall()

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 import redisacc
+from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
 from redisacc._protocol import acknowledgement
 from redisacc._protocol.scripts import Queued, Scripts
@@ -129,6 +130,7 @@ def test_few_parts_are_removed_by_one_script(client: redis.Redis, monkeypatch: p
             return run(*args, **options)
 
         monkeypatch.setattr(Scripts, name, noting)
+    monkeypatch.setattr(buffered_format, "PART_BYTES", 8)
     limit = acknowledgement.PARTS_PER_CALL
     with redisacc.SparseConditionalAccumulator(
         "float32", None, "bounded", redis=client, in_place_limit=0, buffer_limit=1_400

@@ -115,6 +115,7 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
     for step, tree in enumerate(trees()):
         parameters.publish(tree, step, changed={"table": [0, 2]}, state=[np.zeros(3)])
         assert parameters.wait(after=step - 1, timeout=20)[0] == step
+    parameters.finish()
     parameters.delete()
     assert recorder.scripts == set(script_loader.names())
     assert recorder.kinds >= KINDS

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 import redisacc
-from redisacc._data.gradient import Gradient
+from redisacc._data.gradient import Gradient, Section
 from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
 from redisacc._protocol.scripts import ForgottenError, Request, Scripts
@@ -106,7 +106,7 @@ def test_the_table_stays_small_however_many_clients_come_and_go(client: redis.Re
 
 def buffer(scripts: Scripts, client: Session, sequence: int) -> object:
     gradient = f"{client.id}-{sequence}"
-    staged = buffered_format.stage(KEYS, gradient, Gradient(np.ones(2, np.float32)))
+    staged = buffered_format.stage(KEYS, gradient, Gradient((Section(np.ones(2, np.float32)),)))
     return scripts.buffer(
         Request(client, sequence, "w", 0, (2,)),
         gradient=gradient,

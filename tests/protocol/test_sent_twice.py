@@ -11,8 +11,7 @@ import redis
 from support.selection import REAL
 
 import redisacc
-from redisacc._data import dtypes
-from redisacc._data.gradient import Gradient
+from redisacc._data.gradient import Gradient, Section
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
 from redisacc._format.keys import Keys
@@ -30,7 +29,7 @@ def new_session() -> Session:
     return Session(int(time.time() * 1000))
 
 
-SCHEMA = Schema(FORMAT, "dense", "float32", "[2]", "SUM", "index")
+SCHEMA = Schema(FORMAT, "dense", "float32", "[2]", "SUM", "index", "zero", "")
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def handle(client: redis.Redis) -> redisacc.ConditionalAccumulator:
 
 def buffer(scripts: Scripts, client: Session, sequence: int, values: list[float], local_step: int = 0) -> object:
     gradient_id = f"{client.id}-{sequence}"
-    staged = buffered_format.stage(Keys("twice"), gradient_id, Gradient(np.array(values, np.float32)))
+    staged = buffered_format.stage(Keys("twice"), gradient_id, Gradient((Section(np.array(values, np.float32)),)))
     return scripts.buffer(
         Request(client, sequence, "w", local_step, (2,)),
         gradient=gradient_id,
@@ -68,7 +67,7 @@ def buffer_in_parts(
 def apply(scripts: Scripts, client: Session, sequence: int, values: list[float], local_step: int = 0) -> object:
     rows = np.array(values, "<f4").tobytes()
     request = Request(client, sequence, "w", local_step, (2,))
-    return scripts.apply(request, in_place.PackedRows(b"0", rows, 1024), dtypes.find_dtype("float32"))
+    return scripts.apply(request, [in_place.PackedRows("", "f", "", b"0", rows, 1024)])
 
 
 @pytest.fixture(
@@ -121,7 +120,7 @@ def test_an_old_copy_is_refused(client: redis.Redis, scripts: Scripts, send: Any
 
 @pytest.mark.usefixtures("force_parts")
 def test_a_missing_part_is_told_and_changes_nothing(client: redis.Redis, scripts: Scripts) -> None:
-    staged = buffered_format.stage(Keys("twice"), "x-1", Gradient(np.ones(2, np.float32)))
+    staged = buffered_format.stage(Keys("twice"), "x-1", Gradient((Section(np.ones(2, np.float32)),)))
     before = client.hgetall(Keys("twice").record)
     reply = scripts.buffer(
         Request(new_session(), 1, "w", 0, (2,)),

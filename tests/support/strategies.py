@@ -51,15 +51,13 @@ SIZES = st.one_of(PLAIN, st.lists(NUMBERS.filter(lambda n: -(2**63) <= n < 2**64
 @st.composite
 def headers(draw):
     """Entries of the buffered hash, nearly right or entirely wrong."""
+    dtypes = st.sampled_from(["float32", "float32", "float64", "int64", "O", "V8", "", None, [1]])
+    section = st.tuples(dtypes, st.one_of(st.sampled_from([[2], [3, 2]]), SIZES)).map(list)
     header = {
-        "version": draw(st.sampled_from([1, 1, 1, 1, 0, 2, "1", None, True])),
-        "dtype": draw(st.sampled_from(["float32", "float32", "float64", "int64", "O", "V8", "", None, [1]])),
-        "shape": draw(st.one_of(st.sampled_from([[2], [3, 2]]), SIZES)),
+        "version": draw(st.sampled_from([2, 2, 2, 2, 0, 1, "2", None, True])),
+        "sections": draw(st.one_of(st.lists(section, min_size=1, max_size=1), st.lists(section, max_size=3), PLAIN)),
         "gradients": draw(st.one_of(st.just(1), PLAIN)),
-        "inline": draw(st.one_of(st.booleans(), PLAIN)),
-        "indices": draw(st.one_of(st.sampled_from([[], [24]]), SIZES)),
-        "counts": draw(st.one_of(st.sampled_from([[], [24]]), SIZES)),
-        "values": draw(st.one_of(st.sampled_from([[8], [24], [4, 4]]), SIZES)),
+        "parts": draw(st.one_of(st.sampled_from([[], [8], [4, 4], [48], [24, 24], [32, 16]]), SIZES)),
     }
     for field in draw(st.lists(st.sampled_from(sorted(header)), max_size=2)):
         header.pop(field, None)

@@ -15,6 +15,7 @@ WITH_ATTRIBUTES = {
     "TakeTimeoutError": {"num_required": 3, "num_accumulated": 1, "workers": {"ann": 1}, "missing": ["bob"]},
     "StepTimeoutError": {"wanted": 4, "global_step": 2},
     "ParametersTimeoutError": {"after": 3, "step": None},
+    "ParametersFinishedError": {"step": 3},
     "StepConflictError": {"step": 3, "published": 4},
     "NotReplicatedError": {"replicas": 0, "min_replicas": 1},
     "RoundRecoveredError": {

