@@ -184,7 +184,7 @@ def test_who_publishes_the_same_again_lists_the_name(open_parameters, client):
     assert client.smembers("redisacc:names") == {b"weights"}
 
 
-def test_the_same_again_with_only_rows(open_parameters, client):
+def test_the_same_again_with_only_rows(open_parameters, client, monkeypatch):
     table = np.zeros((100, 4), np.float32)
     writer = open_parameters()
     writer.publish(table, 0)
@@ -192,8 +192,15 @@ def test_the_same_again_with_only_rows(open_parameters, client):
     writer.publish(table, 1, changed={".": [7]})
     before = client.hgetall(writer.parameters_ref)
     writer.publish(table, 1, changed={".": [7]})
-    open_parameters().publish(table, 1, changed={".": [7]})
+    successor = open_parameters()
+    successor.publish(table, 1, changed={".": [7]})
     assert client.hgetall(writer.parameters_ref) == before
+    # Having found it published, the successor knows which rows differ from it.
+    counted = Bytes(monkeypatch)
+    table[8] = 1
+    successor.publish(table, 2, changed={".": [8]})
+    assert counted.take()[0] == 8 + 16
+    assert same(open_parameters().latest()[1], table)
 
 
 @pytest.mark.parametrize(
@@ -434,6 +441,12 @@ def test_leaves_change_in_turn_whole_and_by_rows(open_parameters):
         assert same(open_parameters().latest()[1], tree)
 
 
+def stored(client, *, living):
+    """The size of all objects, or of those that the latest version consists of."""
+    keys = list(client.scan_iter("redisacc:{weights}:parameters:object:*"))
+    return sum(client.strlen(key) for key in keys if not living or client.pttl(key) == -1)
+
+
 def test_what_is_stored_is_bounded(open_parameters, client):
     table = np.zeros((1000, 16), np.float32)
     writer = open_parameters()
@@ -441,16 +454,18 @@ def test_what_is_stored_is_bounded(open_parameters, client):
     for step in range(1, 400):
         table[step : step + 30] += 1
         writer.publish({"table": table, "b": np.zeros(2)}, step, changed={"table": range(step, step + 30)})
-    listed = client.hget(writer.parameters_ref, "rows").split()
-    assert len(listed) < publication.MAX_ROWS_BLOBS
-    sizes = [client.strlen(key) for key in client.scan_iter("redisacc:{weights}:parameters:object:*")]
-    living = [
-        client.strlen(key)
-        for key in client.scan_iter("redisacc:{weights}:parameters:object:*")
-        if client.pttl(key) == -1
-    ]
-    assert sum(living) < 3 * table.nbytes
-    assert sum(sizes) < 3 * table.nbytes + publication.RETIRED_BYTES
+        if step % 19 == 0:
+            assert stored(client, living=True) < 2 * table.nbytes
+    assert len(client.hget(writer.parameters_ref, "rows").split()) < publication.MAX_ROWS_BLOBS
+    assert stored(client, living=False) < 2 * table.nbytes + publication.RETIRED_BYTES
+
+
+def test_a_small_table_does_not_keep_large_arrays_of_an_earlier_version(open_parameters, client):
+    table, dense = np.zeros((1000, 4)), np.zeros(50_000)
+    writer = open_parameters()
+    for step in range(3):
+        writer.publish({"table": table, "dense": dense}, step, changed={"table": [step]} if step else None)
+        assert stored(client, living=True) < 1.1 * (table.nbytes + dense.nbytes)
 
 
 def test_many_rows_blobs_are_replaced(open_parameters, monkeypatch, client):
