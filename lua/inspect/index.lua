@@ -26,6 +26,9 @@ local record_key, index, most = KEYS[1] or '', ARGV[1] or '', tonumber(ARGV[2] o
 local MOST_BUFFERED, MOST_ELEMENTS = 200, 1000
 local TWO_32 = 4294967296
 
+-- Every array of a buffered gradient begins at a multiple of this many bytes.
+local ALIGNMENT = 8
+
 -- Replaces control characters, which must not reach a terminal.
 local function safe(text)
   text = string.gsub(string.gsub(text, '%c', '?'), '\194[\128-\159]', '?')
@@ -226,6 +229,7 @@ end
 
 -- Buffered gradients.
 
+-- Returns numbers that a header lists, or nil if they are not sizes; and their sum.
 local function sizes(value)
   if type(value) ~= 'table' then
     return nil
@@ -237,41 +241,85 @@ local function sizes(value)
     end
     total = total + size
   end
-  return total
+  return value, total
 end
 
--- Parses a header, and checks that its fields agree with each other, because anyone may have written it.
-local function parse(id, entry, sparse, row_elements, components)
+-- Returns how the values of a section are stored and how many rows it has, if that fits what the section is.
+local function described(listed, section)
+  local how = type(listed) == 'table' and stored[listed[1]]
+  local shape = how and sizes(listed[2])
+  if not shape then
+    return nil
+  end
+  local rows = section.sparse and shape[1] or 1
+  local before = section.sparse and 1 or 0
+  if not rows or #shape ~= #section.dims + before then
+    return nil
+  end
+  for axis, dim in ipairs(section.dims) do
+    if shape[axis + before] ~= dim then
+      return nil
+    end
+  end
+  return how, rows
+end
+
+-- Parses a header: finds where each section lies in the bytes of the gradient. Checks that the header fits the sections
+-- and its parts, because anyone may have written it.
+local function parse(id, entry, sections)
   local order, packed = string.match(entry, '^(%d+) (.*)$')
+  local function foreign()
+    fail('gradient %s has a header that redisacc did not write', id)
+  end
   local ok, header = pcall(cmsgpack.unpack, packed or '')
-  if not ok or type(header) ~= 'table' or header.version ~= 1 then
-    fail('gradient %s has a header that redisacc did not write', id)
+  if not ok or type(header) ~= 'table' or header.version ~= 2 or type(header.sections) ~= 'table'
+      or #header.sections ~= #sections or type(header.gradients) ~= 'number' or header.gradients < 1 then
+    foreign()
   end
-  local how = stored[header.dtype]
-  local rows = sparse and type(header.shape) == 'table' and header.shape[1] or 1
-  local indices, counts, values = sizes(header.indices), sizes(header.counts), sizes(header.values)
-  if not how or not indices or not counts or not values or not sizes(header.shape)
-      or type(rows) ~= 'number' or type(header.gradients) ~= 'number'
-      or values ~= rows * row_elements * how.bytes * components or (sparse and indices ~= rows * 8)
-      or (counts ~= 0 and counts ~= indices) or type(header.inline) ~= 'boolean' then
-    fail('gradient %s has a header that redisacc did not write', id)
+  local stop, placed = 0, {}
+  local function place(bytes)
+    local start = bytes > 0 and math.ceil(stop / ALIGNMENT) * ALIGNMENT or stop
+    stop = start + bytes
+    return start
   end
-  return {
-    id = id, inline = header.inline, order = tonumber(order), how = how, rows = rows, number = header.gradients,
-    summed = counts > 0,
-    indices = {first = 0, start = 0, bytes = indices, lengths = header.indices},
-    counts = {first = #header.indices, start = indices, bytes = counts, lengths = header.counts},
-    values = {first = #header.indices + #header.counts, start = indices + counts, bytes = values,
-      lengths = header.values},
-  }
+  -- The sparse sections come before the dense ones.
+  for _, sparse in ipairs({true, false}) do
+    for number, section in ipairs(sections) do
+      if section.sparse == sparse then
+        local how, rows = described(header.sections[number], section)
+        if not how then
+          foreign()
+        end
+        local summed = sparse and header.gradients > 1
+        placed[number] = {
+          how = how, rows = rows, summed = summed, indices = place(sparse and rows * 8 or 0),
+          counts = place(summed and rows * 8 or 0),
+          values = place(rows * section.elements * how.bytes * section.components),
+        }
+      end
+    end
+  end
+  local parts, total = sizes(header.parts)
+  if not parts or (#parts > 0 and total ~= stop) then
+    foreign()
+  end
+  local starts, start = {}, 0
+  for number, length in ipairs(parts) do
+    if length == 0 then
+      foreign()
+    end
+    starts[number] = start
+    start = start + length
+  end
+  return {id = id, order = tonumber(order), number = header.gradients, sections = placed, bytes = stop, parts = parts,
+    starts = starts}
 end
 
--- Returns all data of an inline gradient, because a field of a hash can't be read in pieces.
+-- Returns all bytes of an inline gradient, because a field of a hash can't be read in pieces.
 local function inline_data(gradient)
   if not gradient.data then
     local data = redis.call('HGET', record_key .. ':inline', gradient.id) or ''
-    local size = gradient.values.start + gradient.values.bytes
-    if #data ~= size then
+    if #data ~= gradient.bytes then
       fail('%s:inline %s is gone, or has another length: it was evicted or removed by hand', record_key, gradient.id)
     end
     gradient.data = data
@@ -279,37 +327,51 @@ local function inline_data(gradient)
   return gradient.data
 end
 
--- Returns bytes of a section of a gradient. A section of a large gradient may span several parts.
-local function bytes_of(gradient, section, from, length)
-  if gradient.inline then
-    return string.sub(inline_data(gradient), section.start + from + 1, section.start + from + length)
-  end
-  local pieces, start = {}, 0
-  for k, size in ipairs(section.lengths) do
-    local first, last = math.max(from, start), math.min(from + length, start + size)
-    if first < last then
-      local key = string.format('%s:part:%s:%d', record_key, gradient.id, section.first + k - 1)
-      local piece = redis.call('GETRANGE', key, string.format('%.0f', first - start),
-        string.format('%.0f', last - 1 - start))
-      if #piece ~= last - first then
-        fail('%s is gone, or too short: it was evicted or removed by hand', key)
-      end
-      pieces[#pieces + 1] = piece
+-- Returns the number of the part that holds a byte.
+local function part_of(gradient, byte)
+  local low, high = 1, #gradient.parts
+  while low < high do
+    local middle = math.ceil((low + high) / 2)
+    if gradient.starts[middle] <= byte then
+      low = middle
+    else
+      high = middle - 1
     end
-    start = start + size
+  end
+  return low
+end
+
+-- Returns bytes of a gradient. They may span several parts.
+local function bytes_of(gradient, from, length)
+  if #gradient.parts == 0 then
+    return string.sub(inline_data(gradient), from + 1, from + length)
+  end
+  local pieces, stop = {}, from + length
+  local part = part_of(gradient, from)
+  while from < stop do
+    local start = gradient.starts[part]
+    local last = math.min(stop, start + gradient.parts[part])
+    local key = string.format('%s:part:%s:%d', record_key, gradient.id, part - 1)
+    local piece = redis.call('GETRANGE', key, string.format('%.0f', from - start),
+      string.format('%.0f', last - 1 - start))
+    if #piece ~= last - from then
+      fail('%s is gone, or too short: it was evicted or removed by hand', key)
+    end
+    pieces[#pieces + 1] = piece
+    from, part = last, part + 1
   end
   return table.concat(pieces)
 end
 
--- Returns the place of an index among those of a gradient, from 0, or nil. Every other guess halves the remaining
+-- Returns the place of an index among those of a section, from 0, or nil. Every other guess halves the remaining
 -- range, so that the search is short for any indices. The other guesses interpolate between the values, which finds
 -- evenly spread indices in a few reads.
-local function find(gradient, wanted)
+local function find(gradient, section, wanted)
   local function read(place)
-    local found = eight(bytes_of(gradient, gradient.indices, place * 8, 8), 1)
+    local found = eight(bytes_of(gradient, section.indices + place * 8, 8), 1)
     return found, found[1] * TWO_32 + found[2]
   end
-  local low, high = 0, gradient.rows - 1
+  local low, high = 0, section.rows - 1
   if high < 0 then
     return nil
   end
@@ -364,6 +426,86 @@ local function span(coordinates, dims)
   return first, number
 end
 
+-- Returns all buffered gradients, in order of arrival.
+local function buffered_gradients(sections)
+  local buffered_key = record_key .. ':buffered'
+  local number = redis.call('HLEN', buffered_key)
+  if number > MOST_BUFFERED then
+    fail('%d gradients are buffered, and this script searches at most %d: use `redisacc show NAME --index`', number,
+      MOST_BUFFERED)
+  end
+  local entries, gradients = redis.call('HGETALL', buffered_key), {}
+  for i = 1, #entries, 2 do
+    gradients[#gradients + 1] = parse(entries[i], entries[i + 1], sections)
+  end
+  table.sort(gradients, function(a, b) return a.order < b.order end)
+  return gradients
+end
+
+-- Adds up elements of a section, as a take does: the buffered gradients first, in order of arrival, and then the sums
+-- in place.
+--
+-- `row` is the index of a row as text, or nil for a dense section. `first` is the place of the first element in the row
+-- or section. Returns the sum of each component, and how many gradients are in it: those added in place, and those
+-- buffered.
+local function add_up(gradients, sections, number, row, first, shown, chunk)
+  local section = sections[number]
+  local components, packed_as, arithmetic = section.components, section.packed_as, section.arithmetic
+  local total, in_place, buffered = {}, 0, 0
+  local function add(data, how, convert, from)
+    for i = 1, #data / how.bytes do
+      local value = convert(how.read(data, (i - 1) * how.bytes + 1))
+      local at = from + i
+      total[at] = total[at] and arithmetic.add(total[at], value) or value
+    end
+  end
+
+  local wanted = row and parse_index(row)
+  for _, gradient in ipairs(gradients) do
+    local of = gradient.sections[number]
+    local place = not row and 0 or find(gradient, of, wanted)
+    if place then
+      buffered = buffered + (not row and gradient.number
+        or of.summed and struct.unpack('<I8', bytes_of(gradient, of.counts + place * 8, 8)) or 1)
+      local element = of.how.bytes * components
+      local from = of.values + (place * section.elements + first) * element
+      add(bytes_of(gradient, from, shown * element), of.how, same, 0)
+    end
+  end
+
+  local how = packed_as == 'f' and stored.float32 or stored.float64
+  local element = how.bytes * components
+  local from, stop = first, first + shown
+  repeat
+    local base = row and 0 or math.floor(from / chunk) * chunk
+    local next_chunk = row and stop or math.min(base + chunk, stop)
+    local field = section.prefix .. (row and string.gsub(row, '^0+(%d)', '%1') or string.format('%.0f', base / chunk))
+    local packed = redis.call('HGET', record_key .. ':sums', field)
+    if packed then
+      local data = string.sub(packed, 9 + (from - base) * element, 8 + (next_chunk - base) * element)
+      if #packed < 8 or #data ~= (next_chunk - from) * element then
+        fail('row %s of the sums has %d bytes, so redisacc did not write it', field, #packed)
+      end
+      in_place = struct.unpack('<I8', packed)
+      add(data, how, arithmetic.from_sum, (from - first) * components)
+    end
+    from = next_chunk
+  until from >= stop
+  return total, in_place, buffered
+end
+
+-- Returns a section: whether it is sparse, its dtype, and its dimensions, or those of its rows. `prefix` begins its
+-- fields in the sums.
+local function section_of(sparse, dtype, dims, prefix)
+  local components, packed_as, arithmetic = unpack(element_type(dtype))
+  local elements = 1
+  for _, dim in ipairs(dims) do
+    elements = elements * dim
+  end
+  return {sparse = sparse, dims = dims, elements = elements, components = components, packed_as = packed_as,
+    arithmetic = arithmetic, prefix = prefix}
+end
+
 local function main()
   if not (rawget(_G, 'struct') and rawget(_G, 'cmsgpack')) then
     fail("this server's Lua has no struct or no cmsgpack: use `redisacc show NAME --index`")
@@ -398,88 +540,35 @@ local function main()
     return lines
   end
 
-  local coordinates, dims, row_elements = {}, {}, 1
-  local row = string.match(index, '^%d+')
-  for coordinate in string.gmatch(sparse and string.sub(index, #row + 1) or index, '%d+') do
+  local row = sparse and string.match(index, '^%d+') or nil
+  local coordinates, dims = {}, {}
+  for coordinate in string.gmatch(row and string.sub(index, #row + 1) or index, '%d+') do
     coordinates[#coordinates + 1] = tonumber(coordinate)
   end
   for dim in string.gmatch(round_shape, '%d+') do
     dims[#dims + 1] = tonumber(dim)
-    row_elements = row_elements * tonumber(dim)
   end
   local first, number = span(coordinates, dims)
   local shown = math.min(number, most)
-  local components, packed_as, arithmetic = unpack(element_type(dtype))
-
-  local total, count, in_place, buffered_in = {}, 0, 0, 0
-  local function add(data, how, convert, from)
-    for i = 1, #data / how.bytes do
-      local value = convert(how.read(data, (i - 1) * how.bytes + 1))
-      local at = from + i
-      total[at] = total[at] and arithmetic.add(total[at], value) or value
-    end
-  end
-
-  -- A take adds the buffered gradients first, in order of arrival, and then the sums in place.
-  local buffered_key = record_key .. ':buffered'
-  local buffered_number = redis.call('HLEN', buffered_key)
-  if buffered_number > MOST_BUFFERED then
-    fail('%d gradients are buffered, and this script searches at most %d: use `redisacc show NAME --index`',
-      buffered_number, MOST_BUFFERED)
-  end
-  local entries, gradients = redis.call('HGETALL', buffered_key), {}
-  for i = 1, #entries, 2 do
-    gradients[#gradients + 1] = parse(entries[i], entries[i + 1], sparse, row_elements, components)
-  end
-  table.sort(gradients, function(a, b) return a.order < b.order end)
-  local wanted = sparse and parse_index(row)
-  for _, gradient in ipairs(gradients) do
-    local place = not sparse and 0 or find(gradient, wanted)
-    if place then
-      local held = gradient.number
-      if sparse then
-        held = gradient.summed and struct.unpack('<I8', bytes_of(gradient, gradient.counts, place * 8, 8)) or 1
-      end
-      count, buffered_in = count + held, buffered_in + held
-      local element = gradient.how.bytes * components
-      local data = bytes_of(gradient, gradient.values, (place * row_elements + first) * element, shown * element)
-      add(data, gradient.how, same, 0)
-    end
-  end
-
-  local how = packed_as == 'f' and stored.float32 or stored.float64
-  local element = how.bytes * components
-  local from, stop = first, first + shown
-  repeat
-    local field = sparse and (string.gsub(row, '^0+(%d)', '%1')) or string.format('%.0f', math.floor(from / chunk))
-    local base = sparse and 0 or math.floor(from / chunk) * chunk
-    local next_chunk = sparse and stop or math.min(base + chunk, stop)
-    local packed = redis.call('HGET', record_key .. ':sums', field)
-    if packed then
-      local data = string.sub(packed, 9 + (from - base) * element, 8 + (next_chunk - base) * element)
-      if #packed < 8 or #data ~= (next_chunk - from) * element then
-        fail('row %s of the sums has %d bytes, so redisacc did not write it', field, #packed)
-      end
-      in_place = struct.unpack('<I8', packed)
-      add(data, how, arithmetic.from_sum, (from - first) * components)
-    end
-    from = next_chunk
-  until from >= stop
-  count = count + in_place
-
-  if not sparse and row_elements > 0 and count ~= tonumber(accumulated) then
+  local section = section_of(sparse, dtype, dims, '')
+  local sections = {section}
+  local gradients = buffered_gradients(sections)
+  local total, in_place, buffered = add_up(gradients, sections, 1, row, first, shown, chunk)
+  local count = in_place + buffered
+  if not sparse and number > 0 and count ~= tonumber(accumulated) then
     fail('only %.0f of %s gradients were found: keys were evicted or removed by hand', count, accumulated)
   end
   if not sparse then
     count = tonumber(accumulated)
   end
   say('count %.0f', count)
-  say('held in place %.0f, buffered %.0f', in_place, buffered_in)
+  say('held in place %.0f, buffered %.0f', in_place, buffered)
   if count == 0 then
     return lines
   end
   say('elements %d of %.0f', shown, number)
   local divisor = sparse_mean == 'round' and tonumber(accumulated) or count
+  local arithmetic, components = section.arithmetic, section.components
   local sums, means = {}, {}
   local function write(into, values, at)
     local one = arithmetic.text(arithmetic.final(values(total[at])))

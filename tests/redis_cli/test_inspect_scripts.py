@@ -259,33 +259,64 @@ def test_wrong_arguments_are_said(client, open_sparse, args, message):
     acc.delete()
 
 
+def open_and_forge(client, open_sparse, forge):
+    """Applies one buffered gradient, and replaces its header."""
+    acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
+    acc.apply_grad([1], [[1.0, 2.0]])
+    ((field, entry),) = client.hgetall("redisacc:{w}:buffered").items()
+    order, _, packed = entry.partition(b" ")
+    forged = forge(msgpack.unpackb(packed))
+    packed = forged if isinstance(forged, bytes) else msgpack.packb(forged)
+    client.hset("redisacc:{w}:buffered", field, order + b" " + packed)
+
+
 @pytest.mark.forges
 @pytest.mark.parametrize(
     "forge",
     [
         lambda header: b"\xff\xff",
         lambda header: b"",
-        lambda header: {**header, "dtype": "text"},
-        lambda header: {**header, "shape": [2**40, 2]},
-        lambda header: {**header, "shape": ["a", 2]},
-        lambda header: {**header, "indices": 5},
-        lambda header: {**header, "values": [-1]},
-        lambda header: {**header, "version": 2},
-        lambda header: {**header, "inline": 1},
-        lambda header: {**header, "counts": [3]},
+        lambda header: {**header, "version": 1},
+        lambda header: {**header, "gradients": 0},
+        lambda header: {**header, "gradients": "1"},
+        lambda header: {**header, "sections": []},
+        lambda header: {**header, "sections": 5},
+        lambda header: {**header, "sections": ["float32"]},
+        lambda header: {**header, "sections": header["sections"] * 2},
+        lambda header: {**header, "sections": [["text", [1, 2]]]},
+        lambda header: {**header, "sections": [["float32", ["a", 2]]]},
+        lambda header: {**header, "sections": [["float32", [-1, 2]]]},
+        lambda header: {**header, "sections": [["float32", [0.5, 2]]]},
+        lambda header: {**header, "sections": [["float32", [1, 3]]]},
+        lambda header: {**header, "sections": [["float32", [1]]]},
+        lambda header: {**header, "sections": [["float32", [1, 2, 1]]]},
+        lambda header: {**header, "sections": [["float32", []]]},
+        lambda header: {**header, "sections": [["float32", 1]]},
+        lambda header: {**header, "parts": 16},
+        lambda header: {**header, "parts": [15]},
+        lambda header: {**header, "parts": [-1, 17]},
+        lambda header: {**header, "parts": [0, 16]},
+        lambda header: {**header, "parts": [8.5, 7.5]},
     ],
 )
 def test_foreign_headers_are_an_error(client, open_sparse, forge):
-    acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
-    acc.apply_grad([1], [[1.0, 2.0]])
-    ((field, entry),) = client.hgetall("redisacc:{w}:buffered").items()
-    order, _, packed = entry.partition(b" ")
-    forged = forge(msgpack.unpackb(packed))
-    client.hset(
-        "redisacc:{w}:buffered", field, order + b" " + (forged if isinstance(forged, bytes) else msgpack.packb(forged))
-    )
+    open_and_forge(client, open_sparse, forge)
     with pytest.raises(ResponseError, match="redisacc did not write"):
-        index_of(client, acc, 1)
+        run(client, "index", "redisacc:{w}", 1)
+
+
+@pytest.mark.forges
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda header: {**header, "gradients": 2},
+        lambda header: {**header, "sections": [["float32", [2**40, 2]]]},
+    ],
+)
+def test_headers_of_other_data_are_an_error(client, open_sparse, forge):
+    open_and_forge(client, open_sparse, forge)
+    with pytest.raises(ResponseError, match="is gone, or has another length"):
+        run(client, "index", "redisacc:{w}", 1)
 
 
 @pytest.mark.every_server
@@ -299,7 +330,7 @@ def test_data_that_are_gone_are_an_error(client, open_sparse, monkeypatch):
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
     acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
     acc.apply_grad([1], [[1.0, 2.0]])
-    (part,) = client.keys("redisacc:{w}:part:*:1")
+    (part,) = client.keys("redisacc:{w}:part:*:0")
     client.delete(part)
     with pytest.raises(ResponseError, match="is gone, or too short"):
         index_of(client, acc, 1)
