@@ -1,9 +1,10 @@
 -- Prints the exact sum, count and mean of one index of the current round: what a take would return for it now.
 --
 -- KEYS record  redisacc:{NAME}   the record of the accumulator
+-- ARGV leaf    text              of trees, the path of a leaf; otherwise, the index is the first argument
 -- ARGV index   text              coordinates, separated by commas. Sparse: the index, then those in its row. Dense:
 --                                coordinates of an element. Fewer coordinates than dimensions select all elements below
---                                them; "" selects all elements of a dense accumulator
+--                                them; "" selects all elements of a dense array
 -- ARGV most    number?           the number of elements to print, from 1 to 1000; 16 if it is missing
 --
 -- Replies: lines of the form "what value", or an error.
@@ -12,26 +13,35 @@
 --
 --   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , 7        row 7
 --   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , 7,3 1    element 3 of row 7
+--   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , layers/0/w 7,3    of a leaf of a tree
 --
 -- It only reads, and loads nothing but the row. A sum in place is one HGET. In a buffered gradient it finds the index
 -- by a search over the sorted indices, with GETRANGE if the gradient is large. It refuses if more than 200 gradients
--- are buffered, because searching all of them would hold the server for too long. `redisacc show NAME --index` has no
--- such bound.
+-- are buffered (fewer, if they are trees with many sections), because searching all of them would hold the server for
+-- too long; and likewise a tree whose structure is long. `redisacc show NAME` has no such bounds.
 --
 -- The other keys carry the same hash tag, and their names are formed here, because only the headers of the gradients
 -- say which keys there are.
 
-local record_key, index, most = KEYS[1] or '', ARGV[1] or '', tonumber(ARGV[2] or '16')
+local record_key, leaf, index, most = KEYS[1] or '', ARGV[1] or '', ARGV[2], ARGV[3]
 
-local MOST_BUFFERED, MOST_ELEMENTS = 200, 1000
+local MOST_ELEMENTS = 1000
+-- A gradient costs as much time as this many of its sections, and all together may cost this much.
+local GRADIENT_COST, MOST_COST = 14, 3000
+-- The longest structure of a tree that is read, in bytes: about a thousand leaves.
+local LONGEST_STRUCTURE = 32768
+-- The most levels that a tree may have, and how many paths an error names.
+local MOST_LEVELS, NAMED_PATHS = 64, 5
 local TWO_32 = 4294967296
 
 -- Every array of a buffered gradient begins at a multiple of this many bytes.
 local ALIGNMENT = 8
 
--- Replaces control characters, which must not reach a terminal.
+-- Replaces what must not reach a terminal: control characters, and marks that change the direction of text (U+200E,
+-- U+200F, U+202A to U+202E, U+2066 to U+2069).
 local function safe(text)
   text = string.gsub(string.gsub(text, '%c', '?'), '\194[\128-\159]', '?')
+  text = string.gsub(string.gsub(text, '\226\128[\142\143\170-\174]', '?'), '\226\129[\166-\169]', '?')
   return text
 end
 
@@ -209,7 +219,11 @@ local stored = {
 }
 
 -- Returns how elements of a dtype are added: the number of components, the type of sums in place, and the arithmetic.
+local element_types = {}
 local function element_type(name)
+  if element_types[name] then
+    return element_types[name]
+  end
   local single, double = {6, 9}, {15, 17}
   local known = {
     float32 = {1, 'f', reals(float32, same, single)}, float64 = {1, 'd', reals(same, same, double)},
@@ -217,14 +231,15 @@ local function element_type(name)
     float16 = {1, 'f', reals(float32, narrow(11, -24, 65536), {3, 9})},
     bfloat16 = {1, 'f', reals(float32, narrow(8, -133, 2 ^ 128), {2, 9})},
   }
-  if known[name] then
-    return known[name]
+  if not known[name] then
+    local unsigned, bits = string.match(name, '^q?(u?)int(%d+)$')
+    if not unsigned or not stored[unsigned .. 'int' .. bits] then
+      fail('this script cannot read elements of the dtype %s', name)
+    end
+    known[name] = {1, 'd', integers(tonumber(bits), unsigned == '')}
   end
-  local unsigned, bits = string.match(name, '^q?(u?)int(%d+)$')
-  if not stored[unsigned .. 'int' .. (bits or '')] then
-    fail('this script cannot read elements of the dtype %s', name)
-  end
-  return {1, 'd', integers(tonumber(bits), unsigned == '')}
+  element_types[name] = known[name]
+  return known[name]
 end
 
 -- Buffered gradients.
@@ -430,9 +445,10 @@ end
 local function buffered_gradients(sections)
   local buffered_key = record_key .. ':buffered'
   local number = redis.call('HLEN', buffered_key)
-  if number > MOST_BUFFERED then
+  local most_buffered = math.floor(MOST_COST / (GRADIENT_COST + #sections))
+  if number > most_buffered then
     fail('%d gradients are buffered, and this script searches at most %d: use `redisacc show NAME --index`', number,
-      MOST_BUFFERED)
+      most_buffered)
   end
   local entries, gradients = redis.call('HGETALL', buffered_key), {}
   for i = 1, #entries, 2 do
@@ -506,16 +522,147 @@ local function section_of(sparse, dtype, dims, prefix)
     arithmetic = arithmetic, prefix = prefix}
 end
 
+-- Trees.
+
+-- Calls `visit` with the path and the description of each leaf, in their order. The structure is JSON: objects and
+-- lists of texts. A tuple is a list that begins with "tuple". There are no escapes but \" and \\, because keys have no
+-- control characters.
+local function each_leaf(structure, visit)
+  local at = 1
+  local function foreign()
+    fail('%s: tree holds what redisacc did not write', record_key)
+  end
+  local function read_text()
+    local first, stop = at + 1, at
+    local byte
+    repeat
+      stop = string.find(structure, '["\\]', stop + 1)
+      byte = stop and string.byte(structure, stop)
+      if not byte then
+        foreign()
+      elseif byte ~= 34 then
+        stop = stop + 1
+      end
+    until byte == 34
+    at = stop + 1
+    return (string.gsub(string.sub(structure, first, stop - 1), '\\(.)', '%1'))
+  end
+  local function read_node(path, levels)
+    local opening = string.sub(structure, at, at)
+    if opening == '"' then
+      visit(path == '' and '.' or path, read_text())
+    elseif opening == 'n' and string.sub(structure, at, at + 3) == 'null' then
+      at = at + 4
+    elseif (opening == '{' or opening == '[') and levels <= MOST_LEVELS then
+      local closing, place = opening == '{' and '}' or ']', 0
+      local before = path == '' and '' or path .. '/'
+      at = at + 1
+      if opening == '[' and string.sub(structure, at, at + 6) == '"tuple"' then
+        at = at + 7
+      end
+      while string.sub(structure, at, at) ~= closing do
+        if string.sub(structure, at, at) == ',' then
+          at = at + 1
+        end
+        local key = string.format('%d', place)
+        if opening == '{' then
+          if string.sub(structure, at, at) ~= '"' then
+            foreign()
+          end
+          key = read_text()
+          if string.sub(structure, at, at) ~= ':' then
+            foreign()
+          end
+          at = at + 1
+        end
+        read_node(before .. key, levels + 1)
+        place = place + 1
+      end
+      at = at + 1
+    else
+      foreign()
+    end
+  end
+  read_node('', 1)
+end
+
+-- Returns the message that there is no leaf of a path, with paths that begin with it, or else with the first of all.
+local function no_leaf(path, paths)
+  local below = {}
+  for _, other in ipairs(paths) do
+    if string.sub(other, 1, #path + 1) == path .. '/' then
+      below[#below + 1] = other
+    end
+  end
+  local listed = #below > 0 and below or paths
+  local more = #listed > NAMED_PATHS and string.format(' and %d more', #listed - NAMED_PATHS) or ''
+  return string.format('the tree has no leaf with the path "%s"; %s %s%s', string.sub(path, 1, 100),
+    #below > 0 and 'below it are' or 'there are', table.concat(listed, ', ', 1, math.min(#listed, NAMED_PATHS)), more)
+end
+
+-- Returns the sections of a tree, and where a leaf is in them: the number of its section, the place of its first
+-- element there, its dimensions (of a sparse leaf: those of a row), its description and its number, from 0.
+local function read_tree(path, missing)
+  local length = redis.call('HSTRLEN', record_key, 'tree')
+  if length > LONGEST_STRUCTURE then
+    fail('the structure of this tree has %d bytes, and this script reads at most %d: use `redisacc show NAME --leaf`',
+      length, LONGEST_STRUCTURE)
+  end
+  local sections, dense, paths, found = {}, {}, {}, nil
+  each_leaf(redis.call('HGET', record_key, 'tree') or '', function(name, text)
+    local dtype, shape = string.match(text, '(%w+) %[([%d,-]*)%]$')
+    local sparse = string.sub(text, 1, 7) == 'sparse '
+    if not dtype then
+      fail('%s: tree holds what redisacc did not write', record_key)
+    end
+    local dims, size = {}, 1
+    for dim in string.gmatch(sparse and (string.gsub(shape, '^[^,]*,?', '')) or shape, '%d+') do
+      dims[#dims + 1] = tonumber(dim)
+      size = size * tonumber(dim)
+    end
+    local number, start = dense[dtype], 0
+    if sparse then
+      number = #sections + 1
+      sections[number] = section_of(true, dtype, dims, 'sparse:' .. name .. ':')
+    else
+      if not number then
+        number = #sections + 1
+        dense[dtype] = number
+        sections[number] = section_of(false, dtype, {0}, 'dense:' .. dtype .. ':')
+      end
+      local section = sections[number]
+      start = section.elements
+      section.elements = start + size
+      section.dims[1] = section.elements
+    end
+    paths[#paths + 1] = name
+    if name == path then
+      found = {section = number, start = start, dims = dims, text = text, number = #paths - 1}
+    end
+  end)
+  if not found then
+    fail('%s', no_leaf(path, paths))
+  end
+  if missing == 'skip' then
+    sections[#sections + 1] = section_of(false, 'int32', {#paths}, 'present:')
+  end
+  return sections, found
+end
+
 local function main()
   if not (rawget(_G, 'struct') and rawget(_G, 'cmsgpack')) then
     fail("this server's Lua has no struct or no cmsgpack: use `redisacc show NAME --index`")
   end
-  local kind, dtype, round_shape, step, accumulated, chunk, sparse_mean = unpack(redis.call('HMGET', record_key, 'kind',
-    'dtype', 'round_shape', 'global_step', 'num_accumulated', 'chunk', 'sparse_mean'))
+  local kind, dtype, round_shape, step, accumulated, chunk, sparse_mean, missing = unpack(redis.call('HMGET',
+    record_key, 'kind', 'dtype', 'round_shape', 'global_step', 'num_accumulated', 'chunk', 'sparse_mean', 'missing'))
   chunk = tonumber(chunk)
   if not (kind and dtype and round_shape and step and accumulated and chunk) then
     fail('there is no accumulator %s; SMEMBERS redisacc:names lists them', record_key)
   end
+  if kind ~= 'tree' then
+    leaf, index, most = nil, leaf, index
+  end
+  index, most = index or '', tonumber(most or '16')
   if index ~= '' and (string.match(index, '[^%d,]') or string.match(',' .. index .. ',', ',,')
       or string.match(index, string.rep('%d', 20))) then
     fail('the index must be whole numbers separated by commas, not %s', index)
@@ -523,15 +670,30 @@ local function main()
   if not most or most ~= math.floor(most) or most < 1 or most > MOST_ELEMENTS then
     fail('the number of elements to print must be a whole number, 1 to %d', MOST_ELEMENTS)
   end
-  local sparse = kind == 'sparse'
-  if sparse and index == '' then
-    fail('a sparse accumulator needs an index')
+
+  local sections, found
+  if leaf then
+    sections, found = read_tree(leaf, missing)
+  else
+    local dims = {}
+    for dim in string.gmatch(round_shape, '%d+') do
+      dims[#dims + 1] = tonumber(dim)
+    end
+    sections = {section_of(kind == 'sparse', dtype, dims, '')}
+    found = {section = 1, start = 0, dims = dims}
+  end
+  local section = sections[found.section]
+  if section.sparse and index == '' then
+    fail('a sparse %s needs an index', leaf and 'leaf' or 'accumulator')
   end
   local lines = {}
   local function say(...)
     lines[#lines + 1] = safe(string.format(...))
   end
   say('accumulator %s %s %s', record_key, kind, dtype)
+  if leaf then
+    say('leaf %s %s', leaf, found.text)
+  end
   say('index %s', index == '' and 'all' or index)
   say('step %s', step)
   say('gradients %s', accumulated)
@@ -540,26 +702,28 @@ local function main()
     return lines
   end
 
-  local row = sparse and string.match(index, '^%d+') or nil
-  local coordinates, dims = {}, {}
+  local row = section.sparse and string.match(index, '^%d+') or nil
+  local coordinates = {}
   for coordinate in string.gmatch(row and string.sub(index, #row + 1) or index, '%d+') do
     coordinates[#coordinates + 1] = tonumber(coordinate)
   end
-  for dim in string.gmatch(round_shape, '%d+') do
-    dims[#dims + 1] = tonumber(dim)
-  end
-  local first, number = span(coordinates, dims)
+  local first, number = span(coordinates, found.dims)
   local shown = math.min(number, most)
-  local section = section_of(sparse, dtype, dims, '')
-  local sections = {section}
   local gradients = buffered_gradients(sections)
-  local total, in_place, buffered = add_up(gradients, sections, 1, row, first, shown, chunk)
+  local total, in_place, buffered = add_up(gradients, sections, found.section, row, found.start + first, shown, chunk)
   local count = in_place + buffered
-  if not sparse and number > 0 and count ~= tonumber(accumulated) then
+  if not section.sparse and number > 0 and count ~= tonumber(accumulated) then
     fail('only %.0f of %s gradients were found: keys were evicted or removed by hand', count, accumulated)
   end
-  if not sparse then
-    count = tonumber(accumulated)
+  -- How many gradients have the leaf.
+  local holders = tonumber(accumulated)
+  if leaf and missing == 'skip' then
+    local present = add_up(gradients, sections, #sections, nil, found.number, 1, chunk)[1] or {0, 0}
+    holders = math.min(present[1] * TWO_32 + present[2], holders)
+    say('present %.0f', holders)
+  end
+  if not section.sparse then
+    count = holders
   end
   say('count %.0f', count)
   say('held in place %.0f, buffered %.0f', in_place, buffered)
@@ -567,7 +731,7 @@ local function main()
     return lines
   end
   say('elements %d of %.0f', shown, number)
-  local divisor = sparse_mean == 'round' and tonumber(accumulated) or count
+  local divisor = (section.sparse and sparse_mean ~= 'round') and count or holders
   local arithmetic, components = section.arithmetic, section.components
   local sums, means = {}, {}
   local function write(into, values, at)
