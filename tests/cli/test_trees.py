@@ -104,6 +104,7 @@ def test_show_says_what_a_mean_divides_by(cli, open_tree, options, text):
 # How gradients come to be stored: the in_place_limit of each handle, and how large an inline one may be.
 STORED = {"in place": ([10**9], 2**16), "inline": ([0], 2**16), "in parts": ([0], 0), "mixed": ([10**9, 0], 300)}
 FLOATS = {
+    "bias": ("float32", (4,)),
     "embed": redisacc.Sparse("float32", (100, 2)),
     "layers": [{"w": ("float32", (3, 2)), "n": ("int32", ())}],
     "open": redisacc.Sparse("float64", (None,)),
@@ -124,7 +125,7 @@ def test_the_rows_of_a_leaf_equal_peek(cli_json, open_tree, monkeypatch, stored,
     for number in range(18):
         lacks = lacking[number % len(lacking)]
         whole = gradient(number, lacks=lacks)
-        tree = {"embed": whole["embed"], "layers": [whole["layers"][0]], "open": whole["open"]}
+        tree = {"bias": [5] * 4, "embed": whole["embed"], "layers": [whole["layers"][0]], "open": whole["open"]}
         accs[number % len(accs)].apply_grad(tree)
     look = accs[0].peek().gradient
     of = {path: 18 - sum(path in lacking[n % len(lacking)] for n in range(18)) for path in ("embed", "layers/0/w")}
@@ -303,11 +304,13 @@ def test_an_npy_is_no_tree_with_a_leaf_called_gradient(cli, open_tree, tmp_path)
         {"a": ("float32", ()), "a.npy": ("float32", ())},
         {"a.npy.npy": ("float32", ()), "a.npy": ("float32", ())},
         {"a": redisacc.Sparse("float32", (9, 2)), "a/shape.npy": ("float32", ())},
+        {"x": {"y.npy": ("float32", ())}, "x/y": ("float32", ())},
     ],
 )
 def test_trees_that_no_file_can_hold(cli, open_tree, spec, tmp_path):
     acc = open_tree(spec, "model")
-    acc.apply_grad({path: ([1], [[1, 2]]) if isinstance(leaf, redisacc.Sparse) else 1 for path, leaf in spec.items()})
+    # Nobody has a gradient for any leaf.
+    acc.apply_grad({key: dict.fromkeys(leaf) if isinstance(leaf, dict) else None for key, leaf in spec.items()})
     found = cli("take", "model", 1, "-o", tmp_path / "g.npz")
     assert found.exit_code == 2
     assert "would be confused" in found.stderr

@@ -390,7 +390,9 @@ def test_the_summary_names_a_few_of_many(client, open_sparse):
 @pytest.mark.skipif(shutil.which("redis-cli") is None, reason="there is no redis-cli here")
 @pytest.mark.servers("redis7", "redis62")
 @pytest.mark.every_server
-def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, open_dense, background, until):
+def test_the_page_shows_what_redis_cli_says(
+    real_server, client, open_sparse, open_dense, open_tree, background, until
+):
     """Every command of docs/redis-cli.md, with its output; ids and times of day aside."""
     steps, live = console_blocks()
     a, b, c = (
@@ -399,6 +401,12 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
     )
     chief = open_sparse("float32", [10000, 4], "embeddings", worker="chief")
     bias = open_dense("float32", [100, 50], "bias")
+    layers = [{"w": ("float32", (4, 3)), "b": ("float32", (3,))}]
+    spec = {"embed": redisacc.Sparse("float32", (10000, 4)), "layers": layers, "steps": ("int64", ())}
+    models = [open_tree(spec, "model", missing="skip", worker=f"worker-{n}") for n in range(2)]
+    for model, rows in zip(models, (([7, 42], np.ones((2, 4))), None), strict=True):
+        layer = {"w": np.arange(12).reshape(4, 3), "b": [1, 2, 3]}
+        model.apply_grad({"embed": rows, "layers": [layer], "steps": 1})
     for worker in (a, b, c):
         worker.apply_grad([7, 42], np.ones((2, 4)))
     a.take_grad(3)
@@ -411,7 +419,7 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
     take = background(chief.take_grad, 3, timeout=60)
     until(lambda: chief.info().waiting)
 
-    assert len(steps) == 10
+    assert len(steps) == 13
     for command, expected in steps:
         said = subprocess.run(
             redis_cli(command, real_server.url), capture_output=True, text=True, timeout=20, check=True, cwd=ROOT
@@ -436,6 +444,7 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
         pass
     chief.delete()
     bias.delete()
+    models[0].delete()
 
 
 ROOT = Path(__file__).parents[2]

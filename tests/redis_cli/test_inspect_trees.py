@@ -276,5 +276,5 @@ def test_leaves_that_do_not_fit_the_data_are_an_error(client, open_tree, text):
     acc = open_tree({"a": ("float32", (2,))}, "w", in_place_limit=0)
     acc.apply_grad({"a": [1, 2]})
     client.hset("redisacc:{w}", "tree", f'{{"a":"{text}"}}')
-    with pytest.raises(ResponseError, match="did not write|cannot read elements|has another length"):
+    with pytest.raises(ResponseError, match=r"did not write|cannot read elements|has another length"):
         index_of(client, acc, "a", 1)
