@@ -70,19 +70,19 @@ def flag(value: object, what: str) -> bool:
     return bool(value)
 
 
-def timeout(value: object) -> float | None:
+def timeout(value: object, what: str = "timeout") -> float | None:
     """Returns a number of seconds, at least 0. None and infinity become None, which means forever."""
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise InvalidArgumentError(f"timeout must be None or a number of seconds, not {shown(value)}")
+        raise InvalidArgumentError(f"{what} must be None or a number of seconds, not {shown(value)}")
     try:
         seconds = float(value)
     except OverflowError:
         # An integer beyond all floats. It means forever if it is positive, and is refused below if it is negative.
         seconds = math.copysign(math.inf, 1 if value > 0 else -1)  # type: ignore[operator]
     if not seconds >= 0:
-        raise InvalidArgumentError(f"timeout must be at least 0 seconds, not {shown(value)}")
+        raise InvalidArgumentError(f"{what} must be at least 0 seconds, not {shown(value)}")
     return None if math.isinf(seconds) else seconds
 
 
