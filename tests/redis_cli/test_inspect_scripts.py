@@ -390,9 +390,7 @@ def test_the_summary_names_a_few_of_many(client, open_sparse):
 @pytest.mark.skipif(shutil.which("redis-cli") is None, reason="there is no redis-cli here")
 @pytest.mark.servers("redis7", "redis62")
 @pytest.mark.every_server
-def test_the_page_shows_what_redis_cli_says(
-    real_server, client, open_sparse, open_dense, open_tree, background, until
-):
+def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, open_dense, open_tree, background, until):
     """Every command of docs/redis-cli.md, with its output; ids and times of day aside."""
     steps, live = console_blocks()
     a, b, c = (
