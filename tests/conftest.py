@@ -138,11 +138,11 @@ class Opener:
         self._in_place_limit = in_place_limit
         self._opened: list[redisacc.ConditionalAccumulatorBase] = []
 
-    def __call__(self, dtype: Any, shape: Any = None, shared_name: str | None = None, **options: Any) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
         options.setdefault("redis", self._client)
         if self._in_place_limit is not None:
             options.setdefault("in_place_limit", self._in_place_limit)
-        accumulator = self._kind(dtype, shape, shared_name, **options)
+        accumulator = self._kind(*arguments, **options)
         self._opened.append(accumulator)
         return accumulator
 
@@ -199,6 +199,12 @@ def open_dense(accumulator_client: Any) -> Iterator[Opener]:
 def open_sparse(accumulator_client: Any) -> Iterator[Opener]:
     """Opens sparse accumulators with the usual limits, for tests in which storage plays no role."""
     yield from _opener(redisacc.SparseConditionalAccumulator, accumulator_client, None)
+
+
+@pytest.fixture
+def open_tree(accumulator_client: Any) -> Iterator[Opener]:
+    """Opens accumulators of trees with the usual limits, for tests in which storage plays no role."""
+    yield from _opener(redisacc.TreeAccumulator, accumulator_client, None)
 
 
 # A listener outlives its last take by some seconds, in case there is another. Each test has clients of its own, so one
