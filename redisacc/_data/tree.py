@@ -11,6 +11,7 @@ A tuple is a list that begins with "tuple", which is the text of no leaf. None i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,9 @@ LONGEST_STRUCTURE = 32 * 2**20
 ROOT = "."
 
 _TUPLE = "tuple"
+
+# Control characters and line separators, which names must not have either (validation.text).
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 # A node: a dict, list or tuple of nodes, None, or the number of a leaf.
 _Node = Any
@@ -166,7 +170,7 @@ def _branches(
 
 
 def _checked_key(key: object, what: str, parents: tuple[str, ...]) -> str:
-    if isinstance(key, str) and key and is_unicode(key) and all(c >= " " and c != "\x7f" for c in key):
+    if isinstance(key, str) and key and is_unicode(key) and not _CONTROL.search(key):
         return key
     where = f" under {shown('/'.join(parents))}" if parents else ""
     raise InvalidArgumentError(
@@ -211,7 +215,9 @@ def _pairs(node: _Node, tree: Any, keys: tuple[str, ...], what: str) -> list[tup
             if key not in there:
                 raise InvalidArgumentError(f"{what} lacks {shown('/'.join((*keys, str(key))))}")
         surplus = next(key for key in there if key not in wanted)
-        raise InvalidArgumentError(f"{what} has {shown('/'.join((*keys, str(surplus))))}, which is surplus")
+        # A key that is no text may refuse to become one.
+        name = surplus if isinstance(surplus, str) else shown(surplus)
+        raise InvalidArgumentError(f"{what} has {shown('/'.join((*keys, name)))}, which is surplus")
     return [(key, node[key], tree[key]) for key in wanted]
 
 
