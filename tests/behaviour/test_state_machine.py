@@ -73,22 +73,6 @@ class Unfinished(Exception):
     """Raised inside a take() block, so that its round isn't acknowledged."""
 
 
-def numbers(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    storage = model.storage_dtype(dtype)
-    if storage.kind in "iu":
-        bounds = np.iinfo(storage)
-        if rng.random() < 0.5:
-            return rng.integers(0 if storage.kind == "u" else -9, 10, shape).astype(storage)
-        return rng.integers(bounds.min, bounds.max, shape, dtype=storage, endpoint=True)
-    values = rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)
-    if storage.kind == "c":
-        values = values + 1j * rng.standard_normal(shape)
-    values = values.astype(storage)
-    if rng.random() < 0.1 and values.size:
-        values.reshape(-1)[0] = rng.choice(np.array([np.inf, -np.inf, np.nan, -0.0]))
-    return values
-
-
 class Accumulators(RuleBasedStateMachine):
     server: ServerUnderTest
 
@@ -230,14 +214,14 @@ class Accumulators(RuleBasedStateMachine):
             grad_shape = None
             if m.shape and rng.random() < 0.3:
                 grad_shape = [9 if dim is None else dim for dim in m.shape]
-            arguments = (indices, numbers(rng, m.dtype, (count, *row)), grad_shape)
+            arguments = (indices, model.numbers(rng, m.dtype, (count, *row)), grad_shape)
         else:
             shape = tuple(3 if dim is None else dim for dim in (m.shape if m.shape is not None else (2,)))
             if m.count and rng.random() >= faults:
                 shape = m.round_shape
             elif faults and (m.shape is None or rng.random() < faults):
                 shape = tuple(int(dim) for dim in rng.integers(0, 4, int(rng.integers(0, 3))))
-            arguments = (numbers(rng, m.dtype, shape),)
+            arguments = (model.numbers(rng, m.dtype, shape),)
         elements = arguments[-1 - handle.living.sparse].size
         self._apply(handle, arguments, local_step, elements=elements, once=rng.random() < 0.2)
 

@@ -249,3 +249,29 @@ def test_a_structure_that_is_too_long(monkeypatch):
     monkeypatch.setattr(trees, "LONGEST_STRUCTURE", len(text) - 1)
     with pytest.raises(ValueError, match=f"has {len(text)} characters"):
         parse_structure(text)
+
+
+def parsed(tree):
+    structure, leaves = flatten(tree, "tree")
+    return structure, [str(leaf) for leaf in leaves]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ({"a": "x"}, {"a": "y"}, ("a", True, "x", "y")),
+        ("x", ["x"], (".", True, "x", "a list")),
+        (["x"], ("x",), (".", False, "a list", "a tuple")),
+        ({"a": {"b": "x"}, "c": "y"}, {"c": "z", "a": {"b": "w"}}, ("a/b", True, "x", "w")),
+        (["x"] * 12, ["x"] * 2 + ["y"] * 10, ("2", True, "x", "y")),
+        (["x"] * 3, ["x"] * 2, ("2", True, "x", "missing")),
+        (["x"], ["x", None], ("1", False, "missing", "None")),
+        ({"a": "a dict"}, {"a": {"b": "x"}}, ("a", True, "a dict", "a dict")),
+        ({"a": "None", "b": "x"}, {"a": None, "b": "x"}, ("a", True, "None", "None")),
+        ({"a": "missing", "b": "x"}, {"b": "x"}, ("a", True, "missing", "missing")),
+        ({"a": ["x", None, ("y",)]}, {"a": ["x", None, ("y",)]}, None),
+    ],
+)
+def test_the_first_difference(first, second, expected):
+    found = trees.difference(parsed(first), parsed(second))
+    assert found == (None if expected is None else trees.Difference(*expected))
