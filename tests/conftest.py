@@ -7,8 +7,8 @@
 | `daemon(*options)` | makes a server of the test's own, which the test may configure, kill and start again |
 | `accumulator_client` | the client that opens the accumulators; `--clients` makes it another kind than `client` |
 | `storage` | how gradients are stored: `in_place`, `buffered_inline` or `buffered_parts`; a test has a case for each |
-| `open_dense_stored`, `open_sparse_stored`, `open_tree_stored` | opens ones that store every gradient the way of `storage` |
-| `open_dense`, `open_sparse`, `open_tree` | opens ones with the usual limits, for tests in which storage plays no role |
+| `open_dense_stored`, and the same with `sparse` and `tree` | opens ones that store gradients the way of `storage` |
+| `open_dense`, `open_sparse`, `open_tree` | opens ones with the usual limits, if storage plays no role |
 | `open_accumulator(kind, ...)` | opens accumulators on any server, mostly one of `daemon` |
 | `force_parts` | makes this process buffer every gradient in parts, as it does with large ones |
 | `background(function, ...)` | runs a function in a thread; the test fails if the thread outlives it |

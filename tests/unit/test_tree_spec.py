@@ -97,7 +97,7 @@ SPECS = {
     "huge": ({"a": ("float32", (2**40, 2**40))}, "the shape of the leaf 'a' of spec must have at most"),
     "huge together": (
         {"a": ("float32", (2**58,)), "b": [("float32", (2**58,))]},
-        f"the dense leaves of a dtype must have at most {2**59 - 1} elements together, but those of float32 have {2**59}",
+        f"dense leaves of a dtype must have at most {2**59 - 1} elements together, but those of float32 have {2**59}",
     ),
     "huge alone": ({"a": ("float64", (2**61,))}, f"those of float64 have {2**61}"),
     "huge rows": (
