@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import redis
 from support.leaks import leftovers
+from support.selection import thorough
 from support.servers import contents
 
 import redisacc
@@ -19,36 +20,50 @@ from redisacc._redis.transport import Transport
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
+TREE = {"d": ("float32", (4,)), "s": redisacc.Sparse("float32", (9, 4))}
+# Kind, what the accumulator is created with, and in_place_limit.
 KINDS = {
-    "dense-in_place": ("dense", [4], 10**9),
-    "dense-buffered": ("dense", [4], 0),
-    "sparse-in_place": ("sparse", [9, 4], 10**9),
-    "sparse-buffered": ("sparse", [9, 4], 0),
+    "dense-in_place": ("dense", ("float32", [4]), 10**9),
+    "dense-buffered": ("dense", ("float32", [4]), 0),
+    "sparse-in_place": ("sparse", ("float32", [9, 4]), 10**9),
+    "sparse-buffered": ("sparse", ("float32", [9, 4]), 0),
+    "tree-in_place": ("tree", (TREE,), 10**9),
+    "tree-buffered": ("tree", (TREE,), 0),
 }
+# Each kind once, and each way of storage.
+USUAL = ("dense-in_place", "sparse-buffered", "tree-buffered")
 
 
 def apply(acc, value, **options):
     row = np.full(4, value, np.float32)
+    if isinstance(acc, redisacc.TreeAccumulator):
+        return acc.apply_grad({"d": row, "s": ([3], [row])}, **options)
     if isinstance(acc, redisacc.SparseConditionalAccumulator):
         return acc.apply_grad([3], [row], **options)
     return acc.apply_grad(row, **options)
 
 
 def taken(acc, number, **options):
-    gradient = acc.take_grad(number, **{"timeout": 20, **options})
-    rows = gradient[1] if isinstance(gradient, tuple) else [gradient]
-    assert len(rows) == 1
-    assert len(set(rows[0].tolist())) == 1
-    return float(rows[0][0])
+    return value_of(acc.take_grad(number, **{"timeout": 20, **options}))
 
 
-@pytest.fixture(params=KINDS)
+def value_of(gradient):
+    """The value that all elements of a gradient have."""
+    if isinstance(gradient, dict):
+        gradient = np.concatenate([gradient["d"][np.newaxis], gradient["s"].values])
+    rows = gradient[1] if isinstance(gradient, tuple) else gradient
+    assert np.size(rows) in (4, 8)
+    (value,) = set(np.ravel(rows).tolist())
+    return value
+
+
+@pytest.fixture(params=thorough(KINDS, usual=USUAL))
 def open_kind(request, open_accumulator):
-    kind, shape, limit = KINDS[request.param]
+    kind, schema, limit = KINDS[request.param]
 
     def make(server, **options):
         options = {"in_place_limit": limit, "reduction_type": "SUM", **options}
-        return open_accumulator(kind, "float32", shape, "w", redis=server.url, **options)
+        return open_accumulator(kind, *schema, "w", redis=server.url, **options)
 
     return make
 
@@ -129,8 +144,7 @@ def test_with_appendfsync_always_nothing_is_lost(daemon, open_kind, background):
         there[b"redisacc:{w}"].pop(b"wanted")
     assert now == before
     apply(acc, 32, local_step=2)
-    gradient = waiting.result(60)
-    assert float(np.asarray(gradient[1] if isinstance(gradient, tuple) else gradient).reshape(-1)[0]) == 56
+    assert value_of(waiting.result(60)) == 56
     with acc.recover() as found:
         assert found.num_accumulated == 3
     assert acc.info().applied == 7
