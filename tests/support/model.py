@@ -455,6 +455,18 @@ def flat(tree: Any, path: str = "") -> dict[str, Any]:
     return {key: leaf for name, child in pairs for key, leaf in flat(child, f"{path}/{name}".lstrip("/")).items()}
 
 
+def nested(by_path: dict[str, Any]) -> Any:
+    """The tree of leaves by path: the opposite of `flat`. Where all keys are numbers, it has a list."""
+    if "." in by_path:
+        return by_path["."]
+    children: dict[str, dict[str, Any]] = {}
+    for path, leaf in by_path.items():
+        key, _, rest = path.partition("/")
+        children.setdefault(key, {})[rest or "."] = leaf
+    trees = {key: nested(below) for key, below in children.items()}
+    return [trees[key] for key in sorted(trees, key=int)] if all(map(str.isdigit, trees)) else trees
+
+
 def assert_same(actual: Any, expected: np.ndarray) -> None:
     """Equal in dtype, shape and every bit, except that a NaN equals any NaN."""
     assert isinstance(actual, np.ndarray), type(actual)
