@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Collection, Sequence
@@ -344,14 +345,9 @@ def described_like(tree: object, sparse: Collection[str]) -> tuple[Structure, li
     Raises:
         InvalidArgumentError: it is not such a tree, or has no such path.
     """
-    if (
-        isinstance(sparse, str)
-        or not isinstance(sparse, Collection)
-        or not all(isinstance(path, str) for path in sparse)
-    ):
-        raise InvalidArgumentError(f"sparse must be a collection of paths, not {shown(sparse)}")
+    sparse_paths = _paths(sparse)
     structure, leaves = flatten(tree, "tree")
-    unknown = next((path for path in sparse if path not in structure.numbers), None)
+    unknown = next((path for path in sparse_paths if path not in structure.numbers), None)
     if unknown is not None:
         raise InvalidArgumentError(
             f"sparse names {shown(unknown)}, which is not the path of a leaf. The paths are {shown(structure.paths)}"
@@ -359,11 +355,24 @@ def described_like(tree: object, sparse: Collection[str]) -> tuple[Structure, li
     described = []
     for path, leaf in zip(structure.paths, leaves, strict=True):
         what = f"the leaf {shown(path)} of tree"
-        dense_shape = getattr(leaf, "dense_shape", None)
-        if dense_shape is not None and hasattr(leaf, "values"):
-            whole = [int(dim) for dim in validation.array(dense_shape, what).tolist()]
-            described.append(_checked(True, validation.array(leaf.values, what).dtype, whole, what))
+        if hasattr(leaf, "dense_shape") and hasattr(leaf, "values"):
+            if leaf.dense_shape is None:
+                raise InvalidArgumentError(f"{what} must have a dense_shape, the shape of the whole array")
+            whole = validation.array(leaf.dense_shape, f"the dense_shape of {what}")
+            described.append(_checked(True, validation.array(leaf.values, what).dtype, whole.tolist(), what))
         else:
             given = validation.array(leaf, what)
-            described.append(_checked(path in sparse, given.dtype, given.shape, what))
+            described.append(_checked(path in sparse_paths, given.dtype, given.shape, what))
     return structure, described
+
+
+def _paths(given: object) -> dict[str, None]:
+    """Returns the paths in a collection, in its order."""
+    paths = None
+    if isinstance(given, Collection) and not isinstance(given, str):
+        # Somebody else's collection may raise anything, and an array of rank 0 looks like one.
+        with contextlib.suppress(Exception):
+            paths = list(given)
+    if paths is None or not all(isinstance(path, str) for path in paths):
+        raise InvalidArgumentError(f"sparse must be a collection of paths, not {shown(given)}")
+    return dict.fromkeys(paths)
