@@ -84,7 +84,6 @@ def _rows(leaf: Leaf, value: Any, what: str) -> Section:
             f"the rows of {name} must have the shape {shape_text(leaf.row_shape)}, not "
             f"{shape_text(section.values.shape[1:])}"
         )
-    # A round hands out -1 for a dimension 0 that was not declared.
-    if whole is not None and not (leaf.shape[0] is None and np.size(whole) and np.ravel(whole)[0] == -1):
+    if whole is not None:
         check_whole(whole, leaf.shape, f"the dense_shape of {name}")
     return section
