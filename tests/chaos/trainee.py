@@ -43,7 +43,7 @@ def gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
     rows = np.unique([(3 * step + number) % ROWS, (step + 5 * number) % ROWS])
     return {
         "w": (w * (31 + number) + 7 * step) % PRIME,
-        "table": redisacc.IndexedSlices(rows, (table[rows] * 5 + w[:2] + number + step) % PRIME, (ROWS, 2)),
+        "table": redisacc.IndexedSlices((table[rows] * 5 + w[:2] + number + step) % PRIME, rows, (ROWS, 2)),
     }
 
 
@@ -68,7 +68,7 @@ def undisturbed(workers: int, steps: int) -> tuple[dict[str, Any], dict[str, Any
             table[gradient["table"].indices] += gradient["table"].values
             touched.update(gradient["table"].indices.tolist())
         rows = np.array(sorted(touched))
-        total = {"w": total_w, "table": redisacc.IndexedSlices(rows, table[rows], (ROWS, 2))}
+        total = {"w": total_w, "table": redisacc.IndexedSlices(table[rows], rows, (ROWS, 2))}
         parameters, state, _ = after(parameters, state, total)
     return parameters, state
 
