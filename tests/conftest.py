@@ -10,6 +10,7 @@
 | `open_dense_stored`, `open_sparse_stored` | opens accumulators that store every gradient the way of `storage` |
 | `open_dense`, `open_sparse` | opens accumulators with the usual limits, for tests in which storage plays no role |
 | `open_accumulator(kind, ...)` | opens accumulators on any server, mostly one of `daemon` |
+| `open_parameters(name, ...)` | opens parameters; `redis=` names another client |
 | `force_parts` | makes this process buffer every gradient in parts, as it does with large ones |
 | `background(function, ...)` | runs a function in a thread; the test fails if the thread outlives it |
 | `until(condition)` | waits for a condition and returns its first true value |
@@ -172,6 +173,20 @@ def open_dense_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]
 def open_sparse_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
     """Opens sparse accumulators that store every gradient the way of `storage`."""
     yield from _opener(redisacc.SparseConditionalAccumulator, accumulator_client, selection.STORAGES[storage])
+
+
+@pytest.fixture
+def open_parameters(accumulator_client: Any) -> Iterator[Callable[..., redisacc.Parameters]]:
+    """Opens parameters on the test's server and closes the handles when the test ends."""
+    handles: list[redisacc.Parameters] = []
+
+    def open_one(shared_name: str = "weights", **options: Any) -> redisacc.Parameters:
+        handles.append(redisacc.Parameters(shared_name, **{"redis": accumulator_client, **options}))
+        return handles[-1]
+
+    yield open_one
+    for handle in handles:
+        handle.close()
 
 
 @pytest.fixture

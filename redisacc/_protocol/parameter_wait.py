@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -91,7 +90,11 @@ class _Wait:
     def run(self, lifetime: Lifetime, stack: ExitStack) -> tuple[ParameterRecord, Any]:
         """Polls until there is a version."""
         log = WaitLog(time.monotonic())
-        next_poll, listens = 0.0, False
+        next_poll = 0.0
+        # In many cases the version is there already, and a new subscription would cost more than reading it.
+        listens = pubsub_of(self._transport).hears(self._keys.events)
+        if listens:
+            self._listen(stack)
         while True:
             self.alarm.clear()
             if lifetime.closed:
@@ -110,13 +113,15 @@ class _Wait:
             if self._outage.error is None and log.is_due(now):
                 logger.warning("%s", self._state("still waiting"), extra=self._fields)
             if not listens:
-                # In many cases the version is there already, and there is nothing to listen for.
                 listens = True
-                stack.enter_context(pubsub_of(self._transport).listen(self._keys.events, self._on_event))
+                self._listen(stack)
                 # What was published between the poll and the subscription has not been heard of.
                 self._poll_now = True
                 continue
             self.alarm.wait(min(next_poll, self._deadline, log.due) - now)
+
+    def _listen(self, stack: ExitStack) -> None:
+        stack.enter_context(pubsub_of(self._transport).listen(self._keys.events, self._on_event))
 
     def _check_over(self) -> None:
         """Raises an error if no version is to be expected any more, or the caller has cancelled the wait."""
@@ -148,8 +153,6 @@ class _Wait:
                 except VersionGoneError as error:
                     record, fetched = self._reader.after_loss(record, error, give_up), {}
         except ServerUnavailableError as error:
-            if not self._answered and self._outage.error is None and self._deadline == math.inf:
-                raise
             self._outage.begin(error, self._fields)
         return None
 

@@ -38,8 +38,25 @@ def open_shared(redis: Any, size: int, limit: int, worker: str | None = None) ->
     )
 
 
+def version(step: int, size: int) -> dict[str, Any]:
+    """Returns the tree of a step, by which every part of it can be told from those of other steps."""
+    table = np.zeros((1000, 8))
+    table[: step + 1] = step
+    return {"table": table, "dense": np.full(size, step)}
+
+
+def publish_next(parameters: redisacc.Parameters, size: int) -> int:
+    """Publishes the version after the one that is there, as a chief does, and returns its step."""
+    step = (parameters.step() or 0) + 1
+    parameters.latest()
+    parameters.publish(version(step, size), step, changed={"table": range(step + 1)}, state=[np.full(size, step)])
+    return step
+
+
 def operate(operation: str, url: str, size: int, limit: int) -> Any:
     """Does the operation and returns its value, if it is one that JSON can hold."""
+    if operation == "publish":
+        return publish_next(redisacc.Parameters(NAME, redis=url), size)
     acc = open_shared(url, size, limit, "child")
     match operation:
         case "open":
