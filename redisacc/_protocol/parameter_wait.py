@@ -45,7 +45,7 @@ def wait_for_version(
         after: the step; None: any version will do.
         deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
         label: the name of the parameters in log records and errors.
-        cancel: cancels the wait if it returns True; it is asked after every poll. None: nothing does.
+        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
         describe: returns what else a message about the wait says, "" for nothing.
 
     Returns:
@@ -125,7 +125,9 @@ class _Wait:
 
     def _check_over(self) -> None:
         """Raises an error if no version is to be expected any more, or the caller has cancelled the wait."""
-        if self._outage.error is None and self._found is not None and self._found.finished:
+        if self._outage.error is not None:
+            return
+        if self._found is not None and self._found.finished:
             raise ParametersFinishedError(
                 f"{self._label}: step {self._found.step} was the last that is published: its publisher has finished",
                 step=self._found.step,
