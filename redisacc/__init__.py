@@ -7,10 +7,13 @@ from redisacc._data.tree_spec import Sparse
 from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.parameters import Parameters
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.events import Event, Events
 from redisacc._protocol.info import AccumulatorInfo
+from redisacc._training.chief import Chief
+from redisacc._training.worker import Worker
 from redisacc.errors import (
     AccumulatorFullError,
     AccumulatorNotFoundError,
@@ -18,17 +21,24 @@ from redisacc.errors import (
     CorruptDataError,
     DataLossError,
     InvalidArgumentError,
+    LeaseHeldError,
+    LeaseLostError,
     NotPermittedError,
     NotReplicatedError,
     OutcomeUnknownError,
+    ParametersFinishedError,
+    ParametersNotFoundError,
+    ParametersTimeoutError,
     PeekTimeoutError,
     RedisAccError,
+    RoundNotPublishedError,
     RoundRecoveredError,
     SchemaMismatchError,
     ServerError,
     ServerOutOfMemoryError,
     ServerUnavailableError,
     StaleSequenceError,
+    StepConflictError,
     StepOverflowError,
     StepTimeoutError,
     TakeTimeoutError,
@@ -42,6 +52,7 @@ __all__ = [
     "AccumulatorNotFoundError",
     "ApplyResult",
     "CancelledError",
+    "Chief",
     "ConditionalAccumulator",
     "ConditionalAccumulatorBase",
     "CorruptDataError",
@@ -50,12 +61,19 @@ __all__ = [
     "Events",
     "IndexedSlices",
     "InvalidArgumentError",
+    "LeaseHeldError",
+    "LeaseLostError",
     "NotPermittedError",
     "NotReplicatedError",
     "OutcomeUnknownError",
+    "Parameters",
+    "ParametersFinishedError",
+    "ParametersNotFoundError",
+    "ParametersTimeoutError",
     "PeekTimeoutError",
     "RedisAccError",
     "Round",
+    "RoundNotPublishedError",
     "RoundRecoveredError",
     "SchemaMismatchError",
     "ServerError",
@@ -64,6 +82,7 @@ __all__ = [
     "Sparse",
     "SparseConditionalAccumulator",
     "StaleSequenceError",
+    "StepConflictError",
     "StepOverflowError",
     "StepTimeoutError",
     "TakeTimeoutError",
@@ -71,6 +90,7 @@ __all__ = [
     "TreeAccumulator",
     "UnacknowledgedRound",
     "WaitingTaker",
+    "Worker",
     "WorkerInfo",
     "errors",
     "raw_ops",

@@ -6,12 +6,19 @@
     ├── InvalidArgumentError (ValueError)        an argument is invalid; nothing was changed
     │   └── SchemaMismatchError                  a shared name was created with another schema
     ├── AccumulatorNotFoundError (LookupError)   never created, deleted, or deleted and created again
+    ├── ParametersNotFoundError (LookupError)    nothing was published, or it was deleted
     ├── AccumulatorFullError                     the buffered gradients have reached their limit
     ├── StepOverflowError (OverflowError)        a take at the last step that an int64 can hold
     ├── TakeTimeoutError (TimeoutError)          too few gradients arrived before the timeout
     ├── StepTimeoutError (TimeoutError)          the step was not reached before the timeout
-    ├── PeekTimeoutError (TimeoutError)          the accumulator changed during every attempt to read it
+    ├── ParametersTimeoutError (TimeoutError)    no new version was published before the timeout
+    ├── PeekTimeoutError (TimeoutError)          what was read changed during every attempt to read it
+    ├── ParametersFinishedError                  the last version has been published
+    ├── StepConflictError                        other parameters were published for this step, or for a later one
     ├── CancelledError                           the handle was closed
+    ├── LeaseHeldError                           another process is the chief, or has this worker's number
+    ├── LeaseLostError                           another process has taken the place of this one
+    ├── RoundNotPublishedError (RuntimeError)    a chief asked for the next round too early
     ├── StaleSequenceError                       the server has executed a later request of this session
     ├── RoundRecoveredError                      the round that was taken belongs to another taker now
     ├── DataLossError                            the server has lost what it had acknowledged
@@ -39,17 +46,24 @@ __all__ = [
     "CorruptDataError",
     "DataLossError",
     "InvalidArgumentError",
+    "LeaseHeldError",
+    "LeaseLostError",
     "NotPermittedError",
     "NotReplicatedError",
     "OutcomeUnknownError",
+    "ParametersFinishedError",
+    "ParametersNotFoundError",
+    "ParametersTimeoutError",
     "PeekTimeoutError",
     "RedisAccError",
+    "RoundNotPublishedError",
     "RoundRecoveredError",
     "SchemaMismatchError",
     "ServerError",
     "ServerOutOfMemoryError",
     "ServerUnavailableError",
     "StaleSequenceError",
+    "StepConflictError",
     "StepOverflowError",
     "StepTimeoutError",
     "TakeTimeoutError",
@@ -79,13 +93,23 @@ class InvalidArgumentError(RedisAccError, ValueError):
 
 
 class SchemaMismatchError(InvalidArgumentError):
-    """A shared name was opened with another kind, dtype, shape, reduction or buffer limit than it was created with."""
+    """A shared name was opened with another kind, dtype, shape, reduction or buffer limit than it was created with.
+
+    Or a version of parameters has another structure, dtype or shape than the first version.
+    """
 
 
 class AccumulatorNotFoundError(RedisAccError, LookupError):
     """The accumulator does not exist.
 
     It was never created, it was deleted, or it was deleted and created again since this handle was opened.
+    """
+
+
+class ParametersNotFoundError(RedisAccError, LookupError):
+    """There are no parameters of this name.
+
+    Nothing was ever published, or what was published has been deleted since this handle saw it.
     """
 
 
@@ -149,12 +173,69 @@ class StepTimeoutError(RedisAccError, TimeoutError):
         self.global_step = global_step
 
 
+class ParametersTimeoutError(RedisAccError, TimeoutError):
+    """The ``timeout`` of ``Parameters.wait`` ran out before a new version was published.
+
+    Attributes:
+        after: a version with a higher step than this was waited for; None: any version.
+        step: the step of the version that was there; None if there was none, or if no server answered.
+    """
+
+    def __init__(self, message: str, *, after: int | None, step: int | None) -> None:
+        super().__init__(message)
+        self.after = after
+        self.step = step
+
+
+class ParametersFinishedError(RedisAccError):
+    """The publisher of parameters has said that no further version will follow.
+
+    Attributes:
+        step: the last step that was published.
+    """
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class StepConflictError(RedisAccError):
+    """Other parameters are published for the same step, or parameters for a later step. Nothing was published.
+
+    Two chiefs are publishing, or a chief has continued from older weights than those that are published.
+
+    Attributes:
+        step: the step that was to be published.
+        published: the step that is published.
+    """
+
+    def __init__(self, message: str, *, step: int, published: int) -> None:
+        super().__init__(message)
+        self.step = step
+        self.published = published
+
+
 class PeekTimeoutError(RedisAccError, TimeoutError):
-    """The accumulator changed during every attempt to read it, so no attempt saw it as it was at one moment."""
+    """The accumulator changed during every attempt to read it, so no attempt saw it as it was at one moment.
+
+    Or versions of parameters were replaced faster than they could be read.
+    """
 
 
 class CancelledError(RedisAccError):
     """The handle was closed, either before the call or while the call was waiting. Nothing was taken."""
+
+
+class LeaseHeldError(RedisAccError):
+    """Another process holds the lease of the chief, or of this worker's number, and keeps extending it."""
+
+
+class LeaseLostError(RedisAccError):
+    """This process did not extend its lease in time, and another one holds it now."""
+
+
+class RoundNotPublishedError(RedisAccError, RuntimeError):
+    """The loop of a chief asked for the next round before it had published the parameters that follow from this one."""
 
 
 class StaleSequenceError(RedisAccError):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from redisacc._data import validation
+from redisacc._data import foreign, validation
 from redisacc._data.dtypes import TABLE, DType, find_dtype
 from redisacc._data.reducers import DenseReducer, RoundReducer
 from redisacc._data.spec import CHUNK, AccumulatorSpec, SectionSpec, SparseMean, sparse_result
@@ -346,7 +346,7 @@ def described_like(tree: object, sparse: Collection[str]) -> tuple[Structure, li
         InvalidArgumentError: it is not such a tree, or has no such path.
     """
     sparse_paths = _paths(sparse)
-    structure, leaves = flatten(tree, "tree")
+    structure, leaves = flatten(tree, "tree", is_leaf=foreign.is_rows)
     unknown = next((path for path in sparse_paths if path not in structure.numbers), None)
     if unknown is not None:
         raise InvalidArgumentError(
@@ -355,11 +355,12 @@ def described_like(tree: object, sparse: Collection[str]) -> tuple[Structure, li
     described = []
     for path, leaf in zip(structure.paths, leaves, strict=True):
         what = f"the leaf {shown(path)} of tree"
-        if hasattr(leaf, "dense_shape") and hasattr(leaf, "values"):
-            if leaf.dense_shape is None:
-                raise InvalidArgumentError(f"{what} must have a dense_shape, the shape of the whole array")
-            whole = validation.array(leaf.dense_shape, f"the dense_shape of {what}")
-            described.append(_checked(True, validation.array(leaf.values, what).dtype, whole.tolist(), what))
+        rows = foreign.rows_of(leaf, what)
+        if rows is not None:
+            if rows.dense_shape is None:
+                raise InvalidArgumentError(f"{what} must have a dense_shape, because the shape of a leaf must be known")
+            whole = validation.array(rows.dense_shape, what).tolist()
+            described.append(_checked(True, validation.array(rows.values, what).dtype, whole, what))
         else:
             given = validation.array(leaf, what)
             described.append(_checked(path in sparse_paths, given.dtype, given.shape, what))

@@ -1,4 +1,4 @@
-"""Every key of an accumulator, in one place.
+"""Every key of an accumulator, and of parameters, in one place.
 
 All of them carry the hash tag ``{NAME}``, so they live in one slot of a Redis Cluster and one script may touch all of
 them. Scripts get every key that they touch in KEYS.
@@ -17,7 +17,8 @@ PREFIX = "redisacc:"
 # The set of all shared names, for listing.
 NAMES = f"{PREFIX}names"
 
-# While an accumulator is being deleted, its incarnation begins with this (lua/delete.lua), so no handle can use it.
+# While an accumulator or parameters are being deleted, their incarnation begins with this (lua/delete.lua,
+# lua/delete_parameters.lua), so no handle can use it.
 DELETING = "deleted:"
 
 _REF = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
@@ -115,3 +116,34 @@ class Keys:
     def staged(self, gradient: str, number: int) -> str:
         """Returns the key of that part before the gradient is accepted. It has an expiry."""
         return f"{self.record}:staged:{gradient}:{number}"
+
+
+def crew_key(name: str) -> str:
+    """Returns the key of the leases of the chief and the workers who train under a name."""
+    return f"{PREFIX}{{{name}}}:crew"
+
+
+class ParameterKeys:
+    """The keys of the parameters of one name. They share the hash tag of the accumulator of that name.
+
+    Args:
+        name: the name of the parameters.
+
+    Attributes:
+        name: the name of the parameters.
+        record: the key of their record.
+        events: the channel of events.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.record = f"{PREFIX}{{{name}}}:parameters"
+        self.events = f"{self.record}:events"
+
+    def object(self, blob: str, number: int) -> str:
+        """Returns the key of part ``number`` (from 0) of a blob."""
+        return f"{self.record}:object:{blob}:{number}"
+
+    def staged(self, blob: str, number: int) -> str:
+        """Returns the key of that part before its version is published. It has an expiry."""
+        return f"{self.record}:staged:{blob}:{number}"

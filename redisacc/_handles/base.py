@@ -45,7 +45,7 @@ Value = TypeVar("Value")
 
 
 @lru_cache(maxsize=1)
-def _host_and_process(process: int) -> str:
+def host_and_process(process: int) -> str:
     """Returns the default name of a worker. A forked child has another process id, and so is a worker of its own."""
     return f"{socket.gethostname()}:{process}"
 
@@ -409,7 +409,9 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
     # Rounds
 
     @contextlib.contextmanager
-    def take(self, num_required: int, *, timeout: float | None = None) -> Iterator[Round[G]]:
+    def take(
+        self, num_required: int, *, timeout: float | None = None, describe: Callable[[], str] | None = None
+    ) -> Iterator[Round[G]]:
         """Takes a round for the length of a ``with`` block, and acknowledges it when the block ends without an error.
 
         Blocks like ``take_grad``. If the block raises, or the process dies in it, the round stays in Redis and
@@ -426,6 +428,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         Args:
             num_required: integer scalar, at least 1. The round is granted when at least that many gradients are there.
             timeout: seconds to wait at most, 0 or more. None: forever.
+            describe: called for a message about the wait; returns what else it should say, or "".
 
         Yields:
             The round: the gradient, the step that it closed, how many gradients it holds, and from which workers.
@@ -438,7 +441,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``retry()`` acknowledges.
         """
-        taken = self._take(num_required, timeout, None)
+        taken = self._take(num_required, timeout, None, describe)
         yield taken.round
         self._taker.acknowledge(taken, None)
 
@@ -480,12 +483,14 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         if taken is not None:
             self._taker.acknowledge(taken, None)
 
-    def _take(self, num_required: object, timeout: object, name: object) -> TakenRound[G]:
+    def _take(
+        self, num_required: object, timeout: object, name: object, describe: Callable[[], str] | None = None
+    ) -> TakenRound[G]:
         label = self._label(name)
         required = validation.integer(num_required, "num_required", low=1)
         deadline = _deadline(timeout)
         self._lifetime.check()
-        return self._taker.take(required, deadline=deadline, name=self._worker, label=label)
+        return self._taker.take(required, deadline=deadline, name=self._worker, label=label, describe=describe)
 
     def _take_gradient(
         self, num_required: int, timeout: float | None, name: str | None, form: Callable[[Any], Value]
@@ -537,7 +542,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
 
     @property
     def _worker(self) -> str:
-        return self._given_worker or _host_and_process(os.getpid())
+        return self._given_worker or host_and_process(os.getpid())
 
     def _label(self, name: object) -> str:
         given = validation.label(name)

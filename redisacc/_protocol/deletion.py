@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from redisacc._format.buffered import number_of_parts
-from redisacc._format.keys import NAMES, Keys
+from redisacc._format.keys import NAMES, Keys, ParameterKeys
 from redisacc._protocol.round_reader import all_rounds
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis.hash_scan import Fields, scan
@@ -40,9 +40,11 @@ def delete(transport: Transport, keys: Keys, incarnation: str, *, timeout: float
             # The script removes the hashes of the current round. A late copy of a plain UNLINK would remove those of an
             # accumulator that has been created under the same name since.
             transport.call("UNLINK", *round_keys.hashes, timeout=timeout)
-    with contextlib.suppress(CorruptDataError):
-        # If the set of names is something else, the accumulator is not listed there.
-        transport.call("SREM", NAMES, keys.name, timeout=timeout)
+    if not transport.call("EXISTS", ParameterKeys(keys.name).record, timeout=timeout):
+        # Otherwise the parameters of this name are still listed.
+        with contextlib.suppress(CorruptDataError):
+            # If the set of names is something else, the accumulator is not listed there.
+            transport.call("SREM", NAMES, keys.name, timeout=timeout)
     scripts.delete(finish=True, timeout=timeout)
 
 

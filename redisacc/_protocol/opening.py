@@ -83,7 +83,7 @@ def open_accumulator(
         )
     _check_schema(keys, opened, schema, buffer_limit, once_per_worker)
     if not lease_ms:
-        _list_name(transport, keys)
+        list_name(transport, keys.name)
     return opened
 
 
@@ -134,12 +134,13 @@ def _tree_difference(keys: Keys, there: str, here: str) -> str:
     return f"{what} {shown(first.path)} is {printable(first.first, QUOTED)}, not {printable(first.second, QUOTED)}"
 
 
-def _list_name(transport: Transport, keys: Keys) -> None:
+def list_name(transport: Transport, name: str) -> None:
+    """Adds a name to the set of all names."""
     try:
         # The list has a slot of its own in a cluster, so the script cannot write it. A server that is full would refuse
         # even to add a name that is there already.
-        if not transport.call("SISMEMBER", NAMES, keys.name):
-            transport.call("SADD", NAMES, keys.name)
+        if not transport.call("SISMEMBER", NAMES, name):
+            transport.call("SADD", NAMES, name)
     except NotPermittedError as error:
         # Only listings use the set of names.
-        logger.debug("%s is not listed: %s", keys.name, error)
+        logger.debug("%s is not listed: %s", name, error)

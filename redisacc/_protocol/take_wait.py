@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +99,7 @@ class TakeWait:
         taker: the name of the taker.
         label: the accumulator's name in log records and errors.
         reader: adds the round up, and begins with it while it is still growing.
+        describe: returns what else a message about the wait says, "" for nothing.
         alarm: wakes the wait.
     """
 
@@ -110,6 +112,7 @@ class TakeWait:
     taker: str
     label: str
     reader: RoundReader
+    describe: Callable[[], str] | None = None
     alarm: Alarm = field(default_factory=Alarm)
     _sequence: int = field(init=False)
     _token: str = field(init=False)
@@ -342,8 +345,9 @@ class TakeWait:
         if seen.ahead:
             text += f"; takers before it in the queue: {seen.ahead}"
         if self._outage.error is not None:
-            text += "; the server cannot be reached"
-        return text
+            return f"{text}; the server cannot be reached"
+        more = self.describe() if self.describe is not None else ""
+        return f"{text}; {more}" if more else text
 
 
 def _some(names: list[str], found: Contributors) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -77,7 +77,15 @@ class Taker(Generic[G]):
         # How many rounds the accumulator had granted when this handle took its last one.
         self._takes_seen = -1
 
-    def take(self, num_required: int, *, deadline: float, name: str, label: str) -> TakenRound[G]:
+    def take(
+        self,
+        num_required: int,
+        *,
+        deadline: float,
+        name: str,
+        label: str,
+        describe: Callable[[], str] | None = None,
+    ) -> TakenRound[G]:
         """Blocks until a round of at least ``num_required`` gradients is granted, then reads and reduces it.
 
         Args:
@@ -85,6 +93,7 @@ class Taker(Generic[G]):
             deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
             name: the name of the taker.
             label: the accumulator's name in log records and errors.
+            describe: returns what else a message about the wait says, "" for nothing.
         """
         session = self._sessions.borrow()
         try:
@@ -99,6 +108,7 @@ class Taker(Generic[G]):
                 taker=name,
                 label=label,
                 reader=reader,
+                describe=describe,
             )
             seen = self._takes_seen
             granted, (*pieces, takes) = wait_for_round(pending, self._lifetime)

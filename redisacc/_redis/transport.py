@@ -44,6 +44,8 @@ Answer = TypeVar("Answer")
 
 # How long a call tries to reach the server, in seconds.
 TIMEOUT = 30.0
+# A call that tries for longer than this logs its first retry.
+PATIENT = 10.0
 # A wrong address shows when an accumulator is opened, so that call fails sooner.
 OPENING_TIMEOUT = 3.0
 
@@ -225,6 +227,12 @@ class Transport:
         if isinstance(error, ReplyError) and error.code not in PASSING:
             raise refusal_of(error) from error
         pause = _BACKOFF.compute(failures)
+        if failures == 2 and deadline - time.monotonic() > PATIENT:
+            # The first attempt may have met a connection that had been idle for too long. Polls are brief, and whoever
+            # polls has messages of its own.
+            logger.warning(
+                "%s: %s; trying again for %.0f s", self.address, reason_of(error), deadline - time.monotonic()
+            )
         if time.monotonic() + pause >= deadline:
             # The reason is in the message. The client library chains two or three errors more, which say the same.
             raise ServerUnavailableError(reason) from None

@@ -30,6 +30,7 @@ _COMMANDS = {
     "ls": ("redisacc.cli.ls", "List accumulators."),
     "recover": ("redisacc.cli.recover", "Recover a round whose taker died."),
     "rm": ("redisacc.cli.rm", "Delete accumulators and everything in them."),
+    "run": ("redisacc.cli.run", "Run a chief and workers on this machine, and restart them."),
     "server": ("redisacc.cli.server", "Run a server for accumulators on this machine."),
     "set-step": ("redisacc.cli.set_step", "Set the global step."),
     "show": ("redisacc.cli.show", "Show an accumulator, or rows of its current round."),

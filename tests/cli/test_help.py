@@ -19,6 +19,7 @@ def test_every_command_is_a_module_with_help(offline_cli):
         assert max(map(len, said.stdout.splitlines())) <= 80
         if name not in ("acl", "completion", "demo", "server"):
             assert "--redis URL" in said.stdout
+        if name not in ("acl", "completion", "demo", "run", "server"):
             assert "Exit codes: 0 success" in said.stdout
 
 

@@ -1,0 +1,38 @@
+-- Closes parameters for everybody, or removes their record once they are closed.
+--
+-- KEYS record       redisacc:{NAME}:parameters   the record of the parameters
+-- ARGV incarnation  text   the incarnation to delete
+-- ARGV finish       flag   whether to remove the record, which must be closed, instead of closing it
+--
+-- Replies:
+-- {'closed'}     no handle can use the parameters any longer; the second call must follow
+-- {'deleted'}    nothing is left
+-- {'missing'}    nothing was there
+-- {'replaced'}   there is another incarnation, which was left alone
+
+-- #include "even_when_full"
+-- #bind
+
+-- Between the two calls the client removes the objects, key by key. If it dies in between, the record says so, and the
+-- next one to publish finishes.
+
+local closed = 'deleted:' .. args.incarnation
+
+local current = redis.call('HGET', keys.record, 'incarnation')
+if not current then
+  return {'missing'}
+end
+if not args.finish then
+  if current == args.incarnation then
+    even_when_full(keys.record)
+    redis.call('HSET', keys.record, 'incarnation', closed)
+    redis.call('PUBLISH', keys.record .. ':events', 'deleted')
+    return {'closed'}
+  end
+  return {current == closed and 'closed' or 'replaced'}
+end
+if current ~= closed then
+  return {'replaced'}
+end
+redis.call('UNLINK', keys.record)
+return {'deleted'}

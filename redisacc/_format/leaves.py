@@ -1,0 +1,246 @@
+"""The leaves of trees of values: arrays, how their texts describe them, and where each stands in a blob."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from redisacc._data.dtypes import TABLE, find_dtype
+from redisacc._data.tree import Structure, parse_structure
+from redisacc._data.validation import INT64_MAX, MAX_RANK, Array, array, shape_text
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+# Every leaf of a blob begins at a multiple of this many bytes, which suits every element type.
+ALIGNMENT = 16
+
+# numpy counts the bytes of an array in an int64. Each leaf may have this many, so that no sum over leaves overflows.
+MAX_LEAF_BYTES = 2**45
+
+_TEXT = re.compile(r"([a-z]+[0-9]*) \[((?:[0-9]{1,19}(?:,[0-9]{1,19})*)?)\]")
+# Ascending ranges of leaf numbers, such as "0-3,7".
+_RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+
+# Besides the element types of gradients, values may be booleans.
+_BOOL = np.dtype(np.bool_)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What an array of a tree is.
+
+    Attributes:
+        dtype: the name of the element type: one of the accumulators', or "bool".
+        shape: its shape.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, values: Array, what: str) -> Leaf:
+        """Returns what an array is.
+
+        Raises:
+            InvalidArgumentError: its elements have no type that redisacc stores, or it is too large.
+        """
+        if values.dtype == _BOOL:
+            leaf = cls("bool", values.shape)
+        else:
+            try:
+                leaf = cls(find_dtype(values.dtype).name, values.shape)
+            except InvalidArgumentError:
+                known = ", ".join(sorted([*TABLE, "bool"]))
+                raise InvalidArgumentError(f"{what} must have one of the dtypes {known}, not {values.dtype}") from None
+        if leaf.nbytes > MAX_LEAF_BYTES:
+            raise InvalidArgumentError(f"{what} must have at most {MAX_LEAF_BYTES} bytes, not {leaf.nbytes}")
+        return leaf
+
+    @classmethod
+    def parse(cls, text: str) -> Leaf:
+        """Returns the leaf that a text describes.
+
+        Raises:
+            ValueError: redisacc did not write this text.
+        """
+        # The pattern alone would let a text of any length through, and its parts into a message.
+        match = _TEXT.fullmatch(text) if len(text) <= 32 + 20 * MAX_RANK else None
+        if match is None or (match[1] not in TABLE and match[1] != "bool"):
+            raise ValueError(f"{shown(text)} does not describe an array")
+        leaf = cls(match[1], tuple([int(dim) for dim in match[2].split(",") if dim]))
+        # numpy refuses shapes whose dimensions multiply beyond an int64, even if one of them is 0.
+        elements = math.prod(dim or 1 for dim in leaf.shape)
+        if elements > INT64_MAX // 16 or leaf.nbytes > MAX_LEAF_BYTES or leaf.text != text:
+            raise ValueError(f"{shown(text)} does not describe an array that can exist")
+        np.empty((0, *leaf.shape[1:]))
+        return leaf
+
+    @property
+    def text(self) -> str:
+        """Returns the text that describes it, such as "float32 [128,128]"."""
+        return f"{self.dtype} {shape_text(self.shape)}"
+
+    @cached_property
+    def stored(self) -> np.dtype[Any]:
+        """The dtype of its elements in Redis, little-endian."""
+        dtype = _BOOL if self.dtype == "bool" else TABLE[self.dtype].storage
+        return dtype.newbyteorder("<")
+
+    @cached_property
+    def given(self) -> np.dtype[Any]:
+        """The dtype of the arrays that readers get."""
+        return _BOOL if self.dtype == "bool" else TABLE[self.dtype].public
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * self.stored.itemsize
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """The size of a row, which is an entry of the first dimension, in bytes."""
+        return math.prod(self.shape[1:]) * self.stored.itemsize
+
+    def bytes_of(self, values: Array) -> Array:
+        """Returns the elements in row-major order, little-endian, as a flat array of bytes; a view if possible."""
+        if values.dtype != self.stored:
+            # A quantised type is stored without its structure; a big-endian array is turned round.
+            values = values.astype(self.given, copy=False) if values.dtype != self.given else values
+            values = np.ascontiguousarray(values).view(self.stored.newbyteorder("=")).astype(self.stored, copy=False)
+        return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where leaves stand in a blob, in ascending order of their numbers.
+
+    Attributes:
+        leaves: their numbers.
+        offsets: where each begins, in bytes.
+        nbytes: the length of the blob: at least 1, because Redis has no empty strings.
+    """
+
+    leaves: tuple[int, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+
+    @cached_property
+    def offset_of(self) -> dict[int, int]:
+        """Number of a leaf → where it begins."""
+        return dict(zip(self.leaves, self.offsets, strict=True))
+
+
+class Schema:
+    """The structure of a tree and what each of its leaves is.
+
+    Args:
+        structure: the structure.
+        leaves: what the leaves are, in its order.
+
+    Attributes:
+        structure: the structure.
+        leaves: the same leaves.
+        nbytes: the size of all leaves together in bytes.
+    """
+
+    def __init__(self, structure: Structure, leaves: Sequence[Leaf]) -> None:
+        self.structure = structure
+        self.leaves = tuple(leaves)
+        self.nbytes = sum(leaf.nbytes for leaf in self.leaves)
+        self._layouts: dict[str, Layout] = {}
+
+    @classmethod
+    def parse(cls, text: str) -> Schema:
+        """Returns what a text of ``text`` describes.
+
+        Raises:
+            ValueError: redisacc did not write this text.
+        """
+        structure, texts = parse_structure(text)
+        return cls(structure, [Leaf.parse(leaf) for leaf in texts])
+
+    @cached_property
+    def text(self) -> str:
+        """The structure as JSON, with a text for each leaf."""
+        return self.structure.text([leaf.text for leaf in self.leaves])
+
+    def arrays_of(self, tree: object, what: str) -> list[Array]:
+        """Returns the leaves of a tree as arrays.
+
+        Raises:
+            InvalidArgumentError: the tree has another structure, or a leaf another dtype or shape. The message names
+                the first path that differs.
+        """
+        arrays = []
+        for path, leaf, value in zip(
+            self.structure.paths, self.leaves, self.structure.leaves_of(tree, what), strict=True
+        ):
+            values = value if type(value) is np.ndarray else array(value, f"{what} at {shown(path)}")
+            if values.shape != leaf.shape or (
+                values.dtype != leaf.given and Leaf.of(values, f"{what} at {shown(path)}") != leaf
+            ):
+                found = f"{values.dtype} {shape_text(values.shape)}"
+                raise InvalidArgumentError(f"{what} at {shown(path)} must be {leaf.text}, not {found}")
+            arrays.append(values)
+        return arrays
+
+    def layout(self, leaves_text: str) -> Layout:
+        """Returns where leaves stand in a blob.
+
+        Args:
+            leaves_text: their numbers, as ``ranges_text`` writes them.
+
+        Raises:
+            ValueError: redisacc did not write this text.
+        """
+        found = self._layouts.get(leaves_text)
+        if found is None:
+            found = self._lay_out(parse_ranges(leaves_text, len(self.leaves)))
+            if len(self._layouts) >= 64:
+                self._layouts.clear()
+            self._layouts[leaves_text] = found
+        return found
+
+    def _lay_out(self, numbers: Sequence[int]) -> Layout:
+        offsets, end = [], 0
+        for number in numbers:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            offsets.append(start)
+            end = start + self.leaves[number].nbytes
+        return Layout(tuple(numbers), tuple(offsets), max(end, 1))
+
+
+def ranges_text(numbers: Sequence[int]) -> str:
+    """Returns ascending numbers as a text, such as "0-3,7"."""
+    texts, start = [], 0
+    for place, number in enumerate(numbers):
+        if place + 1 == len(numbers) or numbers[place + 1] != number + 1:
+            texts.append(str(number) if place == start else f"{numbers[start]}-{number}")
+            start = place + 1
+    return ",".join(texts)
+
+
+def parse_ranges(text: str, limit: int) -> list[int]:
+    """Returns the numbers, all below ``limit``, of a text of ``ranges_text``.
+
+    Raises:
+        ValueError: redisacc did not write this text.
+    """
+    numbers: list[int] = []
+    for piece in text.split(","):
+        match = _RANGE.fullmatch(piece)
+        if match is None:
+            raise ValueError(f"{shown(text)} is not a list of leaves")
+        first = int(match[1])
+        last = int(match[2]) if match[2] else first
+        # Checked before the range is unrolled: each number stands once, so there are at most as many as leaves.
+        if not (numbers[-1] if numbers else -1) < first <= last < limit:
+            raise ValueError(f"{shown(text)} is not a list of leaves of a tree with {limit}")
+        numbers.extend(range(first, last + 1))
+    return numbers

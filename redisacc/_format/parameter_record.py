@@ -1,0 +1,339 @@
+"""The record of parameters: the plain-text hash that describes the version that is published.
+
+The values of a version are in blobs, each of which is stored in parts, as strings that never change. There are three
+sorts of blobs:
+
+- a *full* blob holds some leaves, whole, one after the other;
+- a *rows* blob holds rows of leaves of which only these rows changed from the version before;
+- a *state* blob holds the leaves of the publisher's state.
+
+The value of a leaf is what the last full blob that has it holds, with the rows of all later versions written over it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from redisacc._data.validation import INT64_MAX
+from redisacc._format.buffered import PART_BYTES
+from redisacc._format.keys import ParameterKeys
+from redisacc._format.leaves import Schema, ranges_text
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError, SchemaMismatchError
+
+# The version of this part of the data model, in every record.
+FORMAT = "1"
+
+# A blob has at most this many parts, so that the script that publishes it stays short. Parts of large blobs are larger.
+MAX_PARTS = 64
+
+# A string of Redis may have 512 MiB.
+MAX_BLOB_BYTES = MAX_PARTS * 512 * 2**20
+
+# The bytes of an index of a row.
+INDEX_BYTES = 8
+
+_BLOB = re.compile(r"[0-9a-f]{16}-(?:full|base|rows|state)")
+_STEP = re.compile(r"-?[0-9]{1,19}")
+_COUNT = re.compile(r"([0-9]{1,6})=([0-9]{1,15})")
+# No list has more entries than this: a publisher keeps at most some 500.
+_MAX_ENTRIES = 10_000
+
+
+def part_lengths(nbytes: int) -> list[int]:
+    """Returns the bytes of each part of a blob."""
+    size = max(PART_BYTES, -(-nbytes // MAX_PARTS))
+    return [min(size, nbytes - start) for start in range(0, nbytes, size)]
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A blob that is no longer, or never was, of use to readers of the tree.
+
+    Attributes:
+        id: the id of the version that brought it, and its sort.
+        nbytes: its length in bytes.
+    """
+
+    id: str
+    nbytes: int
+
+    def keys(self, keys: ParameterKeys) -> list[str]:
+        """Returns the keys of its parts."""
+        return [keys.object(self.id, number) for number in range(len(part_lengths(self.nbytes)))]
+
+    @property
+    def text(self) -> str:
+        """Returns how the record lists it."""
+        return f"{self.id}:{self.nbytes}"
+
+
+@dataclass(frozen=True)
+class FullBlob:
+    """A blob of whole leaves.
+
+    Attributes:
+        id: the id of the version that brought it, and its sort.
+        step: the step of that version.
+        since: readers who hold a version with this step or a later one need not read it: rows blobs have everything
+            that changed in its leaves from then on.
+        leaves: the leaves in it, as ``ranges_text`` writes them.
+    """
+
+    id: str
+    step: int
+    since: int
+    leaves: str
+
+    @property
+    def text(self) -> str:
+        """Returns how the record lists it."""
+        return f"{self.id}:{self.step}:{self.since}:{self.leaves}"
+
+
+@dataclass(frozen=True)
+class RowsBlob:
+    """A blob of changed rows. For each leaf, it has the indices of the rows, and then the rows.
+
+    Attributes:
+        id: the id of the version that brought it, and its sort.
+        step: the step of that version.
+        counts: (number of a leaf, number of its rows), ascending.
+    """
+
+    id: str
+    step: int
+    counts: tuple[tuple[int, int], ...]
+
+    @property
+    def text(self) -> str:
+        """Returns how the record lists it."""
+        return f"{self.id}:{self.step}:{','.join(f'{leaf}={count}' for leaf, count in self.counts)}"
+
+    def nbytes(self, schema: Schema) -> int:
+        """Returns its length in bytes."""
+        return sum(count * (INDEX_BYTES + schema.leaves[leaf].row_bytes) for leaf, count in self.counts)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The blobs of a version.
+
+    Attributes:
+        full: the blobs of whole leaves; the last one that has a leaf counts.
+        rows: the blobs of rows, the oldest first.
+        rows_since: versions with lower steps than this may have had rows blobs that are no longer listed.
+        state: the blob of the publisher's state, if it has one.
+        retired: blobs of earlier versions, which slow readers may still be reading; the oldest first.
+    """
+
+    full: tuple[FullBlob, ...]
+    rows: tuple[RowsBlob, ...] = ()
+    rows_since: int = -(2**63)
+    state: Blob | None = None
+    retired: tuple[Blob, ...] = ()
+
+    def blobs(self, schema: Schema) -> dict[str, Blob]:
+        """Returns all blobs that the version consists of, by id, without the retired ones."""
+        found = [Blob(blob.id, schema.layout(blob.leaves).nbytes) for blob in self.full]
+        found += [Blob(blob.id, blob.nbytes(schema)) for blob in self.rows]
+        if self.state is not None:
+            found.append(self.state)
+        return {blob.id: blob for blob in found}
+
+    def holders(self, number_of_leaves: int, schema: Schema) -> list[FullBlob | None]:
+        """Returns for each leaf the blob that holds it whole."""
+        found: list[FullBlob | None] = [None] * number_of_leaves
+        for blob in self.full:
+            for leaf in schema.layout(blob.leaves).leaves:
+                found[leaf] = blob
+        return found
+
+    def fields(self) -> list[str]:
+        """Returns the fields of the record that list the blobs, each followed by its value."""
+        return [
+            *("full", " ".join(blob.text for blob in self.full)),
+            *("rows", " ".join(blob.text for blob in self.rows)),
+            *("rows_since", str(self.rows_since)),
+            *("state", "" if self.state is None else self.state.text),
+            *("retired", " ".join(blob.text for blob in self.retired)),
+        ]
+
+
+class ParameterRecord:
+    """What readers poll: which version is published, and where its values are. Checked as it is used.
+
+    Attributes:
+        incarnation: a random id that the parameters got with their first version.
+        version: a random id of the version.
+        step: its step.
+        finished: whether it is the last one, as far as its publisher has said.
+    """
+
+    FIELDS = ("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "retired", "finished")
+
+    def __init__(self, keys: ParameterKeys, reply: Sequence[bytes]) -> None:
+        texts = []
+        # Only a publisher that has said something about the end has written the last field.
+        *values, finished = reply
+        for name, value in zip(self.FIELDS, [*values, b"0" if finished is None else finished], strict=True):
+            # The server has sent it all by now; this keeps it from being copied and searched.
+            if not isinstance(value, bytes) or len(value) > 2**22 or not value.isascii():
+                raise self._foreign(keys, name, value)
+            texts.append(value.decode())
+        found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, self._retired = texts[
+            :-1
+        ]
+        self.finished = texts[-1] == "1"
+        if found != FORMAT:
+            raise SchemaMismatchError(
+                f"parameters {shown(keys.name)} have format {shown(found)} of the data model, but this version of "
+                f"redisacc reads format {FORMAT!r}: delete them with the version that published them"
+            )
+        self._keys = keys
+        for name, text in (("incarnation", self.incarnation), ("version", self.version)):
+            if not 0 < len(text) <= 64:
+                raise self._foreign(keys, name, text)
+        self.step = self._step("step", step)
+        self._since = since
+
+    @classmethod
+    def command(cls, keys: ParameterKeys) -> tuple[str, ...]:
+        """Returns the command that reads it."""
+        return ("HMGET", keys.record, *cls.FIELDS)
+
+    @classmethod
+    def parse(cls, keys: ParameterKeys, reply: object) -> ParameterRecord | None:
+        """Returns the record from the reply to ``command``, or None if there is none.
+
+        Raises:
+            CorruptDataError: redisacc did not write it.
+            SchemaMismatchError: another version of redisacc wrote it.
+        """
+        if not isinstance(reply, list) or len(reply) != len(cls.FIELDS):
+            raise CorruptDataError(f"{keys.record}: HMGET must reply {len(cls.FIELDS)} values, not {shown(reply)}")
+        return None if reply == [None] * len(reply) else cls(keys, reply)
+
+    def manifest(self, schema: Schema) -> Manifest:
+        """Returns the blobs of the version.
+
+        Raises:
+            CorruptDataError: redisacc did not write the record.
+        """
+        full = tuple([self._full_blob(text, schema) for text in self._entries("full", self._full)])
+        rows = tuple([self._rows_blob(text, schema) for text in self._entries("rows", self._rows)])
+        if any(earlier.step >= later.step for earlier, later in pairwise(rows)):
+            raise self._foreign(self._keys, "rows", self._rows)
+        state = [self._blob("state", text) for text in self._entries("state", self._state)]
+        if len(state) > 1:
+            raise self._foreign(self._keys, "state", self._state)
+        manifest = Manifest(
+            full=full,
+            rows=rows,
+            rows_since=self._step("rows_since", self._since),
+            state=state[0] if state else None,
+            retired=tuple([self._blob("retired", text) for text in self._entries("retired", self._retired)]),
+        )
+        if None in manifest.holders(len(schema.leaves), schema):
+            raise self._foreign(self._keys, "full", self._full)
+        return manifest
+
+    def listed_blobs(self, schema: Schema) -> list[Blob]:
+        """Returns all blobs that the record lists, retired ones included."""
+        manifest = self.manifest(schema)
+        return [*manifest.blobs(schema).values(), *manifest.retired]
+
+    def _entries(self, name: str, text: str) -> list[str]:
+        entries = text.split(" ") if text else []
+        if len(entries) > _MAX_ENTRIES:
+            raise self._foreign(self._keys, name, text)
+        return entries
+
+    def _full_blob(self, text: str, schema: Schema) -> FullBlob:
+        match text.split(":"):
+            case [blob, step, since, leaves] if _BLOB.fullmatch(blob):
+                found = FullBlob(blob, self._step("full", step), self._step("full", since), leaves)
+                try:
+                    layout = schema.layout(leaves)
+                except ValueError:
+                    raise self._foreign(self._keys, "full", text) from None
+                if layout.nbytes <= MAX_BLOB_BYTES and found.since <= found.step <= self.step:
+                    return found
+        raise self._foreign(self._keys, "full", text)
+
+    def _rows_blob(self, text: str, schema: Schema) -> RowsBlob:
+        match text.split(":"):
+            case [blob, step, counts] if _BLOB.fullmatch(blob):
+                pairs = tuple([self._count(pair, schema) for pair in counts.split(",")])
+                ascending = all(a[0] < b[0] for a, b in pairwise(pairs))
+                found = RowsBlob(blob, self._step("rows", step), pairs)
+                if ascending and found.step <= self.step and found.nbytes(schema) <= MAX_BLOB_BYTES:
+                    return found
+        raise self._foreign(self._keys, "rows", text)
+
+    def _count(self, text: str, schema: Schema) -> tuple[int, int]:
+        match = _COUNT.fullmatch(text)
+        if match is not None:
+            leaf, count = int(match[1]), int(match[2])
+            # Rows are listed once each, so there are at most as many as the leaf has.
+            if leaf < len(schema.leaves):
+                of = schema.leaves[leaf]
+                if of.shape and of.row_bytes and 0 < count <= of.shape[0]:
+                    return leaf, count
+        raise self._foreign(self._keys, "rows", text)
+
+    def _blob(self, name: str, text: str) -> Blob:
+        blob, _, length = text.partition(":")
+        if _BLOB.fullmatch(blob) and length.isdigit() and len(length) <= 15 and 0 < int(length) <= MAX_BLOB_BYTES:
+            return Blob(blob, int(length))
+        raise self._foreign(self._keys, name, text)
+
+    def _step(self, name: str, text: str) -> int:
+        if _STEP.fullmatch(text) is None or not -INT64_MAX - 1 <= int(text) <= INT64_MAX:
+            raise self._foreign(self._keys, name, text)
+        return int(text)
+
+    @staticmethod
+    def _foreign(keys: ParameterKeys, name: str, value: object) -> CorruptDataError:
+        return CorruptDataError(f"{keys.record}: {name} holds {shown(value)}, which redisacc did not write")
+
+
+def announcement(step: int, blobs: Sequence[Blob]) -> str:
+    """Returns the event that tells waiting readers of a version, and which blobs it has brought."""
+    return f"published step={step} blobs={','.join(blob.text for blob in blobs)}"
+
+
+def announced(keys: ParameterKeys, event: str, limit: int) -> list[str]:
+    """Returns the keys of the blobs that an event lists, or none if they have more than ``limit`` bytes together."""
+    found: list[str] = []
+    for text in event.partition(" blobs=")[2].split(","):
+        blob, _, length = text.partition(":")
+        if not (_BLOB.fullmatch(blob) and length.isdigit() and len(length) <= 15) or len(found) == 4:
+            return []
+        limit -= int(length)
+        found.append(keys.object(blob, 0))
+    return found if limit >= 0 else []
+
+
+def full_blob(version: str, sort: str, step: int, since: int, leaves: Sequence[int]) -> FullBlob:
+    """Returns the full blob of some leaves, in ascending order, that a version brings."""
+    return FullBlob(f"{version}-{sort}", step, since, ranges_text(leaves))
+
+
+def parse_schema(keys: ParameterKeys, name: str, text: object) -> Schema:
+    """Returns the schema in a field of the record.
+
+    Raises:
+        CorruptDataError: redisacc did not write it.
+    """
+    if isinstance(text, bytes):
+        try:
+            return Schema.parse(text.decode())
+        except ValueError as error:
+            raise CorruptDataError(
+                f"{keys.record}: {name} holds {shown(text)}, which redisacc did not write: {shown(str(error))}"
+            ) from None
+    raise CorruptDataError(f"{keys.record}: {name} holds {shown(text)}, which redisacc did not write")

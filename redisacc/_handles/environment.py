@@ -1,0 +1,118 @@
+"""The place of this process in a run, which `redisacc run` hands to each process that it starts.
+
+=========================  ====================================================================
+variable                   meaning
+=========================  ====================================================================
+``REDISACC_ROLE``          ``chief`` or ``worker``
+``REDISACC_WORKER_NUMBER`` the number of a worker, from 0; distinct across machines
+``REDISACC_WORKERS``       the number of workers on all machines, if it is known
+``REDISACC_RUN_ID``        a random id of this place in this run. A process that is started again after a death has the
+                           id of its predecessor, and no other living process has it; so it may take over at once what
+                           its predecessor had leased.
+``REDISACC_URL``           the server; `redisacc._redis.connect` reads it
+=========================  ====================================================================
+
+Any launcher may set them: a container's configuration, or a batch system. An empty variable counts as unset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from typing import Literal, cast
+
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+__all__ = ["MAX_WORKERS", "ROLE", "RUN_ID", "WORKERS", "WORKER_NUMBER", "Place", "place"]
+
+ROLE = "REDISACC_ROLE"
+WORKER_NUMBER = "REDISACC_WORKER_NUMBER"
+WORKERS = "REDISACC_WORKERS"
+RUN_ID = "REDISACC_RUN_ID"
+
+# The largest number of workers on all machines. The largest number of a worker is one less.
+MAX_WORKERS = 1_000_000
+
+# It becomes a part of keys and values in Redis.
+_RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+# No signs, spaces or underscores, and never so many digits that they take long to read.
+_NUMBER = re.compile(r"[0-9]{1,12}", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The place of a process in a run. What is None was not given.
+
+    Attributes:
+        role: "chief" or "worker".
+        number: the number of a worker, at least 0, less than `workers`. None for a chief.
+        workers: the number of workers on all machines, at least 1.
+        run_id: the same for every process that takes this place, one after the other: 1 to 64 ASCII letters, digits,
+            hyphens and underscores.
+    """
+
+    role: Literal["chief", "worker"] | None = None
+    number: int | None = None
+    workers: int | None = None
+    run_id: str | None = None
+
+    def __str__(self) -> str:
+        """Returns what people call the process: "chief", "worker 3"."""
+        return (self.role or "process") + ("" if self.number is None else f" {self.number}")
+
+    def added_to(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Returns a copy of the environment that says this place, and nothing of any other."""
+        others = {
+            name: value for name, value in environment.items() if name not in (ROLE, WORKER_NUMBER, WORKERS, RUN_ID)
+        }
+        values = {ROLE: self.role, WORKER_NUMBER: self.number, WORKERS: self.workers, RUN_ID: self.run_id}
+        return others | {name: str(value) for name, value in values.items() if value is not None}
+
+
+def place(environment: Mapping[str, str] | None = None) -> Place:
+    """Returns the place that the environment gives to this process. Its fields are None where no variable is set.
+
+    Args:
+        environment: None for that of this process.
+
+    Raises:
+        InvalidArgumentError: a variable holds what it cannot hold; the message names the variable, its value and what
+            was expected.
+    """
+    if environment is None:
+        environment = os.environ
+    role = environment.get(ROLE) or None
+    if role not in (None, "chief", "worker"):
+        raise InvalidArgumentError(f"the environment variable {ROLE} must be chief or worker, not {shown(role)}")
+    number = _number(environment, WORKER_NUMBER, 0, MAX_WORKERS - 1)
+    workers = _number(environment, WORKERS, 1, MAX_WORKERS)
+    if role == "chief" and number is not None:
+        raise InvalidArgumentError(
+            f"the environment variable {WORKER_NUMBER} is {number}, but {ROLE} is chief: only workers have numbers"
+        )
+    if number is not None and workers is not None and number >= workers:
+        raise InvalidArgumentError(
+            f"the environment variable {WORKER_NUMBER} is {number}, but {WORKERS} is {workers}: workers count from 0, "
+            f"so the last one has the number {workers - 1}"
+        )
+    run_id = environment.get(RUN_ID) or None
+    if run_id is not None and not _RUN_ID.fullmatch(run_id):
+        raise InvalidArgumentError(
+            f"the environment variable {RUN_ID} must be 1 to 64 ASCII letters, digits, hyphens or underscores, not "
+            f"{shown(run_id)}"
+        )
+    return Place(cast('Literal["chief", "worker"] | None', role), number, workers, run_id)
+
+
+def _number(environment: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    text = environment.get(name) or None
+    if text is None:
+        return None
+    if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
+        raise InvalidArgumentError(
+            f"the environment variable {name} must be a whole number from {least} to {most}, not {shown(text)}"
+        )
+    return int(text)

@@ -1,0 +1,383 @@
+"""Parameters: a tree of values with a version number, published by one process and read by many."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from redisacc._data import validation
+from redisacc._format.keys import ParameterKeys
+from redisacc._handles.base import host_and_process
+from redisacc._protocol.lifetime import Lifetime
+from redisacc._protocol.parameter_deletion import delete_parameters
+from redisacc._protocol.parameter_reader import ParameterReader
+from redisacc._protocol.parameter_wait import wait_for_version
+from redisacc._protocol.publisher import Publisher
+from redisacc._protocol.similar_names import suggestion
+from redisacc._redis.connect import connect, holds_password
+from redisacc._redis.eviction import warn_if_evicting
+from redisacc._redis.transport import OPENING_TIMEOUT
+from redisacc._text import shown
+from redisacc.errors import ParametersNotFoundError
+
+
+class Parameters:
+    """A handle on a tree of values in Redis: the weights of a model, say, with a version number, the step.
+
+    One process publishes versions, and any number of processes read them. A tree is a nested dict, list or tuple whose
+    leaves are arrays; an array alone is a tree, too. A leaf has a path, which is the keys on the way to it:
+    ``"layers/0/w"``; that of an array alone is ``"."``.
+
+    Nothing is created when a handle is opened: parameters begin with the first ``publish``, and last until ``delete``.
+    All versions have the structure, the dtypes and the shapes of the first. Only the latest version is kept.
+
+    A handle remembers the version that it has read last, so that the next ``wait`` or ``latest`` fetches only what has
+    changed. The arrays that it returns are read-only, and never change: those of the next version are other arrays. An
+    array that you want to write to is ``array.copy()``. Memory is used again when you no longer hold any array of a
+    version, so a loop that only keeps the latest one needs the memory of two.
+
+    Threads may share a handle, and after a fork the child may go on using it. A handle can be pickled if it was opened
+    with ``redis=None`` or with a URL without a password.
+
+    Example:
+        >>> import numpy as np
+        >>> import redisacc
+        >>> with redisacc.Parameters("docs-weights") as weights:
+        ...     weights.publish({"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}, step=0)
+        ...     step, tree = weights.latest()
+        ...     weights.delete()
+        >>> step, sorted(tree), tree["w"].shape
+        (0, ['b', 'w'], (3, 2))
+
+    Args:
+        shared_name: the name under which other processes find the parameters: 1 to 512 bytes in UTF-8, without braces
+            or control characters. An accumulator may have the same name.
+        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        name: labels log records.
+        publisher: the name under which this handle publishes, which ``redisacc show`` shows. None: "host:pid".
+        create: whether the parameters need not exist yet. If it is False and nothing has been published, an error is
+            raised, which suggests similar names.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid.
+        ParametersNotFoundError: nothing has been published under this name, and ``create`` is False.
+        ServerUnavailableError: no server answers. The message says how to start one.
+    """
+
+    # The only incarnation that a handle reads and publishes which was pickled; "" for any.
+    _reopens: str = ""
+
+    def __init__(
+        self,
+        shared_name: str,
+        *,
+        redis: object = None,
+        name: str = "parameters",
+        publisher: str | None = None,
+        create: bool = True,
+    ) -> None:
+        shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
+        self._name = validation.text(name, "name", max_bytes=512)
+        self._given_publisher = None if publisher is None else validation.text(publisher, "publisher", max_bytes=200)
+        create = validation.flag(create, "create")
+        self._where = redis if redis is None or isinstance(redis, str) else type(redis)
+        self._transport = connect(redis)
+        self._keys = keys = ParameterKeys(shared_name)
+        self._lifetime = Lifetime(shared_name)
+        self._reader = ParameterReader(self._transport, keys, self._reopens)
+        self._publisher = Publisher(self._transport, keys, self._reader)
+        if self._reader.poll(timeout=OPENING_TIMEOUT) is None and not create:
+            raise ParametersNotFoundError(
+                f"nothing has been published under the name {shown(shared_name)}, and create=False requires it"
+                f"{suggestion(self._transport, shared_name)}"
+            )
+        warn_if_evicting(self._transport)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Makes the handle picklable: the copy opens the same parameters by their name, in whatever process.
+
+        Raises:
+            TypeError: the way to the server cannot be pickled.
+        """
+        self._lifetime.check()
+        if isinstance(self._where, type):
+            why = (
+                f"it was opened with a client, {self._where.__name__}, whose connections belong to this process. Open "
+                f"it with a URL or redis=None, or open {self.shared_name!r} by name in the other process"
+            )
+        elif self._where is not None and holds_password(self._where):
+            why = (
+                "its URL holds a password, which would be readable in the pickle. Put the URL into REDISACC_URL in "
+                f"every process and open it with redis=None, or open {self.shared_name!r} by name in the other process"
+            )
+        else:
+            arguments = {"name": self._name, "publisher": self._given_publisher}
+            return _reopen, (type(self), self.shared_name, self._where, arguments, self._reader.incarnation)
+        raise TypeError(f"this handle cannot be pickled or copied: {why}")
+
+    # What it is
+
+    @property
+    def shared_name(self) -> str:
+        """The name under which other processes find the parameters."""
+        return self._keys.name
+
+    @property
+    def name(self) -> str:
+        """The name of this handle, which labels log records."""
+        return self._name
+
+    @property
+    def parameters_ref(self) -> str:
+        """The key of the record in Redis, for ``redis-cli``."""
+        return self._keys.record
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._lifetime.closed else ""
+        return f"{type(self).__name__}({self.shared_name!r}, at {self._transport.address}{state})"
+
+    # Publishing
+
+    def publish(
+        self,
+        tree: Any,
+        step: int,
+        *,
+        changed: Mapping[str, Any] | None = None,
+        state: Any = None,
+    ) -> None:
+        """Publishes a version. Readers see either all of it or the version before.
+
+        The same call again changes nothing, so a publisher that does not know whether its last call succeeded, because
+        it was killed or the server fell silent, makes it again. "The same" means the same step and the same bytes, of
+        the tree and of the state.
+
+        Blocks until the server has the version, for up to 30 seconds if it does not answer.
+
+        Example:
+            >>> import numpy as np
+            >>> import redisacc
+            >>> weights = redisacc.Parameters("docs-embedding")
+            >>> table = np.zeros((1000, 4), np.float32)
+            >>> weights.publish({"table": table}, step=0, state={"momentum": np.zeros(4)})
+            >>> table[[3, 7]] += 1
+            >>> weights.publish({"table": table}, step=1, changed={"table": [3, 7]})
+            >>> weights.step(), weights.latest_state()
+            (1, (1, None))
+            >>> weights.delete()
+
+        Args:
+            tree: the values: anything that numpy makes an array of, in nested dicts, lists and tuples. dtypes are those
+                of accumulators, and bool.
+            step: integer scalar in [-2**63, 2**63 - 1], higher than that of the version before.
+            changed: path of a leaf → indices of the entries of its first dimension that differ from the version before.
+                Only these rows are uploaded, and readers who hold the version before fetch only these. An empty list
+                means that the leaf is unchanged. Leaves that are not mentioned are uploaded whole. The version before
+                is the one that this handle has published, or returned to you, last; if another one is published by
+                now, all leaves are uploaded whole.
+            state: a tree of any structure that workers do not fetch, such as the optimiser's state, for a publisher
+                that is started again. It belongs to this version: ``latest_state`` returns None for a version without.
+
+        Raises:
+            InvalidArgumentError: the step, the tree, the state or an index is invalid.
+            SchemaMismatchError: the structure, a dtype or a shape differs from the first version's. The message names
+                the first path that differs.
+            StepConflictError: something else is published for this step, or a later step is published.
+            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+            CancelledError: the handle is closed.
+            ServerUnavailableError: no server answers. It is unknown whether the version is published. Make the same
+                call again.
+        """
+        number = validation.integer(step, "step")
+        self._lifetime.check()
+        wanted = self._publisher.check(tree, number, changed, state)
+        self._publisher.publish(wanted, self._given_publisher or host_and_process(os.getpid()))
+
+    def check(self, tree: Any) -> None:
+        """Raises an error unless a tree has the structure, the dtypes and the shapes of what is published.
+
+        If nothing is published, any tree of arrays will do.
+
+        Raises:
+            InvalidArgumentError: it is not a tree of arrays.
+            SchemaMismatchError: it differs. The message names the first path.
+            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+        """
+        self._lifetime.check()
+        self._publisher.check_agrees(tree)
+
+    def finish(self, finished: bool = True) -> None:
+        """Says that the latest version is the last one. Whoever waits for another gets ParametersFinishedError.
+
+        It remains so when further versions are published, until ``finish(False)``.
+
+        Args:
+            finished: False: there will be more versions after all.
+
+        Raises:
+            ParametersNotFoundError: nothing has been published, or the parameters were deleted.
+            CancelledError: the handle is closed.
+            ServerUnavailableError: no server answers. Make the same call again.
+        """
+        finished = validation.flag(finished, "finished")
+        self._lifetime.check()
+        if not self._reader.incarnation and self._reader.poll() is None:
+            raise ParametersNotFoundError(f"nothing has been published under the name {shown(self._keys.name)}")
+        self._publisher.finish(finished)
+
+    # Reading
+
+    def step(self) -> int | None:
+        """Returns the step of the latest version, or None if nothing has been published. Fetches no values.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+        """
+        self._lifetime.check()
+        record = self._reader.poll()
+        return None if record is None else record.step
+
+    def latest(self) -> tuple[int, Any] | None:
+        """Returns the latest version without waiting for a newer one.
+
+        Returns:
+            The step and the tree, or None if nothing has been published. Dicts are sorted by key, a named tuple has
+            become a plain one, and arrays are read-only.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+            CorruptDataError: Redis holds what redisacc did not write.
+        """
+        self._lifetime.check()
+        found = self._reader.latest()
+        if found is None:
+            return None
+        self._publisher.note_caller_has(found[0].version)
+        return found[0].step, found[1]
+
+    def wait(
+        self,
+        after: int | None = None,
+        timeout: float | None = None,
+        *,
+        cancel: Callable[[], bool] | None = None,
+        describe: Callable[[], str] | None = None,
+    ) -> tuple[int, Any]:
+        """Blocks until a version with a higher step is published, and returns it.
+
+        If the server becomes unavailable, the wait continues until it is back. After 5 seconds, and then less and less
+        often, a log record says what it is waiting for.
+
+        Example:
+            >>> import numpy as np
+            >>> import redisacc
+            >>> weights = redisacc.Parameters("docs-waiting")
+            >>> weights.publish(np.arange(3), step=4)
+            >>> step, array = weights.wait(after=3, timeout=60)
+            >>> step, array.tolist()
+            (4, [0, 1, 2])
+            >>> weights.delete()
+
+        Args:
+            after: integer scalar: the step that is known already. None: any version will do.
+            timeout: seconds to wait at most, 0 or more. None: forever. Reading a version that is there may take longer.
+            cancel: asked at least once a second while the server answers; if it returns True, the wait is cancelled.
+            describe: called for a message about the wait; returns what else it should say, or "".
+
+        Returns:
+            The step, higher than ``after``, and the tree, as ``latest`` does. It is the latest version, so steps may
+            have been skipped.
+
+        Raises:
+            ParametersTimeoutError: no such version was published in time.
+            ParametersFinishedError: no such version will be published, as its publisher has said (``finish``).
+            CancelledError: the handle was closed, or ``cancel`` returned True.
+            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+            CorruptDataError: Redis holds what redisacc did not write.
+        """
+        wanted = None if after is None else validation.integer(after, "after")
+        seconds = validation.timeout(timeout)
+        self._lifetime.check()
+        record, tree = wait_for_version(
+            self._transport,
+            self._keys,
+            self._reader,
+            self._lifetime,
+            after=wanted,
+            deadline=math.inf if seconds is None else time.monotonic() + seconds,
+            label=f"{self._name} ({self._keys.name})",
+            cancel=cancel,
+            describe=describe,
+        )
+        self._publisher.note_caller_has(record.version)
+        return record.step, tree
+
+    def finished(self) -> bool:
+        """Returns whether the publisher has said that the latest version is the last. Fetches no values.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+        """
+        self._lifetime.check()
+        record = self._reader.poll()
+        return record is not None and record.finished
+
+    def latest_state(self) -> tuple[int, Any] | None:
+        """Returns the publisher's state of the latest version.
+
+        Returns:
+            The step, and the tree of the state, or None in its place if the version has none. Its arrays are the
+            caller's own. None if nothing has been published.
+
+        Raises:
+            ParametersNotFoundError, PeekTimeoutError, CorruptDataError: as ``latest``.
+        """
+        self._lifetime.check()
+        return self._reader.latest_state()
+
+    # Ending
+
+    def delete(self) -> None:
+        """Removes the parameters for everybody. An accumulator of the same name stays.
+
+        Afterwards every handle that has seen them raises ``ParametersNotFoundError``, and so do waits. If nothing has
+        been published, or the parameters were deleted and published again by others, nothing happens.
+        """
+        self._lifetime.check()
+        try:
+            if not self._reader.incarnation and self._reader.poll() is None:
+                return
+        except ParametersNotFoundError:
+            return
+        delete_parameters(self._transport, self._keys, self._reader.incarnation)
+
+    def close(self) -> None:
+        """Closes this handle: waits on it raise ``CancelledError``, and so does every later call.
+
+        The parameters stay. Closing twice does nothing.
+        """
+        self._lifetime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _reopen(
+    kind: type[Parameters], shared_name: str, where: str | None, arguments: dict[str, Any], incarnation: str
+) -> Parameters:
+    """Opens a handle that was pickled."""
+    handle = kind.__new__(kind)
+    handle._reopens = incarnation
+    Parameters.__init__(handle, shared_name, redis=where, **arguments)
+    return handle

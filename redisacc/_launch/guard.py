@@ -1,0 +1,64 @@
+"""The process that ends the processes of a run if the process that started them is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from importlib import resources
+
+__all__ = ["Guard"]
+
+# The shell gets the text and not the path: a shell reads its script line by line, so an upgrade of the package would
+# change the script under a running one.
+_SCRIPT = resources.files("redisacc._launch").joinpath("guard.sh").read_text(encoding="utf-8")
+
+
+class Guard:
+    """A running `guard.sh`.
+
+    Args:
+        grace: seconds that the processes have between SIGTERM and SIGKILL, a whole number.
+
+    Raises:
+        OSError: it can't be started.
+    """
+
+    def __init__(self, grace: int) -> None:
+        reader, self._writer = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", _SCRIPT, "redisacc run: guard", str(grace)],
+                stdin=reader,
+                # It outlives its owner, and whoever reads the owner's output must not have to wait for it.
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._writer)
+            raise
+        finally:
+            os.close(reader)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is running."""
+        return self._process.poll() is None
+
+    def tell(self, slot: int, pid: int) -> None:
+        """Tells the guard that a process, which leads a process group, has a slot from now on; with 0, that none has.
+
+        A new process calls this itself, before it becomes the program that it is to run. So if the owner is killed, the
+        guard knows every process: it sees the end of the file only when no new process has the pipe any more.
+
+        If the guard is gone, nothing happens. The owner will notice, and tell another guard everything.
+        """
+        with contextlib.suppress(BrokenPipeError):
+            # Shorter than PIPE_BUF, so it is written whole.
+            os.write(self._writer, b"%d %d\n" % (slot, pid))
+
+    def close(self) -> None:
+        """Ends the guard, and whatever it still knows of. Blocks until it has ended."""
+        os.close(self._writer)
+        self._process.wait()

@@ -1,0 +1,129 @@
+"""Writes lines of many processes to standard output and standard error, with the name of the process in front."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from collections import deque
+from collections.abc import Mapping
+
+__all__ = ["Output", "outputs"]
+
+# If this many bytes wait to be written, the processes have to wait as well.
+_FULL = 1024 * 1024
+
+# A pipe or a terminal that is ready takes this many bytes without blocking.
+_CHUNK = 4096
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+_RESET = "\x1b[0m"
+
+# Control characters but for the tab, marks that reverse text, separators of lines, and bytes that are not UTF-8.
+_UNSAFE = re.compile("[\0-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udcff]")
+
+
+class Output:
+    """A file, a pipe or a terminal to which whole lines are written. Nothing here blocks.
+
+    On a terminal, names have colours unless NO_COLOR is set, and so may what the processes write. Everything else that
+    would control the terminal is escaped, since a process that moves the cursor would write over the lines of the
+    others. Into a file or a pipe, the bytes of the processes are written as they are.
+
+    Args:
+        descriptor: where to write.
+        environment: that of this process.
+    """
+
+    def __init__(self, descriptor: int, environment: Mapping[str, str]) -> None:
+        self.descriptor = descriptor
+        self._terminal = os.isatty(descriptor)
+        self._colours = self._terminal and not environment.get("NO_COLOR") and environment.get("TERM", "dumb") != "dumb"
+        self._waiting: deque[bytes] = deque()
+        self._size = 0
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything has been written."""
+        return not self._waiting
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be written that no more should be read."""
+        return self._size >= _FULL
+
+    def put(self, prefix: str, colour: str, line: bytes) -> None:
+        """Appends a line.
+
+        Args:
+            prefix: what stands in front of it.
+            colour: parameters of an escape sequence for the prefix, such as "36".
+            line: the line without its end.
+        """
+        if self._colours:
+            prefix = f"\x1b[{colour}m{prefix}{_RESET}"
+        text = self._safe(line) if self._terminal else line
+        whole = prefix.encode() + b" " + text + b"\n" if text else prefix.encode() + b"\n"
+        self._waiting.append(whole)
+        self._size += len(whole)
+
+    def flush(self) -> None:
+        """Writes as much as can be written now.
+
+        Raises:
+            OSError: nobody reads any more, or the disk is full.
+        """
+        while self._waiting and self._poll.poll(0):
+            chunk = self._next_chunk()
+            written = os.write(self.descriptor, chunk)
+            self._size -= written
+            if written < len(chunk):
+                self._waiting.appendleft(chunk[written:])
+
+    def discard(self) -> None:
+        """Forgets what has not been written."""
+        self._waiting.clear()
+        self._size = 0
+
+    def _next_chunk(self) -> bytes:
+        # Whole lines together, as many as fit.
+        first = self._waiting.popleft()
+        if len(first) > _CHUNK:
+            self._waiting.appendleft(first[_CHUNK:])
+            return first[:_CHUNK]
+        lines, size = [first], len(first)
+        while self._waiting and size + len(self._waiting[0]) <= _CHUNK:
+            size += len(self._waiting[0])
+            lines.append(self._waiting.popleft())
+        return b"".join(lines)
+
+    def _safe(self, line: bytes) -> bytes:
+        # Colours are at the odd places.
+        parts = _COLOUR.split(line.decode(errors="surrogateescape"))
+        parts[::2] = [_UNSAFE.sub(_escaped, part) for part in parts[::2]]
+        if not self._colours:
+            parts = parts[::2]
+        elif len(parts) > 1:
+            # A colour must not run into the next line, which is another process's.
+            parts.append(_RESET)
+        return "".join(parts).encode()
+
+
+def outputs(environment: Mapping[str, str]) -> tuple[Output, Output]:
+    """Returns this process's standard output and standard error, which are one object if they are one file.
+
+    On one terminal, a line of one must not begin within a line of the other.
+    """
+    out = Output(1, environment)
+    same = os.path.samestat(os.fstat(1), os.fstat(2))
+    return out, out if same else Output(2, environment)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code >= 0xDC80:
+        # How Python decodes a byte that is not UTF-8.
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

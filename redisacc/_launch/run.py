@@ -1,0 +1,358 @@
+"""A run: its members, when it ends, and with which exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import secrets
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+
+from redisacc._handles.environment import Place
+from redisacc._launch.guard import Guard
+from redisacc._launch.member import Member
+from redisacc._launch.output import outputs
+from redisacc._launch.restarts import Restarts
+from redisacc._text import MESSAGE, printable
+
+__all__ = ["STOPPED_BY_SIGNAL", "CannotStartError", "Run", "places"]
+
+# A shell's exit code for a program that was ended by a signal is this plus the signal's number.
+STOPPED_BY_SIGNAL = 128
+
+# Seconds between two looks at what nothing wakes this process for, usually and while something is about to end.
+_TICK = 0.5
+_SHORT_TICK = 0.02
+
+_OWN_NAME = "redisacc"
+_OWN_COLOUR = "1"
+_CHIEF_COLOUR = "1;35"
+# Not red, which looks like an error.
+_WORKER_COLOURS = ("36", "32", "33", "34", "96", "92", "93", "94")
+
+
+class CannotStartError(Exception):
+    """A process can't be started. Its text says which one and why.
+
+    Attributes:
+        exit_code: that of a shell which can't execute a command.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def places(*, chief: bool, workers: int, first_worker: int, total_workers: int | None) -> list[Place]:
+    """Returns the places of the run on this machine, each with a new id."""
+
+    def run_id() -> str:
+        return secrets.token_hex(16)
+
+    numbers = range(first_worker, first_worker + workers)
+    return [Place("chief", None, total_workers, run_id())] * chief + [
+        Place("worker", number, total_workers, run_id()) for number in numbers
+    ]
+
+
+class Run:
+    """The processes of a run on this machine. Call `wait` once.
+
+    Args:
+        members: their places; at most one is the chief's.
+        command: the program of every process, and its arguments.
+        environment: the variables of every process, but for those of its place.
+        restarts: maximum number of deaths in succession, after each of which a process is started again.
+        grace: seconds that workers have to end after the chief has finished, and that every process has between SIGTERM
+            and SIGKILL.
+        problem: called now and then; returns a text if the run has to end, for example because the server has.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Place],
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        restarts: int,
+        grace: float,
+        problem: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._grace = grace
+        self._problem = problem
+        self._out, self._err = outputs(os.environ)
+        self._width = max(len(_OWN_NAME), *(len(str(place)) for place in members))
+        self._guard = Guard(math.ceil(grace))
+        self._members = [
+            Member(
+                slot,
+                place,
+                command,
+                environment,
+                restarts=Restarts(restarts),
+                guard=self._guard,
+                prefix=self._prefix(str(place)),
+                colour=_CHIEF_COLOUR
+                if place.role == "chief"
+                else _WORKER_COLOURS[(place.number or 0) % len(_WORKER_COLOURS)],
+                out=self._out,
+                err=self._err,
+            )
+            for slot, place in enumerate(members)
+        ]
+        self._chief = next((member for member in self._members if member.place.role == "chief"), None)
+        # The exit code, once the run is ending. From then on nothing is started.
+        self._code: int | None = None
+        self._failed: CannotStartError | None = None
+        # Whether the workers may end by themselves until `_terminate_at`.
+        self._patient = False
+        self._terminate_at: float | None = None
+        self._kill_at: float | None = None
+        self._unwritable = False
+        self._signals: list[int] = []
+        self._interrupted = False
+        self._woken: socket.socket | None = None
+
+    def wait(self) -> int:
+        """Starts the processes and blocks until all of them have ended. Returns the exit code of the run.
+
+        It is 0 once the chief, or without a chief every worker, has ended with 0. A process that is given up ends the
+        run with its exit code, and a signal with 128 plus its number.
+
+        Raises:
+            CannotStartError: a process can't be started. All others have ended.
+        """
+        try:
+            with self._signals_wake_it():
+                for member in self._members:
+                    if self._code is None:
+                        self._start(member)
+                while not self._finished():
+                    self._sleep()
+                    self._handle_signals()
+                    self._read()
+                    self._look_at_members()
+                    self._look_at_server_and_guard()
+                    self._flush()
+                    self._hurry()
+        finally:
+            # Usually nothing is left; this is for an error of ours.
+            for member in self._members:
+                member.signal(signal.SIGKILL)
+            self._guard.close()
+        if self._failed is not None:
+            raise self._failed
+        return self._code or 0
+
+    # Waiting
+
+    @contextlib.contextmanager
+    def _signals_wake_it(self) -> Iterator[None]:
+        def note(number: int, _frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        handlers = {signal.SIGTERM: note, signal.SIGCHLD: lambda *_: None}
+        for number in (signal.SIGINT, signal.SIGHUP):
+            # Under nohup, SIGHUP stays ignored; so does Ctrl-C in a shell's background job.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                handlers[number] = note
+        self._woken, writer = socket.socketpair()
+        with self._woken, writer:
+            self._woken.setblocking(False)
+            writer.setblocking(False)
+            before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+            previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(previous)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _sleep(self) -> None:
+        assert self._woken is not None
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        # While the output takes nothing, neither do we, so that memory stays bounded; the processes wait as well.
+        if not self._out.full and not self._err.full:
+            for member in self._members:
+                for descriptor in member.pipes:
+                    poll.register(descriptor, select.POLLIN)
+        for output in {self._out, self._err}:
+            if not output.empty:
+                poll.register(output.descriptor, select.POLLOUT)
+        now = time.monotonic()
+        deadlines = [now + (_SHORT_TICK if any(member.leaving for member in self._members) else _TICK)]
+        deadlines += [member.restart_at for member in self._members if member.restart_at is not None]
+        deadlines += [moment for moment in (self._terminate_at, self._kill_at) if moment is not None]
+        poll.poll(max(0.0, min(deadlines) - now) * 1000)
+        with contextlib.suppress(BlockingIOError):
+            while self._woken.recv(4096):
+                pass
+
+    def _read(self) -> None:
+        for member in self._members:
+            for descriptor in member.pipes:
+                if not self._out.full and not self._err.full:
+                    member.read(descriptor)
+
+    def _flush(self) -> None:
+        for output in {self._out, self._err}:
+            try:
+                output.flush()
+            except OSError as error:
+                # Nobody reads any more. As any other program, the run ends.
+                output.discard()
+                if error.errno not in (errno.EPIPE, errno.EIO):
+                    self._end(1)
+                    if output is not self._err and not self._unwritable:
+                        self.say(f"cannot write the output ({error.strerror}); the run ends")
+                else:
+                    self._end(STOPPED_BY_SIGNAL + signal.SIGPIPE)
+                self._unwritable = True
+
+    # Members
+
+    def _start(self, member: Member) -> None:
+        if not self._guard.alive:
+            self._replace_guard()
+        try:
+            member.start()
+        except OSError as error:
+            code = {errno.ENOENT: 127, errno.EACCES: 126, errno.ENOEXEC: 126}.get(error.errno or 0, 1)
+            self._failed = CannotStartError(f"cannot start {member.place}: {error.strerror or error}", code)
+            self._end(code)
+
+    def _look_at_members(self) -> None:
+        for member in self._members:
+            status = member.take_status()
+            if status is not None:
+                self._ended(member, status)
+            member.clean_up()
+            if member.restart_at is not None and time.monotonic() >= member.restart_at and member.idle:
+                self._start(member)
+
+    def _ended(self, member: Member, status: int) -> None:
+        code = STOPPED_BY_SIGNAL - status if status < 0 else status
+        if self._code is not None:
+            return
+        if status == 0:
+            self._finished_by_itself(member)
+            return
+        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+        pause = member.restarts.pause_after(member.lived)
+        if pause is not None:
+            self.say(f"{member.place} {how}; it starts again in {pause:g} s")
+            member.restart_at = time.monotonic() + pause
+            return
+        deaths = member.restarts.deaths
+        often = (
+            ""
+            if deaths == 1
+            else f" for the {_ordinal(deaths)} time in succession"
+            if status > 0
+            else (f", its {_ordinal(deaths)} death in succession")
+        )
+        self.say(f"{member.place} {how}{often}; the run ends")
+        self._end(code)
+
+    def _finished_by_itself(self, member: Member) -> None:
+        if member is self._chief:
+            # The loops of the workers end as well, once they see that the chief has finished.
+            self._end(0, patience=self._grace)
+        elif self._chief is None and not any(other.running or other.restart_at is not None for other in self._members):
+            self._end(0)
+
+    def _look_at_server_and_guard(self) -> None:
+        if not self._guard.alive:
+            self._replace_guard()
+        if self._code is None:
+            text = self._problem()
+            if text is not None:
+                self.say(text)
+                self._end(1)
+
+    def _replace_guard(self) -> None:
+        guard = Guard(math.ceil(self._grace))
+        for member in self._members:
+            member.tell(guard)
+        self._guard.close()
+        self._guard = guard
+
+    # The end
+
+    def _handle_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            self._end(STOPPED_BY_SIGNAL + number)
+            # A terminal that is closed sends SIGHUP more than once, so only Ctrl-C counts as impatience.
+            if number != signal.SIGINT:
+                continue
+            if self._interrupted:
+                self._terminate_at, self._kill_at = None, 0.0
+            else:
+                self._interrupted = True
+                self.say("stopping; Ctrl-C again kills what still runs")
+
+    def _end(self, code: int, *, patience: float = 0.0) -> None:
+        """Ends the run: nothing is started any more, and what runs gets SIGTERM when the patience is exhausted."""
+        if self._code is None:
+            self._code = code
+        for member in self._members:
+            member.restart_at = None
+        if self._kill_at is None:
+            self._patient = patience > 0
+            self._terminate_at = time.monotonic() + patience
+
+    def _hurry(self) -> None:
+        """Sends the signals that are due."""
+        now = time.monotonic()
+        if self._terminate_at is not None and now >= self._terminate_at:
+            late = [str(member.place) for member in self._members if member.running]
+            if self._patient and late:
+                self.say(f"{self._grace:g} s after the end of the chief, still running and stopped: {', '.join(late)}")
+            for member in self._members:
+                member.signal(signal.SIGTERM)
+            self._terminate_at, self._kill_at = None, now + self._grace
+        if self._kill_at is not None and now >= self._kill_at:
+            for member in self._members:
+                member.signal(signal.SIGKILL)
+            # Nobody has read the last lines within the time.
+            for output in (self._out, self._err):
+                output.discard()
+            self._kill_at = now + _TICK
+
+    def _finished(self) -> bool:
+        return (
+            self._code is not None
+            and all(member.idle for member in self._members)
+            and self._out.empty
+            and self._err.empty
+        )
+
+    # Messages
+
+    def _prefix(self, name: str) -> str:
+        return name.ljust(self._width) + " |"
+
+    def say(self, text: str) -> None:
+        """Writes a line of this process's own to standard error, among those of the others."""
+        self._err.put(self._prefix(_OWN_NAME), _OWN_COLOUR, printable(text, MESSAGE).encode())
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

@@ -1,0 +1,193 @@
+"""The crew of a training: the chief and the workers, each with a lease that it extends for as long as it lives."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from dataclasses import dataclass
+
+from redisacc._format.keys import crew_key
+from redisacc._redis.hash_scan import scan_command, scan_whole
+from redisacc._redis.script_loader import load
+from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._text import printable, shown
+from redisacc.errors import CorruptDataError, LeaseHeldError, LeaseLostError, RedisAccError
+
+logger = logging.getLogger("redisacc")
+
+# How long a lease lasts unless it is extended, in seconds, and how often it is extended in that time.
+LEASE = 10.0
+RENEWALS = 4
+
+_ENTRY = re.compile(rb"(\S{1,64}) ([0-9]{1,15}) (.{1,1024})", re.DOTALL)
+_PLACE = re.compile(rb"chief|worker ([0-9]{1,12})")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A lease, held or run out.
+
+    Attributes:
+        place: "chief", or "worker" and a number.
+        number: the number of a worker; None for the chief.
+        who: what people call the holder.
+        left: for how many more seconds the lease lasts; negative if it has run out.
+    """
+
+    place: str
+    number: int | None
+    who: str
+    left: float
+
+
+class Crew:
+    """The leases under one name.
+
+    Args:
+        transport: the way to the server.
+        name: the name.
+        holder: the random id of this process, or of its place in a run.
+        who: what people call this process.
+    """
+
+    def __init__(self, transport: Transport, name: str, *, holder: str, who: str) -> None:
+        self._transport = transport
+        self._key = crew_key(name)
+        self._name = name
+        self._holder = holder
+        self._who = who
+
+    def members(self) -> list[Member]:
+        """Returns all leases that somebody holds, or held within the last hour and did not give back."""
+        clock, first = self._transport.pipeline([("TIME",), scan_command(self._key)])
+        now = int(clock[0]) * 1000 + int(clock[1]) // 1000
+        members = []
+        for field, entry in scan_whole(self._transport, self._key, first).items():
+            place, held = _PLACE.fullmatch(field), _ENTRY.fullmatch(entry)
+            if place is None or held is None:
+                raise CorruptDataError(
+                    f"{self._key}: {shown(field)} holds {shown(entry)}, which redisacc did not write"
+                )
+            number = None if place[1] is None else int(place[1])
+            members.append(Member(field.decode(), number, printable(held[3]), (int(held[2]) - now) / 1000))
+        return sorted(members, key=lambda member: (member.number is not None, member.number or 0))
+
+    def hold(self, place: str, *, timeout: float = TIMEOUT) -> tuple[float, str] | None:
+        """Takes or extends a lease.
+
+        Args:
+            place: "chief", or "worker" and a number.
+            timeout: how long to try to reach the server, in seconds.
+
+        Returns:
+            None if this process holds it now; else for how many more seconds somebody else does, and who that is.
+        """
+        reply = self._transport.run(
+            *load("hold_lease").bind(
+                keys={"crew": self._key},
+                args={"place": place, "holder": self._holder, "who": self._who, "lease_ms": int(LEASE * 1000)},
+            ),
+            timeout=timeout,
+        )
+        match reply:
+            case [b"held"]:
+                return None
+            case [b"taken", left, who] if left.isdigit() and len(left) <= 15:
+                return int(left) / 1000, printable(who)
+        raise CorruptDataError(f"{self._key}: hold_lease replied {shown(reply)}")
+
+    def wait_for(self, place: str) -> None:
+        """Takes a lease, and waits for one that nobody extends to run out: its holder may have died.
+
+        Blocks for ``LEASE`` seconds at most.
+
+        Raises:
+            LeaseHeldError: somebody extends it.
+        """
+        deadline = time.monotonic() + LEASE + 1.0
+        logged = False
+        while (taken := self.hold(place)) is not None:
+            left, who = taken
+            # A lease that is still fresh when it should have run out has been extended: its holder is alive.
+            if time.monotonic() + left > deadline:
+                raise LeaseHeldError(
+                    f"{who} is the {place} of {shown(self._name)} and extends its lease, so this process cannot be it. "
+                    "Stop that process first, or leave this one out"
+                )
+            if not logged:
+                logged = True
+                logger.warning(
+                    "%s: %s held the lease of the %s last; waiting up to %.0f s for it to run out",
+                    self._name,
+                    who,
+                    place,
+                    left,
+                    extra={"accumulator": self._name},
+                )
+            time.sleep(min(left, 0.5) + 0.01)
+
+    def take_number(self) -> int:
+        """Takes the lease of the lowest number that no worker holds, and returns that number."""
+        while True:
+            held = {member.number for member in self.members() if member.left > 0}
+            number = next(number for number in range(len(held) + 1) if number not in held)
+            if self.hold(f"worker {number}") is None:
+                return number
+
+    def release(self, place: str, *, timeout: float) -> None:
+        """Gives a lease back, so that nobody has to wait for it to run out."""
+        self._transport.run(
+            *load("release_lease").bind(keys={"crew": self._key}, args={"place": place, "holder": self._holder}),
+            timeout=timeout,
+        )
+
+
+class Lease:
+    """A lease that this process holds. A thread extends it until it is given back.
+
+    Args:
+        crew: the crew. The lease has been taken.
+        place: "chief", or "worker" and a number.
+    """
+
+    def __init__(self, crew: Crew, place: str) -> None:
+        self._crew = crew
+        self._place = place
+        self._lost_to: str | None = None
+        self._over = threading.Event()
+        threading.Thread(target=self._extend, name=f"redisacc-lease-{place}", daemon=True).start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody else holds the lease."""
+        return self._lost_to is not None
+
+    def check(self) -> None:
+        """Raises LeaseLostError if somebody else holds the lease."""
+        if self._lost_to is not None:
+            raise LeaseLostError(
+                f"this process was the {self._place} but could not extend its lease for {LEASE:.0f} s, because it or "
+                f"the server stood still; {self._lost_to} is the {self._place} now. This process has to end"
+            )
+
+    def give_back(self) -> None:
+        """Gives the lease back. If the server does not answer within 2 seconds, it runs out by itself."""
+        self._over.set()
+        try:
+            self._crew.release(self._place, timeout=2.0)
+        except RedisAccError as error:
+            logger.debug("the lease of the %s will run out by itself: %s", self._place, error)
+
+    def _extend(self) -> None:
+        pause = LEASE / RENEWALS
+        while not self._over.wait(pause):
+            try:
+                taken = self._crew.hold(self._place, timeout=pause)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
+                logger.debug("cannot extend the lease of the %s: %s", self._place, error)
+                continue
+            if taken is not None and not self._over.is_set():
+                self._lost_to = taken[1]
+                return

@@ -1,0 +1,428 @@
+"""Reads parameters: the record, and of the values only what changed since the version that was read last."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from redisacc._data.validation import Array
+from redisacc._format.keys import DELETING, ParameterKeys
+from redisacc._format.leaves import Schema, ranges_text
+from redisacc._format.parameter_record import (
+    INDEX_BYTES,
+    Blob,
+    FullBlob,
+    Manifest,
+    ParameterRecord,
+    RowsBlob,
+    parse_schema,
+    part_lengths,
+)
+from redisacc._protocol.buffer_reader import TRUSTED_BYTES
+from redisacc._protocol.parameter_memory import Memory, MemoryPool
+from redisacc._protocol.parameter_scripts import gone, replaced
+from redisacc._redis.fast_socket import Command
+from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError, PeekTimeoutError
+
+# How long to keep looking for a version that stays for as long as it takes to read it, in seconds.
+READ_TIMEOUT = 30.0
+
+# A version of at most this many bytes is fetched together with the record, if an event has said where it is.
+TOGETHER_BYTES = 64 * 1024
+
+_INDEX = np.dtype("<i8")
+
+
+class VersionGoneError(Exception):
+    """A part of the version that was being read is missing. The argument is its key."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} is missing: it was evicted (set maxmemory-policy noeviction) or removed by hand"
+
+
+@dataclass
+class _Place:
+    """Where the value of a leaf is.
+
+    Attributes:
+        memory: the memory.
+        offset: where it begins, in bytes.
+        spare: other memory of this leaf alone, which has the value of an earlier version.
+        lacking: the rows blobs, fetched, that the spare memory lacks.
+    """
+
+    memory: Memory
+    offset: int = 0
+    spare: Memory | None = None
+    lacking: list[_Rows] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Changed rows of a leaf: their indices, and their bytes, a row of bytes for each."""
+
+    indices: Array
+    rows: Array
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """The version that was read last."""
+
+    version: str
+    step: int
+    places: tuple[_Place, ...]
+
+
+class ParameterReader:
+    """Reads the parameters of one name, and remembers the version that it has read last. Threads may share it.
+
+    It belongs to the incarnation that it finds first. If that is deleted, it raises ParametersNotFoundError.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the parameters.
+        incarnation: the only incarnation that it reads; "": the first that it finds.
+    """
+
+    def __init__(self, transport: Transport, keys: ParameterKeys, incarnation: str = "") -> None:
+        self._transport = transport
+        self._keys = keys
+        self.incarnation = incarnation
+        self._command = ParameterRecord.command(keys)
+        self._schema: Schema | None = None
+        # Guards what follows. After a fork, the lock may be another thread's of the parent.
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._pool = MemoryPool()
+        self._read: _Snapshot | None = None
+
+    def poll(self, *, timeout: float = TIMEOUT) -> ParameterRecord | None:
+        """Returns the record, or None if nothing has been published. This is one short round trip.
+
+        Args:
+            timeout: how long to try to reach the server, in seconds.
+
+        Raises:
+            ParametersNotFoundError: what was published was deleted.
+        """
+        return self._accepted(self._transport.call(*self._command, timeout=timeout))
+
+    def poll_and_fetch(self, wanted: Sequence[str], *, timeout: float) -> tuple[ParameterRecord | None, dict[str, Any]]:
+        """Does the same as ``poll``, and GETs some keys in the same round trip.
+
+        Returns:
+            The record, and what the keys hold, for ``values``.
+        """
+        commands: list[Command] = [self._command, *(("GET", key) for key in wanted)]
+        reply, *found = self._transport.pipeline(commands, timeout=timeout)
+        return self._accepted(reply), dict(zip(wanted, found, strict=True))
+
+    def _accepted(self, reply: object) -> ParameterRecord | None:
+        record = ParameterRecord.parse(self._keys, reply)
+        if record is not None and record.incarnation.startswith(DELETING):
+            record = None
+        if record is not None:
+            if not self.incarnation:
+                self.incarnation = record.incarnation
+            if record.incarnation == self.incarnation:
+                return record
+        if not self.incarnation:
+            return None
+        raise gone(self._keys.name) if record is None else replaced(self._keys.name)
+
+    def schema(self) -> Schema:
+        """Returns what the leaves are, which never changes. Call it after ``poll`` has returned a record."""
+        if self._schema is None:
+            incarnation, text = self._transport.call("HMGET", self._keys.record, "incarnation", "structure")
+            if incarnation is None or incarnation.decode(errors="replace") != self.incarnation:
+                raise gone(self._keys.name)
+            self._schema = parse_schema(self._keys, "structure", text)
+        return self._schema
+
+    def learn(self, incarnation: str, schema: Schema) -> None:
+        """Notes what this process has published."""
+        self.incarnation, self._schema = incarnation, schema
+
+    def latest(self) -> tuple[ParameterRecord, Any] | None:
+        """Returns the record of the latest version, and its tree; None if nothing has been published.
+
+        Raises:
+            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+        """
+        return self._latest(self.values)
+
+    def latest_state(self) -> tuple[int, Any] | None:
+        """Returns the step of the latest version, and the publisher's state; None if nothing has been published.
+
+        Raises:
+            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+        """
+        found = self._latest(self.state)
+        return None if found is None else (found[0].step, found[1])
+
+    def _latest(self, read: Callable[[ParameterRecord], Any]) -> tuple[ParameterRecord, Any] | None:
+        deadline = time.monotonic() + READ_TIMEOUT
+        record = self.poll()
+        while record is not None:
+            try:
+                return record, read(record)
+            except VersionGoneError as error:
+                record = self.after_loss(record, error, deadline)
+        return None
+
+    def after_loss(self, record: ParameterRecord, error: VersionGoneError, deadline: float) -> ParameterRecord | None:
+        """Returns the record that has taken the place of one of which a part was missing.
+
+        Raises:
+            CorruptDataError: none has, so the part should have been there.
+            PeekTimeoutError: the deadline has passed.
+        """
+        found = self.poll()
+        if found is not None and found.version == record.version:
+            raise CorruptDataError(str(error)) from error
+        if time.monotonic() >= deadline:
+            raise PeekTimeoutError(
+                f"parameters {shown(self._keys.name)} changed during every attempt to read them, for "
+                f"{READ_TIMEOUT:.0f} s: versions are published faster than they can be read"
+            )
+        return found
+
+    def values(self, record: ParameterRecord, fetched: Mapping[str, Any] | None = None) -> Any:
+        """Returns the tree of a version.
+
+        Args:
+            record: the record of the version.
+            fetched: what some keys of parts hold, as ``poll_and_fetch`` has returned it.
+
+        Returns:
+            The tree. Its arrays are read-only and never change.
+
+        Raises:
+            VersionGoneError: a part is no longer there.
+            CorruptDataError: redisacc did not write it.
+        """
+        schema = self.schema()
+        if self._process != os.getpid():
+            # What another thread of the parent was writing to may be half-done.
+            self._lock, self._pool, self._read, self._process = threading.Lock(), MemoryPool(), None, os.getpid()
+        with self._lock:
+            known = self._read
+            if known is None or known.version != record.version:
+                known = self._update(record, schema, known, fetched or {})
+                self._read = known
+            return schema.structure.build(
+                [
+                    place.memory.array(place.offset, leaf.shape, leaf.given)
+                    for place, leaf in zip(known.places, schema.leaves, strict=True)
+                ]
+            )
+
+    def state(self, record: ParameterRecord) -> Any:
+        """Returns the publisher's state of a version, None if it has none.
+
+        Raises:
+            VersionGoneError: a part is no longer there.
+            CorruptDataError: redisacc did not write it.
+        """
+        blob = record.manifest(self.schema()).state
+        if blob is None:
+            return None
+        version, text = self._transport.call("HMGET", self._keys.record, "version", "state_structure")
+        if version is None or version.decode(errors="replace") != record.version:
+            raise VersionGoneError(self._keys.record)
+        schema = parse_schema(self._keys, "state_structure", text)
+        layout = schema.layout(ranges_text(range(len(schema.leaves))))
+        if layout.nbytes != blob.nbytes:
+            raise CorruptDataError(
+                f"{self._keys.record}: state has {blob.nbytes} bytes, and its structure {layout.nbytes}"
+            )
+        self._check_lengths([blob])
+        memory = Memory(blob.nbytes)
+        self._fetch([(blob, memory.bytes)], {})
+        self._check_booleans(schema, range(len(schema.leaves)), layout.offset_of, memory, blob.id)
+        # The caller's own, so it may write to it.
+        return schema.structure.build(
+            [
+                np.ndarray(leaf.shape, leaf.given, memory.bytes, offset)
+                for leaf, offset in zip(schema.leaves, layout.offsets, strict=True)
+            ]
+        )
+
+    def _update(
+        self, record: ParameterRecord, schema: Schema, known: _Snapshot | None, fetched: Mapping[str, Any]
+    ) -> _Snapshot:
+        """Reads a version of which ``known`` is an earlier one, or maybe a later one, or none."""
+        manifest = record.manifest(schema)
+        if known is not None and known.step >= record.step:
+            known = None
+        needed, since = self._needed(manifest, schema, known)
+        full = [blob for blob in manifest.full if blob.id in needed]
+        rows = [blob for blob in manifest.rows if any(since[leaf] < blob.step for leaf, _ in blob.counts)]
+        sizes = [Blob(blob.id, schema.layout(blob.leaves).nbytes) for blob in full]
+        sizes += [Blob(blob.id, blob.nbytes(schema)) for blob in rows]
+        self._check_lengths(sizes)
+        busy = [] if known is None else [memory for place in known.places for memory in (place.memory, place.spare)]
+        memories: list[Memory] = []
+        for size in sizes[: len(full)]:
+            memories.append(self._pool.get(size.nbytes, (*busy, *memories)))
+        changes = [np.empty(size.nbytes, np.uint8) for size in sizes[len(full) :]]
+        self._fetch(list(zip(sizes, [*(m.bytes for m in memories), *changes], strict=True)), fetched)
+        places: list[_Place | None] = [None] * len(schema.leaves) if known is None else [*known.places]
+        for blob, memory in zip(full, memories, strict=True):
+            offsets = schema.layout(blob.leaves).offset_of
+            for leaf in needed[blob.id]:
+                places[leaf] = _Place(memory, offsets[leaf])
+            self._check_booleans(schema, needed[blob.id], offsets, memory, blob.id)
+        patches: dict[int, list[_Rows]] = {}
+        for change, data in zip(rows, changes, strict=True):
+            for leaf, part in self._parsed(change, data, schema).items():
+                if since[leaf] < change.step:
+                    patches.setdefault(leaf, []).append(part)
+        whole = [place for place in places if place is not None]
+        assert len(whole) == len(places)
+        for leaf, parts in patches.items():
+            whole[leaf] = _patched(whole[leaf], schema.leaves[leaf].nbytes, parts)
+        self._pool.keep(memories)
+        return _Snapshot(record.version, record.step, tuple(whole))
+
+    @staticmethod
+    def _needed(manifest: Manifest, schema: Schema, known: _Snapshot | None) -> tuple[dict[str, list[int]], list[int]]:
+        """Returns which leaves are read from each full blob, and for each leaf, the step from which on rows count."""
+        needed: dict[str, list[int]] = {}
+        since = []
+        for leaf, holder in enumerate(manifest.holders(len(schema.leaves), schema)):
+            assert isinstance(holder, FullBlob)
+            # Rows are complete from the holder's own step on, and maybe from an earlier one on.
+            if known is not None and known.step >= min(holder.step, max(holder.since, manifest.rows_since)):
+                since.append(known.step)
+            else:
+                needed.setdefault(holder.id, []).append(leaf)
+                since.append(holder.step)
+        return needed, since
+
+    def _check_lengths(self, blobs: Sequence[Blob]) -> None:
+        """Compares the record with the lengths on the server, so that a forged one allocates no memory."""
+        if sum(blob.nbytes for blob in blobs) > TRUSTED_BYTES:
+            wanted = [
+                (key, length)
+                for blob in blobs
+                for key, length in zip(blob.keys(self._keys), part_lengths(blob.nbytes), strict=True)
+            ]
+            lengths = self._transport.pipeline([("STRLEN", key) for key, _ in wanted])
+            for (key, length), actual in zip(wanted, lengths, strict=True):
+                _check_length(key, actual or -1, length)
+
+    def _fetch(self, blobs: Sequence[tuple[Blob, Array]], fetched: Mapping[str, Any]) -> None:
+        arrivals = _Arrivals()
+        for blob, data in blobs:
+            start = 0
+            for key, length in zip(blob.keys(self._keys), part_lengths(blob.nbytes), strict=True):
+                place = data[start : start + length]
+                start += length
+                there = fetched.get(key)
+                if isinstance(there, bytes):
+                    _check_length(key, len(there), length)
+                    place[:] = np.frombuffer(there, np.uint8)
+                else:
+                    arrivals.expect(key, place)
+        if arrivals.wanted():
+            self._transport.fetch(arrivals)
+
+    def _parsed(self, blob: RowsBlob, data: Array, schema: Schema) -> dict[int, _Rows]:
+        """Returns the rows of each leaf in a rows blob."""
+        found, start = {}, 0
+        for leaf, count in blob.counts:
+            middle = start + count * INDEX_BYTES
+            end = middle + count * schema.leaves[leaf].row_bytes
+            # A copy, because rows of single bytes leave the indices of the next leaf unaligned.
+            indices = np.frombuffer(data[start:middle].tobytes(), _INDEX)
+            if indices[0] < 0 or indices[-1] >= schema.leaves[leaf].shape[0] or not np.all(indices[1:] > indices[:-1]):
+                raise CorruptDataError(
+                    f"{self._keys.object(blob.id, 0)}: indices that are not ascending, or not below "
+                    f"{schema.leaves[leaf].shape[0]}"
+                )
+            rows = data[middle:end].reshape(count, -1)
+            if schema.leaves[leaf].dtype == "bool" and rows.size and rows.max() > 1:
+                raise self._not_boolean(blob.id)
+            found[leaf] = _Rows(indices, rows)
+            start = end
+        return found
+
+    def _check_booleans(
+        self, schema: Schema, leaves: Sequence[int], offsets: Mapping[int, int], memory: Memory, blob: str
+    ) -> None:
+        """Raises unless every boolean is 0 or 1: numpy's results for other bytes depend on what it does with them."""
+        for leaf in leaves:
+            if schema.leaves[leaf].dtype == "bool":
+                data = memory.bytes[offsets[leaf] : offsets[leaf] + schema.leaves[leaf].nbytes]
+                if data.size and data.max() > 1:
+                    raise self._not_boolean(blob)
+
+    def _not_boolean(self, blob: str) -> CorruptDataError:
+        return CorruptDataError(f"{self._keys.object(blob, 0)}: a boolean that is neither 0 nor 1")
+
+
+def _patched(place: _Place, nbytes: int, parts: list[_Rows]) -> _Place:
+    """Returns where a leaf is after rows were written over it. What ``place`` shows stays as it is.
+
+    Two pieces of memory take turns, so that in a loop in which the caller holds only the latest version, nothing but
+    rows is written.
+    """
+    spare, lacking = place.spare, place.lacking
+    if spare is None or not spare.is_idle():
+        spare, lacking = Memory(nbytes), []
+        np.copyto(spare.bytes, place.memory.bytes[place.offset : place.offset + nbytes])
+    for part in (*lacking, *parts):
+        spare.bytes.reshape(-1, part.rows.shape[1])[part.indices] = part.rows
+    if place.offset or place.memory.bytes.nbytes != nbytes:
+        # The memory is that of a blob with more leaves.
+        return _Place(spare)
+    return _Place(spare, 0, place.memory, parts)
+
+
+def _check_length(key: str, actual: Any, expected: int) -> None:
+    if actual == -1:
+        raise VersionGoneError(key)
+    if actual != expected:
+        raise CorruptDataError(f"{key} has {actual} bytes, and the record says {expected}")
+
+
+class _Arrivals:
+    """Parts that are on their way."""
+
+    def __init__(self) -> None:
+        self._awaited: deque[tuple[str, memoryview]] = deque()
+
+    def expect(self, key: str, place: Array) -> None:
+        """Fetches a key to this place."""
+        self._awaited.append((key, place.data))
+
+    # Arrivals of fast_socket:
+
+    def wanted(self) -> list[str]:
+        """Returns the keys of the parts that have not arrived."""
+        return [key for key, _ in self._awaited]
+
+    def expected(self) -> memoryview:
+        """Returns where the next part goes."""
+        return self._awaited[0][1]
+
+    def begin(self, length: int) -> memoryview:
+        """Returns where the next part goes, given its length in bytes, or -1 if there is none."""
+        key, place = self._awaited[0]
+        _check_length(key, length, len(place))
+        return place
+
+    def finish(self) -> None:
+        """Notes that the part has arrived."""
+        self._awaited.popleft()

@@ -1,0 +1,185 @@
+"""Crosses into Lua for parameters, as ``scripts`` does for accumulators: one typed function for each script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from redisacc._format.keys import ParameterKeys
+from redisacc._redis.fast_socket import Command
+from redisacc._redis.script_loader import load
+from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._text import QUOTED, printable, shown
+from redisacc.errors import CorruptDataError, ParametersNotFoundError
+
+
+@dataclass(frozen=True)
+class BeingDeleted:
+    """The parameters are being deleted, by a client that may have died."""
+
+    incarnation: str
+
+
+class ParameterScripts:
+    """Runs the scripts on the parameters of one name.
+
+    Every function raises the errors of `Transport.run`, and CorruptDataError if a key, a field or a reply holds what
+    redisacc never writes.
+
+    Args:
+        transport: the server.
+        keys: the keys of the parameters.
+    """
+
+    def __init__(self, transport: Transport, keys: ParameterKeys) -> None:
+        self._transport = transport
+        self._keys = keys
+
+    def publish(
+        self,
+        *,
+        incarnation: str,
+        previous: str,
+        version: str,
+        step: int,
+        event: str,
+        lengths: Sequence[int],
+        fields: Sequence[str],
+        staged: Sequence[str],
+        objects: Sequence[str],
+        retired: Sequence[str],
+        stage: Sequence[Command] = (),
+        after: Sequence[Command] = (),
+    ) -> Literal["published", "changed", "older", "unstaged"] | BeingDeleted:
+        """Publishes a version.
+
+        Args:
+            incarnation: the incarnation that the client has seen; for a first version, the one that it gets.
+            previous: id of the version that this one follows; "" if it is the first.
+            version: id of the version.
+            step: its step.
+            event: what waiting readers are told.
+            lengths: bytes of each part.
+            fields: what else the record gets: the name of a field, its value, and so on.
+            staged: the keys under which the parts are staged.
+            objects: the keys that they get.
+            retired: keys of parts that get an expiry.
+            stage: commands that stage the parts, sent before the script in the same round trip.
+            after: commands that are sent after it, whatever it replies.
+
+        Returns:
+            "published"; or, with nothing changed: "changed" if another version than the previous one is there, "older"
+            if the step is not higher than its step, "unstaged" if a part wasn't there when the script ran.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted.
+        """
+        reply, _ = self._transport.run_and_read(
+            *load("publish").bind(
+                keys={"record": self._keys.record, "staged": staged, "objects": objects, "retired": retired},
+                args={
+                    "incarnation": incarnation,
+                    "previous": previous,
+                    "version": version,
+                    "step": step,
+                    "event": event,
+                    "lengths": lengths,
+                    "fields": fields,
+                },
+            ),
+            before=stage,
+            after=after,
+        )
+        match reply:
+            case [b"published"]:
+                return "published"
+            case [b"changed"]:
+                return "changed"
+            case [b"older", _]:
+                return "older"
+            case [b"unstaged", _]:
+                return "unstaged"
+            case [b"deleting", incarnation_]:
+                return BeingDeleted(incarnation_.decode(errors="backslashreplace"))
+            case [b"missing"]:
+                raise gone(self._keys.name)
+            case [b"replaced"]:
+                raise replaced(self._keys.name)
+        self._refuse(reply)
+
+    def finish(self, *, incarnation: str, finished: bool) -> None:
+        """Notes whether the step that is published is the last one.
+
+        Args:
+            incarnation: the incarnation that the client has seen.
+            finished: whether it is.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted.
+        """
+        reply = self._transport.run(
+            *load("finish").bind(
+                keys={"record": self._keys.record},
+                args={"incarnation": incarnation, "finished": int(finished)},
+            )
+        )
+        match reply:
+            case [b"noted"]:
+                return
+            case [b"missing"]:
+                raise gone(self._keys.name)
+            case [b"replaced"]:
+                raise replaced(self._keys.name)
+        self._refuse(reply)
+
+    def delete_parameters(
+        self, *, incarnation: str, finish: bool, timeout: float = TIMEOUT
+    ) -> Literal["closed", "deleted", "missing", "replaced"]:
+        """Closes the parameters for everybody, or removes their record once they are closed.
+
+        Args:
+            incarnation: the incarnation to delete.
+            finish: whether to remove the record instead of closing it.
+            timeout: how long to try to reach the server, in seconds.
+        """
+        reply = self._transport.run(
+            *load("delete_parameters").bind(
+                keys={"record": self._keys.record},
+                args={"incarnation": incarnation, "finish": int(finish)},
+            ),
+            timeout=timeout,
+        )
+        match reply:
+            case [b"closed"]:
+                return "closed"
+            case [b"deleted"]:
+                return "deleted"
+            case [b"missing"]:
+                return "missing"
+            case [b"replaced"]:
+                return "replaced"
+        self._refuse(reply)
+
+    def _refuse(self, reply: list[bytes]) -> NoReturn:
+        match reply:
+            case [b"corrupt", where, text]:
+                raise CorruptDataError(
+                    f"{self._keys.record}: {printable(where, QUOTED)} holds {shown(text)}, which redisacc does not "
+                    "write there"
+                )
+        raise CorruptDataError(f"{self._keys.record}: a script gave the unexpected reply {shown(reply)}")
+
+
+def gone(name: str) -> ParametersNotFoundError:
+    """Returns the error that says that parameters which existed are there no longer."""
+    return ParametersNotFoundError(
+        f"there are no parameters {shown(name)} any longer: they were deleted, or the server has lost its data"
+    )
+
+
+def replaced(name: str) -> ParametersNotFoundError:
+    """Returns the error that says that there are other parameters now."""
+    return ParametersNotFoundError(
+        f"parameters {shown(name)} were deleted and published again after this handle had seen them. Open them again"
+    )

@@ -1,0 +1,389 @@
+"""Publishes versions of parameters."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from redisacc._data.tree import flatten
+from redisacc._data.validation import Array, array, indices
+from redisacc._format.buffered import STAGING_MS
+from redisacc._format.keys import ParameterKeys
+from redisacc._format.leaves import Layout, Leaf, Schema, ranges_text
+from redisacc._format.parameter_record import (
+    FORMAT,
+    MAX_BLOB_BYTES,
+    Blob,
+    Manifest,
+    ParameterRecord,
+    announcement,
+    part_lengths,
+)
+from redisacc._protocol.opening import list_name
+from redisacc._protocol.parameter_deletion import delete_parameters
+from redisacc._protocol.parameter_reader import ParameterReader, VersionGoneError
+from redisacc._protocol.parameter_scripts import BeingDeleted, ParameterScripts
+from redisacc._protocol.publication import Publication, plan
+from redisacc._redis.fast_socket import Command
+from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError, SchemaMismatchError, ServerError, StepConflictError
+
+# How long publishing is tried again, in seconds, if other publishers get in between or staged parts are lost.
+PUBLISH_TIMEOUT = 30.0
+
+# Staged parts of large versions expire later than others: an upload may be as slow as this, in bytes per millisecond.
+SLOWEST_UPLOAD = 1000
+
+Reply = Literal["published", "changed", "older", "unstaged"] | BeingDeleted
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a caller wants to publish, checked.
+
+    Attributes:
+        tree: the tree, as it was given.
+        schema: what its leaves are.
+        arrays: the leaves.
+        step: the step.
+        changed: leaf → indices of the rows that differ from the version before, ascending.
+        state: the publisher's state: what its leaves are, and the leaves; None if there is none.
+    """
+
+    tree: object
+    schema: Schema
+    arrays: Sequence[Array]
+    step: int
+    changed: Mapping[int, Array]
+    state: tuple[Schema, Sequence[Array]] | None
+
+
+@dataclass(frozen=True)
+class _Published:
+    """The version that is published, as far as this process knows."""
+
+    version: str
+    step: int
+    manifest: Manifest
+
+
+class _Uploads:
+    """The parts of a version on their way to the server."""
+
+    def __init__(self, keys: ParameterKeys, blobs: Sequence[tuple[str, Array]]) -> None:
+        self.blobs = [Blob(blob, data.nbytes) for blob, data in blobs]
+        self.staged: list[str] = []
+        self.objects: list[str] = []
+        self.lengths: list[int] = []
+        self.commands: list[Command] = []
+        expiry_ms = max(STAGING_MS, sum(blob.nbytes for blob in self.blobs) // SLOWEST_UPLOAD)
+        for blob, data in blobs:
+            start = 0
+            for number, length in enumerate(part_lengths(data.nbytes)):
+                self.staged.append(keys.staged(blob, number))
+                self.objects.append(keys.object(blob, number))
+                self.lengths.append(length)
+                part = data[start : start + length].data
+                self.commands.append(("SET", self.staged[-1], part, "PX", expiry_ms))
+                start += length
+
+
+class Publisher:
+    """Publishes the parameters of one name. Threads may share it.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the parameters.
+        reader: reads them for the same handle.
+    """
+
+    def __init__(self, transport: Transport, keys: ParameterKeys, reader: ParameterReader) -> None:
+        self._transport = transport
+        self._keys = keys
+        self._reader = reader
+        self._scripts = ParameterScripts(transport, keys)
+        # After a fork, the lock may be another thread's of the parent.
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._schema: Schema | None = None
+        self._last: _Published | None = None
+        # The version to which ``changed`` refers: the one that the caller has published, or got, last.
+        self._callers = ""
+        # Whole leaves are put together here: which leaves, and the memory.
+        self._packed: tuple[str, Array] = ("", np.empty(0, np.uint8))
+
+    def note_caller_has(self, version: str) -> None:
+        """Notes the version that the caller got."""
+        self._callers = version
+
+    def check(self, tree: object, step: int, changed: object, state: object) -> Wanted:
+        """Returns what a caller wants to publish.
+
+        Raises:
+            InvalidArgumentError: an argument is invalid.
+            SchemaMismatchError: the tree is unlike the version that this handle published last.
+        """
+        known = self._schema
+        schema, arrays = schema_of(tree, "tree") if known is None else (known, self._arrays_of(known, tree))
+        rows = {} if changed is None else _checked_rows(schema, changed)
+        given = None if state is None else schema_of(state, "state")
+        return Wanted(tree, schema, arrays, step, rows, given)
+
+    def publish(self, wanted: Wanted, publisher: str) -> None:
+        """Publishes a version.
+
+        Args:
+            wanted: the version.
+            publisher: the name of the publisher.
+        """
+        if self._process != os.getpid():
+            self._lock, self._process = threading.Lock(), os.getpid()
+        with self._lock:
+            deadline = time.monotonic() + PUBLISH_TIMEOUT
+            version = secrets.token_hex(8)
+            while not self._try(wanted, version, publisher):
+                if time.monotonic() >= deadline:
+                    raise ServerError(
+                        f"step {wanted.step} of parameters {shown(self._keys.name)} could not be published in "
+                        f"{PUBLISH_TIMEOUT:.0f} s: each time, other versions were published meanwhile, or its staged "
+                        "parts disappeared"
+                    )
+
+    def check_agrees(self, tree: object) -> None:
+        """Raises SchemaMismatchError unless a tree is like what is published."""
+        wanted = self.check(tree, 0, None, None)
+        if self._reader.poll() is not None:
+            self._agreed(wanted)
+
+    def finish(self, finished: bool) -> None:
+        """Notes whether the version that is published is the last one."""
+        self._scripts.finish(incarnation=self._reader.incarnation, finished=finished)
+
+    def _try(self, wanted: Wanted, version: str, publisher: str) -> bool:
+        """Tries to publish a version. Returns False if what is published has changed meanwhile."""
+        last = self._last
+        if last is None or wanted.step <= last.step:
+            # Unknown, or to be compared: somebody may have deleted it since, or published more.
+            self._last = None
+            record = self._reader.poll()
+            last = None
+            if record is not None:
+                wanted = self._agreed(wanted)
+                if wanted.step <= record.step:
+                    return self._is_there(wanted, record)
+                last = _Published(record.version, record.step, record.manifest(wanted.schema))
+        planned = plan(
+            wanted.schema,
+            version,
+            wanted.step,
+            before=None if last is None else last.manifest,
+            # If the caller does not know the last version, it cannot know which rows differ from that one.
+            changed=wanted.changed if last is not None and last.version == self._callers else {},
+            state=None if wanted.state is None else Blob(f"{version}-state", _whole(wanted.state[0]).nbytes),
+        )
+        incarnation = self._reader.incarnation or secrets.token_hex(16)
+        reply = self._send(wanted, planned, last, version=version, incarnation=incarnation, publisher=publisher)
+        if reply == "published":
+            self._reader.learn(incarnation, wanted.schema)
+            self._schema = wanted.schema
+            self._last = _Published(version, wanted.step, planned.manifest)
+            self._callers = version
+            if last is None:
+                list_name(self._transport, self._keys.name)
+            return True
+        self._last = None
+        if isinstance(reply, BeingDeleted):
+            # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
+            delete_parameters(self._transport, self._keys, reply.incarnation)
+        return False
+
+    def _send(
+        self,
+        wanted: Wanted,
+        planned: Publication,
+        last: _Published | None,
+        *,
+        version: str,
+        incarnation: str,
+        publisher: str,
+    ) -> Reply:
+        blobs = [(blob.id, self._pack_whole(wanted, blob.leaves)) for blob in planned.full]
+        if planned.rows:
+            blobs.append((f"{version}-rows", _pack_rows(wanted, planned.rows)))
+        told = announcement(wanted.step, [Blob(blob, data.nbytes) for blob, data in blobs])
+        fields = [*planned.manifest.fields(), "publisher", publisher, "state_structure"]
+        if wanted.state is None:
+            fields.append("")
+        else:
+            schema, arrays = wanted.state
+            fields.append(schema.text)
+            blobs.append((f"{version}-state", _packed(schema, arrays, _whole(schema))))
+        if last is None:
+            fields += ["format", FORMAT, "structure", wanted.schema.text]
+            fields += ["leaves", str(len(wanted.schema.leaves)), "bytes", str(wanted.schema.nbytes)]
+        uploads = _Uploads(self._keys, blobs)
+        return self._scripts.publish(
+            incarnation=incarnation,
+            previous="" if last is None else last.version,
+            version=version,
+            step=wanted.step,
+            event=told,
+            lengths=uploads.lengths,
+            fields=fields,
+            staged=uploads.staged,
+            objects=uploads.objects,
+            retired=[key for blob in planned.retired for key in blob.keys(self._keys)],
+            stage=uploads.commands,
+            # Nobody refers to these in any case. One to a command, because freeing a large string takes the server
+            # some time: others get between.
+            after=[("UNLINK", key) for blob in planned.removed for key in blob.keys(self._keys)],
+        )
+
+    def _pack_whole(self, wanted: Wanted, leaves: str) -> Array:
+        layout = wanted.schema.layout(leaves)
+        if self._packed[0] != leaves or self._packed[1].nbytes != layout.nbytes:
+            if len(layout.leaves) == 1 or leaves != ranges_text(range(len(wanted.schema.leaves))):
+                return _packed(wanted.schema, wanted.arrays, layout)
+            # New memory for each version would cost more than the copy itself.
+            self._packed = leaves, np.zeros(layout.nbytes, np.uint8)
+        return _packed(wanted.schema, wanted.arrays, layout, self._packed[1])
+
+    def _agreed(self, wanted: Wanted) -> Wanted:
+        """Returns the same, if its tree is like the one that is published.
+
+        Raises:
+            SchemaMismatchError: it is not.
+        """
+        schema = self._reader.schema()
+        if schema is not wanted.schema:
+            wanted = replace(wanted, schema=schema, arrays=self._arrays_of(schema, wanted.tree))
+        return wanted
+
+    def _arrays_of(self, schema: Schema, tree: object) -> Sequence[Array]:
+        try:
+            return schema.arrays_of(tree, "tree")
+        except InvalidArgumentError as error:
+            raise SchemaMismatchError(
+                f"parameters {shown(self._keys.name)} keep the structure, dtypes and shapes of their first version: "
+                f"{error}"
+            ) from None
+
+    def _is_there(self, wanted: Wanted, record: ParameterRecord) -> bool:
+        """Returns whether exactly this is published already; False if it was replaced during the comparison.
+
+        Raises:
+            StepConflictError: something else is published for this step, or for a later one.
+        """
+        if wanted.step < record.step:
+            raise StepConflictError(
+                f"parameters {shown(self._keys.name)} have step {record.step} already, so step {wanted.step} cannot be "
+                "published: another chief is publishing, or this one has continued from older weights",
+                step=wanted.step,
+                published=record.step,
+            )
+        try:
+            tree, state = self._reader.values(record), self._reader.state(record)
+        except VersionGoneError as error:
+            self._reader.after_loss(record, error, math.inf)
+            return False
+        path = _difference(wanted.schema, wanted.arrays, wanted.schema.structure.leaves_of(tree, "tree"))
+        where = None if path is None else f"the tree at {shown(path)}"
+        if where is None:
+            where = _state_difference(wanted.state, None if state is None else schema_of(state, "state"))
+        if where is not None:
+            raise StepConflictError(
+                f"step {wanted.step} of parameters {shown(self._keys.name)} is published already, and differs in "
+                f"{where}: another chief is publishing, or this one has computed something else than before",
+                step=wanted.step,
+                published=record.step,
+            )
+        self._callers = record.version
+        return True
+
+
+def schema_of(tree: object, what: str) -> tuple[Schema, list[Array]]:
+    """Returns what the leaves of a tree are, and the leaves as arrays.
+
+    Raises:
+        InvalidArgumentError: it is no tree of arrays, or it is too large.
+    """
+    structure, values = flatten(tree, what)
+    arrays = [array(value, f"{what} at {shown(path)}") for path, value in zip(structure.paths, values, strict=True)]
+    schema = Schema(
+        structure,
+        [Leaf.of(values, f"{what} at {shown(path)}") for path, values in zip(structure.paths, arrays, strict=True)],
+    )
+    if _whole(schema).nbytes > MAX_BLOB_BYTES:
+        raise InvalidArgumentError(f"{what} must have at most {MAX_BLOB_BYTES} bytes, not {schema.nbytes}")
+    return schema, arrays
+
+
+def _whole(schema: Schema) -> Layout:
+    """Returns where all leaves stand in a blob that has all of them."""
+    return schema.layout(ranges_text(range(len(schema.leaves))))
+
+
+def _checked_rows(schema: Schema, changed: object) -> dict[int, Array]:
+    """Returns which rows have changed: leaf → their indices, ascending and each once."""
+    if not isinstance(changed, Mapping):
+        raise InvalidArgumentError(f"changed must be a dict from paths of leaves to indices, not {shown(changed)}")
+    found = {}
+    for path, given in changed.items():
+        leaf = schema.structure.numbers.get(path) if isinstance(path, str) else None
+        if leaf is None:
+            raise InvalidArgumentError(f"changed names {shown(path)}, which is not the path of a leaf")
+        shape, what = schema.leaves[leaf].shape, f"changed[{shown(path)}]"
+        if not shape:
+            raise InvalidArgumentError(f"{what} cannot be given: the leaf is a scalar, and has no rows")
+        rows, last, ascending = indices(given, what)
+        if last >= shape[0]:
+            raise InvalidArgumentError(f"{what} must be below {shape[0]}, the number of rows, but holds {last}")
+        found[leaf] = rows if ascending else np.unique(rows)
+    return found
+
+
+def _packed(schema: Schema, arrays: Sequence[Array], layout: Layout, into: Array | None = None) -> Array:
+    """Returns leaves one after the other, as bytes. A single one is not copied."""
+    if len(layout.leaves) == 1 and schema.leaves[layout.leaves[0]].nbytes == layout.nbytes:
+        leaf = layout.leaves[0]
+        return schema.leaves[leaf].bytes_of(arrays[leaf])
+    data = np.zeros(layout.nbytes, np.uint8) if into is None else into
+    for leaf, offset in zip(layout.leaves, layout.offsets, strict=True):
+        data[offset : offset + schema.leaves[leaf].nbytes] = schema.leaves[leaf].bytes_of(arrays[leaf])
+    return data
+
+
+def _pack_rows(wanted: Wanted, rows: Mapping[int, Array]) -> Array:
+    pieces = []
+    for leaf, chosen in rows.items():
+        pieces.append(chosen.astype("<i8", copy=False).view(np.uint8))
+        pieces.append(wanted.schema.leaves[leaf].bytes_of(wanted.arrays[leaf][chosen]))
+    return np.concatenate(pieces)
+
+
+def _difference(schema: Schema, one: Sequence[Array], other: Sequence[Array]) -> str | None:
+    """Returns the path of the first leaf whose bytes differ, or None."""
+    for path, leaf, left, right in zip(schema.structure.paths, schema.leaves, one, other, strict=True):
+        if not np.array_equal(leaf.bytes_of(left), leaf.bytes_of(right)):
+            return path
+    return None
+
+
+def _state_difference(
+    one: tuple[Schema, Sequence[Array]] | None, other: tuple[Schema, Sequence[Array]] | None
+) -> str | None:
+    if one is None or other is None:
+        return None if one is other else "whether there is a state"
+    if one[0].text != other[0].text:
+        return "the structure of the state"
+    path = _difference(one[0], one[1], other[1])
+    return None if path is None else f"the state at {shown(path)}"

@@ -1,0 +1,1 @@
+"""The loop of synchronous training: a chief and its workers, which survive deaths, restarts and outages."""

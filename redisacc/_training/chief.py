@@ -1,0 +1,315 @@
+"""The chief of a training: it takes the rounds, and publishes the parameters that follow from them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from redisacc._data import validation
+from redisacc._data.results import Round
+from redisacc._data.tree import flatten
+from redisacc._handles.base import host_and_process
+from redisacc._handles.environment import WORKERS, place
+from redisacc._handles.parameters import Parameters
+from redisacc._protocol.crew import Crew, Lease
+from redisacc._redis.connect import connect
+from redisacc._training.crew_text import crew_text
+from redisacc._training.gradients import open_gradients
+from redisacc._training.patience import Patience
+from redisacc.errors import DataLossError, InvalidArgumentError, OutcomeUnknownError, RoundNotPublishedError
+
+logger = logging.getLogger("redisacc")
+
+
+class Chief:
+    """The chief of a training: it takes the mean gradient of each step, and publishes the parameters that follow.
+
+    There is one chief and any number of workers (``Worker``), on any machines. They share an accumulator and
+    parameters, both under ``shared_name``. Each worker counts once per step. If the chief dies at any moment and is
+    started again, it continues with what was published last; a round that it had taken but not used is used then. No
+    gradient is lost, and none is used twice. While the server is away, everybody waits.
+
+    Example:
+        >>> import threading
+        >>> import numpy as np
+        >>> import redisacc
+        >>> def work():
+        ...     with redisacc.Worker("docs-training") as worker:
+        ...         for step, weights in worker.steps():
+        ...             worker.apply({"w": weights["w"] - 3})
+        >>> with redisacc.Chief("docs-training", {"w": np.zeros(2)}, workers=1) as chief:
+        ...     thread = threading.Thread(target=work)
+        ...     thread.start()
+        ...     for taken in chief.rounds(until=20):
+        ...         chief.publish({"w": chief.parameters["w"] - 0.5 * taken.gradient["w"]})
+        ...     thread.join()
+        ...     chief.step, chief.parameters["w"].round(3).tolist()
+        ...     chief.delete()
+        (20, [3.0, 3.0])
+
+    Args:
+        shared_name: the name of the training: 1 to 512 bytes in UTF-8, without braces or control characters.
+        parameters: the parameters to begin with, a tree of arrays or an array. Gradients have the same structure,
+            dtypes and shapes. If parameters were published under this name before, those count, and these only have to
+            have the same structure.
+        workers: how many gradients a step needs, at least 1. None: the environment variable ``REDISACC_WORKERS``, which
+            `redisacc run` sets.
+        state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
+            fetch it.
+        sparse: the paths of leaves of which gradients hold rows (``IndexedSlices``). For a single array: True or False.
+        reduction_type: "MEAN" (or None) or "SUM".
+        missing: as for ``TreeAccumulator``.
+        sparse_mean: as for ``TreeAccumulator``.
+        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        patience: for how many seconds every call waits while the server does not answer. None: forever. What is waited
+            for is logged. That nobody answers at the very beginning is an error after a few seconds.
+        in_place_limit: as for ``ConditionalAccumulator``.
+        buffer_limit: as for ``ConditionalAccumulator``.
+        min_replicas: as for ``ConditionalAccumulator``.
+
+    Attributes:
+        shared_name: the name of the training.
+        workers: how many gradients a step needs.
+        step: the step of the parameters: that of the next round.
+        parameters: the parameters of that step: your own arrays if you have published them, else copies.
+        state: the state that was published with them, or None.
+
+    Raises:
+        InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker.
+        SchemaMismatchError: another model is trained under this name. The message names the first leaf that differs.
+        LeaseHeldError: another process is the chief. Its predecessor may still be; that is waited for, for up to 10
+            seconds.
+        ServerUnavailableError: no server answers.
+    """
+
+    def __init__(
+        self,
+        shared_name: str,
+        parameters: Any,
+        *,
+        workers: int | None = None,
+        state: Any = None,
+        sparse: Collection[str] | bool = (),
+        reduction_type: str | None = "MEAN",
+        missing: Literal["zero", "skip"] = "zero",
+        sparse_mean: Literal["index", "round"] = "round",
+        redis: object = None,
+        patience: float | None = None,
+        in_place_limit: int | None = None,
+        buffer_limit: int | None = None,
+        min_replicas: int = 0,
+    ) -> None:
+        here = place()
+        if here.role == "worker":
+            raise InvalidArgumentError(f"the environment says that this process is {here}, so it cannot be the chief")
+        if workers is None:
+            workers = here.workers
+            if workers is None:
+                raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
+        self.workers = validation.integer(workers, "workers", low=1)
+        seconds = validation.timeout(patience, "patience")
+        self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
+        self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
+        self._opened = ExitStack()
+        self._parameters = self._opened.enter_context(
+            Parameters(shared_name, redis=redis, publisher=f"chief {host_and_process(os.getpid())}")
+        )
+        self._crew = Crew(
+            connect(redis),
+            self.shared_name,
+            holder=here.run_id or secrets.token_hex(8),
+            who=host_and_process(os.getpid()),
+        )
+        try:
+            self._crew.wait_for("chief")
+            self._lease = Lease(self._crew, "chief")
+            self._opened.callback(self._lease.give_back)
+            self._begin(
+                parameters,
+                state,
+                sparse=sparse,
+                missing=missing,
+                sparse_mean=sparse_mean,
+                reduction_type=reduction_type,
+                redis=redis,
+                in_place_limit=in_place_limit,
+                buffer_limit=buffer_limit,
+                min_replicas=min_replicas,
+            )
+        except BaseException:
+            self._opened.close()
+            raise
+        # Whether there may be a round that was taken and not acknowledged: by a predecessor, or by this process.
+        self._may_be_left = True
+
+    def _begin(self, parameters: Any, state: Any, **options: Any) -> None:
+        """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
+        latest = self._parameters.latest()
+        if latest is not None:
+            self._parameters.check(parameters)
+        self._accumulator = self._opened.enter_context(
+            open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **options)
+        )
+        if latest is None:
+            # The accumulator comes first: a worker that finds parameters also finds it.
+            self.step, self.parameters, self.state = 0, parameters, state
+            self._parameters.publish(parameters, 0, state=state)
+            return
+        self.step, tree = latest
+        self.parameters = _own(tree)
+        found = self._parameters.latest_state()
+        assert found is not None
+        self.state = found[1]
+        logger.info(
+            "%s: continuing at step %d",
+            self.shared_name,
+            self.step,
+            extra={"accumulator": self.shared_name, "global_step": self.step},
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shared_name!r}, step={self.step}, workers={self.workers})"
+
+    def rounds(self, until: int | None = None) -> Iterator[Round[Any]]:
+        """Yields the round of each step, for a loop that publishes the parameters that follow from it.
+
+        Blocks until ``workers`` gradients of the step have arrived. A message after 5 seconds, and then less often,
+        says who is missing and who is gone. A round is acknowledged when the loop asks for the next one. If the process
+        dies before that, its successor gets the round again, unless its parameters have been published.
+
+        Args:
+            until: the loop ends when the parameters of this step are published, and so does the training: workers'
+                loops end as well (``finish``). None: the loop goes on forever.
+
+        Yields:
+            The round: its ``gradient``, a tree like the parameters; its ``global_step``; the ``workers`` that it is
+            from.
+
+        Raises:
+            RoundNotPublishedError: the body of the loop has not called ``publish``. The round stays.
+            LeaseLostError: another process has become the chief, because this one stood still for too long.
+            DataLossError: the server has lost what cannot be restored from this process.
+            ServerUnavailableError: the server did not answer for longer than ``patience``.
+            RedisAccError: what else ``take`` raises.
+        """
+        last = None if until is None else validation.integer(until, "until")
+        if (last is None or self.step < last) and self._parameters.finished():
+            self._patience.call(lambda: self._parameters.finish(False), "to continue the training")
+        while last is None or self.step < last:
+            yield from self._round()
+        self.finish()
+
+    def _round(self) -> Iterator[Round[Any]]:
+        """Yields the next round, or nothing if there was only one to be cleared away."""
+        self._lease.check()
+        try:
+            with ExitStack() as stack:
+                taken = self._patience.call(lambda: self._enter_round(stack), f"to take the round of step {self.step}")
+                if taken is None or taken.global_step < self.step:
+                    # The parameters that follow from it have been published. It is acknowledged without being used.
+                    return
+                if taken.global_step > self.step:
+                    raise self._lost(taken.global_step)
+                yield taken
+                if self.step == taken.global_step:
+                    raise RoundNotPublishedError(
+                        f"{self.shared_name}: the parameters that follow from the round of step {self.step} were not "
+                        "published. Call publish() once in the body of the loop"
+                    )
+            self._may_be_left = False
+        except OutcomeUnknownError as error:
+            self._patience.call(error.retry, "to acknowledge a round")
+
+    def _enter_round(self, stack: ExitStack) -> Round[Any] | None:
+        """Returns a round that was left, or takes one. None: the server had lost something, which is restored."""
+        if self._may_be_left:
+            left = stack.enter_context(self._accumulator.recover())
+            if left is not None:
+                return left
+            self._agree()
+        self._may_be_left = True
+        try:
+            return stack.enter_context(self._accumulator.take(self.workers, describe=lambda: crew_text(self._crew)))
+        except DataLossError as error:
+            logger.warning("%s: %s", self.shared_name, error, extra={"accumulator": self.shared_name})
+            return None
+
+    def _agree(self) -> None:
+        """Makes the server agree with this process about the step, after a restart or a loss of data."""
+        published = self._parameters.step()
+        if published is None or published < self.step:
+            # The server was restarted from older data. What this process holds is newer.
+            self._parameters.publish(self.parameters, self.step, state=self.state)
+        step = self._accumulator.global_step()
+        if step > self.step:
+            raise self._lost(step)
+        if step < self.step:
+            self._accumulator.set_global_step(self.step)
+
+    def _lost(self, step: int) -> DataLossError:
+        return DataLossError(
+            f"{self.shared_name}: the round of step {step} is there, but the parameters are those of step {self.step}: "
+            "a round in between was taken by another process, or the server has lost a version of the parameters. "
+            f"Publish the parameters of step {step} with Parameters.publish() if you have them, or delete the training"
+        )
+
+    def publish(self, parameters: Any, *, changed: Mapping[str, Any] | None = None, state: Any = None) -> None:
+        """Publishes the parameters that follow from the current round, as those of the next step.
+
+        Args:
+            parameters: a tree like the one that the chief began with.
+            changed: path of a leaf → indices of its rows that differ from the parameters before. Only these rows are
+                sent. Leaves that are not mentioned are sent whole.
+            state: what the chief needs after a restart, such as the optimiser's state. None: nothing.
+
+        Raises:
+            InvalidArgumentError, SchemaMismatchError: the parameters, the rows or the state are invalid. Nothing was
+                changed.
+            StepConflictError: another chief has published something else for this step.
+            LeaseLostError: another process has become the chief.
+            ServerUnavailableError: the server did not answer for longer than ``patience``.
+        """
+        self._lease.check()
+        step = self.step + 1
+        self._patience.call(
+            lambda: self._parameters.publish(parameters, step, changed=changed, state=state), f"to publish step {step}"
+        )
+        self.step, self.parameters, self.state = step, parameters, state
+
+    def finish(self) -> None:
+        """Ends the training: the loops of workers end by themselves, and those of workers that start later end at once.
+
+        A chief that is started again with a higher ``until`` continues the training.
+        """
+        self._patience.call(self._parameters.finish, "to finish the training")
+
+    def delete(self) -> None:
+        """Removes the training, with its gradients and parameters, for everybody. Workers get an error."""
+        self._patience.call(self._accumulator.delete, "to delete the gradients")
+        self._patience.call(self._parameters.delete, "to delete the parameters")
+
+    def close(self) -> None:
+        """Closes the handles, and gives the chief's lease back. The training can be continued. Twice does nothing."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _own(tree: Any) -> Any:
+    """Returns a tree with copies of its arrays, which may be written to."""
+    structure, leaves = flatten(tree, "parameters")
+    return structure.build([np.array(leaf) for leaf in leaves])

@@ -1,0 +1,52 @@
+"""The accumulator of a training: of a tree, or a dense or sparse one if the parameters are a single array."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from redisacc._data import validation
+from redisacc._data.results import ApplyResult
+from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.sparse import SparseConditionalAccumulator
+from redisacc._handles.tree import TreeAccumulator
+from redisacc.errors import InvalidArgumentError
+
+
+def open_gradients(
+    shared_name: str, parameters: object, *, sparse: Collection[str] | bool, missing: object, **options: Any
+) -> ConditionalAccumulatorBase[Any]:
+    """Opens or creates the accumulator for the gradients of parameters.
+
+    Args:
+        shared_name: its name.
+        parameters: a tree of arrays, or an array.
+        sparse: the paths of leaves of which gradients hold rows; for a single array, whether they do.
+        missing: what the mean of a leaf that some gradients lack is divided by.
+        options: further arguments of every class of accumulators, and ``sparse_mean``.
+    """
+    if isinstance(parameters, (Mapping, list, tuple)):
+        if isinstance(sparse, bool):
+            raise InvalidArgumentError(f"sparse must list the paths of sparse leaves of a tree, not be {sparse}")
+        return TreeAccumulator.like(parameters, shared_name, sparse=sparse, missing=missing, **options)
+    if not isinstance(sparse, bool) and sparse:
+        raise InvalidArgumentError(
+            f"sparse must be True or False for parameters that are a single array, not {sparse!r}"
+        )
+    array = validation.array(parameters, "parameters")
+    sparse_mean = options.pop("sparse_mean")
+    if sparse:
+        return SparseConditionalAccumulator(array.dtype, array.shape, shared_name, sparse_mean=sparse_mean, **options)
+    return ConditionalAccumulator(array.dtype, array.shape, shared_name, **options)
+
+
+def apply_gradient(accumulator: ConditionalAccumulatorBase[Any], gradient: Any, step: int) -> ApplyResult:
+    """Applies a gradient. A single sparse one is IndexedSlices, or a tuple of indices and values."""
+    if isinstance(accumulator, SparseConditionalAccumulator):
+        if type(gradient) is tuple:
+            indices, values = gradient
+            return accumulator.apply_grad(indices, values, local_step=step)
+        return accumulator.apply_indexed_slices_grad(gradient, step)
+    assert isinstance(accumulator, (ConditionalAccumulator, TreeAccumulator))
+    return accumulator.apply_grad(gradient, step)

@@ -1,0 +1,275 @@
+"""A worker of a training: it gets the parameters of each step, and applies a gradient."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from redisacc._data import validation
+from redisacc._data.results import ApplyResult
+from redisacc._format.keys import Keys
+from redisacc._handles.base import host_and_process
+from redisacc._handles.environment import MAX_WORKERS, place
+from redisacc._handles.existing import open_existing
+from redisacc._handles.parameters import Parameters
+from redisacc._protocol.crew import Crew, Lease
+from redisacc._redis.connect import connect
+from redisacc._training.crew_text import crew_text
+from redisacc._training.gradients import apply_gradient
+from redisacc._training.patience import Patience
+from redisacc.errors import (
+    CancelledError,
+    DataLossError,
+    InvalidArgumentError,
+    ParametersFinishedError,
+    RedisAccError,
+    StaleSequenceError,
+)
+
+logger = logging.getLogger("redisacc")
+
+# How long a worker waits before it looks whether its gradient is still there, in seconds. Each time, twice as long.
+LOOK_AFTER = 10.0
+
+# A worker that is started together with a chief, which may continue a finished training, waits so many seconds for it.
+CONTINUED_WITHIN = 5.0
+
+
+class Worker:
+    """A worker of a training: for each step it gets the parameters, and applies a gradient.
+
+    Workers may join, leave, die and return at any moment. Each holds a number under a lease, which tells it its share
+    of the data. It counts once per step, also if two processes of one number should run for a while.
+
+    Example:
+        See ``Chief``. A worker alone waits for the chief to publish parameters.
+
+    Args:
+        shared_name: the name of the training.
+        number: the number of this worker, from 0. None: the environment variable ``REDISACC_WORKER_NUMBER``, which
+            `redisacc run` sets, else the lowest that nobody holds.
+        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        patience: for how many seconds every call waits while the server does not answer. None: forever. What is waited
+            for is logged. That nobody answers at the very beginning is an error after a few seconds.
+
+    Attributes:
+        shared_name: the name of the training.
+        number: the number of this worker.
+
+    Raises:
+        InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is the chief.
+        LeaseHeldError: another process has this number. Its predecessor may still have it; that is waited for, for up
+            to 10 seconds.
+        ServerUnavailableError: no server answers.
+    """
+
+    def __init__(
+        self,
+        shared_name: str,
+        *,
+        number: int | None = None,
+        redis: object = None,
+        patience: float | None = None,
+    ) -> None:
+        here = place()
+        if here.role == "chief":
+            raise InvalidArgumentError("the environment says that this process is the chief, so it cannot be a worker")
+        given = here.number if number is None else validation.integer(number, "number", low=0, high=MAX_WORKERS - 1)
+        seconds = validation.timeout(patience, "patience")
+        self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
+        self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
+        self._redis = redis
+        self._is_launched = here.role is not None
+        self._opened = ExitStack()
+        self._parameters = self._opened.enter_context(Parameters(shared_name, redis=redis))
+        self._crew = Crew(
+            connect(redis),
+            self.shared_name,
+            holder=here.run_id or secrets.token_hex(8),
+            who=host_and_process(os.getpid()),
+        )
+        try:
+            if given is None:
+                self.number = self._crew.take_number()
+            else:
+                self.number = given
+                self._crew.wait_for(self._place)
+            self._lease = Lease(self._crew, self._place)
+            self._opened.callback(self._lease.give_back)
+        except BaseException:
+            self._opened.close()
+            raise
+        self._accumulator: Any = None
+        # The step of the parameters that the loop got last; the gradient of that step, and what became of it.
+        self._step: int | None = None
+        self._gradient: Any = None
+        self._has_applied = False
+        self._next_check = self._next_look = 0.0
+        self._pause = LOOK_AFTER
+        self._went_back = False
+
+    @property
+    def _place(self) -> str:
+        return f"worker {self.number}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shared_name!r}, number={self.number})"
+
+    def steps(self) -> Iterator[tuple[int, Any]]:
+        """Yields each step and its parameters, for a loop that computes a gradient and applies it.
+
+        Blocks until the parameters of a later step are published; a message after 5 seconds, and then less often, says
+        who is missing and who is gone. Steps may be skipped if this worker is slow. The loop ends when the chief
+        finishes the training, and at once if it has finished before.
+
+        Yields:
+            The step, and the parameters as a tree of read-only arrays.
+
+        Raises:
+            LeaseLostError: another process has this worker's number now, because this one stood still for too long.
+            ParametersNotFoundError: the training was deleted.
+            ServerUnavailableError: the server did not answer for longer than ``patience``.
+        """
+        if self._is_finished():
+            return
+        while True:
+            self._lease.check()
+            try:
+                step, tree = self._patience.call(self._wait, "to wait for parameters")
+            except ParametersFinishedError:
+                return
+            except CancelledError:
+                self._lease.check()
+                if not self._went_back:
+                    raise
+                # The server was restarted from older data, so the gradients of an earlier step are needed again.
+                logger.warning(
+                    "%s: the server has lost the parameters of step %s; continuing with those that it has",
+                    self.shared_name,
+                    self._step,
+                    extra={"accumulator": self.shared_name},
+                )
+                self._step, self._went_back = None, False
+                continue
+            self._step, self._gradient, self._has_applied = step, None, False
+            yield step, tree
+
+    def _is_finished(self) -> bool:
+        """Returns whether the training is finished. If a chief may be about to continue it, waits a moment for that."""
+        deadline = time.monotonic() + CONTINUED_WITHIN
+        while self._patience.call(self._parameters.finished, "to read the parameters"):
+            members = self._patience.call(self._crew.members, "to look for the chief")
+            chief = any(member.number is None and member.left > 0 for member in members)
+            if not (chief or self._is_launched) or time.monotonic() >= deadline:
+                return True
+            time.sleep(0.1)
+        return False
+
+    def _wait(self) -> tuple[int, Any]:
+        self._next_check = time.monotonic() + 1.0
+        self._pause = LOOK_AFTER
+        self._next_look = time.monotonic() + self._pause
+        return self._parameters.wait(self._step, cancel=self._is_over, describe=self._describe)
+
+    def _is_over(self) -> bool:
+        """Looks, once a second, whether waiting for the next step still makes sense."""
+        now = time.monotonic()
+        if now < self._next_check:
+            return False
+        self._next_check = now + 1.0
+        if self._lease.lost:
+            return True
+        if self._step is None:
+            return False
+        published = self._parameters.step()
+        if published is not None and published < self._step:
+            self._went_back = True
+            return True
+        if self._has_applied and now >= self._next_look:
+            self._pause *= 2
+            self._next_look = now + self._pause
+            self._look_after_gradient(self._step)
+        return False
+
+    def _look_after_gradient(self, step: int) -> None:
+        """Applies the gradient of a step again if the server has lost it."""
+        info = self._accumulator.info()
+        if info.global_step <= step and self._place not in info.workers:
+            logger.warning(
+                "%s: the gradient of step %s is not in the round, because the server has lost it; applying it again",
+                self.shared_name,
+                step,
+                extra={"accumulator": self.shared_name},
+            )
+            self._apply(self._gradient, step)
+
+    def _describe(self) -> str:
+        contributed = None
+        if self._accumulator is not None:
+            try:
+                contributed = self._accumulator.info().workers
+            except RedisAccError as error:
+                logger.debug("%s: %s", self.shared_name, error)
+        return crew_text(self._crew, contributed=contributed)
+
+    def apply(self, gradient: Any) -> ApplyResult:
+        """Applies the gradient of this worker for the current step of ``steps()``.
+
+        Blocks for a round trip, and waits through an outage. However often the call is repeated, by this process or by
+        another one with this number, one gradient counts: the first.
+
+        Args:
+            gradient: a tree like the parameters, as ``TreeAccumulator.apply_grad`` takes it. If the parameters are a
+                single array: an array, or for a sparse one ``IndexedSlices`` or a tuple of indices and values. It must
+                not be written to before the next step.
+
+        Returns:
+            The result. Its ``outcome`` is "applied"; "repeated" if the round has a gradient of this worker; or "stale"
+            if the round has been taken. The loop goes on in all three cases.
+
+        Raises:
+            InvalidArgumentError: the gradient is invalid. The message names the first path where that is so.
+            LeaseLostError: another process has this worker's number now.
+            AccumulatorNotFoundError: the training was deleted.
+            ServerUnavailableError: the server did not answer for longer than ``patience``.
+            RedisAccError: what else ``apply_grad`` raises.
+        """
+        step = self._step
+        if step is None:
+            raise InvalidArgumentError("apply() needs the step of a loop over steps()")
+        self._lease.check()
+        result = self._patience.call(lambda: self._apply(gradient, step), f"to apply the gradient of step {step}")
+        self._gradient, self._has_applied = gradient, True
+        return result
+
+    def _apply(self, gradient: Any, step: int) -> ApplyResult:
+        if self._accumulator is None:
+            # The chief creates the accumulator before it publishes parameters.
+            self._accumulator = self._opened.enter_context(
+                open_existing(Keys(self.shared_name), redis=self._redis, worker=self._place)
+            )
+        try:
+            return apply_gradient(self._accumulator, gradient, step)
+        except (DataLossError, StaleSequenceError) as error:
+            # The handle has noticed that the server lost something. Applying it again cannot count it twice.
+            logger.warning("%s: %s", self.shared_name, error, extra={"accumulator": self.shared_name})
+            return apply_gradient(self._accumulator, gradient, step)
+
+    def close(self) -> None:
+        """Closes the handles, and gives the number back. Closing twice does nothing."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

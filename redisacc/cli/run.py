@@ -1,0 +1,200 @@
+"""The command `redisacc run`: starts a chief and workers on this machine, and restarts those that die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from redisacc._handles.environment import MAX_WORKERS
+from redisacc._launch.run import CannotStartError, Run, places
+from redisacc._redis.connect import DEFAULT_URL
+from redisacc._text import printable_lines, shown
+from redisacc.cli.failures import fail, report_failures
+from redisacc.cli.options import Seconds, redis_option, transport_of
+from redisacc.embedded import Server
+
+__all__ = ["run"]
+
+# Each worker needs two pipes, and a process may usually have 1,024 descriptors.
+_MOST_WORKERS = 256
+
+_NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
+
+
+@click.command(
+    # Options behind the program belong to the program, also without --.
+    context_settings={"allow_interspersed_args": False},
+    epilog="Exit codes: 0 the chief, or without a chief every worker, has ended with 0; that of a process that died "
+    "too often; 128 + N for signal N, so 130 for Ctrl-C; 2 wrong usage, 6 no server answers, 126 the program is not "
+    "executable, 127 there is no such program.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(0, _MOST_WORKERS),
+    required=True,
+    metavar="N",
+    help="Number of workers on this machine.",
+)
+@click.option("--no-chief", is_flag=True, help="Start only workers: the chief runs on another machine.")
+@click.option(
+    "--first-worker",
+    type=click.IntRange(0, MAX_WORKERS - 1),
+    default=0,
+    show_default=True,
+    metavar="K",
+    help="Number of the first worker on this machine. Numbers must be distinct across machines.",
+)
+@click.option(
+    "--total-workers",
+    type=click.IntRange(1, MAX_WORKERS),
+    metavar="N",
+    help="Number of workers on all machines, if there are further ones.  [default: --workers, beside a chief]",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 1_000_000),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="How often in succession a process that dies is started again. A death after a life of 60 seconds or more "
+    "counts as the first.",
+)
+@click.option(
+    "--grace",
+    type=Seconds(0, 86400),
+    default=10,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for workers to end after the chief has finished, and between SIGTERM and SIGKILL.",
+)
+@click.option("--server", "with_server", is_flag=True, help="Start a server too. It ends with the run.")
+@click.option(
+    "--server-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep the data of that server in this directory, so that the next run continues.  [default: a temporary one]",
+)
+@click.option(
+    "--server-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="TCP port of that server, on the loopback interface only.  [default: a free one]",
+)
+@redis_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] PROGRAM [ARGUMENT]...")
+@click.pass_context
+@report_failures
+def run(
+    context: click.Context,
+    *,
+    workers: int,
+    no_chief: bool,
+    first_worker: int,
+    total_workers: int | None,
+    restarts: int,
+    grace: float,
+    with_server: bool,
+    server_dir: Path | None,
+    server_port: int | None,
+    url: str | None,
+    command: tuple[str, ...],
+) -> None:
+    """Run one chief and N workers on this machine, all with the same program.
+
+    \b
+    redisacc run --workers 3 -- python train.py --rate 0.1
+
+    Each process finds its place in its environment: REDISACC_ROLE (chief or worker), REDISACC_WORKER_NUMBER,
+    REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that dies is started again after a pause, which grows
+    with each death. A worker that ends with exit code 0 has finished. The run ends when the chief has finished.
+
+    Each line of the output begins with the name of its process. Ctrl-C stops all processes; a second one kills them.
+
+    Further machines run workers only, against the same server:
+
+    \b
+    redisacc run --no-chief --first-worker 3 --workers 2 -- python train.py
+    """
+    own_server = with_server or server_dir is not None or server_port is not None
+    if own_server and context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("give --redis or --server, not both")
+    if no_chief and not workers:
+        raise click.UsageError("nothing is left to run: give at least one worker, or leave out --no-chief")
+    if first_worker + workers > (total_workers or MAX_WORKERS):
+        raise click.UsageError(
+            f"the last worker here has the number {first_worker + workers - 1}, because workers count from 0: that is "
+            f"too large for {total_workers or MAX_WORKERS} workers on all machines"
+        )
+    if total_workers is None and not no_chief and workers:
+        total_workers = first_worker + workers
+    _check_program(command[0])
+    members = places(chief=not no_chief, workers=workers, first_worker=first_worker, total_workers=total_workers)
+    with _server(server_dir, server_port) if own_server else contextlib.nullcontext() as server:
+        if server is None:
+            # Now, rather than as a traceback of every process.
+            transport_of(url)
+        environment = {
+            # Lines appear when they are written, and not when a block of them is full.
+            "PYTHONUNBUFFERED": "1",
+            **os.environ,
+            "REDISACC_URL": url or DEFAULT_URL if server is None else server.url,
+        }
+        try:
+            started = Run(
+                members,
+                command,
+                environment,
+                restarts=restarts,
+                grace=grace,
+                problem=lambda: None if server is None else _problem_of(server),
+            )
+            if server is not None:
+                started.say(f"{server.version} is ready at {server.url}")
+            code = started.wait()
+        except CannotStartError as error:
+            fail(str(error), error.exit_code)
+    raise SystemExit(code)
+
+
+@contextlib.contextmanager
+def _server(directory: Path | None, port: int | None) -> Iterator[Server]:
+    """Runs a server during a block."""
+    server = Server(directory, port=port)
+    # Both signals become KeyboardInterrupt, as Ctrl-C does, which ends the wait for a large file to load.
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, signal.default_int_handler)
+    try:
+        with server:
+            yield server
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _problem_of(server: Server) -> str | None:
+    if server.running:
+        return None
+    return f"the server ended unexpectedly; the end of its log: {printable_lines(server.log_tail())}"
+
+
+def _check_program(program: str) -> None:
+    """Checks, as a shell would, that the program can be executed, before anything is started."""
+    if shutil.which(program) is not None:
+        return
+    path = Path(program)
+    is_script = program.endswith(".py") and path.is_file()
+    hint = f"; to run it with Python: python {program}" if is_script else ""
+    if os.path.dirname(program) and path.exists():
+        what = "a directory" if path.is_dir() else "not executable"
+        fail(f"{shown(program)} is {what}{hint}", _NOT_EXECUTABLE)
+    where = "does not exist" if os.path.dirname(program) else "is not a program on the PATH"
+    fail(f"{shown(program)} {where}{hint}", _NO_SUCH_COMMAND)

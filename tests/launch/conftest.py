@@ -1,0 +1,17 @@
+"""Fixtures of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import Starter, starter
+
+
+@pytest.fixture
+def start(tmp_path: Path, real_server: Any) -> Iterator[Starter]:
+    """Starts runs that use the test's server; ends what they leave."""
+    with starter(tmp_path, real_server.url) as started:
+        yield started

@@ -1,0 +1,134 @@
+"""Runs `redisacc run` as a process of its own, and finds every process that it has left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# A variable that every process of one test inherits, wherever it moves to.
+_MARK = "REDISACC_TEST_MARK"
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it didn't happen"
+        time.sleep(0.01)
+
+
+class Run:
+    """A running `redisacc run`, and what it has written."""
+
+    def __init__(self, command: list[str], cwd: Path, environment: dict[str, str], *, read: bool) -> None:
+        self._mark = f"{_MARK}={uuid.uuid4().hex}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "redisacc", "run", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+            env={**os.environ, **environment, _MARK: self._mark.partition("=")[2]},
+            start_new_session=True,
+        )
+        self._written = {"out": bytearray(), "err": bytearray()}
+        self._readers = []
+        if read:
+            for name in ("out", "err"):
+                self._readers.append(threading.Thread(target=self._read, args=(name,)))
+                self._readers[-1].start()
+
+    def _read(self, name: str) -> None:
+        pipe = self.process.stdout if name == "out" else self.process.stderr
+        assert pipe is not None
+        while chunk := os.read(pipe.fileno(), 65536):
+            self._written[name] += chunk
+
+    @property
+    def out(self) -> str:
+        return self._written["out"].decode()
+
+    @property
+    def err(self) -> str:
+        return self._written["err"].decode()
+
+    def seen(self, pattern: str, count: int = 1) -> list[str]:
+        """Waits until the output has so many matches of a pattern, and returns them."""
+        wait_for(lambda: len(re.findall(pattern, self.out)) >= count or self.process.poll() is not None)
+        found = re.findall(pattern, self.out)
+        assert len(found) >= count, (pattern, self.out, self.err)
+        return found
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def code(self, *, server: bool = False) -> int:
+        """Waits for the end, after which no process may be left. Returns the exit code.
+
+        With a server, the shell that supervised it may leave a `sleep 1`.
+        """
+        code = self.process.wait(30)
+        for reader in self._readers:
+            reader.join(30)
+        wait_for(lambda: not self.left(), 5 if server else 0)
+        return code
+
+    def left(self) -> list[int]:
+        """The processes of this run that are alive, but for `redisacc run` itself."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+        return sorted(set(found) - {self.process.pid})
+
+    def end(self) -> None:
+        for pid in [self.process.pid, *self.left()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(10)
+        for reader in self._readers:
+            reader.join(10)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+class Starter:
+    """Starts runs of one script, in one folder."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self._url = url
+        self._started: list[Run] = []
+
+    def __call__(self, *options: object, script: str = "", read: bool = True, **environment: str) -> Run:
+        """Runs `redisacc run OPTIONS -- python script.py`, or with an empty script `redisacc run OPTIONS`."""
+        command = [str(option) for option in options]
+        if script:
+            (self.folder / "script.py").write_text(script)
+            command += ["--", sys.executable, "script.py"]
+        run = Run(command, self.folder, {"REDISACC_URL": self._url, **environment}, read=read)
+        self._started.append(run)
+        return run
+
+    def end(self) -> None:
+        for run in self._started:
+            run.end()
+
+
+@contextlib.contextmanager
+def starter(folder: Path, url: str) -> Iterator[Starter]:
+    started = Starter(folder, url)
+    try:
+        yield started
+    finally:
+        started.end()

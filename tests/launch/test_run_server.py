@@ -1,0 +1,99 @@
+"""`redisacc run --server`: training on one machine with a server of its own."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import redis
+
+pytestmark = [
+    pytest.mark.servers("valkey"),
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc"),
+]
+
+TRAIN = """
+import os
+import numpy as np
+import redisacc
+
+acc = redisacc.ConditionalAccumulator(np.int64, [2], "train", worker=os.environ.get("REDISACC_WORKER_NUMBER", "chief"))
+first = acc.global_step()
+if os.environ["REDISACC_ROLE"] == "chief":
+    for step in range(first, first + 3):
+        print("step", step, "mean", acc.take_grad(int(os.environ["REDISACC_WORKERS"])).tolist())
+else:
+    for step in range(first, first + 3):
+        acc.wait_for_step(step, timeout=30)
+        acc.apply_grad([step, int(os.environ["REDISACC_WORKER_NUMBER"])], local_step=step, once_per_worker=True)
+"""
+
+
+@pytest.fixture
+def start(start):
+    """None of these runs must meet the server of the environment."""
+    return lambda *options, **more: start(*options, REDISACC_URL="redis://127.0.0.1:1", **more)
+
+
+def test_training(start):
+    run = start("--workers", 3, "--server", script=TRAIN)
+    assert run.code(server=True) == 0, run.err
+    assert run.out.splitlines() == [f"chief    | step {step} mean [{step}, 1]" for step in range(3)]
+    assert re.fullmatch(r"redisacc \| (Valkey|Redis) \S+ is ready at redis://127\.0\.0\.1:\d+/0\n", run.err)
+
+
+def test_training_continues_in_the_same_directory(start, tmp_path):
+    for first in (0, 3):
+        run = start("--workers", 2, "--server-dir", "data", script=TRAIN)
+        assert run.code(server=True) == 0, run.err
+        steps = [line.split()[3] for line in run.out.splitlines()]
+        assert steps == [str(step) for step in range(first, first + 3)]
+    assert (tmp_path / "data" / "server.log").exists()
+
+
+def test_port(start, unused_port):
+    run = start("--workers", 0, "--server-port", unused_port, script="print('ready'); import time; time.sleep(1000)")
+    run.seen("ready")
+    with redis.Redis(port=unused_port) as client:
+        assert client.ping()
+    again = start("--workers", 0, "--server-port", unused_port, script="print('ready')")
+    assert again.code(server=True) == 1
+    assert again.err == f"redisacc: port {unused_port} is already in use on this machine: choose another one\n"
+    run.signal(signal.SIGINT)
+    assert run.code(server=True) == 130
+
+
+@pytest.fixture
+def unused_port() -> int:
+    from support.daemons import free_port
+
+    return free_port()
+
+
+def test_server_that_ends_ends_the_run(start, unused_port):
+    run = start("--workers", 1, "--server-port", unused_port, script="print('ready'); import time; time.sleep(1000)")
+    run.seen("ready", 2)
+    with redis.Redis(port=unused_port) as client:
+        client.shutdown(nosave=True)
+    assert run.code(server=True) == 1
+    assert "redisacc | the server ended unexpectedly; the end of its log: " in run.err
+
+
+def test_server_outlives_ctrl_c_until_the_workers_have_ended(start):
+    script = """
+import os, redis, signal
+def stop(*_):
+    print("stopped", client.ping())
+    raise SystemExit
+client = redis.Redis.from_url(os.environ["REDISACC_URL"])
+signal.signal(signal.SIGTERM, stop)
+print("ready")
+signal.pause()
+"""
+    run = start("--workers", 1, "--server", script=script)
+    run.seen("ready", 2)
+    run.signal(signal.SIGINT)
+    assert run.code(server=True) == 130
+    assert run.out.count("stopped True") == 2

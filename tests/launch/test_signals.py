@@ -1,0 +1,220 @@
+"""How a run is stopped: Ctrl-C, signals, and being killed. No process is ever left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs import wait_for
+from support.terminal import written_to_terminal
+
+from redisacc._launch.guard import Guard
+
+pytestmark = [
+    pytest.mark.servers("valkey"),
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc"),
+]
+
+# Each process has a child that would outlive it.
+SLEEPS = """
+import os, signal, subprocess, sys, time
+subprocess.Popen(["sleep", "1000"])
+print("ready", os.getpid())
+time.sleep(1000)
+"""
+DEAF = SLEEPS.replace("print", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint", 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_stops_everything(start, number):
+    run = start("--workers", 2, script=SLEEPS)
+    run.seen("ready", 3)
+    run.signal(number)
+    assert run.code() == 128 + number
+    said = "redisacc | stopping; Ctrl-C again kills what still runs\n"
+    assert run.err == (said if number == signal.SIGINT else "")
+
+
+def test_second_ctrl_c_kills(start):
+    run = start("--workers", 2, "--grace", 1000, script=DEAF)
+    run.seen("ready", 3)
+    run.signal(signal.SIGINT)
+    wait_for(lambda: "stopping" in run.err)
+    # Not impatience: a terminal that closes may send it more than once.
+    run.signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.process.wait(3)
+    run.signal(signal.SIGINT)
+    assert run.code() == 130
+
+
+def test_the_deaf_are_killed(start):
+    run = start("--workers", 2, "--grace", "0.3", script=DEAF)
+    run.seen("ready", 3)
+    run.signal(signal.SIGTERM)
+    assert run.code() == 143
+
+
+def test_ctrl_c_while_a_process_waits_for_its_restart(start):
+    run = start("--workers", 1, "--restarts", 100, script="print('ready'); raise SystemExit(1)")
+    wait_for(lambda: "in 2 s" in run.err)
+    run.signal(signal.SIGINT)
+    assert run.code() == 130
+
+
+def test_nothing_is_started_again_while_the_run_ends(start):
+    script = DEAF.replace("print", "print('began')\nif os.environ['REDISACC_ROLE'] != 'chief': os._exit(1)\nprint")
+    run = start("--workers", 1, "--restarts", 100, "--grace", 4, script=script)
+    run.seen("ready")
+    wait_for(lambda: "in 1 s" in run.err)
+    run.signal(signal.SIGINT)
+    began = run.out.count("began")
+    assert run.code() == 130
+    assert run.out.count("began") == began
+
+
+def test_ignored_hangup_stays_ignored(start):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        run = start("--workers", 1, script=SLEEPS)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    run.seen("ready", 2)
+    run.signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.process.wait(0.5)
+    run.signal(signal.SIGTERM)
+    assert run.code() == 143
+
+
+def test_ctrl_c_on_a_terminal(tmp_path, real_server, monkeypatch):
+    # On a terminal, Ctrl-C goes to its whole foreground process group; the processes are in none of it.
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "def stop(number, frame):\n"
+        "    print('\\x1b[32mgot', signal.Signals(number).name, '\\x1b[2J')\n"
+        "    raise SystemExit\n"
+        "signal.signal(signal.SIGINT, stop)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "print(os.environ['REDISACC_ROLE'], 'ready'); time.sleep(1000)\n"
+    )
+    monkeypatch.setenv("REDISACC_URL", real_server.url)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    words = ["-m", "redisacc", "run", "--workers", "1", "--", sys.executable, str(script)]
+    ready = "(?s)ready.*ready"
+    lines = written_to_terminal(words, lines=24, until=ready).decode().split("\r\n")
+    chief, worker, own = "\x1b[1;35mchief    |\x1b[0m", "\x1b[36mworker 0 |\x1b[0m", "\x1b[1mredisacc |\x1b[0m"
+    got = "\x1b[32mgot SIGTERM \\x1b[2J\x1b[0m"
+    assert set(lines) == {
+        f"{chief} chief ready",
+        f"{worker} worker ready",
+        # What the terminal shows for Ctrl-C.
+        f"^C{own} stopping; Ctrl-C again kills what still runs",
+        f"{chief} {got}",
+        f"{worker} {got}",
+        "",
+    }
+    assert len(lines) == 6
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert b"\x1b" not in written_to_terminal(words, lines=24, until=ready)
+
+
+# The runner is killed
+
+
+def test_killed_runner_leaves_no_process(start):
+    run = start("--workers", 2, "--server", script=SLEEPS)
+    run.seen("ready", 3)
+    assert len(run.left()) >= 3 + 3 + 1 + 2  # processes, their children, the guard, the server and its supervisor
+    run.signal(signal.SIGKILL)
+    wait_for(lambda: not run.left())
+
+
+def test_runner_that_is_killed_while_it_starts_leaves_no_process(start):
+    for moment in range(8):
+        run = start("--workers", 20, script="import time; time.sleep(1000)")
+        wait_for(lambda run=run, moment=moment: len(run.left()) > 2 * moment)
+        run.signal(signal.SIGKILL)
+        wait_for(lambda run=run: not run.left())
+
+
+def test_killed_guard_is_replaced(start):
+    run = start("--workers", 1, script=SLEEPS)
+    pids = run.seen(r"ready \d+", 2)
+    children = {int(pid.split()[1]) for pid in pids}
+    first = next(pid for pid in run.left() if b"guard" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    assert first not in children
+    os.kill(first, signal.SIGKILL)
+
+    def guards() -> list[int]:
+        return [pid for pid in run.left() if b"guard" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    wait_for(lambda: guards() not in ([], [first]))
+    run.signal(signal.SIGKILL)
+    wait_for(lambda: not run.left())
+
+
+def test_guard_kills_those_who_ignore_its_sigterm():
+    watch = Guard(1)
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
+    command = [sys.executable, "-c", deaf]
+    with (
+        subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as first,
+        subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as released,
+    ):
+        try:
+            for slot, process in enumerate((first, released)):
+                assert process.stdout is not None
+                process.stdout.readline()
+                watch.tell(slot, process.pid)
+            watch.tell(1, 0)
+            began = time.monotonic()
+            watch.close()
+            assert time.monotonic() - began > 0.9
+            assert first.wait(10) == -signal.SIGKILL
+            assert released.poll() is None
+        finally:
+            first.kill()
+            released.kill()
+
+
+# The reader of the output
+
+
+def test_run_ends_when_nobody_reads_its_output(start):
+    script = "import time\nwhile True: print('x' * 1000); time.sleep(0.001)"
+    run = start("--workers", 2, script=script, read=False)
+    assert run.process.stdout is not None
+    run.process.stdout.readline()
+    run.process.stdout.close()
+    assert run.code() == 128 + signal.SIGPIPE
+
+
+def test_run_can_be_stopped_while_its_reader_is_stuck(start):
+    script = """
+import os
+with open(os.environ["REDISACC_ROLE"], "wb") as file:
+    while True:
+        print("x" * 1000)
+        file.write(b".")
+        file.flush()
+"""
+    run = start("--workers", 1, "--grace", "0.5", script=script, read=False)
+    sizes: list[list[int]] = []
+
+    def waiting() -> bool:
+        """Whether both have begun to write, and then have to wait."""
+        time.sleep(0.2)
+        sizes.append([(start.folder / name).stat().st_size for name in ("chief", "worker")])
+        return 0 not in sizes[-1] and len(sizes) > 5 and sizes[-5] == sizes[-1]
+
+    wait_for(lambda: len(list(start.folder.iterdir())) == 3)
+    wait_for(waiting)
+    run.signal(signal.SIGTERM)
+    assert run.code() == 143

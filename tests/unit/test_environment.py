@@ -1,0 +1,69 @@
+"""The place of a process in a run, as its environment says it."""
+
+from __future__ import annotations
+
+import pytest
+
+from redisacc._handles.environment import Place, place
+from redisacc.errors import InvalidArgumentError
+
+CHIEF = Place("chief", None, 3, "a-1_B")
+WORKER = Place("worker", 2, 3, "x" * 64)
+
+
+@pytest.mark.parametrize("expected", [CHIEF, WORKER, Place("worker", 0), Place(), Place(workers=1_000_000)])
+def test_a_place_travels_through_the_environment(expected):
+    assert place(expected.added_to({})) == expected
+
+
+def test_the_environment_of_another_place_is_replaced():
+    inside = CHIEF.added_to(WORKER.added_to({"HOME": "/"}))
+    assert inside == {"HOME": "/", "REDISACC_ROLE": "chief", "REDISACC_WORKERS": "3", "REDISACC_RUN_ID": "a-1_B"}
+
+
+def test_the_environment_of_this_process_is_the_default(monkeypatch):
+    for name, value in WORKER.added_to({}).items():
+        monkeypatch.setenv(name, value)
+    assert place() == WORKER
+
+
+def test_an_empty_variable_is_not_set():
+    names = WORKER.added_to({})
+    assert place(dict.fromkeys(names, "")) == Place()
+
+
+def test_what_people_call_it():
+    assert [str(of) for of in (CHIEF, WORKER, Place("worker"))] == ["chief", "worker 2", "worker"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("REDISACC_ROLE", "Chief", "must be chief or worker, not 'Chief'"),
+        ("REDISACC_ROLE", "w\x1b[2J" * 1000, "must be chief or worker"),
+        *(
+            ("REDISACC_WORKER_NUMBER", value, "must be a whole number from 0 to 999999, not ")
+            for value in ("-1", "1000000", "1.0", "1_0", " 1", "+1", "٣", "9" * 5000, "one")
+        ),
+        *(("REDISACC_WORKERS", value, "must be a whole number from 1 to 1000000, not ") for value in ("0", "1000001")),
+        *(
+            ("REDISACC_RUN_ID", value, "must be 1 to 64 ASCII letters, digits, hyphens or underscores, not ")
+            for value in ("a b", "a:b", "{", "x" * 65, "é", "a\n")
+        ),
+    ],
+)
+def test_what_a_variable_cannot_hold(name, value, expected):
+    with pytest.raises(InvalidArgumentError) as raised:
+        place({name: value})
+    message = str(raised.value)
+    assert message.startswith(f"the environment variable {name} ")
+    assert expected in message
+    assert message.isprintable()
+    assert len(message) < 300
+
+
+def test_variables_that_contradict_each_other():
+    with pytest.raises(InvalidArgumentError, match="only workers have numbers"):
+        place({"REDISACC_ROLE": "chief", "REDISACC_WORKER_NUMBER": "0"})
+    with pytest.raises(InvalidArgumentError, match="the last one has the number 2"):
+        place({"REDISACC_ROLE": "worker", "REDISACC_WORKER_NUMBER": "3", "REDISACC_WORKERS": "3"})
