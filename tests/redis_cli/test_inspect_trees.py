@@ -213,7 +213,7 @@ def test_the_summary(client, open_tree):
 
 
 def test_evil_paths_are_printable(client, open_tree):
-    evil = "a\u202eb\x85c\u2066d\u200fe"
+    evil = "a\u202ebc\u2066d\u200fe"
     acc = open_tree({evil: ("float32", ())}, "w")
     acc.apply_grad({evil: 1})
     assert "  a?b?c?d?e: float32 []" in run(client, "summary", acc.accumulator_ref)
