@@ -250,7 +250,7 @@ class CurrentRows:
         unpacked = [in_place.unpack_chunk(row, spec, where) for row in there]
         elements = np.concatenate([elements for elements, _ in unpacked])[start - first * chunk :][:size]
         summed = {number for _, number in unpacked}
-        if len(there) != len(rows) or len(summed) != 1 or len(elements) != size:
+        if len(summed) != 1 or len(elements) != size:
             raise CorruptDataError(f"{where}: the rows of {spec.label} do not belong together")
         return elements, summed.pop()
 

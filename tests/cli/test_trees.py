@@ -211,6 +211,16 @@ def test_sums_of_a_leaf_that_are_not_what_they_were(cli, client, open_tree, forg
     assert "redisacc:{model}" in found.stderr
 
 
+def test_a_leaf_behind_the_first_row_of_the_sums(cli_json, open_tree):
+    acc = open_tree({"a": ("float32", (400,)), "b": ("float32", (400,))}, "model", in_place_limit=10**6)
+    acc.apply_grad({"a": np.zeros(400), "b": np.arange(400)})
+    rows = cli_json("show", "model", "--leaf", "b", *[word for n in (0, 111, 112, 399) for word in ("--index", n)])[
+        "rows"
+    ]
+    assert [row["sum"] for row in rows] == [0, 111, 112, 399]
+    acc.delete()
+
+
 def test_an_empty_round(cli_json, open_tree):
     open_tree(SPEC, "model")
     assert cli_json("show", "model", "--leaf", "embed", "--index", 3)["rows"] == []
