@@ -183,7 +183,7 @@ class CurrentRows:
         transport, keys, target = self._transport, self._keys, self._target
         gradients = buffered_format.parse(keys, scan(transport, keys.current.buffered), self._spec, shape)
         reduced_shape = self._spec.section_shapes(shape)[target.section] if target.shape is None else target.shape
-        reducer = RoundReducer([target.spec.reducer(reduced_shape, keys.current.sums)])
+        reducer = RoundReducer([target.spec.reducer(reduced_shape, keys.current.sums)], keys.current.sums)
         if target.present:
             reducer.sections.append(DenseReducer(self._spec.sections[target.present[0]].dtype, (1,)))
         large = [gradient for gradient in gradients if not gradient.inline]

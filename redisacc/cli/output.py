@@ -30,9 +30,9 @@ def bytes_text(number: float) -> str:
     return f"{number:.0f} {units[0]}" if units[0] == "B" or number >= 99.5 else f"{number:.3g} {units[0]}"
 
 
-def count_text(number: int, noun: str) -> str:
-    """Returns a number with its noun, for example "1 gradient" or "2 gradients"."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+def count_text(number: int, noun: str, plural: str = "") -> str:
+    """Returns a number with its noun, for example "1 gradient" or "2 gradients". ``plural`` is for irregular ones."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def seconds_text(seconds: float) -> str:

@@ -13,7 +13,9 @@ from redisacc._admin.memory import Memory, memory
 from redisacc._admin.rows import CurrentRows, Rows, read_spec
 from redisacc._data.tree_spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX, Array
+from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._protocol.parameter_info import ParametersInfo, read_parameters_info
 from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import json_option, keys_of, name_argument, redis_option, transport_of
@@ -28,6 +30,7 @@ from redisacc.cli.output import (
     print_table,
     schema_shape_text,
 )
+from redisacc.errors import AccumulatorNotFoundError
 
 __all__ = ["show"]
 
@@ -71,7 +74,7 @@ def show(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Show an accumulator: record, workers, waiting takers, rounds taken but not acknowledged, memory.
+    """Show an accumulator: record, workers, waiting takers, rounds taken but not acknowledged, memory; and parameters.
 
     With --index or --top, show rows of the current round instead: how many gradients each row occurs in, the sum, and
     the mean if a take returns one. A row of a dense accumulator is an entry of its first dimension. For a sparse
@@ -102,7 +105,17 @@ def show(
         assert current.leaf is not None
         _print_leaf(keys.name, current.leaf, current.all(), as_json=as_json)
         return
-    info = read_info(transport, keys)
+    parameters = None if list_leaves else read_parameters_info(transport, ParameterKeys(keys.name))
+    try:
+        info = read_info(transport, keys)
+    except AccumulatorNotFoundError:
+        if parameters is None:
+            raise
+        if as_json:
+            echo_json({"name": keys.name, "parameters": dataclasses.asdict(parameters)})
+        else:
+            _print_parameters(parameters)
+        return
     spec = read_spec(transport, keys) if info.kind == "tree" else None
     leaves = spec.leaves if isinstance(spec, TreeSpec) else ()
     if list_leaves:
@@ -112,16 +125,18 @@ def show(
         return
     sizes = memory(transport, keys)
     if as_json:
-        echo_json(
-            {
-                **dataclasses.asdict(info),
-                "missing": [w.name for w in info.missing],
-                "memory": _memory_facts(sizes),
-                "leaves": [_leaf_facts(leaf) for leaf in leaves] if info.kind == "tree" else None,
-            }
-        )
+        facts = {
+            **dataclasses.asdict(info),
+            "missing": [w.name for w in info.missing],
+            "memory": _memory_facts(sizes),
+            "leaves": [_leaf_facts(leaf) for leaf in leaves] if info.kind == "tree" else None,
+        }
+        echo_json(facts if parameters is None else {**facts, "parameters": dataclasses.asdict(parameters)})
         return
     _print_info(info, leaves, sizes)
+    if parameters is not None:
+        click.echo()
+        _print_parameters(parameters)
 
 
 def _memory_facts(sizes: list[Memory]) -> dict[str, dict[str, int]]:
@@ -265,6 +280,21 @@ def _print_memory(sizes: list[Memory]) -> None:
         + [["total", str(sum(size.keys for size in sizes)), bytes_text(sum(size.nbytes for size in sizes))]],
         indent=2,
     )
+
+
+def _print_parameters(info: ParametersInfo) -> None:
+    def line(label: str, text: str) -> None:
+        click.echo(f"  {label:<13}{printable(text)}")
+
+    click.echo(f"{click.style(printable(info.name), bold=True)}  parameters")
+    line("step", str(info.step))
+    line("leaves", f"{info.leaves} ({bytes_text(info.nbytes)})")
+    if info.state_bytes:
+        line("state", bytes_text(info.state_bytes))
+    line("stored", bytes_text(info.stored_bytes))
+    line("published", f"{age_text(info.read_at, info.published_at)} ago by {info.publisher}")
+    line("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age_text(info.read_at, info.created_at)} ago")
+    line("incarnation", info.incarnation)
 
 
 def _select_rows(current: CurrentRows, indices: Sequence[int], top: int | None, by: str) -> Rows:
