@@ -10,6 +10,7 @@
 | `open_dense_stored`, and the same with `sparse` and `tree` | opens ones that store gradients the way of `storage` |
 | `open_dense`, `open_sparse`, `open_tree` | opens ones with the usual limits, if storage plays no role |
 | `open_accumulator(kind, ...)` | opens accumulators on any server, mostly one of `daemon` |
+| `open_parameters(name, ...)` | opens parameters; `redis=` names another client |
 | `force_parts` | makes this process buffer every gradient in parts, as it does with large ones |
 | `background(function, ...)` | runs a function in a thread; the test fails if the thread outlives it |
 | `until(condition)` | waits for a condition and returns its first true value |
@@ -178,6 +179,20 @@ def open_sparse_stored(accumulator_client: Any, storage: str) -> Iterator[Opener
 def open_tree_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
     """Opens accumulators of trees that store every gradient the way of `storage`."""
     yield from _opener(redisacc.TreeAccumulator, accumulator_client, selection.STORAGES[storage])
+
+
+@pytest.fixture
+def open_parameters(accumulator_client: Any) -> Iterator[Callable[..., redisacc.Parameters]]:
+    """Opens parameters on the test's server and closes the handles when the test ends."""
+    handles: list[redisacc.Parameters] = []
+
+    def open_one(shared_name: str = "weights", **options: Any) -> redisacc.Parameters:
+        handles.append(redisacc.Parameters(shared_name, **{"redis": accumulator_client, **options}))
+        return handles[-1]
+
+    yield open_one
+    for handle in handles:
+        handle.close()
 
 
 @pytest.fixture

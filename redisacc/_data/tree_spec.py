@@ -358,9 +358,9 @@ def described_like(tree: object, sparse: Collection[str]) -> tuple[Structure, li
         rows = foreign.rows_of(leaf, what)
         if rows is not None:
             if rows.dense_shape is None:
-                raise InvalidArgumentError(f"{what} must have a dense_shape, because the shape of a leaf must be known")
-            whole = validation.array(rows.dense_shape, what).tolist()
-            described.append(_checked(True, validation.array(rows.values, what).dtype, whole, what))
+                raise InvalidArgumentError(f"{what} must have a dense_shape, the shape of the whole array")
+            whole = validation.array(rows.dense_shape, f"the dense_shape of {what}")
+            described.append(_checked(True, validation.array(rows.values, what).dtype, whole.tolist(), what))
         else:
             given = validation.array(leaf, what)
             described.append(_checked(path in sparse_paths, given.dtype, given.shape, what))

@@ -226,6 +226,24 @@ def _unpack_dense(
     return Section(_elements(data, dtype, where).reshape(shape), ours=True)
 
 
+def unpack_chunk(row: bytes, spec: SectionSpec, where: str) -> Array:
+    """Returns the sums in a row of a dense section.
+
+    Args:
+        row: the packed row: the count of gradients and the sums.
+        spec: what the section is.
+        where: the hash's name in errors.
+
+    Raises:
+        CorruptDataError: redisacc did not write this row.
+    """
+    dtype = spec.dtype
+    size = len(row) - _COUNT.itemsize
+    if size < 0 or size % (dtype.components * dtype.in_place_dtype.itemsize):
+        raise CorruptDataError(f"{where}: a row of {spec.label} has {len(row)} bytes")
+    return _elements(bytearray(row[_COUNT.itemsize :]), dtype, where)
+
+
 def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes, bytes], int, int]:
     """Returns the rows of a ``sums`` hash, and how many gradients and rows of gradients they must be the sum of."""
     rows = dict(fields)

@@ -12,10 +12,11 @@ import socketserver
 import threading
 import traceback
 
+import numpy as np
 import pytest
 import redis
 from click.testing import CliRunner
-from support.planting import COMMANDS, KINDS, TEXTS, Planted, apply_rows, open_kind, raw_text
+from support.planting import COMMANDS, KINDS, TEXTS, Planted, apply_rows, open_kind, raw_text, trees
 from support.selection import thorough
 from support.terminal import written_to_terminal
 
@@ -33,6 +34,9 @@ LONGEST = 2000
 def planted(request, real_client, monkeypatch):
     monkeypatch.setattr("redisacc._protocol.buffer_writer.BUFFER_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.snapshot.PEEK_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.parameter_reader.READ_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.parameter_wait.READ_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.publisher.PUBLISH_TIMEOUT", 0.2)
     made = Planted(real_client, request.param)
     yield made
     with contextlib.suppress(redisacc.RedisAccError):
@@ -60,6 +64,24 @@ def operations(client, planted):
     yield acc.delete
     if box:
         yield acc.close
+    yield from parameter_operations(client)
+
+
+def parameter_operations(client):
+    box = []
+
+    def open_it():
+        box.append(redisacc.Parameters("w", redis=client))
+
+    yield open_it
+    if box:
+        (parameters,) = box
+        first, second = trees()
+        yield from (parameters.step, parameters.latest, parameters.latest_state)
+        yield lambda: parameters.wait(after=9, timeout=0)
+        yield lambda: parameters.publish(second, 1, state={"momentum": np.zeros(3)})
+        yield lambda: parameters.publish(first, 2, changed={"table": [0, 2]})
+        yield parameters.delete
 
 
 def check_message(text, where):

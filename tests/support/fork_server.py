@@ -45,6 +45,21 @@ def open_shared(
     return redisacc.ConditionalAccumulator("float32", [size], NAME, buffer_limit=ROOM * 4 * size, **options)
 
 
+def version(step: int, size: int) -> dict[str, Any]:
+    """Returns the tree of a step, by which every part of it can be told from those of other steps."""
+    table = np.zeros((1000, 8))
+    table[: step + 1] = step
+    return {"table": table, "dense": np.full(size, step)}
+
+
+def publish_next(parameters: redisacc.Parameters, size: int) -> int:
+    """Publishes the version after the one that is there, as a chief does, and returns its step."""
+    step = (parameters.step() or 0) + 1
+    parameters.latest()
+    parameters.publish(version(step, size), step, changed={"table": range(step + 1)}, state=[np.full(size, step)])
+    return step
+
+
 def gradient_of(kind: str, size: int, value: float) -> Any:
     """Returns a gradient whose elements all have this value."""
     dense = np.full(size, value, np.float32)
@@ -61,6 +76,8 @@ def value_of(gradient: Any) -> float:
 
 def operate(operation: str, url: str, size: int, limit: int, kind: str) -> Any:
     """Does the operation and returns its value, if it is one that JSON can hold."""
+    if operation == "publish":
+        return publish_next(redisacc.Parameters(NAME, redis=url), size)
     acc: Any = open_shared(url, size, limit, "child", kind=kind)
     match operation:
         case "open":

@@ -88,6 +88,24 @@ def observer(acc: redisacc.ConditionalAccumulator) -> list[str]:
     return late
 
 
+def parameters() -> None:
+    with redisacc.Parameters("w", redis="redis://localhost", name="weights", publisher="chief", create=True) as weights:
+        weights.publish({"w": np.ones(3), "layers": [np.zeros(2), (1.0, None)]}, 0)
+        weights.publish(np.ones(3), step=1, changed={".": [1]}, state={"momentum": np.zeros(3)})
+        assert_type(weights.latest(), tuple[int, Any] | None)
+        assert_type(weights.latest_state(), tuple[int, Any] | None)
+        assert_type(weights.step(), int | None)
+        try:
+            step, tree = weights.wait(after=1, timeout=2.5)
+            assert_type(step, int)
+            print(step, tree["w"])
+        except redisacc.ParametersTimeoutError as error:
+            print(error.after, error.step)
+        except redisacc.StepConflictError as error:
+            print(error.step, error.published)
+        weights.delete()
+
+
 def of_an_array(acc: redisacc.ConditionalAccumulator | redisacc.SparseConditionalAccumulator) -> str:
     return f"{acc.name} {acc.dtype} {acc.shape}"
 
