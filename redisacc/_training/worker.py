@@ -19,6 +19,7 @@ from redisacc._handles.base import host_and_process
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
 from redisacc._handles.parameters import Parameters
+from redisacc._protocol.contributors import has_contributed, read_contributors
 from redisacc._protocol.crew import Crew, Lease
 from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
@@ -86,11 +87,12 @@ class Worker:
         self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
         self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
         self._redis = redis
+        self._transport = connect(redis)
         self._is_launched = here.role is not None
         self._opened = ExitStack()
         self._parameters = self._opened.enter_context(Parameters(shared_name, redis=redis))
         self._crew = Crew(
-            connect(redis),
+            self._transport,
             self.shared_name,
             holder=here.run_id or secrets.token_hex(8),
             who=host_and_process(os.getpid()),
@@ -200,8 +202,9 @@ class Worker:
 
     def _look_after_gradient(self, step: int) -> None:
         """Applies the gradient of a step again if the server has lost it."""
-        info = self._accumulator.info()
-        if info.global_step <= step and self._place not in info.workers:
+        # In this order: if the round is taken between the two, the step has moved on.
+        is_there = has_contributed(self._transport, Keys(self.shared_name), self._place)
+        if not is_there and self._accumulator.global_step() <= step:
             logger.warning(
                 "%s: the gradient of step %s is not in the round, because the server has lost it; applying it again",
                 self.shared_name,
@@ -214,7 +217,7 @@ class Worker:
         contributed = None
         if self._accumulator is not None:
             try:
-                contributed = self._accumulator.info().workers
+                contributed = read_contributors(self._transport, Keys(self.shared_name)).workers
             except RedisAccError as error:
                 logger.debug("%s: %s", self.shared_name, error)
         return crew_text(self._crew, contributed=contributed)

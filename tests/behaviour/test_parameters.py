@@ -771,7 +771,7 @@ def test_an_accumulator_of_the_same_name_is_separate(open_parameters, open_dense
     assert client.keys() == []
 
 
-def test_rows_that_nobody_needs_are_not_uploaded(open_parameters: Any, client: redis.Redis) -> None:
+def test_rows_that_nobody_needs_are_not_uploaded(open_parameters, client):
     """Some versions begin a new base and drop all rows, their own included. A leak shows when the test ends."""
     weights = open_parameters("w")
     table = np.zeros((16, 2), np.int64)
