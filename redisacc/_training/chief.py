@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import time
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -165,12 +166,13 @@ class Chief:
         except BaseException:
             self._opened.close()
             raise
+        # The next chief need not wait for the lease, also without ``with``.
+        weakref.finalize(self, self._opened.close)
 
     def _begin(self, parameters: Any, state: Any, **options: Any) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
         latest = self._parameters.latest()
-        if latest is not None:
-            self._parameters.check(parameters)
+        self._parameters.check(parameters, state=state)
         self._accumulator = self._opened.enter_context(
             open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **options)
         )

@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
@@ -38,6 +39,9 @@ logger = logging.getLogger("redisacc")
 
 # How long a worker waits before it looks whether its gradient is still there, in seconds. Each time, twice as long.
 LOOK_AFTER = 10.0
+
+# How often a worker that waits looks whether the step is still the one that it waits for, in seconds.
+LOOK_EVERY = 1.0
 
 # A worker that is started together with a chief, which may continue a finished training, waits so many seconds for it.
 CONTINUED_WITHIN = 5.0
@@ -108,6 +112,8 @@ class Worker:
         except BaseException:
             self._opened.close()
             raise
+        # A number that nobody uses any more is free at once, also without ``with``.
+        weakref.finalize(self, self._opened.close)
         self._accumulator: Any = None
         # The step of the parameters that the loop got last; the gradient of that step, and what became of it.
         self._step: int | None = None
@@ -175,7 +181,7 @@ class Worker:
         return False
 
     def _wait(self) -> tuple[int, Any]:
-        self._next_check = time.monotonic() + 1.0
+        self._next_check = time.monotonic() + LOOK_EVERY
         self._pause = LOOK_AFTER
         self._next_look = time.monotonic() + self._pause
         return self._parameters.wait(self._step, cancel=self._is_over, describe=self._describe)
@@ -185,7 +191,7 @@ class Worker:
         now = time.monotonic()
         if now < self._next_check:
             return False
-        self._next_check = now + 1.0
+        self._next_check = now + LOOK_EVERY
         if self._lease.lost:
             return True
         if self._step is None:
