@@ -77,7 +77,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             connections to spare: one to work with and one to listen on.
         worker: the name under which gradients of this handle are counted. None: "host:pid".
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
-            up by the taker instead of by the server. 0 buffers all. None: 2,048, which was measured.
+            up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
+            for 72 more, except for the first. 0 buffers all. None: 2,048, which was measured.
         buffer_limit: how many bytes the buffered gradients of a round may have together, given at creation. Beyond it,
             clients compact. None: 256 MiB, or what the accumulator was created with.
         once_per_worker: True: a round accepts one gradient of each worker, and drops further ones with the outcome

@@ -18,10 +18,10 @@ from redisacc.cli.output import (
     age_text,
     bytes_text,
     count_text,
-    declared_shape_text,
     echo_json,
     echo_wrapped,
     print_table,
+    schema_shape_text,
 )
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
 
@@ -37,10 +37,10 @@ __all__ = ["ls"]
 def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
     """List accumulators and parameters.
 
-    Parameters are listed, too. PATTERN is a glob as Redis understands it, for example 'demo-*'; without it, all are
-    listed. WAITING is the number
-    of gradients that the first waiting taker requires, and "+1" behind it means that one more taker is waiting. BYTES
-    is the memory in Redis, including rounds that were taken but not acknowledged.
+    PATTERN is a glob as Redis understands it, for example 'demo-*'; without it, all are listed. "+1" behind the DTYPE
+    of a tree means that its leaves have one more dtype. WAITING is the number of gradients that the first waiting taker
+    requires, and "+1" behind it means that one more taker is waiting. BYTES is the memory in Redis, including rounds
+    that were taken but not acknowledged.
     """
     transport = transport_of(url)
     found: list[tuple[AccumulatorInfo, int]] = []
@@ -73,8 +73,8 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
             [
                 info.name,
                 info.kind,
-                info.dtype,
-                declared_shape_text(info.shape),
+                _dtype_text(info),
+                schema_shape_text(info),
                 str(info.global_step),
                 str(info.num_accumulated),
                 waiting_text(info),
@@ -99,6 +99,12 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
     )
 
 
+def _dtype_text(info: AccumulatorInfo) -> str:
+    """Returns the element type; for a tree, that of the first leaf and how many others there are: "float32 +1"."""
+    first, *others = info.dtype.split(",")
+    return f"{first} +{len(others)}" if others else first
+
+
 def waiting_text(info: AccumulatorInfo) -> str:
     """Returns what the first waiting taker requires and how many more wait, for example "3 +1"; "-" for no taker."""
     if not info.waiting:
@@ -113,6 +119,7 @@ def _facts(info: AccumulatorInfo, size: int) -> dict[str, Any]:
         "kind": info.kind,
         "dtype": info.dtype,
         "shape": info.shape,
+        "num_leaves": info.num_leaves,
         "reduction_type": info.reduction_type,
         "global_step": info.global_step,
         "num_accumulated": info.num_accumulated,

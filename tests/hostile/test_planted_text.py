@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 import redis
 from click.testing import CliRunner
-from support.planting import COMMANDS, TEXTS, Planted, raw_text, trees
+from support.planting import COMMANDS, KINDS, TEXTS, Planted, apply_rows, open_kind, raw_text, trees
+from support.selection import thorough
 from support.terminal import written_to_terminal
 
 import redisacc
+from redisacc._handles.existing import open_existing
 from redisacc._protocol.crew import Crew
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
@@ -32,8 +34,8 @@ pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
 LONGEST = 2000
 
 
-@pytest.fixture
-def planted(real_client, monkeypatch):
+@pytest.fixture(params=KINDS)
+def planted(request, real_client, monkeypatch):
     monkeypatch.setattr("redisacc._protocol.buffer_writer.BUFFER_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.snapshot.PEEK_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.parameter_reader.READ_TIMEOUT", 0.2)
@@ -41,29 +43,25 @@ def planted(real_client, monkeypatch):
     monkeypatch.setattr("redisacc._protocol.publisher.PUBLISH_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.crew.LEASE", 0.2)
     monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.0)
-    made = Planted(real_client)
+    made = Planted(real_client, request.param)
     yield made
     with contextlib.suppress(redisacc.RedisAccError):
         made.acc.close()
 
 
-def operations(client, opened):
+def operations(client, planted):
     """Yields every operation of the public API, as functions without arguments.
 
     They are called on a new handle. If none can be opened, they are called on one that was opened before.
     """
     box = []
 
-    def open_it(kind=redisacc.SparseConditionalAccumulator):
-        acc = kind("float32", [100_000, 2], "w", redis=client, worker="bob")
-        box.append(acc)
-        return acc
-
-    yield open_it
-    yield lambda: open_it(redisacc.ConditionalAccumulator)
-    acc = box[0] if box else opened
+    yield lambda: box.append(open_kind(planted.kind, client, worker="bob"))
+    yield lambda: redisacc.ConditionalAccumulator("float32", [100_000, 2], "w", redis=client)
+    yield lambda: open_existing(planted.keys, redis=client).close()
+    acc = box[0] if box else planted.acc
     yield from (acc.info, acc.peek, acc.num_accumulated, acc.global_step)
-    yield lambda: acc.apply_grad([1], [[1.0, 1.0]], local_step=1)
+    yield lambda: apply_rows(acc, 1, 1)
     yield lambda: acc.wait_for_step(10**9, timeout=0)
     yield lambda: list(acc.events(timeout=0))
     yield lambda: acc.recover().__enter__()
@@ -147,7 +145,7 @@ def test_operations(request, planted, real_client, caplog):
         # The others are read by no other code than without a training.
         trains = place.key.decode() in (planted.keys.crew, planted.keys.record, planted.parameter_keys.record)
         for operation in itertools.chain(
-            training_operations(real_client) if trains else (), operations(real_client, planted.acc)
+            training_operations(real_client) if trains else (), operations(real_client, planted)
         ):
             call(operation, where)
         for record in caplog.records:
@@ -191,6 +189,7 @@ def test_json_holds_the_real_text(planted, real_client, real_server):
 
 TERMINAL = """
 import json, sys
+from redisacc._handles.existing import open_existing
 from redisacc._redis.transport import Transport
 from redisacc.cli import main
 for words in json.loads(sys.argv[1]):
@@ -208,6 +207,7 @@ def on_a_terminal(commands):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("planted", thorough(KINDS, usual=["sparse"]), indirect=True)
 def test_commands_on_a_terminal(planted, real_client, real_server):
     # Everything that stays readable at once, so that the commands have the most to show.
     record = planted.keys.record

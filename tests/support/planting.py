@@ -106,17 +106,41 @@ def trees() -> Iterator[dict[str, Any]]:
     yield {"table": table, "bias": np.ones(3)}
 
 
-class Planted:
-    """An accumulator and parameters ``w`` that have every key that there is, as they were after every `restore`."""
+KINDS = ("sparse", "tree")
 
-    def __init__(self, client: redis.Redis) -> None:
+
+def open_kind(kind: str, client: redis.Redis, **options: Any) -> Any:
+    """Opens an accumulator ``w`` of one of KINDS."""
+    if kind == "tree":
+        spec = {"s": redisacc.Sparse("float32", (100_000, 2)), "d": [("float32", (300,)), ("int32", ())]}
+        return redisacc.TreeAccumulator(spec, "w", missing="skip", redis=client, **options)
+    return redisacc.SparseConditionalAccumulator("float32", [100_000, 2], "w", redis=client, **options)
+
+
+def apply_rows(acc: Any, number: int, step: int) -> None:
+    """Applies a gradient with that many rows."""
+    rows = np.arange(number), np.ones((number, 2), np.float32)
+    given = ({"s": rows, "d": [np.ones(300), None]},) if isinstance(acc, redisacc.TreeAccumulator) else rows
+    acc.apply_grad(*given, local_step=step)
+
+
+class Planted:
+    """An accumulator and parameters ``w`` with every key that there is, each as it was after every `restore`.
+
+    Args:
+        client: the way to the server.
+        kind: one of KINDS.
+    """
+
+    def __init__(self, client: redis.Redis, kind: str = "sparse") -> None:
         self.client = client
+        self.kind = kind
         self.keys = Keys("w")
-        options: dict[str, Any] = {"redis": client, "worker": "ann"}
-        acc = redisacc.SparseConditionalAccumulator("float32", [100_000, 2], "w", **options)
+        acc = open_kind(kind, client, worker="ann")
         for step in (0, 1):
-            for rows in (2, 3000, 10_000):
-                acc.apply_grad(np.arange(rows), np.ones((rows, 2), np.float32), local_step=step)
+            # In place, inline and in parts.
+            for number in (2, 100, 4200):
+                apply_rows(acc, number, step)
             if step == 0:
                 block = acc.take(3, timeout=10)
                 block.__enter__()
@@ -193,8 +217,10 @@ class Planted:
             pipe.execute()
 
     def places(self) -> Iterator[Place]:
-        """Yields every place of every key."""
-        for name in self.all_keys():
+        """Yields every place of every key; of a tree only where it differs from a sparse accumulator."""
+        current = self.keys.current
+        own = (self.keys.record, current.sums, current.buffered, current.inline)
+        for name in self.all_keys() if self.kind == "sparse" else own:
             key = name.encode()
             kind = self.client.type(key)
             if kind == b"hash":
