@@ -67,6 +67,7 @@ client-matrix: $(VENV)/.test ## 25 min | run the tests of connections with redis
 C ?=
 chaos: $(VENV)/.test ## 5 min | break everything at once: connections, processes, the server
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)
+	PYTHONPATH=tests $(BIN)/python -m chaos.training --kills 50
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --long --servers valkey tests/failures/connections
 
 # Options, for example: make soak S="--seconds 3600"
