@@ -1,11 +1,10 @@
-"""Text as word numbers: tokens, vocabulary, subsampling of frequent words, the table for negatives."""
+"""Text as word numbers."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import numpy.typing as npt
 from redisacc.demo import DemoError
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 # A word starts with a letter or, like __init__, with underscores before a letter. Digits alone are not a word.
 _WORD = re.compile(r"_*[^\W\d_]\w*(?:'\w+)?")
@@ -32,13 +30,11 @@ class Corpus:
         tokens: int64, a number for each word of the text that is in the vocabulary, in the order of the text.
         words: the vocabulary, most frequent first; the number of a word is its place here.
         counts: int64, how often each word of the vocabulary occurs.
-        digest: SHA-256 of vocabulary and tokens; if it is equal, two machines train on the same text.
     """
 
     tokens: IntArray
     words: tuple[str, ...]
     counts: IntArray
-    digest: bytes
 
 
 def read_text(files: Sequence[Path]) -> str:
@@ -65,42 +61,23 @@ def read_text(files: Sequence[Path]) -> str:
     return "\n".join(parts)
 
 
-def tokenise(text: str) -> list[str]:
-    """Returns the words of a text in lower case, in order."""
-    return _WORD.findall(text.lower())
+def build_corpus(text: str, vocabulary: int) -> Corpus:
+    """Numbers the ``vocabulary`` most frequent words that occur at least three times, and drops the others.
 
-
-def build_corpus(words: Iterable[str], vocabulary_size: int) -> Corpus:
-    """Numbers the ``vocabulary_size`` most frequent words that occur at least three times, and drops the others.
-
-    Equally frequent words are in alphabetical order, so that equal text gives equal numbers everywhere.
+    Words are in lower case. Equally frequent ones are in alphabetical order, so that equal text gives equal numbers
+    everywhere.
 
     Raises:
         DemoError: fewer than 20 words remain, too few to learn from.
     """
-    sequence = list(words)
+    sequence = _WORD.findall(text.lower())
     frequent = [(word, count) for word, count in Counter(sequence).items() if count >= _MIN_COUNT]
     frequent.sort(key=lambda item: (-item[1], item[0]))
-    del frequent[vocabulary_size:]
+    del frequent[vocabulary:]
     if len(frequent) < 20:
         raise DemoError(
             f"the text is too small: 20 different words must occur at least {_MIN_COUNT} times, and {len(frequent)} do"
         )
     number = {word: place for place, (word, _) in enumerate(frequent)}
     tokens = np.array([number[word] for word in sequence if word in number], dtype=np.int64)
-    vocabulary = tuple(number)
-    digest = hashlib.sha256("\n".join(vocabulary).encode())
-    digest.update(tokens.astype("<i8").tobytes())
-    counts = np.array([count for _, count in frequent], dtype=np.int64)
-    return Corpus(tokens, vocabulary, counts, digest.digest())
-
-
-def keep_probabilities(counts: IntArray, threshold: float) -> FloatArray:
-    """Returns for each word the probability that an occurrence stays in the text of an epoch.
-
-    As in word2vec, a word of relative frequency f stays with probability (sqrt(f/t) + 1) · t/f, at most 1. "The" says
-    little about its neighbours, and without this rule most of the work would go into it.
-    """
-    ratio = counts / counts.sum() / threshold
-    probabilities: FloatArray = np.minimum(1.0, (np.sqrt(ratio) + 1.0) / ratio)
-    return probabilities
+    return Corpus(tokens, tuple(number), np.array([count for _, count in frequent], dtype=np.int64))
