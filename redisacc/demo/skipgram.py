@@ -79,7 +79,6 @@ class Sampler:
         self._passages = max(1, settings.batch // PASSAGE)
         kept = self._keep @ corpus.counts
         self.steps_per_epoch = max(1, int(kept / (settings.workers * self._passages * PASSAGE)))
-        self.steps = min(settings.steps, settings.epochs * self.steps_per_epoch)
         self._epoch = -1
         self._rows: IntArray = np.zeros((0, 0), np.int64)
 
@@ -95,7 +94,7 @@ class Sampler:
         # As in word2vec, each centre draws the reach of its window, so that nearer words count more.
         reach = generator.integers(1, settings.window + 1, size=rows.shape)
         centres, contexts, places = [], [], []
-        for distance in range(1, min(settings.window, rows.shape[1] - 1) + 1):
+        for distance in range(1, settings.window + 1):
             left, right = rows[:, :-distance], rows[:, distance:]
             ahead = reach[:, :-distance] >= distance
             behind = reach[:, distance:] >= distance
@@ -115,12 +114,9 @@ class Sampler:
             if len(kept) < 2 * PASSAGE:
                 kept = self._tokens  # a tiny text is too short to thin out
             # The start differs between epochs, because pairs across a cut that never moves would never be seen.
-            if len(kept) >= 2 * PASSAGE:
-                kept = kept[int(generator.integers(PASSAGE)) :]
-            length = min(PASSAGE, len(kept))
-            number = len(kept) // length
-            rows = kept[: number * length].reshape(number, length)
-            self._rows = rows[generator.permutation(number)]
+            kept = kept[int(generator.integers(min(PASSAGE, len(kept) - PASSAGE + 1))) :]
+            rows = kept[: len(kept) // PASSAGE * PASSAGE].reshape(-1, PASSAGE)
+            self._rows = rows[generator.permutation(len(rows))]
             self._epoch = epoch
         return self._rows
 
@@ -145,17 +141,16 @@ def gradients(parameters: Tree, batch: Batch) -> Tree:
     negative = parameters["output"][batch.negatives]
     score = np.einsum("ij,ij->i", hidden, context)
     against = hidden @ negative.T
-    weight = np.where(batch.negatives[None, :] != batch.contexts[:, None], batch.negative_weight, 0.0)
-    weight = weight.astype(hidden.dtype)
+    counts = batch.negatives[None, :] != batch.contexts[:, None]
+    weight = np.where(counts, batch.negative_weight, 0.0).astype(hidden.dtype)
 
     d_score, positive = _sigmoid_and_softplus(-score)
-    d_score = -d_score
     d_against, negated = _sigmoid_and_softplus(against)
     d_against *= weight
     loss = positive.sum(dtype=np.float64) + (weight * negated).sum(dtype=np.float64)
 
-    d_hidden = d_score[:, None] * context + d_against @ negative
-    d_output = np.concatenate([d_score[:, None] * hidden, d_against.T @ hidden])
+    d_hidden = d_against @ negative - d_score[:, None] * context
+    d_output = np.concatenate([-d_score[:, None] * hidden, d_against.T @ hidden])
     input_indices, input_rows, _ = sum_rows(batch.centres, d_hidden * place)
     output_indices, output_rows, _ = sum_rows(np.concatenate([batch.contexts, batch.negatives]), d_output)
     position = np.zeros_like(parameters["position"])
@@ -180,9 +175,7 @@ def _sigmoid_and_softplus(score: Array) -> tuple[Array, Array]:
 def initial_squares(parameters: Tree) -> Tree:
     """Returns what Adagrad begins with: 0.1 for each element of the parameters.
 
-    From zero, the first step would be rate * sign(gradient), and a gradient that is zero up to rounding would move a
-    parameter by the full rate in either direction. 0.1 bounds how much a difference in a gradient can change a
-    parameter (rate / sqrt(0.1)).
+    From zero, a gradient that is zero up to rounding would move a parameter by the full rate in either direction.
     """
     return {leaf: np.full_like(parameters[leaf], 0.1) for leaf in (*SPARSE, "position")}
 
@@ -199,8 +192,7 @@ def update(parameters: Tree, squares: Tree, gradient: Tree, rate: float) -> None
 
 def neighbours(vectors: Array, word: int, number: int) -> list[int]:
     """Returns the ``number`` words whose vectors have the largest cosine with that of ``word``, best first."""
-    vectors = vectors.astype(np.float64)
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     likeness = vectors @ vectors[word]
     likeness[word] = -np.inf
     return list(map(int, np.argsort(-likeness, kind="stable")[: min(number, len(likeness) - 1)]))
