@@ -93,7 +93,8 @@ def _choose_words(wanted: Sequence[str], corpus: Corpus) -> list[int]:
 
 def _print_neighbours(when: str, vectors: Array, corpus: Corpus, words: Sequence[int]) -> None:
     click.echo(f"\nNeighbours {when} training:")
+    width = max(len(corpus.words[word]) for word in words)
     for word in words:
         found = ", ".join(corpus.words[other] for other in neighbours(vectors, word, 5))
-        echo_wrapped(f"  {corpus.words[word]}: {found}", indent=4)
+        echo_wrapped(f"  {corpus.words[word]:{width}}  {found}", indent=width + 4)
     click.echo()
