@@ -26,9 +26,11 @@ from benchmarks.sections.limits import limits
 from benchmarks.sections.longest import longest
 from benchmarks.sections.reduction import reduction
 from benchmarks.sections.rounds import others, six_rows
+from benchmarks.sections.steps import steps
 
 SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "six-rows": six_rows,
+    "steps": steps,
     "others": others,
     "limits": limits,
     "bound": bound,

@@ -125,6 +125,7 @@ class Timing:
 
     Attributes:
         elapsed: time from the signal to the result.
+        finished: time from the signal until every process was done.
         applies: time of each worker's call (or calls).
         taken: time of the taker's call, including its wait.
         tail: time from the end of the last worker's calls to the result; negative if the taker was done earlier.
@@ -134,6 +135,7 @@ class Timing:
     """
 
     elapsed: float
+    finished: float
     applies: list[float]
     taken: float
     tail: float
@@ -261,6 +263,7 @@ class Crew:
             taken = self._taker.receive(ROUND_TIMEOUT)
         return Timing(
             elapsed=taken["end"] - started,
+            finished=max(one["end"] for one in (taken, *done)) - started,
             applies=[one["end"] - one["start"] for one in done],
             taken=taken["end"] - taken["start"],
             tail=taken["end"] - max(one["end"] for one in done),

@@ -53,33 +53,18 @@ def adagrad(model):
     return torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.01)
 
 
-# Between torch and numpy
-
-
-def arrays(tensors):
-    """Returns name → array. The gradient of the table becomes its rows."""
-    return {name: rows(tensor) if tensor.is_sparse else tensor.detach().numpy() for name, tensor in tensors}
-
-
-def rows(tensor):
-    tensor = tensor.coalesce()
-    return redisacc.IndexedSlices(values=tensor.values().numpy(), indices=tensor.indices()[0].numpy())
-
-
 def tensor_of(array):
+    """Returns a tensor of an array, or a sparse one of rows."""
     if isinstance(array, redisacc.IndexedSlices):
         indices, values = torch.from_numpy(array.indices), torch.from_numpy(array.values)
-        return torch.sparse_coo_tensor(indices[None], values, (WORDS, DIM))
+        return torch.sparse_coo_tensor(indices[None], values, tuple(array.dense_shape))
     return torch.tensor(array)
 
 
 def load(tensors, tree):
     with torch.no_grad():
-        for name, tensor in tensors:
+        for name, tensor in tensors.items():
             tensor.copy_(tensor_of(tree[name]))
-
-
-# The training
 
 
 def work():
@@ -87,28 +72,29 @@ def work():
     model = Model()
     with redisacc.Worker(NAME) as worker:
         for step, parameters in worker.steps():
-            load(model.named_parameters(), parameters)
+            load(dict(model.named_parameters()), parameters)
             backward(model, *batch(step, worker.number))
-            worker.apply(arrays((name, p.grad) for name, p in model.named_parameters()))
+            worker.apply({name: p.grad for name, p in model.named_parameters()})
 
 
 def lead():
     """Runs the chief; returns the trained model."""
     torch.sparse.check_sparse_tensor_invariants.enable()
     model = Model()
+    parameters = dict(model.named_parameters())
     optimizer = adagrad(model)
-    sums = [(name, optimizer.state[p]["sum"]) for name, p in model.named_parameters()]
-    with redisacc.Chief(NAME, arrays(model.named_parameters()), state=arrays(sums), sparse=["words.weight"]) as chief:
+    sums = {name: optimizer.state[p]["sum"] for name, p in parameters.items()}
+    with redisacc.Chief(NAME, parameters, state=sums, sparse=["words.weight"]) as chief:
         # What an earlier process has published, if there was one.
-        load(model.named_parameters(), chief.parameters)
+        load(parameters, chief.parameters)
         load(sums, chief.state)
         for taken in chief.rounds(until=STEPS):
-            for name, p in model.named_parameters():
+            for name, p in parameters.items():
                 p.grad = tensor_of(taken.gradient[name])
             optimizer.step()
             # Of the table, only the rows that have changed travel to the workers.
             changed = {"words.weight": taken.gradient["words.weight"].indices}
-            chief.publish(arrays(model.named_parameters()), changed=changed, state=arrays(sums))
+            chief.publish(parameters, changed=changed, state=sums)
     return model
 
 

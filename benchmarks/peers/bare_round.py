@@ -13,7 +13,7 @@ from bare import Bare
 
 from redisacc._data import dtypes
 from redisacc._data import reducers as _totals
-from redisacc._format.buffered import Gradient
+from redisacc._data.gradient import Section
 
 # The length of redisacc's parts.
 PIECE = 2 * 2**20 - 64
@@ -82,7 +82,7 @@ class Taker(Peer):
             rows, width = workload["shape"]
             total = _totals.SparseReducer(dtypes.TABLE["float32"], (width,), bound=rows, where="bare")
         passage = np.empty(PIECE, np.uint8)
-        for _ in range(self.job["num_required"]):
+        for arrived in range(self.job["num_required"]):
             self.bare.send(b"BRPOP", b"come", b"0")
             number = int(self.bare.lines(5).split(b"\r\n")[4])
             indices, values = self.gradient(self.job["workload"], number, self.job["variant"])
@@ -90,17 +90,16 @@ class Taker(Peer):
             if indices is not None:
                 commands.insert(0, self.bare.pack(b"GET", b"indices:%d" % number))
             self.bare.send_all([buffer for command in commands for buffer in command])
-            self._add(total, indices, values, passage)
+            self._add(total, indices, values, passage if arrived else None)
         found = total.result("MEAN", self.job["num_required"])
         return (None, found) if workload["kind"] == "dense" else found
 
     def _add(self, total, indices, values, passage):
-        """Receives a gradient with the sizes of these arrays, and adds it."""
-        if indices is None and total.number:
+        """Receives a gradient with the sizes of these arrays, and adds it. The passage is None for the first one."""
+        if indices is None and passage is not None:
             for start, length in pieces(values.nbytes):
                 self.bulk(passage[:length].data)
                 total.add_piece(start // values.itemsize, passage[:length].view(values.dtype))
-            total.number += 1
             return
         if indices is not None:
             indices = np.empty_like(indices)
@@ -109,7 +108,7 @@ class Taker(Peer):
         data = values.reshape(-1).view(np.uint8).data
         for start, length in pieces(len(data)):
             self.bulk(data[start : start + length])
-        total.add(Gradient(values, indices, ours=True))
+        total.add(Section(values, indices, ours=True))
 
 
 common.serve(lambda settings: (Worker if settings["role"] == "worker" else Taker)(settings))

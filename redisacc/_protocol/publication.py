@@ -101,7 +101,7 @@ def _holders(
         The full blobs that remain; the leaves that get a new one; and since when readers don't need that.
     """
     of_blob: dict[str, list[int]] = {}
-    for leaf, blob in enumerate(before.holders(len(schema.leaves), schema)):
+    for leaf, blob in enumerate(before.holders(schema)):
         if blob is not None and leaf in changed:
             of_blob.setdefault(blob.id, []).append(leaf)
     kept, moved, since = [], [], -(2**63)

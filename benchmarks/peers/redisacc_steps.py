@@ -1,0 +1,151 @@
+"""A worker or the chief of redisacc, with Chief and Worker or with TreeAccumulator and Parameters."""
+
+import importlib.metadata
+import platform
+
+import common
+import numpy as np
+from steps import StepActor
+
+import redisacc
+
+TIMEOUT = 120
+
+
+class Peer(StepActor):
+    """A process of the training."""
+
+    def versions(self):
+        """Returns the versions of the packages in use."""
+        names = ("redisacc", "redis", "hiredis", "numpy", "msgpack")
+        return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+
+    def open_accumulator(self):
+        """Opens the accumulator of the model."""
+        self.accumulator = redisacc.TreeAccumulator.like(
+            self.initial, self.model["name"], sparse=self.sparse, redis=self.settings["url"]
+        )
+
+    def descend(self, weights, gradient):
+        """Subtracts a gradient from weights. Returns which rows that has changed."""
+        for name in self.dense:
+            change = gradient[name]
+            change *= np.float32(self.rate)
+            weights[name] -= change
+        changed = {}
+        for name in self.sparse:
+            rows = gradient[name]
+            change = rows.values
+            change *= np.float32(self.rate)
+            weights[name][rows.indices] -= change
+            changed[name] = rows.indices
+        return changed
+
+
+class DirectChief(Peer):
+    """The chief, by TreeAccumulator and Parameters."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.open_accumulator()
+        self.parameters = redisacc.Parameters(self.model["name"], redis=settings["url"])
+        self.parameters.publish(self.initial, 0)
+        self.own = {name: array.copy() for name, array in self.initial.items()}
+
+    def weights(self):
+        """Returns the weights that this process has."""
+        return self.own
+
+    def go(self):
+        """Does the chief's part of each step."""
+        for _ in range(self.job["repeat"]):
+            with self.accumulator.take(self.settings["workers"], timeout=TIMEOUT) as taken:
+                changed = self.descend(self.own, taken.gradient)
+                self.step += 1
+                self.parameters.publish(self.own, self.step, changed=changed)
+
+
+class DirectWorker(Peer):
+    """A worker, by TreeAccumulator and Parameters."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.open_accumulator()
+        self.parameters = redisacc.Parameters(self.model["name"], redis=settings["url"])
+        self.gradients = [self.gradient(variant) for variant in range(2)]
+        _, self.own = self.parameters.wait(timeout=TIMEOUT)
+
+    def weights(self):
+        """Returns the weights that this process has."""
+        return self.own
+
+    def go(self):
+        """Does a worker's part of each step."""
+        for _ in range(self.job["repeat"]):
+            result = self.accumulator.apply_grad(self.gradients[self.step % 2], local_step=self.step)
+            if not result:
+                raise common.WrongResult(f"step {self.step}: {result}")
+            before = self.step
+            self.step, self.own = self.parameters.wait(after=before, timeout=TIMEOUT)
+            if self.step != before + 1:
+                raise common.WrongResult(f"step {self.step} follows step {before}")
+
+
+class LoopChief(Peer):
+    """The chief, by Chief."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        own = {name: array.copy() for name, array in self.initial.items()}
+        self.chief = redisacc.Chief(
+            self.model["name"], own, workers=settings["workers"], sparse=self.sparse, redis=settings["url"]
+        )
+        self.rounds = self.chief.rounds()
+
+    def weights(self):
+        """Returns the weights that this process has."""
+        return self.chief.parameters
+
+    def go(self):
+        """Does the chief's part of each step."""
+        chief = self.chief
+        for _ in range(self.job["repeat"]):
+            taken = next(self.rounds)
+            changed = self.descend(chief.parameters, taken.gradient)
+            chief.publish(chief.parameters, changed=changed)
+            self.step = chief.step
+
+
+class LoopWorker(Peer):
+    """A worker, by Worker."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.worker = redisacc.Worker(self.model["name"], number=settings["number"], redis=settings["url"])
+        self.gradients = [self.gradient(variant) for variant in range(2)]
+        self.steps = self.worker.steps()
+        _, self.own = next(self.steps)
+
+    def weights(self):
+        """Returns the weights that this process has."""
+        return self.own
+
+    def go(self):
+        """Does a worker's part of each step."""
+        for _ in range(self.job["repeat"]):
+            result = self.worker.apply(self.gradients[self.step % 2])
+            if not result:
+                raise common.WrongResult(f"step {self.step}: {result}")
+            before = self.step
+            self.step, self.own = next(self.steps)
+            if self.step != before + 1:
+                raise common.WrongResult(f"step {self.step} follows step {before}")
+
+
+ACTORS = {
+    ("direct", "taker"): DirectChief,
+    ("direct", "worker"): DirectWorker,
+    ("loop", "taker"): LoopChief,
+    ("loop", "worker"): LoopWorker,
+}
+common.serve(lambda settings: ACTORS[settings["method"], settings["role"]](settings))
