@@ -54,11 +54,12 @@ def adagrad(model):
 
 
 def tensor_of(array):
-    """Returns a tensor of an array, or a sparse one of rows."""
+    """Returns a tensor of an array, or a sparse one of rows. Tensors remain what they are."""
     if isinstance(array, redisacc.IndexedSlices):
         indices, values = torch.from_numpy(array.indices), torch.from_numpy(array.values)
         return torch.sparse_coo_tensor(indices[None], values, tuple(array.dense_shape))
-    return torch.tensor(array)
+    # Arrays that a worker gets are read-only, so they are copied.
+    return array if isinstance(array, torch.Tensor) else torch.tensor(array)
 
 
 def load(tensors, tree):
