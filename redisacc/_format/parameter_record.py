@@ -144,13 +144,10 @@ class Manifest:
             found.append(self.state)
         return {blob.id: blob for blob in found}
 
-    def holders(self, number_of_leaves: int, schema: Schema) -> list[FullBlob | None]:
-        """Returns for each leaf the blob that holds it whole."""
-        found: list[FullBlob | None] = [None] * number_of_leaves
-        for blob in self.full:
-            for leaf in schema.layout(blob.leaves).leaves:
-                found[leaf] = blob
-        return found
+    def shares(self, schema: Schema) -> list[tuple[FullBlob, tuple[int, ...]]]:
+        """Returns each full blob, and the leaves that it holds and no later one does."""
+        shares = schema.shares(tuple([blob.leaves for blob in self.full]))
+        return list(zip(self.full, shares, strict=True))
 
     def fields(self) -> list[str]:
         """Returns the fields of the record that list the blobs, each followed by its value."""
@@ -237,7 +234,7 @@ class ParameterRecord:
             state=state[0] if state else None,
             retired=tuple([self._blob("retired", text) for text in self._entries("retired", self._retired)]),
         )
-        if None in manifest.holders(len(schema.leaves), schema):
+        if sum([len(leaves) for _, leaves in manifest.shares(schema)]) != len(schema.leaves):
             raise self._foreign(self._keys, "full", self._full)
         return manifest
 
