@@ -10,7 +10,7 @@ T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: help demo server test test-fast test-all client-matrix chaos soak fuzz bench conformance record lint types
-.PHONY: wheel compose docs examples check again clean
+.PHONY: wheel compose docs examples foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
 help:
@@ -156,9 +156,26 @@ $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
 examples: $(TORCH)/.examples ## 2 min | test the examples with torch and scikit-learn (installs them in .venv-torch)
 	$(TORCH)/bin/python -m pytest tests/examples
 
+JAX := .venv-jax
+$(JAX)/.foreign: pyproject.toml
+	$(PYTHON) -m venv $(JAX)
+	$(JAX)/bin/pip install --quiet --disable-pip-version-check 'jax==0.10.*' -e '.[test]'
+	@touch $@
+
+$(TENSORFLOW)/.foreign: $(TENSORFLOW)/.done pyproject.toml
+	$(TENSORFLOW)/bin/pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+# Each library has an environment of its own; `make test` has scipy. A test file whose library is missing is left out,
+# and pytest fails if nothing remains.
+foreign: $(TORCH)/.examples $(JAX)/.foreign $(TENSORFLOW)/.foreign ## 2 min | test arrays of torch, JAX and TensorFlow (installs them in .venv-*)
+	$(TORCH)/bin/python -m pytest -q tests/foreign/test_torch.py tests/docs/test_arrays.py
+	$(JAX)/bin/python -m pytest -q tests/foreign/test_jax.py tests/docs/test_arrays.py
+	$(TENSORFLOW)/bin/python -m pytest -q tests/foreign/test_tensorflow.py tests/docs/test_arrays.py
+
 # The steps of CI, which runs this target after installing the system's packages (.ci/run). A missing server fails there.
-STEPS := lint types compose docs demo wheel examples test test-all
-check: ## 15 min | run what CI runs
+STEPS := lint types compose docs demo wheel examples foreign test test-all
+check: ## 16 min | run what CI runs
 	@started=$$(date +%s); for step in $(STEPS); do \
 	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \
 	  $(MAKE) --no-print-directory "$$step" && continue; \
@@ -173,4 +190,4 @@ again: $(VENV)/.test
 
 
 clean: ## 1 s | remove all environments and everything built
-	rm -rf $(VENV) $(TENSORFLOW) $(TORCH) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TENSORFLOW) $(TORCH) $(JAX) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -75,9 +75,8 @@ def work(url, name, index, steps):
         vector_to_parameters(torch.from_numpy(weights), model.parameters())
         backward(model, *batch(step, index))
         # An earlier process of this worker may have died between the two. What it contributed to this step is dropped.
-        rows = model.words.weight.grad.coalesce()
-        table.apply_grad(rows.indices()[0].numpy(), rows.values().numpy(), local_step=step)
-        rest.apply_grad(parameters_to_vector(p.grad for p in model.rest.parameters()).numpy(), local_step=step)
+        table.apply_indexed_slices_grad(model.words.weight.grad, local_step=step)
+        rest.apply_grad(parameters_to_vector(p.grad for p in model.rest.parameters()), local_step=step)
 
 
 def train(url, name, workers, steps):

@@ -1,6 +1,7 @@
 -- Closes parameters for everybody, or removes their record once they are closed.
 --
--- KEYS record       redisacc:{NAME}:parameters   the record of the parameters
+-- KEYS record       redisacc:{NAME}:parameters        the record of the parameters
+-- KEYS guard        redisacc:{NAME}:parameters:guard  never exists
 -- ARGV incarnation  text   the incarnation to delete
 -- ARGV finish       flag   whether to remove the record, which must be closed, instead of closing it
 --
@@ -15,6 +16,9 @@
 
 -- Between the two calls the client removes the objects, key by key. If it dies in between, the record says so, and the
 -- next one to publish finishes.
+--
+-- By the rules of `redisacc acl`, only operators may touch `guard`. Because this script names it, the server refuses it
+-- to everybody else.
 
 local closed = 'deleted:' .. args.incarnation
 
@@ -34,5 +38,5 @@ end
 if current ~= closed then
   return {'replaced'}
 end
-redis.call('UNLINK', keys.record)
+redis.call('UNLINK', keys.record, keys.guard)
 return {'deleted'}

@@ -24,7 +24,6 @@
 -- {'corrupt', where, text}   the record holds what redisacc never writes; nothing changed
 
 -- #include "integer_text"
--- #include "count_text"
 -- #include "now_ms"
 -- #bind
 
@@ -73,7 +72,7 @@ for k, object in ipairs(keys.objects) do
   redis.call('RENAME', keys.staged[k], object)
   redis.call('PERSIST', object)
 end
-local now = count_text(now_ms())
+local now = string.format('%.0f', now_ms())
 redis.call('HSET', keys.record, 'incarnation', args.incarnation, 'version', args.version, 'step', args.step,
   'published_ms', now, unpack(args.fields))
 redis.call('HSETNX', keys.record, 'created_ms', now)

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from redisacc._data.dtypes import find_dtype
+from redisacc._data.dtypes import DTypeLike, find_dtype
 from redisacc._data.results import ApplyResult
 from redisacc._data.validation import Array
 from redisacc._format.keys import Keys
@@ -57,7 +57,7 @@ _lock = threading.Lock()
 
 def ConditionalAccumulator(
     *,
-    dtype: npt.DTypeLike,
+    dtype: DTypeLike,
     shape: object,
     container: str = "",
     shared_name: str = "",
@@ -94,7 +94,7 @@ def ConditionalAccumulator(
 
 def SparseConditionalAccumulator(
     *,
-    dtype: npt.DTypeLike,
+    dtype: DTypeLike,
     shape: object,
     container: str = "",
     shared_name: str = "",
@@ -152,7 +152,7 @@ def AccumulatorTakeGradient(
     *,
     handle: str,
     num_required: int,
-    dtype: npt.DTypeLike,
+    dtype: DTypeLike,
     name: str | None = None,
     redis: object = None,
     timeout: float | None = None,
@@ -215,7 +215,7 @@ def SparseAccumulatorTakeGradient(
     *,
     handle: str,
     num_required: int,
-    dtype: npt.DTypeLike,
+    dtype: DTypeLike,
     name: str | None = None,
     redis: object = None,
     timeout: float | None = None,

@@ -7,9 +7,10 @@
 | `daemon(*options)` | makes a server of the test's own, which the test may configure, kill and start again |
 | `accumulator_client` | the client that opens the accumulators; `--clients` makes it another kind than `client` |
 | `storage` | how gradients are stored: `in_place`, `buffered_inline` or `buffered_parts`; a test has a case for each |
-| `open_dense_stored`, `open_sparse_stored` | opens accumulators that store every gradient the way of `storage` |
-| `open_dense`, `open_sparse` | opens accumulators with the usual limits, for tests in which storage plays no role |
+| `open_dense_stored`, and the same with `sparse` and `tree` | opens ones that store gradients the way of `storage` |
+| `open_dense`, `open_sparse`, `open_tree` | opens ones with the usual limits, if storage plays no role |
 | `open_accumulator(kind, ...)` | opens accumulators on any server, mostly one of `daemon` |
+| `open_parameters(name, ...)` | opens parameters; `redis=` names another client |
 | `force_parts` | makes this process buffer every gradient in parts, as it does with large ones |
 | `background(function, ...)` | runs a function in a thread; the test fails if the thread outlives it |
 | `until(condition)` | waits for a condition and returns its first true value |
@@ -137,11 +138,11 @@ class Opener:
         self._in_place_limit = in_place_limit
         self._opened: list[redisacc.ConditionalAccumulatorBase] = []
 
-    def __call__(self, dtype: Any, shape: Any = None, shared_name: str | None = None, **options: Any) -> Any:
+    def __call__(self, *schema: Any, **options: Any) -> Any:
         options.setdefault("redis", self._client)
         if self._in_place_limit is not None:
             options.setdefault("in_place_limit", self._in_place_limit)
-        accumulator = self._kind(dtype, shape, shared_name, **options)
+        accumulator = self._kind(*schema, **options)
         self._opened.append(accumulator)
         return accumulator
 
@@ -175,6 +176,26 @@ def open_sparse_stored(accumulator_client: Any, storage: str) -> Iterator[Opener
 
 
 @pytest.fixture
+def open_tree_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
+    """Opens accumulators of trees that store every gradient the way of `storage`."""
+    yield from _opener(redisacc.TreeAccumulator, accumulator_client, selection.STORAGES[storage])
+
+
+@pytest.fixture
+def open_parameters(accumulator_client: Any) -> Iterator[Callable[..., redisacc.Parameters]]:
+    """Opens parameters on the test's server and closes the handles when the test ends."""
+    handles: list[redisacc.Parameters] = []
+
+    def open_one(shared_name: str = "weights", **options: Any) -> redisacc.Parameters:
+        handles.append(redisacc.Parameters(shared_name, **{"redis": accumulator_client, **options}))
+        return handles[-1]
+
+    yield open_one
+    for handle in handles:
+        handle.close()
+
+
+@pytest.fixture
 def open_dense(accumulator_client: Any) -> Iterator[Opener]:
     """Opens dense accumulators with the usual limits, for tests in which storage plays no role."""
     yield from _opener(redisacc.ConditionalAccumulator, accumulator_client, None)
@@ -184,6 +205,12 @@ def open_dense(accumulator_client: Any) -> Iterator[Opener]:
 def open_sparse(accumulator_client: Any) -> Iterator[Opener]:
     """Opens sparse accumulators with the usual limits, for tests in which storage plays no role."""
     yield from _opener(redisacc.SparseConditionalAccumulator, accumulator_client, None)
+
+
+@pytest.fixture
+def open_tree(accumulator_client: Any) -> Iterator[Opener]:
+    """Opens accumulators of trees with the usual limits, for tests in which storage plays no role."""
+    yield from _opener(redisacc.TreeAccumulator, accumulator_client, None)
 
 
 # A listener outlives its last take by some seconds, in case there is another. Each test has clients of its own, so one
@@ -303,14 +330,20 @@ def daemon(server_name: str, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
         one.stop()
 
 
+KINDS: dict[str, Callable[..., Any]] = {
+    "dense": redisacc.ConditionalAccumulator,
+    "sparse": redisacc.SparseConditionalAccumulator,
+    "tree": redisacc.TreeAccumulator,
+}
+
+
 @pytest.fixture
 def open_accumulator() -> Iterator[Callable[..., Any]]:
     """Opens accumulators on any server; they are closed when the test ends."""
     handles: list[redisacc.ConditionalAccumulatorBase] = []
 
     def open_one(kind: str, *args: Any, **options: Any) -> Any:
-        make = redisacc.SparseConditionalAccumulator if kind == "sparse" else redisacc.ConditionalAccumulator
-        handles.append(make(*args, **options))
+        handles.append(KINDS[kind](*args, **options))
         return handles[-1]
 
     yield open_one

@@ -1,9 +1,10 @@
 -- Prints the exact sum, count and mean of one index of the current round: what a take would return for it now.
 --
 -- KEYS record  redisacc:{NAME}   the record of the accumulator
+-- ARGV leaf    text              of trees, the path of a leaf; otherwise, the index is the first argument
 -- ARGV index   text              coordinates, separated by commas. Sparse: the index, then those in its row. Dense:
 --                                coordinates of an element. Fewer coordinates than dimensions select all elements below
---                                them; "" selects all elements of a dense accumulator
+--                                them; "" selects all elements of a dense array
 -- ARGV most    number?           the number of elements to print, from 1 to 1000; 16 if it is missing
 --
 -- Replies: lines of the form "what value", or an error.
@@ -12,23 +13,35 @@
 --
 --   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , 7        row 7
 --   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , 7,3 1    element 3 of row 7
+--   redis-cli --raw --eval lua/inspect/index.lua 'redisacc:{NAME}' , layers/0/w 7,3    of a leaf of a tree
 --
 -- It only reads, and loads nothing but the row. A sum in place is one HGET. In a buffered gradient it finds the index
 -- by a search over the sorted indices, with GETRANGE if the gradient is large. It refuses if more than 200 gradients
--- are buffered, because searching all of them would hold the server for too long. `redisacc show NAME --index` has no
--- such bound.
+-- are buffered (fewer, if they are trees with many sections), because searching all of them would hold the server for
+-- too long; and likewise a tree whose structure is long. `redisacc show NAME` has no such bounds.
 --
 -- The other keys carry the same hash tag, and their names are formed here, because only the headers of the gradients
 -- say which keys there are.
 
-local record_key, index, most = KEYS[1] or '', ARGV[1] or '', tonumber(ARGV[2] or '16')
+local record_key, leaf, index, most = KEYS[1] or '', ARGV[1] or '', ARGV[2], ARGV[3]
 
-local MOST_BUFFERED, MOST_ELEMENTS = 200, 1000
+local MOST_ELEMENTS = 1000
+-- A gradient costs as much time as this many of its sections, and all together may cost this much.
+local GRADIENT_COST, MOST_COST = 14, 3000
+-- The longest structure of a tree that is read, in bytes: about a thousand leaves.
+local LONGEST_STRUCTURE = 32768
+-- The most levels that a tree may have, and how many paths an error names.
+local MOST_LEVELS, NAMED_PATHS = 64, 5
 local TWO_32 = 4294967296
 
--- Replaces control characters, which must not reach a terminal.
+-- Every array of a buffered gradient begins at a multiple of this many bytes.
+local ALIGNMENT = 8
+
+-- Replaces what must not reach a terminal: control characters, and marks that change the direction of text (U+200E,
+-- U+200F, U+202A to U+202E, U+2066 to U+2069).
 local function safe(text)
   text = string.gsub(string.gsub(text, '%c', '?'), '\194[\128-\159]', '?')
+  text = string.gsub(string.gsub(text, '\226\128[\142\143\170-\174]', '?'), '\226\129[\166-\169]', '?')
   return text
 end
 
@@ -206,7 +219,11 @@ local stored = {
 }
 
 -- Returns how elements of a dtype are added: the number of components, the type of sums in place, and the arithmetic.
+local element_types = {}
 local function element_type(name)
+  if element_types[name] then
+    return element_types[name]
+  end
   local single, double = {6, 9}, {15, 17}
   local known = {
     float32 = {1, 'f', reals(float32, same, single)}, float64 = {1, 'd', reals(same, same, double)},
@@ -214,18 +231,20 @@ local function element_type(name)
     float16 = {1, 'f', reals(float32, narrow(11, -24, 65536), {3, 9})},
     bfloat16 = {1, 'f', reals(float32, narrow(8, -133, 2 ^ 128), {2, 9})},
   }
-  if known[name] then
-    return known[name]
+  if not known[name] then
+    local unsigned, bits = string.match(name, '^q?(u?)int(%d+)$')
+    if not unsigned or not stored[unsigned .. 'int' .. bits] then
+      fail('this script cannot read elements of the dtype %s', name)
+    end
+    known[name] = {1, 'd', integers(tonumber(bits), unsigned == '')}
   end
-  local unsigned, bits = string.match(name, '^q?(u?)int(%d+)$')
-  if not stored[unsigned .. 'int' .. (bits or '')] then
-    fail('this script cannot read elements of the dtype %s', name)
-  end
-  return {1, 'd', integers(tonumber(bits), unsigned == '')}
+  element_types[name] = known[name]
+  return known[name]
 end
 
 -- Buffered gradients.
 
+-- Returns numbers that a header lists, or nil if they are not sizes; and their sum.
 local function sizes(value)
   if type(value) ~= 'table' then
     return nil
@@ -237,41 +256,85 @@ local function sizes(value)
     end
     total = total + size
   end
-  return total
+  return value, total
 end
 
--- Parses a header, and checks that its fields agree with each other, because anyone may have written it.
-local function parse(id, entry, sparse, row_elements, components)
+-- Returns how the values of a section are stored and how many rows it has, if that fits what the section is.
+local function described(listed, section)
+  local how = type(listed) == 'table' and stored[listed[1]]
+  local shape = how and sizes(listed[2])
+  if not shape then
+    return nil
+  end
+  local rows = section.sparse and shape[1] or 1
+  local before = section.sparse and 1 or 0
+  if not rows or #shape ~= #section.dims + before then
+    return nil
+  end
+  for axis, dim in ipairs(section.dims) do
+    if shape[axis + before] ~= dim then
+      return nil
+    end
+  end
+  return how, rows
+end
+
+-- Parses a header: finds where each section lies in the bytes of the gradient. Checks that the header fits the sections
+-- and its parts, because anyone may have written it.
+local function parse(id, entry, sections)
   local order, packed = string.match(entry, '^(%d+) (.*)$')
+  local function foreign()
+    fail('gradient %s has a header that redisacc did not write', id)
+  end
   local ok, header = pcall(cmsgpack.unpack, packed or '')
-  if not ok or type(header) ~= 'table' or header.version ~= 1 then
-    fail('gradient %s has a header that redisacc did not write', id)
+  if not ok or type(header) ~= 'table' or header.version ~= 2 or type(header.sections) ~= 'table'
+      or #header.sections ~= #sections or type(header.gradients) ~= 'number' or header.gradients < 1 then
+    foreign()
   end
-  local how = stored[header.dtype]
-  local rows = sparse and type(header.shape) == 'table' and header.shape[1] or 1
-  local indices, counts, values = sizes(header.indices), sizes(header.counts), sizes(header.values)
-  if not how or not indices or not counts or not values or not sizes(header.shape)
-      or type(rows) ~= 'number' or type(header.gradients) ~= 'number'
-      or values ~= rows * row_elements * how.bytes * components or (sparse and indices ~= rows * 8)
-      or (counts ~= 0 and counts ~= indices) or type(header.inline) ~= 'boolean' then
-    fail('gradient %s has a header that redisacc did not write', id)
+  local stop, placed = 0, {}
+  local function place(bytes)
+    local start = bytes > 0 and math.ceil(stop / ALIGNMENT) * ALIGNMENT or stop
+    stop = start + bytes
+    return start
   end
-  return {
-    id = id, inline = header.inline, order = tonumber(order), how = how, rows = rows, number = header.gradients,
-    summed = counts > 0,
-    indices = {first = 0, start = 0, bytes = indices, lengths = header.indices},
-    counts = {first = #header.indices, start = indices, bytes = counts, lengths = header.counts},
-    values = {first = #header.indices + #header.counts, start = indices + counts, bytes = values,
-      lengths = header.values},
-  }
+  -- The sparse sections come before the dense ones.
+  for _, sparse in ipairs({true, false}) do
+    for number, section in ipairs(sections) do
+      if section.sparse == sparse then
+        local how, rows = described(header.sections[number], section)
+        if not how then
+          foreign()
+        end
+        local summed = sparse and header.gradients > 1
+        placed[number] = {
+          how = how, rows = rows, summed = summed, indices = place(sparse and rows * 8 or 0),
+          counts = place(summed and rows * 8 or 0),
+          values = place(rows * section.elements * how.bytes * section.components),
+        }
+      end
+    end
+  end
+  local parts, total = sizes(header.parts)
+  if not parts or (#parts > 0 and total ~= stop) then
+    foreign()
+  end
+  local starts, start = {}, 0
+  for number, length in ipairs(parts) do
+    if length == 0 then
+      foreign()
+    end
+    starts[number] = start
+    start = start + length
+  end
+  return {id = id, order = tonumber(order), number = header.gradients, sections = placed, bytes = stop, parts = parts,
+    starts = starts}
 end
 
--- Returns all data of an inline gradient, because a field of a hash can't be read in pieces.
+-- Returns all bytes of an inline gradient, because a field of a hash can't be read in pieces.
 local function inline_data(gradient)
   if not gradient.data then
     local data = redis.call('HGET', record_key .. ':inline', gradient.id) or ''
-    local size = gradient.values.start + gradient.values.bytes
-    if #data ~= size then
+    if #data ~= gradient.bytes then
       fail('%s:inline %s is gone, or has another length: it was evicted or removed by hand', record_key, gradient.id)
     end
     gradient.data = data
@@ -279,37 +342,51 @@ local function inline_data(gradient)
   return gradient.data
 end
 
--- Returns bytes of a section of a gradient. A section of a large gradient may span several parts.
-local function bytes_of(gradient, section, from, length)
-  if gradient.inline then
-    return string.sub(inline_data(gradient), section.start + from + 1, section.start + from + length)
-  end
-  local pieces, start = {}, 0
-  for k, size in ipairs(section.lengths) do
-    local first, last = math.max(from, start), math.min(from + length, start + size)
-    if first < last then
-      local key = string.format('%s:part:%s:%d', record_key, gradient.id, section.first + k - 1)
-      local piece = redis.call('GETRANGE', key, string.format('%.0f', first - start),
-        string.format('%.0f', last - 1 - start))
-      if #piece ~= last - first then
-        fail('%s is gone, or too short: it was evicted or removed by hand', key)
-      end
-      pieces[#pieces + 1] = piece
+-- Returns the number of the part that holds a byte.
+local function part_of(gradient, byte)
+  local low, high = 1, #gradient.parts
+  while low < high do
+    local middle = math.ceil((low + high) / 2)
+    if gradient.starts[middle] <= byte then
+      low = middle
+    else
+      high = middle - 1
     end
-    start = start + size
+  end
+  return low
+end
+
+-- Returns bytes of a gradient. They may span several parts.
+local function bytes_of(gradient, from, length)
+  if #gradient.parts == 0 then
+    return string.sub(inline_data(gradient), from + 1, from + length)
+  end
+  local pieces, stop = {}, from + length
+  local part = part_of(gradient, from)
+  while from < stop do
+    local start = gradient.starts[part]
+    local last = math.min(stop, start + gradient.parts[part])
+    local key = string.format('%s:part:%s:%d', record_key, gradient.id, part - 1)
+    local piece = redis.call('GETRANGE', key, string.format('%.0f', from - start),
+      string.format('%.0f', last - 1 - start))
+    if #piece ~= last - from then
+      fail('%s is gone, or too short: it was evicted or removed by hand', key)
+    end
+    pieces[#pieces + 1] = piece
+    from, part = last, part + 1
   end
   return table.concat(pieces)
 end
 
--- Returns the place of an index among those of a gradient, from 0, or nil. Every other guess halves the remaining
+-- Returns the place of an index among those of a section, from 0, or nil. Every other guess halves the remaining
 -- range, so that the search is short for any indices. The other guesses interpolate between the values, which finds
 -- evenly spread indices in a few reads.
-local function find(gradient, wanted)
+local function find(gradient, section, wanted)
   local function read(place)
-    local found = eight(bytes_of(gradient, gradient.indices, place * 8, 8), 1)
+    local found = eight(bytes_of(gradient, section.indices + place * 8, 8), 1)
     return found, found[1] * TWO_32 + found[2]
   end
-  local low, high = 0, gradient.rows - 1
+  local low, high = 0, section.rows - 1
   if high < 0 then
     return nil
   end
@@ -364,54 +441,33 @@ local function span(coordinates, dims)
   return first, number
 end
 
-local function main()
-  if not (rawget(_G, 'struct') and rawget(_G, 'cmsgpack')) then
-    fail("this server's Lua has no struct or no cmsgpack: use `redisacc show NAME --index`")
+-- Returns all buffered gradients, in order of arrival.
+local function buffered_gradients(sections)
+  local buffered_key = record_key .. ':buffered'
+  local number = redis.call('HLEN', buffered_key)
+  local most_buffered = math.floor(MOST_COST / (GRADIENT_COST + #sections))
+  if number > most_buffered then
+    fail('%d gradients are buffered, and this script searches at most %d: use `redisacc show NAME --index`', number,
+      most_buffered)
   end
-  local kind, dtype, round_shape, step, accumulated, chunk, sparse_mean = unpack(redis.call('HMGET', record_key, 'kind',
-    'dtype', 'round_shape', 'global_step', 'num_accumulated', 'chunk', 'sparse_mean'))
-  chunk = tonumber(chunk)
-  if not (kind and dtype and round_shape and step and accumulated and chunk) then
-    fail('there is no accumulator %s; SMEMBERS redisacc:names lists them', record_key)
+  local entries, gradients = redis.call('HGETALL', buffered_key), {}
+  for i = 1, #entries, 2 do
+    gradients[#gradients + 1] = parse(entries[i], entries[i + 1], sections)
   end
-  if index ~= '' and (string.match(index, '[^%d,]') or string.match(',' .. index .. ',', ',,')
-      or string.match(index, string.rep('%d', 20))) then
-    fail('the index must be whole numbers separated by commas, not %s', index)
-  end
-  if not most or most ~= math.floor(most) or most < 1 or most > MOST_ELEMENTS then
-    fail('the number of elements to print must be a whole number, 1 to %d', MOST_ELEMENTS)
-  end
-  local sparse = kind == 'sparse'
-  if sparse and index == '' then
-    fail('a sparse accumulator needs an index')
-  end
-  local lines = {}
-  local function say(...)
-    lines[#lines + 1] = safe(string.format(...))
-  end
-  say('accumulator %s %s %s', record_key, kind, dtype)
-  say('index %s', index == '' and 'all' or index)
-  say('step %s', step)
-  say('gradients %s', accumulated)
-  if accumulated == '0' then
-    say('count 0')
-    return lines
-  end
+  table.sort(gradients, function(a, b) return a.order < b.order end)
+  return gradients
+end
 
-  local coordinates, dims, row_elements = {}, {}, 1
-  local row = string.match(index, '^%d+')
-  for coordinate in string.gmatch(sparse and string.sub(index, #row + 1) or index, '%d+') do
-    coordinates[#coordinates + 1] = tonumber(coordinate)
-  end
-  for dim in string.gmatch(round_shape, '%d+') do
-    dims[#dims + 1] = tonumber(dim)
-    row_elements = row_elements * tonumber(dim)
-  end
-  local first, number = span(coordinates, dims)
-  local shown = math.min(number, most)
-  local components, packed_as, arithmetic = unpack(element_type(dtype))
-
-  local total, count, in_place, buffered_in = {}, 0, 0, 0
+-- Adds up elements of a section, as a take does: the buffered gradients first, in order of arrival, and then the sums
+-- in place.
+--
+-- `row` is the index of a row as text, or nil for a dense section. `first` is the place of the first element in the row
+-- or section. Returns the sum of each component, and how many gradients are in it: those added in place, and those
+-- buffered.
+local function add_up(gradients, sections, number, row, first, shown, chunk)
+  local section = sections[number]
+  local components, packed_as, arithmetic = section.components, section.packed_as, section.arithmetic
+  local total, in_place, buffered = {}, 0, 0
   local function add(data, how, convert, from)
     for i = 1, #data / how.bytes do
       local value = convert(how.read(data, (i - 1) * how.bytes + 1))
@@ -420,30 +476,16 @@ local function main()
     end
   end
 
-  -- A take adds the buffered gradients first, in order of arrival, and then the sums in place.
-  local buffered_key = record_key .. ':buffered'
-  local buffered_number = redis.call('HLEN', buffered_key)
-  if buffered_number > MOST_BUFFERED then
-    fail('%d gradients are buffered, and this script searches at most %d: use `redisacc show NAME --index`',
-      buffered_number, MOST_BUFFERED)
-  end
-  local entries, gradients = redis.call('HGETALL', buffered_key), {}
-  for i = 1, #entries, 2 do
-    gradients[#gradients + 1] = parse(entries[i], entries[i + 1], sparse, row_elements, components)
-  end
-  table.sort(gradients, function(a, b) return a.order < b.order end)
-  local wanted = sparse and parse_index(row)
+  local wanted = row and parse_index(row)
   for _, gradient in ipairs(gradients) do
-    local place = not sparse and 0 or find(gradient, wanted)
+    local of = gradient.sections[number]
+    local place = not row and 0 or find(gradient, of, wanted)
     if place then
-      local held = gradient.number
-      if sparse then
-        held = gradient.summed and struct.unpack('<I8', bytes_of(gradient, gradient.counts, place * 8, 8)) or 1
-      end
-      count, buffered_in = count + held, buffered_in + held
-      local element = gradient.how.bytes * components
-      local data = bytes_of(gradient, gradient.values, (place * row_elements + first) * element, shown * element)
-      add(data, gradient.how, same, 0)
+      buffered = buffered + (not row and gradient.number
+        or of.summed and struct.unpack('<I8', bytes_of(gradient, of.counts + place * 8, 8)) or 1)
+      local element = of.how.bytes * components
+      local from = of.values + (place * section.elements + first) * element
+      add(bytes_of(gradient, from, shown * element), of.how, same, 0)
     end
   end
 
@@ -451,9 +493,9 @@ local function main()
   local element = how.bytes * components
   local from, stop = first, first + shown
   repeat
-    local field = sparse and (string.gsub(row, '^0+(%d)', '%1')) or string.format('%.0f', math.floor(from / chunk))
-    local base = sparse and 0 or math.floor(from / chunk) * chunk
-    local next_chunk = sparse and stop or math.min(base + chunk, stop)
+    local base = row and 0 or math.floor(from / chunk) * chunk
+    local next_chunk = row and stop or math.min(base + chunk, stop)
+    local field = section.prefix .. (row and string.gsub(row, '^0+(%d)', '%1') or string.format('%.0f', base / chunk))
     local packed = redis.call('HGET', record_key .. ':sums', field)
     if packed then
       local data = string.sub(packed, 9 + (from - base) * element, 8 + (next_chunk - base) * element)
@@ -465,21 +507,232 @@ local function main()
     end
     from = next_chunk
   until from >= stop
-  count = count + in_place
+  return total, in_place, buffered
+end
 
-  if not sparse and row_elements > 0 and count ~= tonumber(accumulated) then
+-- Returns a section: whether it is sparse, its dtype, and its dimensions, or those of its rows. `prefix` begins its
+-- fields in the sums.
+local function section_of(sparse, dtype, dims, prefix)
+  local components, packed_as, arithmetic = unpack(element_type(dtype))
+  local elements = 1
+  for _, dim in ipairs(dims) do
+    elements = elements * dim
+  end
+  return {sparse = sparse, dims = dims, elements = elements, components = components, packed_as = packed_as,
+    arithmetic = arithmetic, prefix = prefix}
+end
+
+-- Trees.
+
+-- Calls `visit` with the path and the description of each leaf, in their order. The structure is JSON: objects and
+-- lists of texts. A tuple is a list that begins with "tuple". There are no escapes but \" and \\, because keys have no
+-- control characters.
+local function each_leaf(structure, visit)
+  local at = 1
+  local function foreign()
+    fail('%s: tree holds what redisacc did not write', record_key)
+  end
+  local function read_text()
+    local first, stop = at + 1, at
+    local byte
+    repeat
+      stop = string.find(structure, '["\\]', stop + 1)
+      byte = stop and string.byte(structure, stop)
+      if not byte then
+        foreign()
+      elseif byte ~= 34 then
+        stop = stop + 1
+      end
+    until byte == 34
+    at = stop + 1
+    return (string.gsub(string.sub(structure, first, stop - 1), '\\(.)', '%1'))
+  end
+  local function read_node(path, levels)
+    local opening = string.sub(structure, at, at)
+    if opening == '"' then
+      visit(path == '' and '.' or path, read_text())
+    elseif opening == 'n' and string.sub(structure, at, at + 3) == 'null' then
+      at = at + 4
+    elseif (opening == '{' or opening == '[') and levels <= MOST_LEVELS then
+      local closing, place = opening == '{' and '}' or ']', 0
+      local before = path == '' and '' or path .. '/'
+      at = at + 1
+      if opening == '[' and string.sub(structure, at, at + 6) == '"tuple"' then
+        at = at + 7
+      end
+      while string.sub(structure, at, at) ~= closing do
+        if string.sub(structure, at, at) == ',' then
+          at = at + 1
+        end
+        local key = string.format('%d', place)
+        if opening == '{' then
+          if string.sub(structure, at, at) ~= '"' then
+            foreign()
+          end
+          key = read_text()
+          if string.sub(structure, at, at) ~= ':' then
+            foreign()
+          end
+          at = at + 1
+        end
+        read_node(before .. key, levels + 1)
+        place = place + 1
+      end
+      at = at + 1
+    else
+      foreign()
+    end
+  end
+  read_node('', 1)
+end
+
+-- Returns the message that there is no leaf of a path, with paths that begin with it, or else with the first of all.
+local function no_leaf(path, paths)
+  local below = {}
+  for _, other in ipairs(paths) do
+    if string.sub(other, 1, #path + 1) == path .. '/' then
+      below[#below + 1] = other
+    end
+  end
+  local listed = #below > 0 and below or paths
+  local more = #listed > NAMED_PATHS and string.format(' and %d more', #listed - NAMED_PATHS) or ''
+  return string.format('the tree has no leaf with the path "%s"; %s %s%s', string.sub(path, 1, 100),
+    #below > 0 and 'below it are' or 'there are', table.concat(listed, ', ', 1, math.min(#listed, NAMED_PATHS)), more)
+end
+
+-- Returns the sections of a tree, and where a leaf is in them: the number of its section, the place of its first
+-- element there, its dimensions (of a sparse leaf: those of a row), its description and its number, from 0.
+local function read_tree(path, missing)
+  local length = redis.call('HSTRLEN', record_key, 'tree')
+  if length > LONGEST_STRUCTURE then
+    fail('the structure of this tree has %d bytes, and this script reads at most %d: use `redisacc show NAME --leaf`',
+      length, LONGEST_STRUCTURE)
+  end
+  local sections, dense, paths, found = {}, {}, {}, nil
+  each_leaf(redis.call('HGET', record_key, 'tree') or '', function(name, text)
+    local dtype, shape = string.match(text, '(%w+) %[([%d,-]*)%]$')
+    local sparse = string.sub(text, 1, 7) == 'sparse '
+    if not dtype then
+      fail('%s: tree holds what redisacc did not write', record_key)
+    end
+    local dims, size = {}, 1
+    for dim in string.gmatch(sparse and (string.gsub(shape, '^[^,]*,?', '')) or shape, '%d+') do
+      dims[#dims + 1] = tonumber(dim)
+      size = size * tonumber(dim)
+    end
+    local number, start = dense[dtype], 0
+    if sparse then
+      number = #sections + 1
+      sections[number] = section_of(true, dtype, dims, 'sparse:' .. name .. ':')
+    else
+      if not number then
+        number = #sections + 1
+        dense[dtype] = number
+        sections[number] = section_of(false, dtype, {0}, 'dense:' .. dtype .. ':')
+      end
+      local section = sections[number]
+      start = section.elements
+      section.elements = start + size
+      section.dims[1] = section.elements
+    end
+    paths[#paths + 1] = name
+    if name == path then
+      found = {section = number, start = start, dims = dims, text = text, number = #paths - 1}
+    end
+  end)
+  if not found then
+    fail('%s', no_leaf(path, paths))
+  end
+  if missing == 'skip' then
+    sections[#sections + 1] = section_of(false, 'int32', {#paths}, 'present:')
+  end
+  return sections, found
+end
+
+local function main()
+  if not (rawget(_G, 'struct') and rawget(_G, 'cmsgpack')) then
+    fail("this server's Lua has no struct or no cmsgpack: use `redisacc show NAME --index`")
+  end
+  local kind, dtype, round_shape, step, accumulated, chunk, sparse_mean, missing = unpack(redis.call('HMGET',
+    record_key, 'kind', 'dtype', 'round_shape', 'global_step', 'num_accumulated', 'chunk', 'sparse_mean', 'missing'))
+  chunk = tonumber(chunk)
+  if not (kind and dtype and round_shape and step and accumulated and chunk) then
+    fail('there is no accumulator %s; SMEMBERS redisacc:names lists them', record_key)
+  end
+  if kind ~= 'tree' then
+    leaf, index, most = nil, leaf, index
+  end
+  index, most = index or '', tonumber(most or '16')
+  if index ~= '' and (string.match(index, '[^%d,]') or string.match(',' .. index .. ',', ',,')
+      or string.match(index, string.rep('%d', 20))) then
+    fail('the index must be whole numbers separated by commas, not %s', index)
+  end
+  if not most or most ~= math.floor(most) or most < 1 or most > MOST_ELEMENTS then
+    fail('the number of elements to print must be a whole number, 1 to %d', MOST_ELEMENTS)
+  end
+
+  local sections, found
+  if leaf then
+    sections, found = read_tree(leaf, missing)
+  else
+    local dims = {}
+    for dim in string.gmatch(round_shape, '%d+') do
+      dims[#dims + 1] = tonumber(dim)
+    end
+    sections = {section_of(kind == 'sparse', dtype, dims, '')}
+    found = {section = 1, start = 0, dims = dims}
+  end
+  local section = sections[found.section]
+  if section.sparse and index == '' then
+    fail('a sparse %s needs an index', leaf and 'leaf' or 'accumulator')
+  end
+  local lines = {}
+  local function say(...)
+    lines[#lines + 1] = safe(string.format(...))
+  end
+  say('accumulator %s %s %s', record_key, kind, dtype)
+  if leaf then
+    say('leaf %s %s', leaf, found.text)
+  end
+  say('index %s', index == '' and 'all' or index)
+  say('step %s', step)
+  say('gradients %s', accumulated)
+  if accumulated == '0' then
+    say('count 0')
+    return lines
+  end
+
+  local row = section.sparse and string.match(index, '^%d+') or nil
+  local coordinates = {}
+  for coordinate in string.gmatch(row and string.sub(index, #row + 1) or index, '%d+') do
+    coordinates[#coordinates + 1] = tonumber(coordinate)
+  end
+  local first, number = span(coordinates, found.dims)
+  local shown = math.min(number, most)
+  local gradients = buffered_gradients(sections)
+  local total, in_place, buffered = add_up(gradients, sections, found.section, row, found.start + first, shown, chunk)
+  local count = in_place + buffered
+  if not section.sparse and number > 0 and count ~= tonumber(accumulated) then
     fail('only %.0f of %s gradients were found: keys were evicted or removed by hand', count, accumulated)
   end
-  if not sparse then
-    count = tonumber(accumulated)
+  -- How many gradients have the leaf.
+  local holders = tonumber(accumulated)
+  if leaf and missing == 'skip' then
+    local present = add_up(gradients, sections, #sections, nil, found.number, 1, chunk)[1] or {0, 0}
+    holders = math.min(present[1] * TWO_32 + present[2], holders)
+    say('present %.0f', holders)
+  end
+  if not section.sparse then
+    count = holders
   end
   say('count %.0f', count)
-  say('held in place %.0f, buffered %.0f', in_place, buffered_in)
+  say('held in place %.0f, buffered %.0f', in_place, buffered)
   if count == 0 then
     return lines
   end
   say('elements %d of %.0f', shown, number)
-  local divisor = sparse_mean == 'round' and tonumber(accumulated) or count
+  local divisor = (section.sparse and sparse_mean ~= 'round') and count or holders
+  local arithmetic, components = section.arithmetic, section.components
   local sums, means = {}, {}
   local function write(into, values, at)
     local one = arithmetic.text(arithmetic.final(values(total[at])))

@@ -1,5 +1,5 @@
--- Prints the state of an accumulator: its schema, its round, the waiting takers, and the rounds that were taken and not
--- acknowledged.
+-- Prints the state of an accumulator: its schema, its round, the waiting takers, the rounds that were taken and not
+-- acknowledged, and those that were recovered.
 --
 -- KEYS record  redisacc:{NAME}   the record of the accumulator
 --
@@ -9,17 +9,21 @@
 --
 --   redis-cli --raw --eval lua/inspect/summary.lua 'redisacc:{NAME}'
 --
--- It only reads, and never more than some dozens of fields, however large the accumulator is. The other keys carry the
--- same hash tag, and their names are formed here, so that they need not be typed.
+-- It only reads, and never more than some dozens of fields and of leaves, however large the accumulator is. The other
+-- keys carry the same hash tag, and their names are formed here, so that they need not be typed.
 
 local record_key = KEYS[1] or ''
 
--- The number of workers, takers and rounds that are named; the rest are only counted.
+-- The number of leaves, workers, takers and rounds that are named; the rest are only counted.
 local SHOWN = 10
+-- The longest structure of a tree that is read, in bytes: some thousands of leaves. And how many levels it may have.
+local LONGEST_STRUCTURE, MOST_LEVELS = 131072, 64
 
--- Replaces control characters in ASCII and UTF-8: anyone may have written the names, and a terminal may show them.
+-- Replaces what must not reach a terminal: control characters, and marks that change the direction of text (U+200E,
+-- U+200F, U+202A to U+202E, U+2066 to U+2069).
 local function safe(text)
   text = string.gsub(string.gsub(text, '%c', '?'), '\194[\128-\159]', '?')
+  text = string.gsub(string.gsub(text, '\226\128[\142\143\170-\174]', '?'), '\226\129[\166-\169]', '?')
   return text
 end
 
@@ -30,16 +34,15 @@ end
 
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
   'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes',
-  'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean')
-for i = 1, 18 do
+  'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean', 'missing')
+for i = 1, 19 do
   if not fields[i] then
     return redis.error_reply(
       'ERR there is no accumulator ' .. safe(record_key) .. '; SMEMBERS redisacc:names lists them')
   end
 end
 local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, repeated, duplicates, takes,
-  buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker,
-  sparse_mean = unpack(fields)
+  buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker, sparse_mean, missing = unpack(fields)
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -47,12 +50,17 @@ local function ago(ms)
   return string.format('%.1f s', (now_ms - (tonumber(ms) or now_ms)) / 1000)
 end
 
-say('%s: %s %s %s %s%s', record_key, kind, dtype, shape, reduction,
-  sparse_mean == 'round' and ' by the gradients of the round' or '')
+local divisor = sparse_mean == 'round' and ' by the gradients of the round' or ''
+if kind == 'tree' then
+  divisor = (missing == 'skip' and ' by the gradients that have the leaf' or ' by the gradients of the round')
+    .. (sparse_mean == 'index' and ', of a row by those that held its index' or '')
+end
+say('%s: %s %s %s %s%s', record_key, kind, dtype, shape, reduction, divisor)
 if string.match(incarnation, '^deleted:') then
   say('this accumulator is being deleted')
 end
-say('step %s, %s gradients in this round%s', step, count, round_shape ~= '' and ' of shape ' .. round_shape or '')
+local has_shape = round_shape ~= '' and kind ~= 'tree'
+say('step %s, %s gradients in this round%s', step, count, has_shape and ' of shape ' .. round_shape or '')
 -- One field of the sums isn't a row but the total that they must add up to.
 local sums = math.max(redis.call('HLEN', record_key .. ':sums') - 1, 0)
 local buffered = redis.call('HLEN', record_key .. ':buffered')
@@ -72,6 +80,60 @@ local function rest(shown, all)
   if all > shown then
     say('  and %d more', all - shown)
   end
+end
+
+-- Returns the first leaves of a tree, one more than are shown, as texts. index.lua describes the structure. Stops where
+-- redisacc did not write it.
+local function first_leaves(structure)
+  local at, leaves = 1, {}
+  local function next_is(character)
+    local found = string.sub(structure, at, at) == character
+    at = at + (found and 1 or 0)
+    return found
+  end
+  local function read_text()
+    local first, stop = at, at - 1
+    repeat
+      stop = string.find(structure, '["\\]', stop + 1) or #structure + 1
+      local escapes = string.sub(structure, stop, stop) == '\\'
+      stop = stop + (escapes and 1 or 0)
+    until not escapes
+    at = stop + 1
+    return (string.gsub(string.sub(structure, first, stop - 1), '\\(.)', '%1'))
+  end
+  local function read_node(path, levels)
+    if next_is('"') then
+      leaves[#leaves + 1] = (path == '' and '.' or string.sub(path, 2)) .. ': ' .. read_text()
+      return
+    end
+    local is_object = next_is('{')
+    local place, ends = 0, is_object and '}' or ']'
+    if not is_object and not next_is('[') then
+      -- Only null is left.
+      at = string.sub(structure, at, at + 3) == 'null' and at + 4 or #structure + 1
+      return
+    end
+    at = at + ((not is_object and string.sub(structure, at, at + 6) == '"tuple"') and 7 or 0)
+    while levels <= MOST_LEVELS and #leaves <= SHOWN and at <= #structure and not next_is(ends) do
+      local _ = next_is(',')
+      local key = is_object and next_is('"') and read_text() or tostring(place)
+      _ = is_object and next_is(':')
+      read_node(path .. '/' .. key, levels + 1)
+      place = place + 1
+    end
+  end
+  read_node('', 1)
+  return leaves
+end
+
+if kind == 'tree' then
+  say('leaves: %s', string.match(shape, '^%d+') or shape)
+  local is_short = redis.call('HSTRLEN', record_key, 'tree') <= LONGEST_STRUCTURE
+  local leaves = is_short and first_leaves(redis.call('HGET', record_key, 'tree') or '') or {}
+  for i = 1, math.min(#leaves, SHOWN) do
+    say('  %s', leaves[i])
+  end
+  rest(math.min(#leaves, SHOWN), tonumber(string.match(shape, '^%d+')) or 0)
 end
 
 local workers, number = some(record_key .. ':workers')
@@ -107,6 +169,18 @@ for i = 1, shown do
   end
 end
 rest(shown, number)
+
+-- Each recovery: the old token, the new one, when it was, and the new taker. The latest comes first.
+local recovered = redis.call('LRANGE', record_key .. ':recovered', 0, SHOWN - 1)
+number = redis.call('LLEN', record_key .. ':recovered')
+say('recovered rounds: %d', number)
+for _, entry in ipairs(recovered) do
+  local old, token, recovered_ms, taker = string.match(entry, '^(%S+) (%S+) (%d+) (.*)$')
+  if old then
+    say('  %s ago by %s, token %s, before %s', ago(recovered_ms), taker, token, old)
+  end
+end
+rest(#recovered, number)
 
 say('remembered sessions: %d', redis.call('HLEN', record_key .. ':sessions'))
 return lines

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redisacc._data import validation
-from redisacc._format.keys import NAMES, Keys
+from redisacc._format.keys import NAMES, Keys, ParameterKeys
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -24,7 +24,7 @@ class Role:
         does: what the role does, as a text for people.
         commands: the commands that it may run on the keys of its accumulators, directly or inside a script.
         names_commands: the commands that it may run on the set of all names.
-        takes: whether it has the keys of the queue and of taken rounds.
+        takes: whether it has the keys of the queue and of taken rounds, and publishes parameters.
         applies: whether it has the keys of staged parts and the lock for compacting.
         everything: whether it has all keys of its accumulators, and not only those that its work needs.
     """
@@ -43,17 +43,31 @@ _TAKES = (
     "hget hincrby hlen strlen publish hdel hscan get rename pexpire pttl unlink zadd zrange zrank zrem zscore "
     "llen lpush lrange ltrim subscribe unsubscribe"
 )
+# What a script needs that publishes, and what deletes the versions before.
+_PUBLISHES = "hmget hsetnx set rename persist pexpire unlink strlen publish get exists"
+# What a worker may do with parameters. Only selectors can keep it from more.
+_READS_PARAMETERS = "hmget get strlen"
 _LOOKS = (
     "hmget hget hgetall hkeys hvals hlen hscan zrange lrange get getrange strlen exists type pttl time subscribe "
     "unsubscribe info"
 )
 ROLES = {
-    "worker": Role("opens, creates and applies", f"{_OPENS} {_APPLIES}", "sismember sadd", applies=True),
-    "taker": Role("opens, creates, takes, recovers, sets the step", f"{_OPENS} {_TAKES}", "sismember sadd", takes=True),
+    "worker": Role(
+        "opens, creates and applies; reads parameters",
+        f"{_OPENS} {_APPLIES} subscribe unsubscribe",
+        "sismember sadd",
+        applies=True,
+    ),
+    "taker": Role(
+        "opens, creates, takes, recovers, sets the step; publishes parameters",
+        f"{_OPENS} {_TAKES} {_PUBLISHES}",
+        "sismember sadd",
+        takes=True,
+    ),
     "observer": Role("reads, and listens to events", _LOOKS, "sismember smembers sscan", everything=True),
     "operator": Role(
         "all of the above; also deletes, cleans up, and loads the scripts",
-        f"{_OPENS} {_APPLIES} {_TAKES} {_LOOKS} eval script|load scan memory|usage persist ping wait",
+        f"{_OPENS} {_APPLIES} {_TAKES} {_PUBLISHES} {_LOOKS} eval script|load scan memory|usage persist ping wait",
         "sismember sadd smembers sscan srem",
         everything=True,
     ),
@@ -92,7 +106,12 @@ def rules(role: str, pattern: str, *, selectors: bool = True, eval_: bool = Fals
     if lists_names:
         commands |= dict.fromkeys(given.names_commands.split())
     keys = _keys(given, Keys(pattern))
-    channels = [Keys(pattern).events, Keys(pattern).wake]
+    parameters = ParameterKeys(pattern)
+    channels = [Keys(pattern).events, Keys(pattern).wake, parameters.events]
+    reads = [parameters.record, f"{parameters.record}:object:*"] if given.applies else []
+    selected = [_selector(_READS_PARAMETERS, reads)] if selectors and reads else []
+    if not selectors:
+        keys += reads
     return [
         "on",
         "resetkeys",
@@ -103,11 +122,16 @@ def rules(role: str, pattern: str, *, selectors: bool = True, eval_: bool = Fals
         *([f"~{NAMES}"] if lists_names else []),
         *(f"&{channel}" for channel in channels),
         *(f"+{command}" for command in commands),
-        *([f"({' '.join(f'+{c}' for c in given.names_commands.split())} ~{NAMES})"] if selectors else []),
+        *selected,
+        *([_selector(given.names_commands, [NAMES])] if selectors else []),
     ]
 
 
-def _keys(role: Role, keys: Keys) -> Sequence[str]:
+def _selector(commands: str, keys: Sequence[str]) -> str:
+    return f"({' '.join([f'+{command}' for command in commands.split()] + [f'~{key}' for key in keys])})"
+
+
+def _keys(role: Role, keys: Keys) -> list[str]:
     if role.everything:
         return [keys.record, f"{keys.record}:*"]
     current = keys.current
@@ -117,4 +141,6 @@ def _keys(role: Role, keys: Keys) -> Sequence[str]:
         found += [f"{keys.record}:staged:*", keys.compacting]
     if role.takes:
         found += [keys.queue, keys.takers, keys.taken, keys.recovered, f"{keys.taken}:*"]
+        parameters = ParameterKeys(keys.name).record
+        found += [parameters, f"{parameters}:object:*", f"{parameters}:staged:*"]
     return found

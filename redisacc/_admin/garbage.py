@@ -11,6 +11,8 @@ The following keys are garbage: nothing uses them.
 - Parts of buffered gradients that no round lists.
 - Staged parts without an expiry.
 - Keys of an accumulator whose record is gone.
+- Objects of parameters that their record does not list, or whose record is gone; staged ones without an expiry; and an
+  interrupted deletion of parameters.
 - Names in ``redisacc:names`` without a record.
 
 A round that was granted and not acknowledged is not garbage: ``recover()`` hands it out.
@@ -24,12 +26,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from redisacc._admin.catalogue import escape_glob, listed, scan_keys
-from redisacc._format.keys import DELETING, NAMES, PREFIX, Keys
+from redisacc._format.keys import DELETING, NAMES, PREFIX, Keys, ParameterKeys
+from redisacc._format.parameter_record import ParameterRecord
 from redisacc._protocol.acknowledgement import finish_acknowledgement
 from redisacc._protocol.deletion import delete
+from redisacc._protocol.parameter_deletion import delete_parameters, listed_objects
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
+from redisacc.errors import CorruptDataError, SchemaMismatchError
 
 # The number of keys that one call of the script removes.
 KEYS_PER_CALL = 50
@@ -47,7 +52,9 @@ _WHOLE = frozenset(
     ("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "recovered", "compacting")
 )
 
-Why = Literal["deletion", "acknowledged", "round", "part", "staged", "record", "name"]
+_PARAMETERS = re.compile(r"parameters(?::(object|staged):([\w-]+):\d+)?")
+
+Why = Literal["deletion", "acknowledged", "round", "part", "staged", "record", "object", "parameters", "name"]
 
 WORDS: dict[Why, str] = {
     "deletion": "an interrupted deletion",
@@ -56,6 +63,8 @@ WORDS: dict[Why, str] = {
     "part": "parts of gradients that no round refers to",
     "staged": "staged parts without an expiry",
     "record": "keys without a record",
+    "object": "objects that no parameters refer to",
+    "parameters": "an interrupted deletion of parameters",
     "name": "a listed name without a record",
 }
 
@@ -97,10 +106,15 @@ def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover
             keys_of[match[1]].append((key, match[2] or ""))
     found: list[Leftover] = []
     for owner, pairs in sorted(keys_of.items()):
-        found += _of_one(transport, owner, pairs)
+        of_parameters = [pair for pair in pairs if _PARAMETERS.fullmatch(pair[1])]
+        others = [pair for pair in pairs if not _PARAMETERS.fullmatch(pair[1])]
+        if others:
+            found += _of_one(transport, owner, others)
+        if of_parameters:
+            found += _of_parameters(transport, ParameterKeys(owner), of_parameters)
     for raw in sorted(listed(transport, pattern)):
         # As bytes, because anybody can list a name that is not UTF-8. No accumulator has such a name.
-        if not transport.call("EXISTS", _record_of(raw)):
+        if not _is_used(transport, raw):
             found.append(Leftover(raw.decode(errors="backslashreplace"), "name", listed_as=raw))
     for leftover in found:
         sizes = transport.pipeline([("MEMORY", "USAGE", key) for key in leftover.keys]) if leftover.keys else []
@@ -126,9 +140,35 @@ def _of_one(transport: Transport, name: str, pairs: list[tuple[str, str]]) -> li
     return _of_a_live_one(transport, keys, text, endless)
 
 
-def _record_of(name: bytes) -> bytes:
-    """Returns the key of the record of a name in the set of names."""
-    return f"{PREFIX}{{".encode() + name + b"}"
+def _is_used(transport: Transport, name: bytes) -> bool:
+    """Returns whether a name in the set of names has an accumulator or parameters."""
+    record = f"{PREFIX}{{".encode() + name + b"}"
+    return any(transport.pipeline([("EXISTS", record), ("EXISTS", record + b":parameters")]))
+
+
+def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[str, str]]) -> list[Leftover]:
+    """Returns the garbage of the parameters of one name.
+
+    No script has to check again, when it is removed, that it is garbage: an object that has no expiry was listed by a
+    record when it was named. If the record doesn't list it now, it never will again.
+    """
+    *ends, reply = transport.pipeline([*(("PTTL", key) for key, _ in pairs), ParameterRecord.command(keys)])
+    objects = [key for (key, suffix), end in zip(pairs, ends, strict=True) if suffix != "parameters" and int(end) == -1]
+    incarnation = ""
+    try:
+        record = ParameterRecord.parse(keys, reply)
+        if record is not None:
+            incarnation = record.incarnation
+            if incarnation.startswith(DELETING):
+                return [Leftover(keys.name, "parameters", incarnation, {key: "" for key, _ in pairs})]
+            listed = set(listed_objects(transport, keys))
+            if not listed:
+                # Deleted since then, or unreadable: what is in use is unknown.
+                return []
+            objects = [key for key in objects if key not in listed]
+    except (CorruptDataError, SchemaMismatchError):
+        return []
+    return [Leftover(keys.name, "object", incarnation, dict.fromkeys(objects, ""))] if objects else []
 
 
 def _is_ours(suffix: str) -> bool:
@@ -196,10 +236,18 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
     if leftover.why == "deletion":
         delete(transport, keys, leftover.incarnation.removeprefix(DELETING))
         return 1
+    if leftover.why == "parameters":
+        parameters = ParameterKeys(leftover.name)
+        # Those that the record lists, and then, without it, those that it does not.
+        delete_parameters(transport, parameters, leftover.incarnation.removeprefix(DELETING))
+        _unlink(transport, [key for key in leftover.keys if key != parameters.record])
+        return 1
+    if leftover.why == "object":
+        return _unlink(transport, list(leftover.keys))
     if leftover.why == "name":
-        name, record = leftover.listed_as, _record_of(leftover.listed_as)
-        removed = int(transport.call("SREM", NAMES, name)) if not transport.call("EXISTS", record) else 0
-        if removed and transport.call("EXISTS", record):
+        name = leftover.listed_as
+        removed = int(transport.call("SREM", NAMES, name)) if not _is_used(transport, name) else 0
+        if removed and _is_used(transport, name):
             # The accumulator was created, and its name listed, after the first EXISTS and before SREM.
             transport.call("SADD", NAMES, name)
             removed = 0
@@ -211,3 +259,8 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
     for start in range(0, len(items), KEYS_PER_CALL):
         removed += scripts.remove_orphans(owners=dict(items[start : start + KEYS_PER_CALL]))
     return removed
+
+
+def _unlink(transport: Transport, objects: list[str]) -> int:
+    # One to a command, because freeing a large string takes the server some time: others get between.
+    return sum(map(int, transport.pipeline([("UNLINK", key) for key in objects]))) if objects else 0

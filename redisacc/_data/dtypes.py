@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +20,26 @@ from redisacc.errors import InvalidArgumentError
 # A double holds every integer up to this bound exactly. It holds 2**53 as well, but a sum of 2**53 + 1 is rounded to
 # that, so a result above the bound may have lost digits.
 EXACT_IN_DOUBLE = 2**53 - 1
+
+
+class _TorchDType(Protocol):
+    """torch's dtypes, for type checkers."""
+
+    @property
+    def is_floating_point(self) -> bool: ...
+    @property
+    def is_complex(self) -> bool: ...
+
+
+class _TensorFlowDType(Protocol):
+    """TensorFlow's dtypes, for type checkers."""
+
+    @property
+    def as_numpy_dtype(self) -> Any: ...
+
+
+# What denotes an element type.
+DTypeLike = npt.DTypeLike | _TorchDType | _TensorFlowDType
 
 
 @dataclass(frozen=True)
@@ -102,7 +122,7 @@ _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 
 
 def find_dtype(dtype: object) -> DType:
-    """Returns the element type that a name, a numpy dtype or scalar type, or TensorFlow's DType denotes.
+    """Returns the element type that a name, a numpy dtype or scalar type, or a dtype of TensorFlow or torch denotes.
 
     A reference type of TensorFlow ("float32_ref") and a big-endian numpy dtype denote the plain type.
 
@@ -116,6 +136,8 @@ def find_dtype(dtype: object) -> DType:
     if name is None and not isinstance(dtype, (np.dtype, type)):
         # TensorFlow's DType. For quantised types, its numpy dtype is a structure, but its name is plain.
         name = getattr(dtype, "name", None)
+        if name is None and type(dtype).__module__ == "torch":
+            name = str(dtype).removeprefix("torch.")
     if isinstance(name, str):
         name = _ALIASES.get(name, name).removesuffix("_ref")
         if name in TABLE:

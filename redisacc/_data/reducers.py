@@ -280,14 +280,17 @@ class RoundReducer:
 
     Args:
         sections: an empty reducer for each section of the gradients.
+        where: the source of the gradients, for errors.
 
     Attributes:
         sections: the sum of each section.
+        where: the source of the gradients, for errors.
         number: how many gradients are in the sum.
     """
 
-    def __init__(self, sections: list[DenseReducer | SparseReducer]) -> None:
+    def __init__(self, sections: list[DenseReducer | SparseReducer], where: str) -> None:
         self.sections = sections
+        self.where = where
         self.number = 0
 
     def add(self, gradient: Gradient) -> None:

@@ -14,6 +14,8 @@ from redisacc.errors import InvalidArgumentError
 class IndexedSlices:
     """Rows of a larger array, like TensorFlow's class of that name: ``values[i]`` is the row at ``indices[i]``.
 
+    Each argument may also be a dense array of torch, JAX or TensorFlow.
+
     Args:
         values: array-like of shape ``[n, *row]``.
         indices: integer vector of length ``n``.

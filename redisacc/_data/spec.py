@@ -110,7 +110,7 @@ class AccumulatorSpec(ABC):
         """
         shapes = self.section_shapes(round_shape)
         return RoundReducer(
-            [section.reducer(shape, where) for section, shape in zip(self.sections, shapes, strict=True)]
+            [section.reducer(shape, where) for section, shape in zip(self.sections, shapes, strict=True)], where
         )
 
 

@@ -11,6 +11,7 @@ A tuple is a list that begins with "tuple", which is the text of no leaf. None i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,12 @@ LONGEST_STRUCTURE = 32 * 2**20
 ROOT = "."
 
 _TUPLE = "tuple"
+
+# Control characters and line separators, which names must not have either (validation.text).
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+# Stands for a node that one of two trees lacks.
+_MISSING = object()
 
 # A node: a dict, list or tuple of nodes, None, or the number of a leaf.
 _Node = Any
@@ -151,6 +158,58 @@ def parse_structure(text: str) -> tuple[Structure, list[str]]:
     return structure, leaf_texts
 
 
+@dataclass(frozen=True)
+class Difference:
+    """The first place in which two trees differ.
+
+    Attributes:
+        path: the keys on the way to it.
+        is_leaf: whether one of them has a leaf there.
+        first: what the first tree has there: the text of a leaf, "a dict", "a list", "a tuple", "None" or "missing".
+        second: what the second tree has there.
+    """
+
+    path: str
+    is_leaf: bool
+    first: str
+    second: str
+
+
+def difference(first: tuple[Structure, list[str]], second: tuple[Structure, list[str]]) -> Difference | None:
+    """Returns the first place in which two trees differ, given their structures and the texts of their leaves."""
+
+    def described(node: _Node, texts: list[str]) -> tuple[bool, str]:
+        if isinstance(node, int):
+            return True, texts[node]
+        if node is _MISSING or node is None:
+            return False, "None" if node is None else "missing"
+        return False, f"a {type(node).__name__}"
+
+    def compare(one: _Node, other: _Node, keys: tuple[str, ...]) -> Difference | None:
+        (is_leaf, ours), (other_is_leaf, theirs) = described(one, first[1]), described(other, second[1])
+        if (is_leaf, ours) != (other_is_leaf, theirs):
+            return Difference("/".join(keys) or ROOT, is_leaf or other_is_leaf, ours, theirs)
+        if one is None or is_leaf:
+            return None
+        return compare_children(_by_key(one), _by_key(other), keys, is_dict=isinstance(one, dict))
+
+    def compare_children(
+        ours: dict[str, _Node], theirs: dict[str, _Node], keys: tuple[str, ...], *, is_dict: bool
+    ) -> Difference | None:
+        for key in sorted(ours | theirs) if is_dict else ours | theirs:
+            found = compare(ours.get(key, _MISSING), theirs.get(key, _MISSING), (*keys, key))
+            if found:
+                return found
+        return None
+
+    return compare(first[0].node, second[0].node, ())
+
+
+def _by_key(node: _Node) -> dict[str, _Node]:
+    """Returns the children of a node by key. A place in a list or tuple is a key, too."""
+    return node if isinstance(node, dict) else {str(place): child for place, child in enumerate(node)}
+
+
 def _branches(
     node: object, is_leaf: Callable[[object], bool] | None, what: str, keys: tuple[str, ...]
 ) -> list[tuple[str, Any]] | None:
@@ -166,7 +225,7 @@ def _branches(
 
 
 def _checked_key(key: object, what: str, parents: tuple[str, ...]) -> str:
-    if isinstance(key, str) and key and is_unicode(key) and all(c >= " " and c != "\x7f" for c in key):
+    if isinstance(key, str) and key and is_unicode(key) and not _CONTROL.search(key):
         return key
     where = f" under {shown('/'.join(parents))}" if parents else ""
     raise InvalidArgumentError(
@@ -212,7 +271,9 @@ def _pairs(node: _Node, tree: Any, keys: tuple[str, ...], what: str) -> list[tup
             if key not in there:
                 raise InvalidArgumentError(f"{what} lacks {shown('/'.join((*keys, str(key))))}")
         surplus = next(key for key in there if key not in wanted)
-        raise InvalidArgumentError(f"{what} has {shown('/'.join((*keys, str(surplus))))}, which is surplus")
+        # A key that is no text may refuse to become one.
+        name = surplus if isinstance(surplus, str) else shown(surplus)
+        raise InvalidArgumentError(f"{what} has {shown('/'.join((*keys, name)))}, which is surplus")
     return [(key, node[key], tree[key]) for key in wanted]
 
 

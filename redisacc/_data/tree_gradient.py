@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._data import validation
+from redisacc._data import foreign, validation
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.sparse_rows import check_whole, sparse_section
 from redisacc._data.tree_spec import Leaf, TreeSpec
@@ -52,7 +52,7 @@ def _elements(leaf: Leaf, value: object, what: str) -> Array:
     if value is None:
         return np.zeros(leaf.size, storage)
     name = f"{what} at {shown(leaf.path)}"
-    if _is_rows(value):
+    if foreign.is_rows(value):
         raise InvalidArgumentError(
             f"{name} must be a dense array, because the leaf was not declared with Sparse(), not {shown(value)}"
         )
@@ -69,14 +69,14 @@ def _rows(leaf: Leaf, value: Any, what: str) -> Section:
     if value is None:
         return Section(np.empty((0, *leaf.row_shape), leaf.dtype.storage), np.empty(0, np.int64))
     name = f"{what} at {shown(leaf.path)}"
-    if isinstance(value, tuple) and len(value) in (2, 3):
+    if type(value) is tuple and len(value) in (2, 3):
         indices, values, whole = (*value, None)[:3]
-    elif _is_rows(value):
-        indices, values, whole = value.indices, value.values, value.dense_shape
+    elif (rows := foreign.rows_of(value, name)) is not None:
+        indices, values, whole = rows
     else:
         raise InvalidArgumentError(
-            f"{name} must be IndexedSlices or a pair of indices and values, because the leaf was declared with "
-            f"Sparse(), not {shown(value)}. IndexedSlices.from_dense() makes such rows of a dense array"
+            f"{name} must be IndexedSlices, a sparse array, or a tuple of indices and values, because the leaf was "
+            f"declared with Sparse(), not {shown(value)}. IndexedSlices.from_dense() makes rows of a dense array"
         )
     section = sparse_section(indices, values, leaf.dtype, leaf.shape, (f"the indices of {name}", f"the rows of {name}"))
     if section.values.shape[1:] != leaf.row_shape:
@@ -84,11 +84,6 @@ def _rows(leaf: Leaf, value: Any, what: str) -> Section:
             f"the rows of {name} must have the shape {shape_text(leaf.row_shape)}, not "
             f"{shape_text(section.values.shape[1:])}"
         )
-    # A round hands out -1 for a dimension 0 that was not declared.
-    if whole is not None and not (leaf.shape[0] is None and np.size(whole) and np.ravel(whole)[0] == -1):
+    if whole is not None:
         check_whole(whole, leaf.shape, f"the dense_shape of {name}")
     return section
-
-
-def _is_rows(value: object) -> bool:
-    return all(hasattr(value, attribute) for attribute in ("indices", "values", "dense_shape"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Collection, Sequence
@@ -11,17 +12,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from redisacc._data import validation
+from redisacc._data import foreign, validation
 from redisacc._data.dtypes import TABLE, DType, find_dtype
 from redisacc._data.reducers import DenseReducer, RoundReducer
 from redisacc._data.spec import CHUNK, AccumulatorSpec, SectionSpec, SparseMean, sparse_result
 from redisacc._data.tree import Structure, flatten, parse_structure
-from redisacc._data.validation import Array, Shape, shape_text
+from redisacc._data.validation import INT64_MAX, Array, Shape, shape_text
 from redisacc._text import shown
-from redisacc.errors import InvalidArgumentError
+from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 # What the mean of a leaf divides by if some gradients lack it: the number of all gradients, or of those that have it.
 Missing = Literal["zero", "skip"]
+
+# The largest number of elements of all dense leaves of a dtype. numpy counts bytes in an int64, and sums have up to 16
+# of them for each element.
+MAX_ELEMENTS = INT64_MAX // 16
 
 _LEAF = re.compile(r"(sparse )?([a-z0-9]{1,16}) (\[[0-9,-]*\])")
 
@@ -121,7 +126,11 @@ class TreeSpec(AccumulatorSpec):
         missing: Missing = "zero",
         chunk: int = CHUNK,
     ) -> TreeSpec:
-        """Returns the specification of an accumulator of trees, given the kind, dtype and shape of each leaf."""
+        """Returns the specification of an accumulator of trees, given the kind, dtype and shape of each leaf.
+
+        Raises:
+            InvalidArgumentError: the dense leaves of a dtype have too many elements together.
+        """
         sections: list[SectionSpec] = []
         shapes: list[tuple[int, ...]] = []
         leaves: list[Leaf] = []
@@ -138,6 +147,11 @@ class TreeSpec(AccumulatorSpec):
                 sizes[number] = leaf.start + leaf.size
             leaves.append(leaf)
         for number, size in sizes.items():
+            if size > MAX_ELEMENTS:
+                raise InvalidArgumentError(
+                    f"the dense leaves of a dtype must have at most {MAX_ELEMENTS} elements together, but those of "
+                    f"{sections[number].dtype.name} have {size}"
+                )
             shapes[number] = (size,)
         if missing == "skip":
             sections.append(SectionSpec(_PRESENT, TABLE["int32"], False))
@@ -205,10 +219,11 @@ class TreeSpec(AccumulatorSpec):
         """Returns the tree of reduced leaves: arrays that share memory, and ``IndexedSlices`` for sparse leaves.
 
         A leaf that every gradient lacks is None if ``missing`` is "skip", and otherwise holds zeros or no rows.
+
+        Raises:
+            CorruptDataError: an index is out of bounds, or more gradients held it, or a leaf, than there are.
         """
-        present = None
-        if self.missing == "skip":
-            present = np.minimum(_dense(reducer, len(self.packed) - 1).result("SUM", 1), num_accumulated)
+        present = self._present(reducer, num_accumulated) if self.missing == "skip" else None
         reduced: dict[int, Any] = {}
         results = []
         for number, leaf in enumerate(self.leaves):
@@ -225,6 +240,22 @@ class TreeSpec(AccumulatorSpec):
                 value = reduced[leaf.section][leaf.start : leaf.start + leaf.size].reshape(leaf.shape)
             results.append(value if holders else None)
         return self.structure.build(results)
+
+    def _present(self, reducer: RoundReducer, num_accumulated: int) -> Array:
+        """Returns for each leaf how many gradients have it.
+
+        Raises:
+            CorruptDataError: that is not between 0 and the number of gradients.
+        """
+        present = _dense(reducer, len(self.packed) - 1).sum().values
+        (wrong,) = ((present < 0) | (present > num_accumulated)).nonzero()
+        if len(wrong):
+            path, number = self.leaves[wrong[0]].path, present[wrong[0]]
+            raise CorruptDataError(
+                f"{reducer.where}: {number} gradients are counted for the leaf {shown(path)} of a round of "
+                f"{num_accumulated}"
+            )
+        return present
 
     def _divisors(self, section: int, present: Array) -> Array:
         """Returns for each element of a dense section how many gradients had its leaf, and 1 if none had it."""
@@ -247,14 +278,9 @@ def _parse_leaf(text: str) -> _Described:
         raise ValueError(f"{shown(text)} is not the description of a leaf")
     try:
         dims = [int(dim) for dim in match[3][1:-1].split(",") if dim]
-        shape = validation.shape(dims)
+        return _checked(match[1] is not None, match[2], dims, "a leaf")
     except InvalidArgumentError as error:
         raise ValueError(str(error)) from None
-    assert shape is not None
-    sparse = match[1] is not None
-    if None in shape[sparse:] or (sparse and not shape):
-        raise ValueError(f"{shown(text)} has unknown dimensions")
-    return sparse, TABLE[match[2]], shape
 
 
 def described_by(tree: object) -> tuple[Structure, list[_Described]]:
@@ -299,6 +325,13 @@ def _checked(is_sparse: bool, dtype: object, given: object, what: str) -> _Descr
     if shape is None or None in shape[is_sparse:]:
         known = "but for dimension 0 " if is_sparse else ""
         raise InvalidArgumentError(f"the shape of {what} must be known {known}in a tree, not {shape_text(shape)}")
+    try:
+        # numpy knows best how many dimensions an array can have, and how large they can be together.
+        np.empty((0, *[dim or 0 for dim in shape[1:]]), np.complex128)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"the shape of {what} must be that of an array, and none can have {shown(shape)}"
+        ) from None
     return is_sparse, element, shape
 
 
@@ -312,10 +345,9 @@ def described_like(tree: object, sparse: Collection[str]) -> tuple[Structure, li
     Raises:
         InvalidArgumentError: it is not such a tree, or has no such path.
     """
-    if isinstance(sparse, str) or not all(isinstance(path, str) for path in sparse):
-        raise InvalidArgumentError(f"sparse must be a collection of paths, not {shown(sparse)}")
-    structure, leaves = flatten(tree, "tree")
-    unknown = next((path for path in sparse if path not in structure.numbers), None)
+    sparse_paths = _paths(sparse)
+    structure, leaves = flatten(tree, "tree", is_leaf=foreign.is_rows)
+    unknown = next((path for path in sparse_paths if path not in structure.numbers), None)
     if unknown is not None:
         raise InvalidArgumentError(
             f"sparse names {shown(unknown)}, which is not the path of a leaf. The paths are {shown(structure.paths)}"
@@ -323,11 +355,25 @@ def described_like(tree: object, sparse: Collection[str]) -> tuple[Structure, li
     described = []
     for path, leaf in zip(structure.paths, leaves, strict=True):
         what = f"the leaf {shown(path)} of tree"
-        dense_shape = getattr(leaf, "dense_shape", None)
-        if dense_shape is not None and hasattr(leaf, "values"):
-            whole = [int(dim) for dim in validation.array(dense_shape, what).tolist()]
-            described.append(_checked(True, validation.array(leaf.values, what).dtype, whole, what))
+        rows = foreign.rows_of(leaf, what)
+        if rows is not None:
+            if rows.dense_shape is None:
+                raise InvalidArgumentError(f"{what} must have a dense_shape, the shape of the whole array")
+            whole = validation.array(rows.dense_shape, f"the dense_shape of {what}")
+            described.append(_checked(True, validation.array(rows.values, what).dtype, whole.tolist(), what))
         else:
             given = validation.array(leaf, what)
-            described.append(_checked(path in sparse, given.dtype, given.shape, what))
+            described.append(_checked(path in sparse_paths, given.dtype, given.shape, what))
     return structure, described
+
+
+def _paths(given: object) -> dict[str, None]:
+    """Returns the paths in a collection, in its order."""
+    paths = None
+    if isinstance(given, Collection) and not isinstance(given, str):
+        # Somebody else's collection may raise anything, and an array of rank 0 looks like one.
+        with contextlib.suppress(Exception):
+            paths = list(given)
+    if paths is None or not all(isinstance(path, str) for path in paths):
+        raise InvalidArgumentError(f"sparse must be a collection of paths, not {shown(given)}")
+    return dict.fromkeys(paths)

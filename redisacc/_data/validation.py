@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from redisacc._data import foreign
 from redisacc._data.dtypes import DType
 from redisacc._text import is_unicode, shown
 from redisacc.errors import InvalidArgumentError
@@ -40,7 +41,7 @@ def integer(value: object, what: str, *, low: int = INT64_MIN, high: int = INT64
     """Returns an integer scalar as a Python int.
 
     Args:
-        value: a Python or numpy integer, or an integer array of rank 0. Booleans are refused.
+        value: a Python or numpy integer, or an integer array of rank 0, of any library. Booleans are refused.
         what: the argument's name in errors.
         low: the smallest value that is allowed.
         high: the largest value that is allowed.
@@ -48,6 +49,7 @@ def integer(value: object, what: str, *, low: int = INT64_MIN, high: int = INT64
     if type(value) is int and low <= value <= high:
         return value
     number: int | None = None
+    value = foreign.host_array(value, what)
     if isinstance(value, np.ndarray):
         if value.ndim == 0 and value.dtype.kind in "iu":
             number = int(value)
@@ -192,10 +194,14 @@ def missing(value: object) -> Literal["zero", "skip"]:
 
 
 def array(value: object, what: str) -> Array:
-    """Converts anything that numpy can turn into an array. Ragged lists and masked arrays are refused.
+    """Converts anything that numpy can turn into an array, and dense arrays of other libraries.
 
-    An array is returned as it is, not copied.
+    An array in host memory is returned as it is, not copied. Ragged lists, masked and sparse arrays are refused, and
+    arrays of Python objects.
     """
+    if type(value) is np.ndarray:
+        return value
+    value = foreign.host_array(value, what)
     if type(value) is np.ndarray:
         return value
     # numpy imports numpy.ma only when somebody asks for it. A process that was forked during that import by another
@@ -209,11 +215,16 @@ def array(value: object, what: str) -> Array:
             f"{what} must not have missing values (NA, null), because they would become numbers: fill them first"
         )
     try:
-        return np.asarray(value)
-    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        given = np.asarray(value)
+    except MemoryError:
+        raise
+    except Exception as error:  # somebody else's __array__ may raise anything
         raise InvalidArgumentError(
             f"{what} must be an array, but numpy cannot make one from {shown(value)}: {shown(str(error))}"
         ) from error
+    if given.dtype.kind == "O":
+        raise InvalidArgumentError(f"{what} must be an array of numbers, but numpy finds objects in {shown(value)}")
+    return given
 
 
 def _has_missing(value: object) -> bool:

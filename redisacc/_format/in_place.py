@@ -59,6 +59,9 @@ class PackedRows:
 # Looking up, packing and storing a row costs the server as much as adding this many elements.
 ROW_COST = 24
 
+# Each further section of a tree's gradient costs as much as three rows, because it is looked up and stored on its own.
+SECTION_COST = 3 * ROW_COST
+
 
 def can_add(spec: AccumulatorSpec) -> bool:
     """Returns whether the server can add the element types of an accumulator exactly."""
@@ -72,11 +75,11 @@ def fits(gradient: Gradient, spec: AccumulatorSpec, limit: int) -> bool:
     which Lua adds. Integers of up to 32 bits always are. Only sums of rows can be larger: if a gradient repeats an
     index, its rows were added up beforehand.
     """
-    cost = 0
+    cost = -SECTION_COST
     for section in gradient.sections:
-        size = section.values.size
-        rows = math.ceil(size / spec.chunk) if section.indices is None else len(section.indices)
-        cost += size + ROW_COST * rows
+        rows = _rows(section, spec.chunk)
+        if rows:
+            cost += section.values.size + ROW_COST * rows + SECTION_COST
         if cost > limit:
             return False
     return all(map(_is_exact, gradient.sections, spec.sections))
@@ -90,8 +93,17 @@ def _is_exact(section: Section, spec: SectionSpec) -> bool:
 
 
 def pack_rows(gradient: Gradient, spec: AccumulatorSpec) -> list[PackedRows]:
-    """Returns the rows of each sparse section, and of each dense one cut into chunks."""
-    return [_packed(section, of, spec.chunk) for section, of in zip(gradient.sections, spec.sections, strict=True)]
+    """Returns the rows of each sparse section, and of each dense one cut into chunks.
+
+    Sections without rows are left out: a tree may have thousands of them, and each would cost the server time.
+    """
+    pairs = zip(gradient.sections, spec.sections, strict=True)
+    return [_packed(section, of, spec.chunk) for section, of in pairs if _rows(section, spec.chunk)]
+
+
+def _rows(section: Section, chunk: int) -> int:
+    """Returns how many rows of the ``sums`` hash a section has."""
+    return math.ceil(section.values.size / chunk) if section.indices is None else len(section.indices)
 
 
 def _packed(section: Section, spec: SectionSpec, chunk: int) -> PackedRows:
@@ -101,7 +113,7 @@ def _packed(section: Section, spec: SectionSpec, chunk: int) -> PackedRows:
     rows = (values if values.dtype == dtype.in_place_dtype else values.astype(dtype.in_place_dtype)).tobytes()
     row_bytes = dtype.components * dtype.in_place_dtype.itemsize
     if section.indices is None:
-        indices = _numbers(math.ceil(section.values.size / chunk))
+        indices = _numbers(_rows(section, chunk))
         row_bytes *= chunk
     else:
         # The repr of a list without its brackets: making a text of each number and joining them took twice as long.
@@ -212,6 +224,24 @@ def _unpack_dense(
     if len(data) != size * dtype.components * dtype.in_place_dtype.itemsize:
         raise CorruptDataError(f"{where}: there are {len(data)} bytes for {size} elements of {dtype.name}")
     return Section(_elements(data, dtype, where).reshape(shape), ours=True)
+
+
+def unpack_chunk(row: bytes, spec: SectionSpec, where: str) -> Array:
+    """Returns the sums in a row of a dense section.
+
+    Args:
+        row: the packed row: the count of gradients and the sums.
+        spec: what the section is.
+        where: the hash's name in errors.
+
+    Raises:
+        CorruptDataError: redisacc did not write this row.
+    """
+    dtype = spec.dtype
+    size = len(row) - _COUNT.itemsize
+    if size < 0 or size % (dtype.components * dtype.in_place_dtype.itemsize):
+        raise CorruptDataError(f"{where}: a row of {spec.label} has {len(row)} bytes")
+    return _elements(bytearray(row[_COUNT.itemsize :]), dtype, where)
 
 
 def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes, bytes], int, int]:

@@ -132,12 +132,14 @@ class ParameterKeys:
     Attributes:
         name: the name of the parameters.
         record: the key of their record.
+        guard: a key that never exists. Who may touch it may delete.
         events: the channel of events.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.record = f"{PREFIX}{{{name}}}:parameters"
+        self.guard = f"{self.record}:guard"
         self.events = f"{self.record}:events"
 
     def object(self, blob: str, number: int) -> str:

@@ -225,10 +225,12 @@ class Schema:
         found = self._shares.get(leaves_texts)
         if found is None:
             last = {leaf: place for place, text in enumerate(leaves_texts) for leaf in self.layout(text).leaves}
-            found = tuple([
-                tuple([leaf for leaf in self.layout(text).leaves if last[leaf] == place])
-                for place, text in enumerate(leaves_texts)
-            ])
+            found = tuple(
+                [
+                    tuple([leaf for leaf in self.layout(text).leaves if last[leaf] == place])
+                    for place, text in enumerate(leaves_texts)
+                ]
+            )
             # Versions of a training list the same leaves over and over.
             if len(self._shares) >= 64:
                 self._shares.clear()

@@ -28,7 +28,7 @@ from redisacc.errors import CorruptDataError, SchemaMismatchError
 FORMAT = "1"
 
 # A blob has at most this many parts, so that the script that publishes it stays short. Parts of large blobs are larger.
-MAX_PARTS = 64
+MAX_PARTS = 16
 
 # A string of Redis may have 512 MiB.
 MAX_BLOB_BYTES = MAX_PARTS * 512 * 2**20
@@ -161,7 +161,9 @@ class Manifest:
 
 
 class ParameterRecord:
-    """What readers poll: which version is published, and where its values are. Checked as it is used.
+    """Which version is published, and where its values are. It is checked as it is used.
+
+    Readers poll it, so it lacks what only publishers and deletions need: what is retired.
 
     Attributes:
         incarnation: a random id that the parameters got with their first version.
@@ -170,21 +172,19 @@ class ParameterRecord:
         finished: whether it is the last one, as far as its publisher has said.
     """
 
-    FIELDS = ("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "retired", "finished")
+    FIELDS = ("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "finished")
 
     def __init__(self, keys: ParameterKeys, reply: Sequence[bytes]) -> None:
         texts = []
         # Only a publisher that has said something about the end has written the last field.
-        *values, finished = reply
-        for name, value in zip(self.FIELDS, [*values, b"0" if finished is None else finished], strict=True):
+        *values, last = reply
+        for name, value in zip(self.FIELDS, [*values, b"0" if last is None else last], strict=True):
             # The server has sent it all by now; this keeps it from being copied and searched.
             if not isinstance(value, bytes) or len(value) > 2**22 or not value.isascii():
                 raise self._foreign(keys, name, value)
             texts.append(value.decode())
-        found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, self._retired = texts[
-            :-1
-        ]
-        self.finished = texts[-1] == "1"
+        found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, finished = texts
+        self.finished = finished == "1"
         if found != FORMAT:
             raise SchemaMismatchError(
                 f"parameters {shown(keys.name)} have format {shown(found)} of the data model, but this version of "
@@ -232,16 +232,20 @@ class ParameterRecord:
             rows=rows,
             rows_since=self._step("rows_since", self._since),
             state=state[0] if state else None,
-            retired=tuple([self._blob("retired", text) for text in self._entries("retired", self._retired)]),
         )
         if sum([len(leaves) for _, leaves in manifest.shares(schema)]) != len(schema.leaves):
             raise self._foreign(self._keys, "full", self._full)
         return manifest
 
-    def listed_blobs(self, schema: Schema) -> list[Blob]:
-        """Returns all blobs that the record lists, retired ones included."""
-        manifest = self.manifest(schema)
-        return [*manifest.blobs(schema).values(), *manifest.retired]
+    def retired(self, text: object) -> tuple[Blob, ...]:
+        """Returns the blobs in the field ``retired``.
+
+        Raises:
+            CorruptDataError: redisacc did not write it.
+        """
+        if not isinstance(text, bytes) or len(text) > 2**22 or not text.isascii():
+            raise self._foreign(self._keys, "retired", text)
+        return tuple([self._blob("retired", entry) for entry in self._entries("retired", text.decode())])
 
     def _entries(self, name: str, text: str) -> list[str]:
         entries = text.split(" ") if text else []

@@ -6,7 +6,7 @@ from redisacc._data.dtypes import TABLE
 from redisacc._data.spec import AccumulatorSpec, ArraySpec, SparseMean
 from redisacc._data.tree_spec import TreeSpec
 from redisacc._format.keys import Keys
-from redisacc._format.shapes import LONGEST_SHAPE, parse_shape, round_shape_of
+from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_shape, round_shape_of
 from redisacc._text import printable, shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
 
@@ -52,6 +52,7 @@ class Record:
         dtype: name of the element type, not yet checked. For a tree, all names with commas between them.
         shape_text: the declared shape, or how many leaves a tree has, not yet checked.
         shape: the declared shape. None for a tree.
+        num_leaves: how many leaves a tree has; None for another kind.
         reduction_type: "MEAN" or "SUM", not yet checked.
         sparse_mean: "index" or "round", not yet checked.
         missing: "zero" or "skip", not yet checked.
@@ -101,7 +102,9 @@ class Record:
         )
         self.created_ms, self.buffered_bytes, self.buffer_limit, self.chunk = (int(texts[f]) for f in _NUMBERS[6:10])
         self.once_per_worker = texts["once_per_worker"] != "0"
-        self.shape = None if self.kind == "tree" else parse_shape(keys, self.shape_text)
+        is_tree = self.kind == "tree"
+        self.shape = None if is_tree else parse_shape(keys, self.shape_text)
+        self.num_leaves = parse_leaves(keys, self.shape_text) if is_tree else None
         self.round_shape = round_shape_of(keys, round_shape)
         self._where = keys.record
 

@@ -16,6 +16,9 @@ from redisacc.errors import CorruptDataError
 # The longest text of a shape that redisacc writes: brackets, and numbers of 19 digits with their commas.
 LONGEST_SHAPE = 2 + MAX_RANK * 20
 
+# What a tree has in the place of a shape.
+_LEAVES = re.compile(r"(1) leaf|([0-9]{1,6}) leaves")
+
 _SHAPE = re.compile(r"\[(?:(?:-1|[0-9]{1,19})(?:,(?:-1|[0-9]{1,19}))*)?\]")
 
 
@@ -46,6 +49,14 @@ def _parsed(text: str) -> tuple[int | None, ...]:
     if len(dims) > MAX_RANK or max(dims, default=0) > INT64_MAX or shape_text(shape) != text:
         raise ValueError("the text is not a shape as redisacc writes it")
     return shape
+
+
+def parse_leaves(keys: Keys, text: str) -> int:
+    """Returns how many leaves a tree has, of a text such as "7 leaves"."""
+    match = _LEAVES.fullmatch(text)
+    if match is None:
+        raise CorruptDataError(f"{keys.record}: shape holds {shown(text)}, which redisacc did not write")
+    return int(match[1] or match[2])
 
 
 def round_shape_of(keys: Keys, text: str) -> tuple[int, ...] | None:

@@ -77,7 +77,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             connections to spare: one to work with and one to listen on.
         worker: the name under which gradients of this handle are counted. None: "host:pid".
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
-            up by the taker instead of by the server. 0 buffers all. None: 2,048, which was measured.
+            up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
+            for 72 more, except for the first. 0 buffers all. None: 2,048, which was measured.
         buffer_limit: how many bytes the buffered gradients of a round may have together, given at creation. Beyond it,
             clients compact. None: 256 MiB, or what the accumulator was created with.
         once_per_worker: True: a round accepts one gradient of each worker, and drops further ones with the outcome
@@ -409,7 +410,12 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
 
     @contextlib.contextmanager
     def take(
-        self, num_required: int, *, timeout: float | None = None, describe: Callable[[], str] | None = None
+        self,
+        num_required: int,
+        *,
+        timeout: float | None = None,
+        cancel: Callable[[], bool] | None = None,
+        describe: Callable[[], str] | None = None,
     ) -> Iterator[Round[G]]:
         """Takes a round for the length of a ``with`` block, and acknowledges it when the block ends without an error.
 
@@ -427,6 +433,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         Args:
             num_required: integer scalar, at least 1. The round is granted when at least that many gradients are there.
             timeout: seconds to wait at most, 0 or more. None: forever.
+            cancel: asked at least once a second while the take waits and the server answers; if it returns True, the
+                take raises CancelledError.
             describe: called for a message about the wait; returns what else it should say, or "".
 
         Yields:
@@ -440,7 +448,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``retry()`` acknowledges.
         """
-        taken = self._take(num_required, timeout, None, describe)
+        taken = self._take(num_required, timeout, None, describe, cancel)
         yield taken.round
         self._taker.acknowledge(taken, None)
 
@@ -483,13 +491,20 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             self._taker.acknowledge(taken, None)
 
     def _take(
-        self, num_required: object, timeout: object, name: object, describe: Callable[[], str] | None = None
+        self,
+        num_required: object,
+        timeout: object,
+        name: object,
+        describe: Callable[[], str] | None = None,
+        cancel: Callable[[], bool] | None = None,
     ) -> TakenRound[G]:
         label = self._label(name)
         required = validation.integer(num_required, "num_required", low=1)
         deadline = _deadline(timeout)
         self._lifetime.check()
-        return self._taker.take(required, deadline=deadline, name=self._worker, label=label, describe=describe)
+        return self._taker.take(
+            required, deadline=deadline, name=self._worker, label=label, describe=describe, cancel=cancel
+        )
 
     def _take_gradient(
         self, num_required: int, timeout: float | None, name: str | None, form: Callable[[Any], Value]

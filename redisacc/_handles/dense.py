@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from redisacc._data import validation
+from redisacc._data.dtypes import DTypeLike
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.results import ApplyResult
 from redisacc._data.validation import Array, shape_text
@@ -44,7 +45,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
 
     def __init__(
         self,
-        dtype: npt.DTypeLike,
+        dtype: DTypeLike,
         shape: object = None,
         shared_name: str | None = None,
         name: str = "conditional_accumulator",
@@ -85,8 +86,9 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         Args:
             grad: the gradient. It has the declared shape and, unless the round is empty, exactly the shape of the
                 round (there is no broadcasting). Scalars and arrays without elements count like any other. Any memory
-                layout and byte order is accepted. Other dtypes are converted where numpy's "same_kind" cast allows;
-                a number beyond a narrower floating-point type becomes infinite. Missing values are refused.
+                layout and byte order is accepted, and any dense array of torch, JAX or TensorFlow, which is copied only
+                if it is on another device. Other dtypes are converted where numpy's "same_kind" cast allows; a number
+                beyond a narrower floating-point type becomes infinite. Missing values are refused.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
             name: labels log records.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server

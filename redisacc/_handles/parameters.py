@@ -38,7 +38,8 @@ class Parameters:
     A handle remembers the version that it has read last, so that the next ``wait`` or ``latest`` fetches only what has
     changed. The arrays that it returns are read-only, and never change: those of the next version are other arrays. An
     array that you want to write to is ``array.copy()``. Memory is used again when you no longer hold any array of a
-    version, so a loop that only keeps the latest one needs the memory of two.
+    version, so a loop that only keeps the latest one needs the memory of two. A handle that publishes keeps a copy of
+    the leaves that it uploads whole.
 
     Threads may share a handle, and after a fork the child may go on using it. A handle can be pickled if it was opened
     with ``redis=None`` or with a URL without a password.

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from redisacc._data import validation
+from redisacc._data import foreign, validation
+from redisacc._data.dtypes import DTypeLike
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
@@ -56,7 +57,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
 
     def __init__(
         self,
-        dtype: npt.DTypeLike,
+        dtype: DTypeLike,
         shape: object = None,
         shared_name: str | None = None,
         name: str = "sparse_conditional_accumulator",
@@ -108,8 +109,9 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 so each index counts once for the gradient. No index may be negative, and all must be below dimension 0
                 if that was declared. A gradient with n = 0 counts as a gradient and dilutes nothing.
             grad_values: the rows, ``[n, *row]``; ``row`` fits the declared shape and, unless the round is empty, equals
-                the round's. Other dtypes are converted where numpy's "same_kind" cast allows; a number beyond a
-                narrower floating-point type becomes infinite. Missing values are refused.
+                the round's. Like the indices, they may be a dense array of torch, JAX or TensorFlow. Other dtypes are
+                converted where numpy's "same_kind" cast allows; a number beyond a narrower floating-point type becomes
+                infinite. Missing values are refused.
             grad_shape: integer vector: the shape of the whole array. It is checked against the declared shape and
                 needs at least as many dimensions; -1 is not a wildcard. None: nothing is checked.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
@@ -157,7 +159,9 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         Args:
             grad: ``redisacc.IndexedSlices``, TensorFlow's class of that name, or any other object with the attributes
                 ``indices``, ``values`` and ``dense_shape`` (which may be None). They are what ``apply_grad`` calls
-                ``grad_indices``, ``grad_values`` and ``grad_shape``.
+                ``grad_indices``, ``grad_values`` and ``grad_shape``. Or a sparse array of torch, JAX (BCOO, BCSR),
+                TensorFlow (SparseTensor) or scipy: if it has one sparse dimension, its entries are the rows, and
+                otherwise each row that has an entry is made dense.
             local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
             name: labels log records.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
@@ -168,7 +172,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
 
         Raises:
-            InvalidArgumentError: ``grad`` lacks an attribute, or one of them is invalid. Nothing was changed.
+            InvalidArgumentError: ``grad`` is not sparse, or a part of it is invalid. Nothing was changed.
             RedisAccError: any other error that ``apply_grad`` raises.
 
         Example:
@@ -180,13 +184,14 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             >>> rows.take_indexed_slices_grad(1).to_dense()[3]
             array([1., 2.], dtype=float32)
         """
-        missing = [attribute for attribute in ("indices", "values", "dense_shape") if not hasattr(grad, attribute)]
-        if missing:
+        rows = foreign.rows_of(grad, "grad")
+        if rows is None:
             raise InvalidArgumentError(
-                f"grad must have .indices, .values and .dense_shape, but {shown(grad)} has no .{missing[0]}"
+                "grad must be sparse: an object with .indices, .values and .dense_shape, or a sparse array of torch, "
+                f"JAX, TensorFlow or scipy, not {shown(grad)}. IndexedSlices.from_dense() makes one of a dense array"
             )
         return self.apply_grad(
-            grad.indices, grad.values, grad.dense_shape, local_step, name, once_per_worker=once_per_worker
+            rows.indices, rows.values, rows.dense_shape, local_step, name, once_per_worker=once_per_worker
         )
 
     def take_grad(

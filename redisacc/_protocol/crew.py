@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import time
@@ -148,15 +149,21 @@ class Lease:
     """A lease that this process holds. A thread extends it until it is given back.
 
     Args:
-        crew: the crew. The lease has been taken.
+        crew: the crew. The lease was taken a moment ago.
         place: "chief", or "worker" and a number.
     """
 
     def __init__(self, crew: Crew, place: str) -> None:
         self._crew = crew
         self._place = place
+        self._pid = os.getpid()
         self._lost_to: str | None = None
+        # Until when nobody else can have it, on this machine's clock. That the lease was taken a little earlier does
+        # no harm: whoever takes it next needs some time to begin.
+        self._sure_until = time.monotonic() + LEASE
         self._over = threading.Event()
+        # Held while the lease is extended, so that it is not extended after it was given back.
+        self._extending = threading.Lock()
         threading.Thread(target=self._extend, name=f"redisacc-lease-{place}", daemon=True).start()
 
     @property
@@ -165,7 +172,17 @@ class Lease:
         return self._lost_to is not None
 
     def check(self) -> None:
-        """Raises LeaseLostError if somebody else holds the lease."""
+        """Raises LeaseLostError if somebody else holds the lease.
+
+        After a pause, this process may run again before its thread does. So a lease that may have run out is extended
+        first, which blocks for a round trip.
+
+        Raises:
+            LeaseLostError: somebody else holds it.
+            ServerUnavailableError: it may have run out, and the server does not answer.
+        """
+        if self._lost_to is None and time.monotonic() >= self._sure_until:
+            self._hold_again(TIMEOUT)
         if self._lost_to is not None:
             raise LeaseLostError(
                 f"this process was the {self._place} but could not extend its lease for {LEASE:.0f} s, because it or "
@@ -173,21 +190,41 @@ class Lease:
             )
 
     def give_back(self) -> None:
-        """Gives the lease back. If the server does not answer within 2 seconds, it runs out by itself."""
+        """Gives the lease back. If the server does not answer within 2 seconds, it runs out by itself.
+
+        Does nothing in a process that was forked from the one that took it.
+        """
+        if os.getpid() != self._pid:
+            return
         self._over.set()
+        held = self._extending.acquire(timeout=2.0)
         try:
             self._crew.release(self._place, timeout=2.0)
         except RedisAccError as error:
             logger.debug("the lease of the %s will run out by itself: %s", self._place, error)
+        finally:
+            if held:
+                self._extending.release()
+
+    def _hold_again(self, timeout: float) -> None:
+        """Extends the lease, or notes who holds it."""
+        with self._extending:
+            if self._over.is_set():
+                return
+            asked_at = time.monotonic()
+            taken = self._crew.hold(self._place, timeout=timeout)
+            if taken is None:
+                self._sure_until = asked_at + LEASE
+            else:
+                self._lost_to = taken[1]
 
     def _extend(self) -> None:
         pause = LEASE / RENEWALS
         while not self._over.wait(pause):
             try:
-                taken = self._crew.hold(self._place, timeout=pause)
+                self._hold_again(pause)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
                 logger.debug("cannot extend the lease of the %s: %s", self._place, error)
                 continue
-            if taken is not None and not self._over.is_set():
-                self._lost_to = taken[1]
+            if self._lost_to is not None:
                 return

@@ -43,17 +43,21 @@ class AccumulatorInfo:
 
     Attributes:
         name: its name in Redis: the shared name, or the generated one of a private accumulator.
-        kind: "dense" or "sparse".
-        dtype: the name of the element type.
-        shape: the declared shape: None for an unknown rank, with None for each unknown dimension.
+        kind: "dense", "sparse" or "tree".
+        dtype: the name of the element type. For a tree, those of all its leaves, with commas between them.
+        shape: the declared shape: None for an unknown rank, with None for each unknown dimension. None for a tree.
+        num_leaves: how many leaves a tree has; None for another kind. ``TreeAccumulator.spec`` describes the leaves.
+            They are not read for this, because the description of a large model has hundreds of kilobytes.
         reduction_type: "MEAN" or "SUM".
         sparse_mean: what the sum of a row is divided by for "MEAN": the number of gradients that held its "index", or
             of all gradients of the "round". Always "index" for a dense accumulator, where it has no meaning.
+        missing_leaves: what the mean of a leaf is divided by if some gradients of the round lack it: "zero" for the
+            number of all gradients, "skip" for the number of those that have it. "zero" if the gradients are no trees.
         incarnation: a random id given at creation.
         global_step: the current step.
         num_accumulated: the number of gradients in the current round.
-        round_shape: the shape of each dense gradient in the current round, or of each row of a sparse one. None while
-            the round is empty.
+        round_shape: the shape of each dense gradient in the current round, or of each row of a sparse one; ``()`` for
+            trees. None while the round is empty.
         applied: the number of gradients accepted since creation.
         stale: the number of gradients dropped because their step had passed.
         repeated: the number of gradients dropped because the round had one of their worker already.
@@ -77,8 +81,10 @@ class AccumulatorInfo:
     kind: str
     dtype: str
     shape: Shape
+    num_leaves: int | None
     reduction_type: str
     sparse_mean: str
+    missing_leaves: str
     incarnation: str
     global_step: int
     num_accumulated: int
@@ -174,8 +180,10 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         kind=fields.kind,
         dtype=fields.dtype,
         shape=fields.shape,
+        num_leaves=fields.num_leaves,
         reduction_type=fields.reduction_type,
         sparse_mean=fields.sparse_mean,
+        missing_leaves=fields.missing,
         incarnation=fields.incarnation,
         global_step=fields.global_step,
         num_accumulated=fields.num_accumulated,

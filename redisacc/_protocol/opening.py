@@ -6,7 +6,7 @@ import logging
 import secrets
 
 from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.tree import parse_structure
+from redisacc._data.tree import difference, parse_structure
 from redisacc._format.keys import NAMES, Keys
 from redisacc._format.record import FORMAT
 from redisacc._protocol.deletion import delete
@@ -119,22 +119,19 @@ def _check_schema(
 
 
 def _tree_difference(keys: Keys, there: str, here: str) -> str:
-    """Returns in which leaf, the first of them, two trees differ."""
-    wanted = dict(zip(*_leaves(here), strict=True))
+    """Returns in which leaf or node, the first of them, two trees differ."""
+    wanted = parse_structure(here)
     try:
-        found = dict(zip(*_leaves(there), strict=True))
+        found = parse_structure(there)
     except ValueError as error:
-        raise CorruptDataError(f"{keys.record}: tree holds what redisacc did not write: {error}") from None
-    for path in sorted(found | wanted):
-        if found.get(path) != wanted.get(path):
-            was, now = found.get(path, "missing"), wanted.get(path, "missing")
-            return f"leaf {shown(path)} is {printable(was, QUOTED)}, not {printable(now, QUOTED)}"
-    return f"tree is {printable(there, QUOTED)}, not {printable(here, QUOTED)}"
-
-
-def _leaves(tree: str) -> tuple[tuple[str, ...], list[str]]:
-    structure, texts = parse_structure(tree)
-    return structure.paths, texts
+        raise CorruptDataError(
+            f"{keys.record}: tree holds what redisacc did not write: {printable(str(error), 300)}"
+        ) from None
+    first = difference(found, wanted)
+    # Texts that differ describe trees that differ, because a structure has one text only.
+    assert first is not None
+    what = "leaf" if first.is_leaf else "node"
+    return f"{what} {shown(first.path)} is {printable(first.first, QUOTED)}, not {printable(first.second, QUOTED)}"
 
 
 def list_name(transport: Transport, name: str) -> None:

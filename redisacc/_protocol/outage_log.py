@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 
+from redisacc._redis.transport import LIMITS
 from redisacc.errors import ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
@@ -24,9 +26,18 @@ class OutageLog:
         self._label = label
         self._waiting = waiting
         self.error: ServerUnavailableError | None = None
+        self._began = 0.0
 
     def begin(self, error: ServerUnavailableError, fields: dict[str, object]) -> None:
-        """Notes that the server did not answer. ``fields`` go to the log record."""
+        """Notes that the server did not answer. ``fields`` go to the log record.
+
+        Raises:
+            ServerUnavailableError: this error, if the outage has lasted for as long as ``LIMITS`` allows.
+        """
+        if self.error is None:
+            self._began = time.monotonic()
+        if time.monotonic() - self._began >= LIMITS.get().outage:
+            raise error
         if self.error is None:
             logger.warning(
                 "%s: lost the server while %s; trying until it is back: %s",

@@ -37,12 +37,13 @@ def delete_parameters(transport: Transport, keys: ParameterKeys, incarnation: st
 
 def listed_objects(transport: Transport, keys: ParameterKeys, *, timeout: float = TIMEOUT) -> list[str]:
     """Returns the keys of all parts that the record lists; none if redisacc did not write it."""
-    *fields, text = transport.call(*ParameterRecord.command(keys), "structure", timeout=timeout)
+    *fields, text, retired = transport.call(*ParameterRecord.command(keys), "structure", "retired", timeout=timeout)
     try:
         record = ParameterRecord.parse(keys, fields)
         if record is None:
             return []
-        blobs = record.listed_blobs(parse_schema(keys, "structure", text))
+        schema = parse_schema(keys, "structure", text)
+        blobs = [*record.manifest(schema).blobs(schema).values(), *record.retired(retired)]
     except (CorruptDataError, SchemaMismatchError):
         # What cannot be found this way is found by `redisacc gc`.
         return []

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,6 +138,13 @@ class ParameterReader:
             return None
         raise gone(self._keys.name) if record is None else replaced(self._keys.name)
 
+    def manifest(self, record: ParameterRecord) -> Manifest | None:
+        """Returns the blobs of a version, also the retired ones, or None if it is no longer the latest."""
+        version, retired = self._transport.call("HMGET", self._keys.record, "version", "retired")
+        if version is None or version.decode(errors="replace") != record.version:
+            return None
+        return replace(record.manifest(self.schema()), retired=record.retired(retired))
+
     def schema(self) -> Schema:
         """Returns what the leaves are, which never changes. Call it after ``poll`` has returned a record."""
         if self._schema is None:
@@ -261,7 +268,10 @@ class ParameterReader:
     ) -> _Snapshot:
         """Reads a version of which ``known`` is an earlier one, or maybe a later one, or none."""
         manifest = record.manifest(schema)
+        # What was read last must stay as it is until something else has been read, whole.
+        busy = [] if known is None else [memory for place in known.places for memory in (place.memory, place.spare)]
         if known is not None and known.step >= record.step:
+            # Another thread has been faster. Rows lead to later versions, not back.
             known = None
         needed, since = self._needed(manifest, schema, known)
         full = [blob for blob in manifest.full if blob.id in needed]
@@ -269,7 +279,6 @@ class ParameterReader:
         sizes = [Blob(blob.id, schema.layout(blob.leaves).nbytes) for blob in full]
         sizes += [Blob(blob.id, blob.nbytes(schema)) for blob in rows]
         self._check_lengths(sizes)
-        busy = [] if known is None else [memory for place in known.places for memory in (place.memory, place.spare)]
         memories: list[Memory] = []
         for size in sizes[: len(full)]:
             memories.append(self._pool.get(size.nbytes, (*busy, *memories)))
@@ -378,7 +387,7 @@ def _patched(place: _Place, nbytes: int, parts: list[_Rows]) -> _Place:
     """
     spare, lacking = place.spare, place.lacking
     if spare is None or not spare.is_idle():
-        spare, lacking = Memory(nbytes), []
+        spare, lacking = Memory(nbytes), ()
         np.copyto(spare.bytes, place.memory.bytes[place.offset : place.offset + nbytes])
     for part in (*lacking, *parts):
         # A row as a single element is copied at once.

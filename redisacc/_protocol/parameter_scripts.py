@@ -145,7 +145,7 @@ class ParameterScripts:
         """
         reply = self._transport.run(
             *load("delete_parameters").bind(
-                keys={"record": self._keys.record},
+                keys={"record": self._keys.record, "guard": self._keys.guard},
                 args={"incarnation": incarnation, "finish": int(finish)},
             ),
             timeout=timeout,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -46,7 +45,7 @@ def wait_for_version(
         after: the step; None: any version will do.
         deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
         label: the name of the parameters in log records and errors.
-        cancel: cancels the wait if it returns True; it is asked after every poll. None: nothing does.
+        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
         describe: returns what else a message about the wait says, "" for nothing.
 
     Returns:
@@ -91,7 +90,11 @@ class _Wait:
     def run(self, lifetime: Lifetime, stack: ExitStack) -> tuple[ParameterRecord, Any]:
         """Polls until there is a version."""
         log = WaitLog(time.monotonic())
-        next_poll, listens = 0.0, False
+        next_poll = 0.0
+        # In many cases the version is there already, and a new subscription would cost more than reading it.
+        listens = pubsub_of(self._transport).hears(self._keys.events)
+        if listens:
+            self._listen(stack)
         while True:
             self.alarm.clear()
             if lifetime.closed:
@@ -110,17 +113,21 @@ class _Wait:
             if self._outage.error is None and log.is_due(now):
                 logger.warning("%s", self._state("still waiting"), extra=self._fields)
             if not listens:
-                # In many cases the version is there already, and there is nothing to listen for.
                 listens = True
-                stack.enter_context(pubsub_of(self._transport).listen(self._keys.events, self._on_event))
+                self._listen(stack)
                 # What was published between the poll and the subscription has not been heard of.
                 self._poll_now = True
                 continue
             self.alarm.wait(min(next_poll, self._deadline, log.due) - now)
 
+    def _listen(self, stack: ExitStack) -> None:
+        stack.enter_context(pubsub_of(self._transport).listen(self._keys.events, self._on_event))
+
     def _check_over(self) -> None:
         """Raises an error if no version is to be expected any more, or the caller has cancelled the wait."""
-        if self._outage.error is None and self._found is not None and self._found.finished:
+        if self._outage.error is not None:
+            return
+        if self._found is not None and self._found.finished:
             raise ParametersFinishedError(
                 f"{self._label}: step {self._found.step} was the last that is published: its publisher has finished",
                 step=self._found.step,
@@ -146,8 +153,6 @@ class _Wait:
                 except VersionGoneError as error:
                     record, fetched = self._reader.after_loss(record, error, give_up), {}
         except ServerUnavailableError as error:
-            if not self._answered and self._outage.error is None and self._deadline == math.inf:
-                raise
             self._outage.begin(error, self._fields)
         return None
 

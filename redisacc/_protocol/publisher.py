@@ -116,6 +116,7 @@ class Publisher:
         self._process = os.getpid()
         self._schema: Schema | None = None
         self._last: _Published | None = None
+        self._listed = False
         # The version to which ``changed`` refers: the one that the caller has published, or got, last.
         self._callers = ""
         # Whole leaves are put together here: which leaves, and the memory.
@@ -157,6 +158,10 @@ class Publisher:
                         f"{PUBLISH_TIMEOUT:.0f} s: each time, other versions were published meanwhile, or its staged "
                         "parts disappeared"
                     )
+            if not self._listed:
+                # By every publisher once, because the first one may have died just before.
+                list_name(self._transport, self._keys.name)
+                self._listed = True
 
     def check_agrees(self, tree: object) -> None:
         """Raises SchemaMismatchError unless a tree is like what is published."""
@@ -180,7 +185,10 @@ class Publisher:
                 wanted = self._agreed(wanted)
                 if wanted.step <= record.step:
                     return self._is_there(wanted, record)
-                last = _Published(record.version, record.step, record.manifest(wanted.schema))
+                manifest = self._reader.manifest(record)
+                if manifest is None:
+                    return False
+                last = _Published(record.version, record.step, manifest)
         planned = plan(
             wanted.schema,
             version,
@@ -197,8 +205,6 @@ class Publisher:
             self._schema = wanted.schema
             self._last = _Published(version, wanted.step, planned.manifest)
             self._callers = version
-            if last is None:
-                list_name(self._transport, self._keys.name)
             return True
         self._last = None
         if isinstance(reply, BeingDeleted):

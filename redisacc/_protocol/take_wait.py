@@ -100,6 +100,7 @@ class TakeWait:
         label: the accumulator's name in log records and errors.
         reader: adds the round up, and begins with it while it is still growing.
         describe: returns what else a message about the wait says, "" for nothing.
+        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
         alarm: wakes the wait.
     """
 
@@ -113,6 +114,7 @@ class TakeWait:
     label: str
     reader: RoundReader
     describe: Callable[[], str] | None = None
+    cancel: Callable[[], bool] | None = None
     alarm: Alarm = field(default_factory=Alarm)
     _sequence: int = field(init=False)
     _token: str = field(init=False)
@@ -179,6 +181,8 @@ class TakeWait:
                 next_poll = now + POLL_INTERVAL
                 if granted is not None or now >= self.deadline:
                     return granted
+                if self.cancel is not None and self._outage.error is None and self.cancel():
+                    raise CancelledError(f"{self.label}: a take was cancelled while it waited")
             if log.is_due(now):
                 logger.warning("%s", self._state("is still waiting", self._contributors()), extra=self._fields)
             if self._look_ahead():

@@ -85,6 +85,7 @@ class Taker(Generic[G]):
         name: str,
         label: str,
         describe: Callable[[], str] | None = None,
+        cancel: Callable[[], bool] | None = None,
     ) -> TakenRound[G]:
         """Blocks until a round of at least ``num_required`` gradients is granted, then reads and reduces it.
 
@@ -94,6 +95,7 @@ class Taker(Generic[G]):
             name: the name of the taker.
             label: the accumulator's name in log records and errors.
             describe: returns what else a message about the wait says, "" for nothing.
+            cancel: cancels the wait if it returns True; it is asked after every poll that was answered.
         """
         session = self._sessions.borrow()
         try:
@@ -109,6 +111,7 @@ class Taker(Generic[G]):
                 label=label,
                 reader=reader,
                 describe=describe,
+                cancel=cancel,
             )
             seen = self._takes_seen
             granted, (*pieces, takes) = wait_for_round(pending, self._lifetime)

@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import math
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -50,6 +52,24 @@ PATIENT = 10.0
 OPENING_TIMEOUT = 3.0
 
 _BACKOFF = ExponentialBackoff(cap=1.0, base=0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How patient the calls of a thread are with a server that does not answer, whatever their own timeouts are.
+
+    Attributes:
+        call: how long a single call tries to reach the server, in seconds.
+        outage: how long a wait goes on while the server cannot be reached, in seconds.
+    """
+
+    call: float = math.inf
+    outage: float = math.inf
+
+
+_UNLIMITED = Limits()
+# They are in effect in whatever the code that sets them calls, however deep that is.
+LIMITS: ContextVar[Limits] = ContextVar("redisacc limits", default=_UNLIMITED)
 
 _BYTES = frozenset((bytes,))
 # A fake server, and a client that decodes, return strings.
@@ -200,7 +220,7 @@ class Transport:
 
     def _persist(self, attempt: Callable[[float], Answer], timeout: float) -> Answer:
         """Repeats an attempt, which gets its deadline, until it succeeds or the time is up."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + min(timeout, LIMITS.get().call)
         failures, reason = 0, ""
         while True:
             try:

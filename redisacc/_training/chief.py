@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import secrets
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -24,9 +25,19 @@ from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import open_gradients
 from redisacc._training.patience import Patience
-from redisacc.errors import DataLossError, InvalidArgumentError, OutcomeUnknownError, RoundNotPublishedError
+from redisacc.errors import (
+    CancelledError,
+    DataLossError,
+    InvalidArgumentError,
+    RoundNotPublishedError,
+    RoundRecoveredError,
+    TakeTimeoutError,
+)
 
 logger = logging.getLogger("redisacc")
+
+# How often a chief that waits for gradients looks whether the step is still the one that it waits for, in seconds.
+LOOK_EVERY = 1.0
 
 
 class Chief:
@@ -128,6 +139,13 @@ class Chief:
             holder=here.run_id or secrets.token_hex(8),
             who=host_and_process(os.getpid()),
         )
+        # The round that the body of the loop has, and the block that acknowledges it.
+        self._current: Round[Any] | None = None
+        self._block: ExitStack | None = None
+        # Whether there may be a round that was taken and not acknowledged: by a predecessor, or by this process.
+        self._may_be_left = True
+        self._has_to_agree = False
+        self._next_look = 0.0
         try:
             self._crew.wait_for("chief")
             self._lease = Lease(self._crew, "chief")
@@ -147,8 +165,6 @@ class Chief:
         except BaseException:
             self._opened.close()
             raise
-        # Whether there may be a round that was taken and not acknowledged: by a predecessor, or by this process.
-        self._may_be_left = True
 
     def _begin(self, parameters: Any, state: Any, **options: Any) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
@@ -182,8 +198,8 @@ class Chief:
         """Yields the round of each step, for a loop that publishes the parameters that follow from it.
 
         Blocks until ``workers`` gradients of the step have arrived. A message after 5 seconds, and then less often,
-        says who is missing and who is gone. A round is acknowledged when the loop asks for the next one. If the process
-        dies before that, its successor gets the round again, unless its parameters have been published.
+        says who is missing and who is gone. A round stays in Redis until the parameters that follow from it are
+        published. If the process dies before that, its successor gets the round again.
 
         Args:
             until: the loop ends when the parameters of this step are published, and so does the training: workers'
@@ -201,94 +217,199 @@ class Chief:
             RedisAccError: what else ``take`` raises.
         """
         last = None if until is None else validation.integer(until, "until")
-        if (last is None or self.step < last) and self._parameters.finished():
-            self._patience.call(lambda: self._parameters.finish(False), "to continue the training")
+        if last is None or self.step < last:
+            self._patience.call(self._continue, "to continue the training")
         while last is None or self.step < last:
             yield from self._round()
+        self._patience.call(self._clear_away, "to acknowledge rounds")
         self.finish()
 
+    def _continue(self) -> None:
+        if self._parameters.finished():
+            self._parameters.finish(False)
+
     def _round(self) -> Iterator[Round[Any]]:
-        """Yields the next round, or nothing if there was only one to be cleared away."""
-        self._lease.check()
+        """Yields the next round, or nothing if there was only something to be put right."""
+        self._check_lease()
+        # If the loop is left before the parameters are published, the round is not acknowledged.
+        with ExitStack() as stack:
+            taken = self._patience.call(lambda: self._enter_round(stack), f"to take the round of step {self.step}")
+            # The wait may have been long, and another chief may have taken over.
+            self._check_lease()
+            if taken is None:
+                return
+            if taken.global_step > self.step:
+                raise self._lost(taken.global_step)
+            self._current, self._block = taken, stack.pop_all()
         try:
-            with ExitStack() as stack:
-                taken = self._patience.call(lambda: self._enter_round(stack), f"to take the round of step {self.step}")
-                if taken is None or taken.global_step < self.step:
-                    # The parameters that follow from it have been published. It is acknowledged without being used.
-                    return
-                if taken.global_step > self.step:
-                    raise self._lost(taken.global_step)
-                yield taken
-                if self.step == taken.global_step:
-                    raise RoundNotPublishedError(
-                        f"{self.shared_name}: the parameters that follow from the round of step {self.step} were not "
-                        "published. Call publish() once in the body of the loop"
-                    )
-            self._may_be_left = False
-        except OutcomeUnknownError as error:
-            self._patience.call(error.retry, "to acknowledge a round")
+            if taken.global_step < self.step:
+                # The parameters that follow from it have been published. It is acknowledged without being used.
+                self._acknowledge()
+                return
+            yield taken
+            if self._block is not None:
+                raise RoundNotPublishedError(
+                    f"{self.shared_name}: the parameters that follow from the round of step {self.step} were not "
+                    "published. Call publish() once in the body of the loop"
+                )
+        finally:
+            # The next round may be this one.
+            self._current = self._block = None
 
     def _enter_round(self, stack: ExitStack) -> Round[Any] | None:
-        """Returns a round that was left, or takes one. None: the server had lost something, which is restored."""
+        """Returns a round that was left, or takes one. None: there was something to be put right."""
         if self._may_be_left:
             left = stack.enter_context(self._accumulator.recover())
             if left is not None:
                 return left
             self._agree()
         self._may_be_left = True
+        self._has_to_agree = False
+        self._next_look = time.monotonic() + LOOK_EVERY
         try:
-            return stack.enter_context(self._accumulator.take(self.workers, describe=lambda: crew_text(self._crew)))
+            return stack.enter_context(
+                self._accumulator.take(self.workers, cancel=self._is_over, describe=lambda: crew_text(self._crew))
+            )
         except DataLossError as error:
-            logger.warning("%s: %s", self.shared_name, error, extra={"accumulator": self.shared_name})
-            return None
+            self._warn("%s", error)
+        except CancelledError:
+            if not self._has_to_agree:
+                raise
+        return None
+
+    def _is_over(self) -> bool:
+        """Looks, once a second, whether waiting for the round still makes sense."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_EVERY
+        # The step is another one if the server was restarted from older data, or if a chief who had stood still for
+        # longer than its lease has taken this round.
+        self._has_to_agree = (
+            self._lease.lost or self._accumulator.global_step() != self.step or self._parameters.step() != self.step
+        )
+        return self._has_to_agree
 
     def _agree(self) -> None:
         """Makes the server agree with this process about the step, after a restart or a loss of data."""
         published = self._parameters.step()
         if published is None or published < self.step:
-            # The server was restarted from older data. What this process holds is newer.
+            self._warn(
+                "the server has lost the parameters of step %d, and has those of step %s; publishing them again",
+                self.step,
+                published,
+            )
             self._parameters.publish(self.parameters, self.step, state=self.state)
+        elif published > self.step:
+            raise self._lost(published)
         step = self._accumulator.global_step()
         if step > self.step:
             raise self._lost(step)
         if step < self.step:
+            self._catch_up(step)
+
+    def _catch_up(self, step: int) -> None:
+        """Brings the accumulator from an earlier step to that of the parameters, with an empty round.
+
+        Its gradients are of earlier steps, and were used before. A worker whose gradient of this very step is thrown
+        away with them applies it again.
+        """
+        while True:
+            if step < self.step - 1:
+                self._accumulator.set_global_step(self.step - 1)
+            try:
+                # Takes whatever is there, and in the same instant ends the step, so that nothing can be added to it.
+                with self._accumulator.take(1, timeout=0) as taken:
+                    self._warn("%d gradients were lost with older parameters", taken.num_accumulated)
+                return
+            except DataLossError as error:
+                # It was taken. That is how the accumulator says what is being put right here.
+                logger.debug("%s: %s", self.shared_name, error)
+                return
+            except TakeTimeoutError:
+                pass
             self._accumulator.set_global_step(self.step)
+            if self._accumulator.num_accumulated() == 0:
+                return
+            # They came between the two commands, so they may be of an earlier step.
+            self._accumulator.set_global_step(self.step - 1)
+            step = self.step - 1
 
     def _lost(self, step: int) -> DataLossError:
         return DataLossError(
-            f"{self.shared_name}: the round of step {step} is there, but the parameters are those of step {self.step}: "
+            f"{self.shared_name}: step {step} has begun, but the parameters are those of step {self.step}: "
             "a round in between was taken by another process, or the server has lost a version of the parameters. "
             f"Publish the parameters of step {step} with Parameters.publish() if you have them, or delete the training"
         )
+
+    def _clear_away(self) -> None:
+        """Acknowledges the rounds that a predecessor had used and not acknowledged."""
+        while self._may_be_left:
+            with self._accumulator.recover() as left:
+                if left is None or left.global_step >= self.step:
+                    # It is raised so that the round stays.
+                    self._may_be_left = False
+                    if left is not None:
+                        raise self._lost(left.global_step)
+
+    def _acknowledge(self) -> None:
+        """Acknowledges the current round: its parameters have been published."""
+        taken, block = self._current, self._block
+        if taken is None or block is None:
+            return
+        self._current = self._block = None
+        try:
+            self._patience.call(block.close, f"to acknowledge the round of step {taken.global_step}")
+        except (DataLossError, RoundRecoveredError) as error:
+            # It was used all the same. Whether the server has lost more shows before the next round.
+            self._warn("%s", error)
+            return
+        # There may be older ones.
+        self._may_be_left = taken.global_step < self.step - 1
 
     def publish(self, parameters: Any, *, changed: Mapping[str, Any] | None = None, state: Any = None) -> None:
         """Publishes the parameters that follow from the current round, as those of the next step.
 
         Args:
-            parameters: a tree like the one that the chief began with.
+            parameters: a tree like the one that the chief began with. It must not be written to until the next
+                ``publish``: if the server loses it, it is published again.
             changed: path of a leaf → indices of its rows that differ from the parameters before. Only these rows are
                 sent. Leaves that are not mentioned are sent whole.
             state: what the chief needs after a restart, such as the optimiser's state. None: nothing.
 
         Raises:
+            InvalidArgumentError: there is no current round: publish once in the body of a loop over ``rounds()``.
             InvalidArgumentError, SchemaMismatchError: the parameters, the rows or the state are invalid. Nothing was
                 changed.
             StepConflictError: another chief has published something else for this step.
             LeaseLostError: another process has become the chief.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
-        self._lease.check()
+        if self._block is None:
+            raise InvalidArgumentError("publish() needs the round of a loop over rounds(), and publishes once for each")
+        self._check_lease()
         step = self.step + 1
         self._patience.call(
             lambda: self._parameters.publish(parameters, step, changed=changed, state=state), f"to publish step {step}"
         )
         self.step, self.parameters, self.state = step, parameters, state
+        self._acknowledge()
+
+    def _check_lease(self) -> None:
+        self._patience.call(self._lease.check, "to extend the lease of the chief")
+
+    def _warn(self, text: str, *values: object) -> None:
+        logger.warning(f"%s: {text}", self.shared_name, *values, extra={"accumulator": self.shared_name})
 
     def finish(self) -> None:
         """Ends the training: the loops of workers end by themselves, and those of workers that start later end at once.
 
         A chief that is started again with a higher ``until`` continues the training.
+
+        Raises:
+            LeaseLostError: another process has become the chief.
         """
+        self._check_lease()
         self._patience.call(self._parameters.finish, "to finish the training")
 
     def delete(self) -> None:

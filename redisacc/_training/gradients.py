@@ -44,7 +44,7 @@ def open_gradients(
 def apply_gradient(accumulator: ConditionalAccumulatorBase[Any], gradient: Any, step: int) -> ApplyResult:
     """Applies a gradient. A single sparse one is IndexedSlices, or a tuple of indices and values."""
     if isinstance(accumulator, SparseConditionalAccumulator):
-        if isinstance(gradient, tuple):
+        if type(gradient) is tuple:
             indices, values = gradient
             return accumulator.apply_grad(indices, values, local_step=step)
         return accumulator.apply_indexed_slices_grad(gradient, step)

@@ -9,26 +9,31 @@ from typing import TypeVar
 
 from redis.backoff import ExponentialBackoff
 
+from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_TIMEOUT
+from redisacc._redis.transport import LIMITS, Limits
 from redisacc.errors import OutcomeUnknownError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
 
 Value = TypeVar("Value")
 
-_BACKOFF = ExponentialBackoff(cap=5.0, base=0.1)
+_BACKOFF = ExponentialBackoff(cap=1.0, base=0.1)
 
 
 class Patience:
     """How long every call of a loop waits for a server that does not answer.
 
+    An outage of a few seconds is not logged. One that lasts is logged when that is clear, and when it ends.
+
     Args:
-        seconds: how long, 0 or more; infinity: forever.
+        seconds: how long, 0 or more; infinity: forever. A server that answers always gets the time for its answer.
         name: the name of the training, for log records.
     """
 
     def __init__(self, seconds: float, name: str) -> None:
         self._seconds = seconds
         self._name = name
+        self._limits = Limits(call=min(max(seconds, LAST_POLL_TIMEOUT), POLL_TIMEOUT), outage=seconds)
 
     def call(self, attempt: Callable[[], Value], what: str) -> Value:
         """Returns what ``attempt`` returns. It is repeated while the server does not answer.
@@ -41,17 +46,30 @@ class Patience:
         Raises:
             ServerUnavailableError: the server did not answer in time. It says why.
         """
-        started = time.monotonic()
+        token = LIMITS.set(self._limits)
+        try:
+            return self._repeated(attempt, what)
+        finally:
+            LIMITS.reset(token)
+
+    def _repeated(self, attempt: Callable[[], Value], what: str) -> Value:
         failures = 0
+        # When the first attempt began that failed. A wait that was well for hours and then fails has been patient
+        # itself: see ``Limits``.
+        began = 0.0
         while True:
+            tried = time.monotonic()
             try:
                 result = attempt()
             except ServerUnavailableError as error:
+                failures += 1
+                if failures == 1:
+                    began = tried
+                pause = _BACKOFF.compute(failures)
+                if time.monotonic() + pause - began >= self._seconds:
+                    raise
                 if isinstance(error, OutcomeUnknownError):
                     attempt = error.retry
-                if time.monotonic() - started >= self._seconds:
-                    raise
-                failures += 1
                 if failures == 1:
                     logger.warning(
                         "%s: could not reach the server %s; trying until it is back: %s",
@@ -60,7 +78,7 @@ class Patience:
                         error,
                         extra={"accumulator": self._name},
                     )
-                time.sleep(_BACKOFF.compute(failures))
+                time.sleep(pause)
                 continue
             if failures:
                 logger.warning("%s: the server is back", self._name, extra={"accumulator": self._name})

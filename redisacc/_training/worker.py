@@ -140,13 +140,13 @@ class Worker:
         if self._is_finished():
             return
         while True:
-            self._lease.check()
+            self._check_lease()
             try:
                 step, tree = self._patience.call(self._wait, "to wait for parameters")
             except ParametersFinishedError:
                 return
             except CancelledError:
-                self._lease.check()
+                self._check_lease()
                 if not self._went_back:
                     raise
                 # The server was restarted from older data, so the gradients of an earlier step are needed again.
@@ -244,23 +244,30 @@ class Worker:
         step = self._step
         if step is None:
             raise InvalidArgumentError("apply() needs the step of a loop over steps()")
-        self._lease.check()
-        result = self._patience.call(lambda: self._apply(gradient, step), f"to apply the gradient of step {step}")
+        self._check_lease()
+        result = self._apply(gradient, step)
         self._gradient, self._has_applied = gradient, True
         return result
 
     def _apply(self, gradient: Any, step: int) -> ApplyResult:
+        what = f"to apply the gradient of step {step}"
+        while True:
+            try:
+                return self._patience.call(lambda: self._apply_once(gradient, step), what)
+            except (DataLossError, StaleSequenceError) as error:
+                # The handle has noticed that the server lost something. Applying it again cannot count it twice.
+                logger.warning("%s: %s", self.shared_name, error, extra={"accumulator": self.shared_name})
+
+    def _apply_once(self, gradient: Any, step: int) -> ApplyResult:
         if self._accumulator is None:
             # The chief creates the accumulator before it publishes parameters.
             self._accumulator = self._opened.enter_context(
                 open_existing(Keys(self.shared_name), redis=self._redis, worker=self._place)
             )
-        try:
-            return apply_gradient(self._accumulator, gradient, step)
-        except (DataLossError, StaleSequenceError) as error:
-            # The handle has noticed that the server lost something. Applying it again cannot count it twice.
-            logger.warning("%s: %s", self.shared_name, error, extra={"accumulator": self.shared_name})
-            return apply_gradient(self._accumulator, gradient, step)
+        return apply_gradient(self._accumulator, gradient, step)
+
+    def _check_lease(self) -> None:
+        self._patience.call(self._lease.check, f"to extend the lease of {self._place}")
 
     def close(self) -> None:
         """Closes the handles, and gives the number back. Closing twice does nothing."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import click
 
 from redisacc._data.validation import INT64_MAX, INT64_MIN
-from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.existing import open_existing
-from redisacc._handles.sparse import SparseConditionalAccumulator
-from redisacc.cli.array_files import read_arrays, select_arrays
+from redisacc.cli.array_files import read_arrays
 from redisacc.cli.failures import EXIT_CODES, STALE, fail, report_failures
+from redisacc.cli.gradient_arrays import arrays_of
 from redisacc.cli.options import json_option, keys_of, name_argument, redis_option, transport_of
 from redisacc.cli.output import count_text, echo_json
 
@@ -43,28 +42,19 @@ def apply(
     """Apply the gradient in FILE; - is standard input.
 
     A dense gradient is an .npy, or an .npz with the array "gradient". A sparse gradient is an .npz with "indices",
-    "values" and optionally "shape", which is then checked. Exit code 5 means that the gradient was dropped because its
+    "values" and optionally "shape", which is then checked. The gradient of a tree is an .npz as `redisacc take` writes
+    it; a leaf whose arrays are left out has no gradient. Exit code 5 means that the gradient was dropped because its
     step had passed, or because the round has one of its worker already.
 
     \b
       redisacc apply embeddings gradient.npz --worker laptop
     """
     transport_of(url)
-    arrays = read_arrays(file)
     accumulator = open_existing(keys_of(name), redis=url, worker=worker)
+    form = arrays_of(accumulator)
+    arrays = read_arrays(file, form.names, single=form.single)
     step = accumulator.global_step() if local_step is None else local_step
-    if isinstance(accumulator, SparseConditionalAccumulator):
-        indices, values, shape = select_arrays(arrays, file, "indices", "values", optional="shape")
-        assert indices is not None
-        assert values is not None
-        # `take` writes -1 for an unknown dimension 0, and such a shape cannot be checked.
-        whole = None if shape is None or (shape.size and shape.flat[0] == -1) else shape
-        result = accumulator.apply_grad(indices, values, whole, step, once_per_worker=once_per_worker)
-    else:
-        assert isinstance(accumulator, ConditionalAccumulator)
-        (gradient,) = select_arrays(arrays, file, "gradient")
-        assert gradient is not None
-        result = accumulator.apply_grad(gradient, step, once_per_worker=once_per_worker)
+    result = form.apply(arrays, file, step, once_per_worker=once_per_worker)
     if as_json:
         echo_json(
             {

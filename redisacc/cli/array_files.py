@@ -1,4 +1,4 @@
-"""Gradients in files of numpy: a dense one as .npy, a sparse one as .npz with indices, values and shape."""
+"""Arrays in files of numpy: one array as .npy, several as .npz."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import zipfile
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -16,7 +17,6 @@ import click
 import numpy as np
 from numpy.lib import format as numpy_format
 
-from redisacc._data.slices import IndexedSlices
 from redisacc._data.validation import Array
 from redisacc._text import shown
 from redisacc.cli.failures import USAGE, fail
@@ -26,8 +26,6 @@ _SAVED_AS = {"bfloat16": np.float32}
 
 # The first bytes of a zip archive, which an .npz is; those of an empty one differ.
 _ZIP = b"PK"
-# The arrays that the file of a gradient may hold.
-_NAMES = {"gradient", "indices", "values", "shape"}
 # How many names of other arrays a message lists.
 _LISTED = 8
 # Versions of the .npy format. The third differs only for names of fields, which no gradient has.
@@ -36,8 +34,13 @@ _HEADERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.rea
 _MAX_UNPACKED, _MAX_RATIO = 2**30, 10
 
 
-def check_output(output: Path | None, *, discard: bool, sparse: bool) -> None:
+def check_output(output: Path | None, *, discard: bool, several: str | None = None) -> None:
     """Checks --output and --discard before anything is taken.
+
+    Args:
+        output: the file.
+        discard: whether the gradient is discarded.
+        several: what the gradient is if it consists of several arrays, which only an .npz holds.
 
     Raises:
         click.UsageError: both or neither are given, or the file cannot be written or cannot hold the gradient.
@@ -48,25 +51,30 @@ def check_output(output: Path | None, *, discard: bool, sparse: bool) -> None:
         return
     if output.suffix not in (".npy", ".npz"):
         raise click.UsageError(f"--output must end in .npy or .npz, or be -, not {output.name!r}")
-    if sparse and output.suffix != ".npz":
-        raise click.UsageError(f"--output must end in .npz for a sparse gradient, which is three arrays, not "
-                               f"{output.name!r}")  # fmt: skip
+    if several and output.suffix != ".npz":
+        raise click.UsageError(f"--output must end in .npz for {several}, not {output.name!r}")
     if not os.access(output.absolute().parent, os.W_OK):
         raise click.UsageError(f"--output: the directory {output.absolute().parent} does not exist or is not writable")
 
 
-def write_gradient(gradient: Array | IndexedSlices, output: Path) -> None:
-    """Writes a gradient to a file, whole or not at all, and onto the disk before it returns; "-" is standard output."""
+def write_arrays(arrays: Mapping[str, Array], output: Path, *, several: bool) -> None:
+    """Writes arrays to a file, whole or not at all, and onto the disk before it returns.
+
+    Args:
+        arrays: the arrays, by name.
+        output: the file, an .npy or .npz by its name; "-" is standard output.
+        several: whether standard output gets an .npz; otherwise it gets the only array, as an .npy.
+    """
     if str(output) == "-":
         buffer = io.BytesIO()
-        _write(gradient, buffer, npz=isinstance(gradient, IndexedSlices))
+        _write(arrays, buffer, npz=several)
         sys.stdout.buffer.write(buffer.getvalue())
         sys.stdout.buffer.flush()
         return
     npz = output.suffix == ".npz"
     with tempfile.NamedTemporaryFile(dir=output.absolute().parent, prefix=f".{output.name}.", delete=False) as file:
         try:
-            _write(gradient, file, npz=npz)
+            _write(arrays, file, npz=npz)
             file.flush()
             # The caller acknowledges the round next, which removes it from the server.
             os.fsync(file.fileno())
@@ -77,24 +85,29 @@ def write_gradient(gradient: Array | IndexedSlices, output: Path) -> None:
             raise
 
 
-def _write(gradient: Array | IndexedSlices, file: Any, *, npz: bool) -> None:
-    if isinstance(gradient, IndexedSlices):
-        assert gradient.dense_shape is not None
-        np.savez(file, indices=gradient.indices, values=_saved(np.asarray(gradient.values)), shape=gradient.dense_shape)
-    elif npz:
-        np.savez(file, gradient=_saved(gradient))
-    else:
-        np.save(file, _saved(gradient), allow_pickle=False)
+def _write(arrays: Mapping[str, Array], file: Any, *, npz: bool) -> None:
+    if not npz:
+        (array,) = arrays.values()
+        np.save(file, _saved(array), allow_pickle=False)
+        return
+    # As numpy.savez does, which cannot save an array with the name "file".
+    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                numpy_format.write_array(member, np.asanyarray(_saved(array)), allow_pickle=False)
 
 
 def _saved(values: Array) -> Array:
     return values.astype(_SAVED_AS.get(values.dtype.name, values.dtype), copy=False)
 
 
-def read_arrays(path: str) -> dict[str, Array]:
-    """Returns the arrays of a file by name; the array of an .npy is "gradient". "-" is standard input.
+def read_arrays(path: str, names: Container[str], *, single: str | None) -> dict[str, Array]:
+    """Returns the arrays of a file by name. Never unpickles, and allocates no more than the file really holds.
 
-    Never unpickles, and allocates no more than the file really holds.
+    Args:
+        path: the file; "-" is standard input.
+        names: the names that arrays may have there.
+        single: the name of the array of an .npy; None: the file must be an .npz.
 
     Raises:
         Failure: the file cannot be read, is none of numpy's, or holds other arrays than those of a gradient.
@@ -109,8 +122,11 @@ def read_arrays(path: str) -> dict[str, Array]:
             data.seek(0)
             if data.read(len(_ZIP)) != _ZIP:
                 data.seek(0)
-                return {"gradient": _read_array(data, size)}
-            return _read_zip(data, size)
+                array = _read_array(data, size)
+                if single is None:
+                    raise _UnknownArraysError("one array without a name")
+                return {single: array}
+            return _read_zip(data, size, names)
     except _UnknownArraysError as error:
         fail(f"{path} must hold the arrays of a gradient; it holds {error}", USAGE)
     except MemoryError:
@@ -123,13 +139,14 @@ class _UnknownArraysError(Exception):
     """A file holds arrays that no gradient has."""
 
 
-def _read_zip(data: BinaryIO, size: int) -> dict[str, Array]:
+def _read_zip(data: BinaryIO, size: int, known: Container[str]) -> dict[str, Array]:
     with zipfile.ZipFile(data) as archive:
         members = archive.infolist()
         names = [member.filename.removesuffix(".npy") for member in members]
-        if not set(names) <= _NAMES or len(set(names)) < len(names):
+        foreign = [name for name in names if name not in known]
+        if foreign or len(set(names)) < len(names):
             # Before anything is unpacked. A damaged file may list thousands.
-            raise _UnknownArraysError(", ".join(shown(name) for name in names[:_LISTED]))
+            raise _UnknownArraysError(", ".join(shown(name) for name in (foreign or names)[:_LISTED]))
         claimed = sum(member.file_size for member in members)
         if claimed > max(_MAX_UNPACKED, size * _MAX_RATIO):
             raise ValueError(f"its {size} bytes claim to unpack to {claimed}")
@@ -166,18 +183,3 @@ def _read_array(data: IO[bytes], size: int) -> Array:
     if len(content) < claimed:
         raise ValueError(f"its header claims {claimed} bytes, but {len(content)} follow")
     return np.frombuffer(bytearray(content), dtype, number).reshape(shape, order="F" if fortran_order else "C")
-
-
-def select_arrays(arrays: dict[str, Array], path: str, *names: str, optional: str | None = None) -> list[Array | None]:
-    """Returns the arrays with these names; None for the optional one if it is absent.
-
-    Raises:
-        Failure: one is missing, or there are others.
-    """
-    known = [*names, *([optional] if optional else [])]
-    missing = [name for name in names if name not in arrays]
-    foreign = [name for name in arrays if name not in known]
-    if missing or foreign:
-        fail(f"{path} must hold {', '.join(names)}{f' and may hold {optional}' if optional else ''}; it holds "
-             f"{', '.join(sorted(arrays)) or 'nothing'}", USAGE)  # fmt: skip
-    return [arrays.get(name) for name in known]

@@ -23,9 +23,10 @@ __all__ = ["gc"]
 def gc(*, name: str | None, dry_run: bool, url: str | None, yes: bool, as_json: bool) -> None:
     """Remove the garbage of all accumulators, or of one: show it, then ask.
 
-    Garbage is an interrupted deletion, a part that no round refers to, data of a round that is not listed, a key or a
-    name without a record. Normally there is none. Live data is safe: the script that removes something checks once
-    more that nothing uses it. A round that was taken but not acknowledged is not garbage; use `redisacc recover`.
+    Garbage is an interrupted deletion, a part that no round refers to, an object that no parameters refer to, data of
+    a round that is not listed, a key or a name without a record. Normally there is none. Live data is safe: the script
+    that removes something checks once more that nothing uses it. A round that was taken but not acknowledged is not
+    garbage; use `redisacc recover`.
 
     With --json, nothing is removed without --yes.
     """
@@ -48,7 +49,7 @@ def gc(*, name: str | None, dry_run: bool, url: str | None, yes: bool, as_json: 
 
 def _number(leftover: Leftover) -> int:
     """Returns how many items `remove` counts for it."""
-    return 1 if leftover.why in ("deletion", "acknowledged", "name") else len(leftover.keys)
+    return 1 if leftover.why in ("deletion", "acknowledged", "parameters", "name") else len(leftover.keys)
 
 
 def _show(found: list[Leftover]) -> None:

@@ -1,4 +1,4 @@
-"""The command `redisacc ls`: lists accumulators, one on a line."""
+"""The command `redisacc ls`: lists accumulators and parameters, one on a line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ import click
 
 from redisacc._admin.catalogue import list_names
 from redisacc._admin.memory import memory
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._protocol.parameter_info import ParametersInfo, read_parameters_info
 from redisacc._text import printable, shown
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import json_option, redis_option, transport_of
-from redisacc.cli.output import age_text, bytes_text, declared_shape_text, echo_json, echo_wrapped, print_table
-from redisacc.errors import AccumulatorNotFoundError, CorruptDataError
+from redisacc.cli.output import (
+    age_text,
+    bytes_text,
+    count_text,
+    echo_json,
+    echo_wrapped,
+    print_table,
+    schema_shape_text,
+)
+from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
 
 __all__ = ["ls"]
 
@@ -26,16 +35,24 @@ __all__ = ["ls"]
 @json_option
 @report_failures
 def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
-    """List accumulators.
+    """List accumulators and parameters.
 
-    PATTERN is a glob as Redis understands it, for example 'demo-*'; without it, all are listed. WAITING is the number
-    of gradients that the first waiting taker requires, and "+1" behind it means that one more taker is waiting. BYTES
-    is the memory in Redis, including rounds that were taken but not acknowledged.
+    PATTERN is a glob as Redis understands it, for example 'demo-*'; without it, all are listed. "+1" behind the DTYPE
+    of a tree means that its leaves have one more dtype. WAITING is the number of gradients that the first waiting taker
+    requires, and "+1" behind it means that one more taker is waiting. BYTES is the memory in Redis, including rounds
+    that were taken but not acknowledged.
     """
     transport = transport_of(url)
     found: list[tuple[AccumulatorInfo, int]] = []
+    parameters: list[ParametersInfo] = []
     for name in list_names(transport, pattern, private=private):
         keys = Keys(name)
+        try:
+            published = read_parameters_info(transport, ParameterKeys(name))
+            if published is not None:
+                parameters.append(published)
+        except (CorruptDataError, SchemaMismatchError) as error:
+            click.echo(f"redisacc: {printable(str(error))}", err=True)
         try:
             found.append((read_info(transport, keys), sum(sort.nbytes for sort in memory(transport, keys))))
         except AccumulatorNotFoundError:
@@ -44,9 +61,9 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
         except CorruptDataError as error:
             click.echo(f"redisacc: {printable(str(error))}", err=True)
     if as_json:
-        echo_json([_facts(info, size) for info, size in found])
+        echo_json([*(_facts(info, size) for info, size in found), *map(_parameter_facts, parameters)])
         return
-    if not found:
+    if not found and not parameters:
         matching = "" if pattern == "*" else f" matching {shown(pattern)}"
         echo_wrapped(f"no accumulators{matching} at {transport.address}", err=True)
         return
@@ -56,8 +73,8 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
             [
                 info.name,
                 info.kind,
-                info.dtype,
-                declared_shape_text(info.shape),
+                _dtype_text(info),
+                schema_shape_text(info),
                 str(info.global_step),
                 str(info.num_accumulated),
                 waiting_text(info),
@@ -65,8 +82,27 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
                 age_text(info.read_at, info.last_activity),
             ]
             for info, size in found
+        ]
+        + [
+            [
+                info.name,
+                "parameters",
+                "-",
+                count_text(info.leaves, "leaf", "leaves"),
+                str(info.step),
+                *("-", "-"),
+                bytes_text(info.stored_bytes),
+                age_text(info.read_at, info.published_at),
+            ]
+            for info in parameters
         ],
     )
+
+
+def _dtype_text(info: AccumulatorInfo) -> str:
+    """Returns the element type; for a tree, that of the first leaf and how many others there are: "float32 +1"."""
+    first, *others = info.dtype.split(",")
+    return f"{first} +{len(others)}" if others else first
 
 
 def waiting_text(info: AccumulatorInfo) -> str:
@@ -83,6 +119,7 @@ def _facts(info: AccumulatorInfo, size: int) -> dict[str, Any]:
         "kind": info.kind,
         "dtype": info.dtype,
         "shape": info.shape,
+        "num_leaves": info.num_leaves,
         "reduction_type": info.reduction_type,
         "global_step": info.global_step,
         "num_accumulated": info.num_accumulated,
@@ -90,4 +127,15 @@ def _facts(info: AccumulatorInfo, size: int) -> dict[str, Any]:
         "unacknowledged": len(info.unacknowledged),
         "bytes": size,
         "last_activity": info.last_activity,
+    }
+
+
+def _parameter_facts(info: ParametersInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "kind": "parameters",
+        "step": info.step,
+        "leaves": info.leaves,
+        "bytes": info.stored_bytes,
+        "last_activity": info.published_at,
     }

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from redisacc._protocol.info import AccumulatorInfo
 from redisacc._text import printable
 
 # Text
@@ -29,9 +30,9 @@ def bytes_text(number: float) -> str:
     return f"{number:.0f} {units[0]}" if units[0] == "B" or number >= 99.5 else f"{number:.3g} {units[0]}"
 
 
-def count_text(number: int, noun: str) -> str:
-    """Returns a number with its noun, for example "1 gradient" or "2 gradients"."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+def count_text(number: int, noun: str, plural: str = "") -> str:
+    """Returns a number with its noun, for example "1 gradient" or "2 gradients". ``plural`` is for irregular ones."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -52,6 +53,13 @@ def age_text(now: datetime.datetime, then: datetime.datetime) -> str:
 def declared_shape_text(shape: Sequence[int | None] | None) -> str:
     """Returns a shape as text, for example "[100,-1]"; "any" for an unknown rank."""
     return "any" if shape is None else "[" + ",".join("-1" if dim is None else str(dim) for dim in shape) + "]"
+
+
+def schema_shape_text(info: AccumulatorInfo) -> str:
+    """Returns the declared shape of an accumulator as text, for example "[100,-1]"; "7 leaves" for a tree."""
+    if info.num_leaves is None:
+        return declared_shape_text(info.shape)
+    return "1 leaf" if info.num_leaves == 1 else f"{info.num_leaves} leaves"
 
 
 def number_text(value: Any) -> str:

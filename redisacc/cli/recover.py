@@ -9,11 +9,10 @@ import click
 from redisacc._handles.existing import open_existing
 from redisacc._protocol.info import read_info
 from redisacc._text import printable
-from redisacc.cli.array_files import check_output, write_gradient
 from redisacc.cli.failures import EXIT_CODES, fail, report_failures
 from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
 from redisacc.cli.output import age_text, count_text, echo_json, echo_wrapped, print_table
-from redisacc.cli.take import naming_file, report_round
+from redisacc.cli.take import check_form, naming_file, report_round, write_gradient
 
 __all__ = ["recover"]
 
@@ -67,7 +66,8 @@ def recover(
         else:
             echo_wrapped(_NOTHING, err=True)
         return
-    check_output(output, discard=discard, sparse=info.kind == "sparse")
+    accumulator = open_existing(keys, redis=url)
+    form = check_form(accumulator, output, discard=discard)
     if not rounds:
         fail(f"there is no unacknowledged round with the token {token}" if token else _NOTHING)
     chosen = rounds[0]
@@ -78,10 +78,9 @@ def recover(
     )
     effect = "This discards the round for good." if discard else "The taker loses this round."
     confirm(f"{effect} Continue only if its taker is dead.", yes=yes)
-    with naming_file(output), open_existing(keys, redis=url).recover(chosen.token) as taken:
+    with naming_file(output), accumulator.recover(chosen.token) as taken:
         if taken is None:
             fail("the round was acknowledged or recovered by another process in the meantime")
         if output is not None:
-            assert taken.gradient is not None
-            write_gradient(taken.gradient, output)
+            write_gradient(taken.gradient, form, output)
     report_round("discarded" if discard else "recovered", taken, output, as_json=as_json)

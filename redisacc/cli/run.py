@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -15,10 +13,10 @@ from click.core import ParameterSource
 from redisacc._handles.environment import MAX_WORKERS
 from redisacc._launch.run import CannotStartError, Run, places
 from redisacc._redis.connect import DEFAULT_URL
-from redisacc._text import printable_lines, shown
+from redisacc._text import shown
 from redisacc.cli.failures import fail, report_failures
 from redisacc.cli.options import Seconds, redis_option, transport_of
-from redisacc.embedded import Server
+from redisacc.cli.own_server import own_server, problem_of
 
 __all__ = ["run"]
 
@@ -122,8 +120,8 @@ def run(
     \b
     redisacc run --no-chief --first-worker 3 --workers 2 -- python train.py
     """
-    own_server = with_server or server_dir is not None or server_port is not None
-    if own_server and context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
+    has_server = with_server or server_dir is not None or server_port is not None
+    if has_server and context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
         raise click.UsageError("give --redis or --server, not both")
     if no_chief and not workers:
         raise click.UsageError("nothing is left to run: give at least one worker, or leave out --no-chief")
@@ -136,7 +134,7 @@ def run(
         total_workers = first_worker + workers
     _check_program(command[0])
     members = places(chief=not no_chief, workers=workers, first_worker=first_worker, total_workers=total_workers)
-    with _server(server_dir, server_port) if own_server else contextlib.nullcontext() as server:
+    with own_server(server_dir, server_port) if has_server else contextlib.nullcontext() as server:
         if server is None:
             # Now, rather than as a traceback of every process.
             transport_of(url)
@@ -153,7 +151,7 @@ def run(
                 environment,
                 restarts=restarts,
                 grace=grace,
-                problem=lambda: None if server is None else _problem_of(server),
+                problem=lambda: problem_of(server),
             )
             if server is not None:
                 started.say(f"{server.version} is ready at {server.url}")
@@ -161,29 +159,6 @@ def run(
         except CannotStartError as error:
             fail(str(error), error.exit_code)
     raise SystemExit(code)
-
-
-@contextlib.contextmanager
-def _server(directory: Path | None, port: int | None) -> Iterator[Server]:
-    """Runs a server during a block."""
-    server = Server(directory, port=port)
-    # Both signals become KeyboardInterrupt, as Ctrl-C does, which ends the wait for a large file to load.
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            before[number] = signal.signal(number, signal.default_int_handler)
-    try:
-        with server:
-            yield server
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _problem_of(server: Server) -> str | None:
-    if server.running:
-        return None
-    return f"the server ended unexpectedly; the end of its log: {printable_lines(server.log_tail())}"
 
 
 def _check_program(program: str) -> None:

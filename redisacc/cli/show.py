@@ -1,4 +1,4 @@
-"""The command `redisacc show`: shows an accumulator, or rows of its current round."""
+"""The command `redisacc show`: shows an accumulator, or rows of its current round, or a leaf of its trees."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import click
 import numpy as np
 
 from redisacc._admin.memory import Memory, memory
-from redisacc._admin.rows import CurrentRows, Rows
+from redisacc._admin.rows import CurrentRows, Rows, read_spec
+from redisacc._data.tree_spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX, Array
+from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._protocol.parameter_info import ParametersInfo, read_parameters_info
 from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import json_option, keys_of, name_argument, redis_option, transport_of
@@ -25,16 +28,22 @@ from redisacc.cli.output import (
     echo_wrapped,
     number_text,
     print_table,
+    schema_shape_text,
 )
+from redisacc.errors import AccumulatorNotFoundError
 
 __all__ = ["show"]
 
 # Number of elements shown of each row.
 _ELEMENTS = 8
+# Number of leaves shown without --leaves.
+_LEAVES = 20
 
 
 @click.command(epilog=EXIT_CODES)
 @name_argument
+@click.option("--leaf", "path", metavar="PATH", help="Show this leaf of a tree, or the rows of it.")
+@click.option("--leaves", "list_leaves", is_flag=True, help="List all leaves of a tree.")
 @click.option(
     "--index",
     "indices",
@@ -54,58 +63,170 @@ _ELEMENTS = 8
 @redis_option
 @json_option
 @report_failures
-def show(*, name: str, indices: tuple[int, ...], top: int | None, by: str, url: str | None, as_json: bool) -> None:
-    """Show an accumulator: record, workers, waiting takers, rounds taken but not acknowledged, memory.
+def show(
+    *,
+    name: str,
+    path: str | None,
+    list_leaves: bool,
+    indices: tuple[int, ...],
+    top: int | None,
+    by: str,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Show an accumulator: record, workers, waiting takers, rounds taken but not acknowledged, memory; and parameters.
 
     With --index or --top, show rows of the current round instead: how many gradients each row occurs in, the sum, and
     the mean if a take returns one. A row of a dense accumulator is an entry of its first dimension. For a sparse
     accumulator, --index reads only these rows; --top, and --index for a dense one, read the round as peek() does.
 
+    Of a tree, the first leaves are listed, or all with --leaves. With --leaf, show how much of this leaf the current
+    round holds and the norm of what a take returns for it; --index and --top then choose rows of this leaf.
+
     \b
       redisacc show embeddings
       redisacc show embeddings --index 42 --index 7
       redisacc show embeddings --top 5 --by hits
+      redisacc show model --leaf layers/0/w --index 7
     """
     if indices and top:
         raise click.UsageError("give --index or --top, not both")
+    if list_leaves and (indices or top or path is not None):
+        raise click.UsageError("--leaves lists the leaves, so it goes without --leaf, --index and --top")
     keys, transport = keys_of(name), transport_of(url)
     if indices or top:
-        current = CurrentRows(transport, keys)
+        current = CurrentRows(transport, keys, path)
         rows = _select_rows(current, indices, top, by)
-        _print_rows(keys.name, current.spec.reduction_type, rows, indices, as_json=as_json)
+        _print_rows(keys.name, path, current.reduction_type, rows, indices, as_json=as_json)
         return
-    info, sizes = read_info(transport, keys), memory(transport, keys)
+    if path is not None:
+        current = CurrentRows(transport, keys, path)
+        assert current.leaf is not None
+        _print_leaf(keys.name, current.leaf, current.all(), as_json=as_json)
+        return
+    parameters = None if list_leaves else read_parameters_info(transport, ParameterKeys(keys.name))
+    try:
+        info = read_info(transport, keys)
+    except AccumulatorNotFoundError:
+        if parameters is None:
+            raise
+        if as_json:
+            echo_json({"name": keys.name, "parameters": dataclasses.asdict(parameters)})
+        else:
+            _print_parameters(parameters)
+        return
+    spec = read_spec(transport, keys) if info.kind == "tree" else None
+    leaves = spec.leaves if isinstance(spec, TreeSpec) else ()
+    if list_leaves:
+        if info.kind != "tree":
+            raise click.UsageError(f"--leaves: {printable(keys.name)} is no tree, but {info.kind}")
+        _print_leaves(leaves, as_json=as_json)
+        return
+    sizes = memory(transport, keys)
     if as_json:
-        echo_json(
-            {**dataclasses.asdict(info), "missing": [w.name for w in info.missing], "memory": _memory_facts(sizes)}
-        )
+        facts = {
+            **dataclasses.asdict(info),
+            "missing": [w.name for w in info.missing],
+            "memory": _memory_facts(sizes),
+            "leaves": [_leaf_facts(leaf) for leaf in leaves] if info.kind == "tree" else None,
+        }
+        echo_json(facts if parameters is None else {**facts, "parameters": dataclasses.asdict(parameters)})
         return
-    _print_info(info, sizes)
+    _print_info(info, leaves, sizes)
+    if parameters is not None:
+        click.echo()
+        _print_parameters(parameters)
 
 
 def _memory_facts(sizes: list[Memory]) -> dict[str, dict[str, int]]:
     return {size.what: {"keys": size.keys, "bytes": size.nbytes} for size in sizes}
 
 
-def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
+def _leaf_facts(leaf: Leaf) -> dict[str, Any]:
+    return {
+        "path": leaf.path,
+        "kind": "sparse" if leaf.is_sparse else "dense",
+        "dtype": leaf.dtype.name,
+        "shape": leaf.shape,
+    }
+
+
+def _print_leaves(leaves: Sequence[Leaf], *, as_json: bool, indent: int = 0) -> None:
+    if as_json:
+        echo_json([_leaf_facts(leaf) for leaf in leaves])
+        return
+    print_table(
+        ["PATH", "KIND", "DTYPE", "SHAPE"],
+        [
+            [leaf.path, "sparse" if leaf.is_sparse else "dense", leaf.dtype.name, declared_shape_text(leaf.shape)]
+            for leaf in leaves
+        ],
+        indent=indent,
+    )
+
+
+def _print_leaf(name: str, leaf: Leaf, rows: Rows, *, as_json: bool) -> None:
+    """Prints how much of a leaf the round holds."""
+    norms = _norms(rows.results)
+    with np.errstate(all="ignore"):
+        norm = float(np.sqrt((norms * norms).sum()))
+    if as_json:
+        echo_json(
+            {
+                "name": name,
+                "leaf": _leaf_facts(leaf),
+                "global_step": rows.global_step,
+                "num_accumulated": rows.num_accumulated,
+                "num_present": rows.num_present,
+                "rows": len(rows.indices),
+                "norm": norm,
+            }
+        )
+        return
+    click.echo(_rows_title(name, leaf.path, rows))
+    click.echo(f"  {printable(leaf.text)}")
+    of = "" if not leaf.shape or leaf.shape[0] is None else f" of {leaf.shape[0]}"
+    held = f"{count_text(len(rows.indices), 'row')}{of}, " if leaf.shape else ""
+    click.echo(f"  {held}norm {norm:.6g}")
+
+
+def _rows_title(name: str, path: str | None, rows: Rows) -> str:
+    """Returns what the rows are of: the accumulator, the leaf, and the gradients of the round."""
+    title = printable(name) if path is None else f"{printable(name)}, leaf {printable(path)}"
+    text = f"{title}: step {rows.global_step}, {count_text(rows.num_accumulated, 'gradient')}"
+    return text + (f", {rows.num_present} with this leaf" if rows.num_present < rows.num_accumulated else "")
+
+
+def _mean_text(info: AccumulatorInfo) -> str:
+    """Returns what a mean divides by, where that is not what a reader expects; else nothing."""
+    if info.kind != "tree":
+        by_round = info.sparse_mean == "round"
+        return "divides by the gradients of the round, not by those that held an index" if by_round else ""
+    divisor = "that have the leaf" if info.missing_leaves == "skip" else "of the round"
+    rows = ", and a row by those that held its index" if info.sparse_mean == "index" else ""
+    return f"divides by the gradients {divisor}{rows}"
+
+
+def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memory]) -> None:
     def line(label: str, text: str) -> None:
         click.echo(f"  {label:<13}{printable(text)}")
 
     def ago(then: Any) -> str:
         return age_text(info.read_at, then)
 
-    schema = f"{info.kind} {info.dtype} {declared_shape_text(info.shape)} {info.reduction_type}"
+    schema = f"{info.kind} {info.dtype} {schema_shape_text(info)} {info.reduction_type}"
     click.echo(f"{click.style(printable(info.name), bold=True)}  {printable(schema)}")
     line("step", str(info.global_step))
     of = f" of {info.waiting[0].num_required}" if info.waiting else ""
-    shape = "" if info.round_shape is None else f", each {declared_shape_text(info.round_shape)}"
+    has_shape = info.round_shape is not None and info.kind != "tree"
+    shape = f", each {declared_shape_text(info.round_shape)}" if has_shape else ""
     gradients = f"{info.num_accumulated}{of} gradients" if of else count_text(info.num_accumulated, "gradient")
     line("this round", f"{gradients}{shape}")
     line("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)} of {bytes_text(info.buffer_limit)})")
     dropped = f"{info.stale} stale, {info.repeated} repeated"
     line("in total", f"{info.applied} applied, {dropped}, {info.duplicates} sent twice, {info.takes} taken")
-    if info.sparse_mean == "round":
-        line("mean", "divides by the gradients of the round, not by those that held an index")
+    if mean := _mean_text(info):
+        line("mean", mean)
     if info.once_per_worker:
         line("accepts", "one gradient of each worker in a round")
     line("last active", f"{ago(info.last_activity)} ago")
@@ -139,6 +260,15 @@ def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
                 f"  step {taken.global_step}, {count_text(taken.num_accumulated, 'gradient')}, "
                 f"{ago(taken.granted_at)} ago by {printable(taken.taker)}\n    token {printable(taken.token)}"
             )
+    _print_memory(sizes)
+    if leaves:
+        click.echo("\nleaves")
+        _print_leaves(leaves[:_LEAVES], as_json=False, indent=2)
+        if len(leaves) > _LEAVES:
+            click.echo(f"  and {len(leaves) - _LEAVES} more, which --leaves lists")
+
+
+def _print_memory(sizes: list[Memory]) -> None:
     if not sizes:
         click.echo("\nmemory: unknown, because this user may not run MEMORY USAGE")
         return
@@ -151,8 +281,23 @@ def _print_info(info: AccumulatorInfo, sizes: list[Memory]) -> None:
     )
 
 
+def _print_parameters(info: ParametersInfo) -> None:
+    def line(label: str, text: str) -> None:
+        click.echo(f"  {label:<13}{printable(text)}")
+
+    click.echo(f"{click.style(printable(info.name), bold=True)}  parameters")
+    line("step", str(info.step))
+    line("leaves", f"{info.leaves} ({bytes_text(info.nbytes)})")
+    if info.state_bytes:
+        line("state", bytes_text(info.state_bytes))
+    line("stored", bytes_text(info.stored_bytes))
+    line("published", f"{age_text(info.read_at, info.published_at)} ago by {info.publisher}")
+    line("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age_text(info.read_at, info.created_at)} ago")
+    line("incarnation", info.incarnation)
+
+
 def _select_rows(current: CurrentRows, indices: Sequence[int], top: int | None, by: str) -> Rows:
-    if indices and current.spec.kind == "sparse":
+    if indices and current.is_sparse:
         return current.some(indices)
     rows = current.all()
     if top is None:
@@ -169,6 +314,7 @@ def _select_rows(current: CurrentRows, indices: Sequence[int], top: int | None, 
         rows.results[places],
         rows.global_step,
         rows.num_accumulated,
+        rows.num_present,
     )
 
 
@@ -179,13 +325,16 @@ def _norms(values: Array) -> Array:
     return norms
 
 
-def _print_rows(name: str, reduction_type: str, rows: Rows, wanted: Sequence[int], *, as_json: bool) -> None:
+def _print_rows(
+    name: str, path: str | None, reduction_type: str, rows: Rows, wanted: Sequence[int], *, as_json: bool
+) -> None:
     norms = _norms(rows.results)
     reduction = reduction_type.lower()
     if as_json:
         echo_json(
             {
                 "name": name,
+                **({} if path is None else {"leaf": path, "num_present": rows.num_present}),
                 "global_step": rows.global_step,
                 "num_accumulated": rows.num_accumulated,
                 "rows": [
@@ -201,7 +350,7 @@ def _print_rows(name: str, reduction_type: str, rows: Rows, wanted: Sequence[int
             }
         )
         return
-    click.echo(f"{printable(name)}: step {rows.global_step}, {count_text(rows.num_accumulated, 'gradient')}")
+    click.echo(_rows_title(name, path, rows))
     for n, index in enumerate(rows.indices):
         click.echo(f"row {index}  in {count_text(int(rows.counts[n]), 'gradient')}  norm {norms[n]:.6g}")
         echo_wrapped(f"  sum   {_elements(rows.sums[n])}", indent=8)

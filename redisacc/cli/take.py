@@ -14,10 +14,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from redisacc._data.results import Round
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.existing import open_existing
-from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._text import printable
-from redisacc.cli.array_files import check_output, write_gradient
+from redisacc.cli.array_files import check_output, write_arrays
 from redisacc.cli.failures import EXIT_CODES, fail, report_failures
+from redisacc.cli.gradient_arrays import GradientArrays, arrays_of
 from redisacc.cli.options import (
     Seconds,
     confirm,
@@ -31,7 +31,7 @@ from redisacc.cli.options import (
 from redisacc.cli.output import console, count_text, echo_json, echo_wrapped
 from redisacc.errors import RedisAccError, RoundRecoveredError
 
-__all__ = ["naming_file", "report_round", "take"]
+__all__ = ["check_form", "naming_file", "report_round", "take", "write_gradient"]
 
 
 @click.command(epilog=EXIT_CODES)
@@ -62,17 +62,18 @@ def take(
     """Wait until the round has NUM_REQUIRED gradients, take it, and write its mean or sum to a file.
 
     A dense gradient is written to an .npy, or to an .npz as "gradient". A sparse gradient is written to an .npz as
-    "indices", "values" and "shape". bfloat16 is written as float32. The round is acknowledged once the file is safely
-    written; if that fails, `redisacc recover` gets the round. If another process recovers the round meanwhile, the
-    command fails with exit code 1, and the file that it has written must not be used. Exit code 4 means that too
-    few gradients arrived in time.
+    "indices", "values" and "shape". A tree is written to an .npz: a dense leaf under its path, a sparse leaf as
+    "PATH/indices", "PATH/values" and "PATH/shape"; a leaf without a gradient is left out. bfloat16 is written as
+    float32. The round is acknowledged once the file is safely written; if that fails, `redisacc recover` gets the
+    round. If another process recovers the round meanwhile, the command fails with exit code 1, and the file that it has
+    written must not be used. Exit code 4 means that too few gradients arrived in time.
 
     \b
       redisacc take embeddings 4 --output round.npz --timeout 60
     """
     transport_of(url)
     accumulator = open_existing(keys_of(name), redis=url, worker=worker)
-    check_output(output, discard=discard, sparse=isinstance(accumulator, SparseConditionalAccumulator))
+    form = check_form(accumulator, output, discard=discard)
     if discard:
         confirm(f"Take the next round of {printable(name)} and discard its gradient for good?", yes=yes)
     with (
@@ -81,9 +82,31 @@ def take(
         accumulator.take(num_required, timeout=timeout) as taken,
     ):
         if output is not None:
-            assert taken.gradient is not None
-            write_gradient(taken.gradient, output)
+            write_gradient(taken.gradient, form, output)
     report_round("discarded" if discard else "took", taken, output, as_json=as_json)
+
+
+def check_form(
+    accumulator: ConditionalAccumulatorBase[Any], output: Path | None, *, discard: bool
+) -> GradientArrays | None:
+    """Checks --output and --discard, and returns how the gradient becomes arrays; None if it is discarded.
+
+    Raises:
+        click.UsageError: both or neither are given, or the file cannot be written or cannot hold the gradient.
+    """
+    if output is None:
+        check_output(output, discard=discard)
+        return None
+    form = arrays_of(accumulator)
+    check_output(output, discard=discard, several=None if form.single else form.description)
+    return form
+
+
+def write_gradient(gradient: Any, form: GradientArrays | None, output: Path) -> None:
+    """Writes a gradient to a file, whole or not at all, and onto the disk before it returns; "-" is standard output."""
+    assert gradient is not None
+    assert form is not None
+    write_arrays(form.pack(gradient), output, several=form.single is None)
 
 
 @contextlib.contextmanager

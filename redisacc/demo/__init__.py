@@ -1,12 +1,14 @@
-"""The demo: several processes train word vectors (skip-gram with negative sampling) over shared accumulators.
+"""The demo: a chief and several workers train word vectors (skip-gram with negative sampling) over Redis.
 
-``text`` turns text into word numbers. ``skipgram`` is the model in plain numpy. ``exchange`` is what travels through
-Redis beside the gradients. ``training`` has the roles: chief, worker, and the same training in one process.
-``processes`` starts the workers on this machine. The command itself is ``redisacc.cli.demo``.
+Read ``training`` first: it is the program that each process runs, with the loops of the chief and of a worker. ``text``
+turns text into word numbers, ``skipgram`` is the model in plain numpy, and ``settings`` is what a user chooses. The
+command, which starts the processes and checks their result, is ``redisacc.cli.demo``.
 """
 
 from __future__ import annotations
 
+from redisacc.errors import RedisAccError
 
-class DemoError(Exception):
+
+class DemoError(RedisAccError):
     """The demo cannot continue. The message is written for the person at the terminal."""

@@ -14,45 +14,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from redisacc.demo.text import Corpus, IntArray, NegativeTable, keep_probabilities
+from redisacc import IndexedSlices
+from redisacc.demo.settings import PASSAGE, Settings
+from redisacc.demo.text import Corpus, IntArray, keep_probabilities
 
 Array = npt.NDArray[Any]
+Tree = dict[str, Any]
+
+# The leaves of which a gradient holds rows.
+SPARSE = ("input", "output")
 
 # A seed is split into these sequences, so that no two uses of it draw the same numbers.
 _INITIAL, _EPOCH, _BATCH = 0, 1, 2
 
-# Number of consecutive words that stay together in a batch. Longer passages lose fewer pairs at their ends, shorter
-# ones mix better.
-PASSAGE = 32
 
+def initial_parameters(corpus: Corpus, settings: Settings) -> Tree:
+    """Returns the parameters that training starts from, the same for the same arguments everywhere.
 
-@dataclass(frozen=True)
-class Parameters:
-    """The parameters of the model, all of one float dtype.
-
-    Attributes:
-        input: [words, dim].
-        output: [words, dim].
-        position: [2 * window, dim].
+    ``input`` and ``output`` are float32 [words, dim], and ``position`` is float32 [2 * window, dim]. Output vectors
+    start at zero and places at one, which is how skip-gram without places starts. ``loss``, float64 [2], is no
+    parameter: its "gradient" is the loss of a batch and its number of pairs, which travel to the chief that way.
     """
-
-    input: Array
-    output: Array
-    position: Array
-
-    @classmethod
-    def initial(cls, words: int, dim: int, window: int, seed: int) -> Parameters:
-        """Returns the float32 parameters that training starts from, the same for the same arguments everywhere.
-
-        Output vectors start at zero and places at one, which is how skip-gram without places starts.
-        """
-        generator = np.random.default_rng([seed, _INITIAL])
-        start = ((generator.random((words, dim)) - 0.5) / dim).astype(np.float32)
-        return cls(start, np.zeros((words, dim), np.float32), np.ones((2 * window, dim), np.float32))
-
-    def copy(self) -> Parameters:
-        """Returns a copy in new arrays."""
-        return Parameters(self.input.copy(), self.output.copy(), self.position.copy())
+    words = len(corpus.words), settings.dim
+    generator = np.random.default_rng([settings.seed, _INITIAL])
+    return {
+        "input": ((generator.random(words) - 0.5) / settings.dim).astype(np.float32),
+        "output": np.zeros(words, np.float32),
+        "position": np.ones((2 * settings.window, settings.dim), np.float32),
+        "loss": np.zeros(2),
+    }
 
 
 @dataclass(frozen=True)
@@ -74,88 +64,61 @@ class Batch:
     negative_weight: float
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """The gradients of the summed loss of one batch.
-
-    Attributes:
-        input: (indices int64 [n], strictly increasing; rows [n, dim]).
-        output: the same for the output vectors.
-        position: [2 * window, dim].
-        loss: sum over the batch.
-        pairs: number of pairs in the batch.
-    """
-
-    input: tuple[IntArray, Array]
-    output: tuple[IntArray, Array]
-    position: Array
-    loss: float
-    pairs: int
-
-
 class Sampler:
     """Cuts batches from a corpus. A batch depends on (seed, step, worker) and on nothing else.
 
-    Each epoch thins out the frequent words again, cuts the rest into passages of 32 words and shuffles these. Each step
-    deals the next ``workers * passages`` of them, so that the workers of a step have different text.
+    So a worker that is started again in the middle computes the same gradient as the one that was killed. Each epoch
+    thins out the frequent words again, cuts the rest into passages of 32 words and shuffles these. Each step deals the
+    next ``workers * passages`` of them, so that the workers of a step have different text.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        *,
-        seed: int,
-        workers: int,
-        batch: int,
-        window: int,
-        negatives: int,
-        shared_negatives: int,
-        subsampling: float,
-    ) -> None:
+    def __init__(self, corpus: Corpus, settings: Settings) -> None:
+        self._settings = settings
         self._tokens = corpus.tokens
-        self._keep = keep_probabilities(corpus.counts, subsampling)
-        self._table = NegativeTable(corpus.counts)
-        self._seed = seed
-        self._workers = workers
-        self._passages = max(1, batch // PASSAGE)
-        self._window = window
-        self._negatives = negatives
-        self._shared = shared_negatives
+        self._keep = keep_probabilities(corpus.counts, settings.subsampling)
+        # Negatives are drawn in proportion to count^0.75, that is rare words more often than their share of the text.
+        # All pairs of a batch share them: enough of them to replace a draw for each pair.
+        self._drawn = max(64, 2 * settings.negatives)
+        self._cumulative = np.cumsum(corpus.counts.astype(np.float64) ** 0.75)
+        self._passages = max(1, settings.batch // PASSAGE)
         kept = float(self._keep[corpus.tokens].sum())
-        self.steps_per_epoch = max(1, int(kept / (workers * self._passages * PASSAGE)))
+        self.steps_per_epoch = max(1, int(kept / (settings.workers * self._passages * PASSAGE)))
         self._epoch = -1
         self._rows: IntArray = np.zeros((0, 0), np.int64)
 
     def batch(self, step: int, worker: int) -> Batch:
         """Returns the batch of ``worker`` (0 … workers - 1) in ``step`` (from 0)."""
+        settings = self._settings
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         passages = self._passages_of(epoch)
-        first = (step_of_epoch * self._workers + worker) * self._passages
+        first = (step_of_epoch * settings.workers + worker) * self._passages
         # The number of words that an epoch keeps varies a little; if it falls short, some passages come twice.
         rows = passages[np.arange(first, first + self._passages) % len(passages)]
-        generator = np.random.default_rng([self._seed, _BATCH, step, worker])
+        generator = np.random.default_rng([settings.seed, _BATCH, step, worker])
         # As in word2vec, each centre draws the reach of its window, so that nearer words count more.
-        reach = generator.integers(1, self._window + 1, size=rows.shape)
+        reach = generator.integers(1, settings.window + 1, size=rows.shape)
         centres, contexts, places = [], [], []
-        for distance in range(1, min(self._window, rows.shape[1] - 1) + 1):
+        for distance in range(1, min(settings.window, rows.shape[1] - 1) + 1):
             left, right = rows[:, :-distance], rows[:, distance:]
             ahead = reach[:, :-distance] >= distance
             behind = reach[:, distance:] >= distance
             centres += [left[ahead], right[behind]]
             contexts += [right[ahead], left[behind]]
-            places.append(np.full(int(ahead.sum()), self._window + distance - 1, np.int64))
-            places.append(np.full(int(behind.sum()), self._window - distance, np.int64))
+            places.append(np.full(int(ahead.sum()), settings.window + distance - 1, np.int64))
+            places.append(np.full(int(behind.sum()), settings.window - distance, np.int64))
+        drawn = generator.random(self._drawn) * self._cumulative[-1]
+        negatives = np.searchsorted(self._cumulative, drawn, side="right").astype(np.int64)
         return Batch(
             np.concatenate(centres),
             np.concatenate(contexts),
             np.concatenate(places),
-            self._table.draw(generator, self._shared),
-            self._negatives / self._shared,
+            negatives,
+            settings.negatives / self._drawn,
         )
 
     def _passages_of(self, epoch: int) -> IntArray:
         if epoch != self._epoch:
-            generator = np.random.default_rng([self._seed, _EPOCH, epoch])
+            generator = np.random.default_rng([self._settings.seed, _EPOCH, epoch])
             kept = self._tokens[generator.random(len(self._tokens)) < self._keep[self._tokens]]
             if len(kept) < 2 * PASSAGE:
                 kept = self._tokens  # a tiny text is too short to thin out
@@ -181,17 +144,17 @@ def sum_rows(indices: IntArray, rows: Array) -> tuple[IntArray, Array, IntArray]
     return unique, np.add.reduceat(rows[order], first, axis=0), counts
 
 
-def gradients(parameters: Parameters, batch: Batch) -> Gradients:
-    """Returns loss and gradients of a batch.
+def gradients(parameters: Tree, batch: Batch) -> Tree:
+    """Returns the gradients of the summed loss of a batch, a tree like the parameters.
 
     The loss is ``sum over pairs of softplus(-s) + weight * sum over negatives of softplus(s)``. A negative that happens
     to be a pair's own context word does not count for that pair.
     """
-    centre = parameters.input[batch.centres]
-    place = parameters.position[batch.places]
+    centre = parameters["input"][batch.centres]
+    place = parameters["position"][batch.places]
     hidden = centre * place
-    context = parameters.output[batch.contexts]
-    negative = parameters.output[batch.negatives]
+    context = parameters["output"][batch.contexts]
+    negative = parameters["output"][batch.negatives]
     score = np.einsum("ij,ij->i", hidden, context)
     against = hidden @ negative.T
     weight = np.where(batch.negatives[None, :] != batch.contexts[:, None], batch.negative_weight, 0.0)
@@ -207,12 +170,15 @@ def gradients(parameters: Parameters, batch: Batch) -> Gradients:
     d_output = np.concatenate([d_score[:, None] * hidden, d_against.T @ hidden])
     input_indices, input_rows, _ = sum_rows(batch.centres, d_hidden * place)
     output_indices, output_rows, _ = sum_rows(np.concatenate([batch.contexts, batch.negatives]), d_output)
-    position = np.zeros_like(parameters.position)
+    position = np.zeros_like(parameters["position"])
     places, place_rows, _ = sum_rows(batch.places, d_hidden * centre)
     position[places] = place_rows
-    return Gradients(
-        (input_indices, input_rows), (output_indices, output_rows), position, float(loss), len(batch.centres)
-    )
+    return {
+        "input": IndexedSlices(input_rows, input_indices),
+        "output": IndexedSlices(output_rows, output_indices),
+        "position": position,
+        "loss": np.array([loss, len(batch.centres)]),
+    }
 
 
 def _sigmoid_and_softplus(score: Array) -> tuple[Array, Array]:
@@ -222,37 +188,29 @@ def _sigmoid_and_softplus(score: Array) -> tuple[Array, Array]:
     return sigmoid, np.maximum(score, 0) + np.log(1 + small)
 
 
-class Adagrad:
-    """Updates parameters in place by Adagrad: an element's step shrinks as the squares of its gradients add up.
+def initial_squares(parameters: Tree) -> Tree:
+    """Returns what Adagrad begins with: 0.1 for each element of the parameters.
 
-    The sums of squares start at 0.1 rather than at zero. This bounds how much a difference in a gradient can change a
-    parameter (rate / sqrt(0.1)). From zero, the first step would be rate * sign(gradient), and a gradient that is zero
-    up to rounding would move a parameter by the full rate in either direction.
+    From zero, the first step would be rate * sign(gradient), and a gradient that is zero up to rounding would move a
+    parameter by the full rate in either direction. 0.1 bounds how much a difference in a gradient can change a
+    parameter (rate / sqrt(0.1)).
     """
-
-    def __init__(self, parameters: Parameters, rate: float) -> None:
-        self._parameters = parameters
-        self._rate = np.float32(rate)
-        self._squares = Parameters(*(np.full_like(p, 0.1) for p in _arrays(parameters)))
-
-    def update(self, input_rows: tuple[IntArray, Array], output_rows: tuple[IntArray, Array], position: Array) -> None:
-        """Takes one step down the given gradients, whose indices must be unique."""
-        self._step(self._parameters.input, self._squares.input, *input_rows)
-        self._step(self._parameters.output, self._squares.output, *output_rows)
-        self._step(self._parameters.position, self._squares.position, slice(None), position)
-
-    def _step(self, parameter: Array, squares: Array, where: IntArray | slice, gradient: Array) -> None:
-        squares[where] += gradient * gradient
-        parameter[where] -= self._rate * gradient / np.sqrt(squares[where])
+    return {leaf: np.full_like(parameters[leaf], 0.1) for leaf in (*SPARSE, "position")}
 
 
-def _arrays(parameters: Parameters) -> tuple[Array, Array, Array]:
-    return parameters.input, parameters.output, parameters.position
+def update(parameters: Tree, squares: Tree, gradient: Tree, rate: float) -> None:
+    """Updates parameters in place by Adagrad: an element's step shrinks as the squares of its gradients add up."""
+    for leaf, sums in squares.items():
+        found = gradient[leaf]
+        where, values = (found.indices, found.values) if leaf in SPARSE else (slice(None), found)
+        sums[where] += values * values
+        parameters[leaf][where] -= np.float32(rate) * values / np.sqrt(sums[where])
+    parameters["loss"] = gradient["loss"]
 
 
-def neighbours(parameters: Parameters, word: int, number: int) -> list[tuple[int, float]]:
-    """Returns the ``number`` words whose input vectors have the largest cosine with that of ``word``, best first."""
-    vectors = parameters.input.astype(np.float64)
+def neighbours(vectors: Array, word: int, number: int) -> list[tuple[int, float]]:
+    """Returns the ``number`` words whose vectors have the largest cosine with that of ``word``, best first."""
+    vectors = vectors.astype(np.float64)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     likeness = vectors @ vectors[word]
     likeness[word] = -np.inf

@@ -32,13 +32,13 @@ class Corpus:
         tokens: int64, a number for each word of the text that is in the vocabulary, in the order of the text.
         words: the vocabulary, most frequent first; the number of a word is its place here.
         counts: int64, how often each word of the vocabulary occurs.
-        digest: hex digest of vocabulary and tokens; if it is equal, two machines train on the same text.
+        digest: SHA-256 of vocabulary and tokens; if it is equal, two machines train on the same text.
     """
 
     tokens: IntArray
     words: tuple[str, ...]
     counts: IntArray
-    digest: str
+    digest: bytes
 
 
 def read_text(files: Sequence[Path]) -> str:
@@ -92,7 +92,7 @@ def build_corpus(words: Iterable[str], vocabulary_size: int) -> Corpus:
     digest = hashlib.sha256("\n".join(vocabulary).encode())
     digest.update(tokens.astype("<i8").tobytes())
     counts = np.array([count for _, count in frequent], dtype=np.int64)
-    return Corpus(tokens, vocabulary, counts, digest.hexdigest())
+    return Corpus(tokens, vocabulary, counts, digest.digest())
 
 
 def keep_probabilities(counts: IntArray, threshold: float) -> FloatArray:
@@ -104,15 +104,3 @@ def keep_probabilities(counts: IntArray, threshold: float) -> FloatArray:
     ratio = counts / counts.sum() / threshold
     probabilities: FloatArray = np.minimum(1.0, (np.sqrt(ratio) + 1.0) / ratio)
     return probabilities
-
-
-class NegativeTable:
-    """Draws words in proportion to count^0.75, that is rare words more often than their share of the text."""
-
-    def __init__(self, counts: IntArray) -> None:
-        cumulative = np.cumsum(counts.astype(np.float64) ** 0.75)
-        self._cumulative = cumulative / cumulative[-1]
-
-    def draw(self, generator: np.random.Generator, number: int) -> IntArray:
-        """Returns ``number`` word numbers, int64; a word may occur more than once."""
-        return np.searchsorted(self._cumulative, generator.random(number), side="right").astype(np.int64)

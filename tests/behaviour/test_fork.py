@@ -72,6 +72,19 @@ def test_parent_and_children_share_a_handle_and_no_gradient_is_lost(real_server,
             assert acc.num_accumulated() == 201
             assert acc.take_grad(201).tolist() == [201.0]
             acc.delete()
+        spec = {"d": ("float64", (1,)), "s": redisacc.Sparse("int64", (None,))}
+        tree = redisacc.TreeAccumulator(spec, "t", reduction_type="SUM", redis=url)
+        def work():
+            for _ in range(10):
+                assert tree.apply_grad({"d": [1.0], "s": ([os.getpid()], [1])})
+        work()
+        pids = [child(work) for _ in range(2)]
+        join(*pids)
+        total = tree.take_grad(30)
+        assert total["d"].tolist() == [30.0]
+        assert total["s"].indices.tolist() == sorted([os.getpid(), *pids])
+        assert total["s"].values.tolist() == [10] * 3
+        tree.delete()
         """,
         real_server.url,
     )
@@ -161,11 +174,15 @@ def test_nothing_is_imported_later_because_a_fork_during_an_import_would_block_t
         sparse = redisacc.SparseConditionalAccumulator("float32", [None, 1], "rows", redis=url)
         dense.apply_grad([1.0] * 70_000)
         sparse.apply_grad([2, 1, 2], [[1.0], [2.0], [3.0]])
-        with dense.take(1), sparse.take(1):
+        spec = {"a": ("float32", (70_000,)), "b": redisacc.Sparse("int8", (9,))}
+        tree = redisacc.TreeAccumulator(spec, "t", redis=url)
+        tree.apply_grad({"a": [1.0] * 70_000, "b": None})
+        with dense.take(1), sparse.take(1), tree.take(1):
             pass
         assert set(sys.modules) == imported, set(sys.modules) - imported
         dense.delete()
         sparse.delete()
+        tree.delete()
         """,
         real_server.url,
     )

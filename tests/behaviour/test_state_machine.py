@@ -28,14 +28,24 @@ from support.servers import FAKE, ServerUnderTest
 
 import redisacc
 from redisacc._format import buffered as buffered_format
+from redisacc._format import in_place
 
-NAMES = ("a", "b", "c")
-# 5: gradients of at most five elements are added in place, larger ones buffered, in one and the same round.
-LIMITS = (0, 5, 10**9)
+NAMES = ("a", "b", "c", "t")
+# 29: gradients of at most five elements are added in place (a row counts for 24 more), and larger ones buffered, in one
+# and the same round.
+FIVE = 5 + in_place.ROW_COST
+LIMITS = (0, FIVE, 10**9)
 SHAPES: dict[str, tuple[Any, ...]] = {
     "dense": ((), (3,), (None,), (2, 3), (None, 3), (0,), None),
     "sparse": ((), (9,), (None,), (9, 2), (None, None), (9, None, 2), None),
 }
+# Leaves of trees by path: kind, dtype and shape. None stands for the dtype of the example.
+TREES: tuple[dict[str, Any], ...] = (
+    {".": ("dense", None, (3,))},
+    {"a": ("dense", None, (2,)), "b": ("sparse", None, (9, 2))},
+    {"0": ("dense", "float32", ()), "1/x": ("dense", None, (2, 2)), "1/y": ("sparse", "float32", (None,))},
+    {"k/0": ("sparse", None, (9, 2)), "k/1": ("sparse", "int32", (None,))},
+)
 WORKERS = ("ann", "bob")
 REDUCTIONS = ("MEAN", "SUM")
 STEPS = (0, 1, 7, -4, 2**53, 2**53 + 1, -(2**63), 2**63 - 2, 2**63 - 1, 2**63 - 1)
@@ -69,24 +79,14 @@ class Handle:
         return f"<{self.living.name} {self.living.model.schema} limit={self.limit} {self.worker}>"
 
 
+def tree_model(dtype: str, which: int, reduction: str) -> model.Tree:
+    """A tree of a number from 0 to 6."""
+    leaves = {path: (kind, of or dtype, shape) for path, (kind, of, shape) in TREES[which % len(TREES)].items()}
+    return model.Tree.of(leaves, reduction, ("zero", "skip")[which % 2], ("round", "index")[which // 2 % 2])
+
+
 class Unfinished(Exception):
     """Raised inside a take() block, so that its round isn't acknowledged."""
-
-
-def numbers(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    storage = model.storage_dtype(dtype)
-    if storage.kind in "iu":
-        bounds = np.iinfo(storage)
-        if rng.random() < 0.5:
-            return rng.integers(0 if storage.kind == "u" else -9, 10, shape).astype(storage)
-        return rng.integers(bounds.min, bounds.max, shape, dtype=storage, endpoint=True)
-    values = rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)
-    if storage.kind == "c":
-        values = values + 1j * rng.standard_normal(shape)
-    values = values.astype(storage)
-    if rng.random() < 0.1 and values.size:
-        values.reshape(-1)[0] = rng.choice(np.array([np.inf, -np.inf, np.nan, -0.0]))
-    return values
 
 
 class Accumulators(RuleBasedStateMachine):
@@ -113,25 +113,22 @@ class Accumulators(RuleBasedStateMachine):
 
     # Opening and deleting
 
-    def _open(self, kind: str, dtype: str, shape: Any, reduction: str, name: str, **options: Any) -> Any:
-        classes = {
-            "dense": redisacc.ConditionalAccumulator,
-            "sparse": redisacc.SparseConditionalAccumulator,
-        }
-        return classes[kind](dtype, shape, name, reduction_type=reduction, **options)
+    def _open(self, m: Any, name: str, **options: Any) -> Any:
+        """Opens an accumulator as a model describes it."""
+        options |= {"shared_name": name, "reduction_type": m.reduction}
+        if m.kind == "tree":
+            spec = {
+                path: redisacc.Sparse(dtype, shape) if kind == "sparse" else (dtype, shape)
+                for path, (kind, dtype, shape) in m.leaves.items()
+            }
+            options |= {"missing": m.missing, "sparse_mean": m.sparse_mean}
+            return redisacc.TreeAccumulator(model.nested(spec), **options)
+        kind = redisacc.SparseConditionalAccumulator if m.kind == "sparse" else redisacc.ConditionalAccumulator
+        return kind(m.dtype, m.shape, **options)
 
     def _handle(self, living: Living, client: int, limit: int, worker: str) -> Handle:
-        m = living.model
-        acc = self._open(
-            m.kind,
-            m.dtype,
-            m.shape,
-            m.reduction,
-            living.name,
-            redis=self.clients[client],
-            in_place_limit=limit,
-            worker=worker,
-        )
+        options = {"redis": self.clients[client], "in_place_limit": limit, "worker": worker}
+        acc = self._open(living.model, living.name, **options)
         handle = Handle(acc, living, limit, worker)
         self.opened.append(handle)
         return handle
@@ -144,18 +141,22 @@ class Accumulators(RuleBasedStateMachine):
         return some[number // 12 % len(some)]
 
     @initialize(
-        sparse=st.sampled_from(model.DTYPES), dense=st.sampled_from(model.DTYPES), reduction=st.sampled_from(REDUCTIONS)
+        sparse=st.sampled_from(model.DTYPES),
+        dense=st.sampled_from(model.DTYPES),
+        tree=st.tuples(st.sampled_from(model.DTYPES), st.integers(0, 6)),
+        reduction=st.sampled_from(REDUCTIONS),
     )
-    def begin(self, sparse, dense, reduction):
+    def begin(self, sparse, dense, tree, reduction):
         self.names["a"] = Living("a", model.Sparse(sparse, (9, None), reduction))
         self.names["b"] = Living("b", model.Dense(dense, (None, 3), reduction))
-        for name in ("a", "b"):
+        self.names["t"] = Living("t", tree_model(*tree, reduction))
+        for name in ("a", "b", "t"):
             for client, limit, worker in ((0, 10**9, "ann"), (1, 10**9, "bob"), (1, 0, "bob")):
                 self._handle(self.names[name], client, limit, worker)
 
     @rule(
         name=st.sampled_from(NAMES),
-        kind=st.sampled_from(["dense", "sparse"]),
+        kind=st.sampled_from(["dense", "sparse", "tree"]),
         dtype=st.sampled_from(model.DTYPES),
         which=st.integers(0, 6),
         reduction=st.sampled_from(REDUCTIONS),
@@ -164,15 +165,16 @@ class Accumulators(RuleBasedStateMachine):
         worker=st.sampled_from(WORKERS),
     )
     def open(self, name, kind, dtype, which, reduction, client, limit, worker):
-        shape = SHAPES[kind][which]
-        kinds = {"dense": model.Dense, "sparse": model.Sparse}
-        asked = kinds[kind](dtype, shape, reduction)
+        if kind == "tree":
+            asked = tree_model(dtype, which, reduction)
+        else:
+            asked = {"dense": model.Dense, "sparse": model.Sparse}[kind](dtype, SHAPES[kind][which], reduction)
         living = self.names.get(name)
         if living is None:
             living = self.names[name] = Living(name, asked)
         elif living.model.schema != asked.schema:
             with pytest.raises(redisacc.SchemaMismatchError):
-                self._open(kind, dtype, shape, reduction, name, redis=self.clients[client])
+                self._open(asked, name, redis=self.clients[client])
             self.compare(name)
             return
         self._handle(living, client, limit, worker)
@@ -217,6 +219,10 @@ class Accumulators(RuleBasedStateMachine):
         rng = np.random.default_rng(seed)
         m = handle.living.model
         local_step = min(max(m.step + step, -(2**63)), 2**63 - 1)
+        if m.kind == "tree":
+            arguments: tuple[Any, ...] = (self._random_tree(rng, m, count, faults),)
+            self._apply(handle, arguments, local_step, elements=0, once=rng.random() < 0.2)
+            return
         if handle.living.sparse:
             row_rank = max(len(m.shape) - 1, 0) if m.shape is not None else int(rng.integers(0, 2))
             row = tuple(int(rng.choice([2, 2, 2, 3, 0])) if faults else 2 for _ in range(row_rank))
@@ -230,30 +236,48 @@ class Accumulators(RuleBasedStateMachine):
             grad_shape = None
             if m.shape and rng.random() < 0.3:
                 grad_shape = [9 if dim is None else dim for dim in m.shape]
-            arguments = (indices, numbers(rng, m.dtype, (count, *row)), grad_shape)
+            arguments = (indices, model.numbers(rng, m.dtype, (count, *row)), grad_shape)
         else:
             shape = tuple(3 if dim is None else dim for dim in (m.shape if m.shape is not None else (2,)))
             if m.count and rng.random() >= faults:
                 shape = m.round_shape
             elif faults and (m.shape is None or rng.random() < faults):
                 shape = tuple(int(dim) for dim in rng.integers(0, 4, int(rng.integers(0, 3))))
-            arguments = (numbers(rng, m.dtype, shape),)
+            arguments = (model.numbers(rng, m.dtype, shape),)
         elements = arguments[-1 - handle.living.sparse].size
         self._apply(handle, arguments, local_step, elements=elements, once=rng.random() < 0.2)
 
+    def _random_tree(self, rng: np.random.Generator, m: model.Tree, count: int, faults: float) -> dict[str, Any]:
+        """Leaves by path; some of them missing, and some of another shape or with an index that is out of bounds."""
+        grad: dict[str, Any] = {}
+        for path, (kind, dtype, shape) in m.leaves.items():
+            wrong = rng.random() < faults / 2
+            if rng.random() < 0.2:
+                grad[path] = None
+            elif kind == "dense":
+                grad[path] = model.numbers(rng, dtype, (*shape, 1) if wrong else shape)
+            else:
+                indices = rng.permutation(9)[:count]
+                if count > 1 and rng.random() < 0.3:
+                    indices[-1] = indices[0]
+                row = (3,) if wrong else shape[1:]
+                grad[path] = (indices, model.numbers(rng, dtype, (count, *row)))
+        return grad
+
     def _apply(self, handle: Handle, arguments: tuple[Any, ...], local_step: Any, *, elements: int, once: bool) -> None:
         living, options = handle.living, {"local_step": local_step, "once_per_worker": once}
+        given = (model.nested(arguments[0]),) if living.model.kind == "tree" else arguments
         if not living.alive:
             with pytest.raises((redisacc.AccumulatorNotFoundError, redisacc.InvalidArgumentError)):
-                handle.acc.apply_grad(*arguments, **options)
+                handle.acc.apply_grad(*given, **options)
             return
         try:
             expected = living.model.apply(*arguments, local_step, handle.worker, once)
         except model.Refused:
             with pytest.raises(redisacc.InvalidArgumentError):
-                handle.acc.apply_grad(*arguments, **options)
+                handle.acc.apply_grad(*given, **options)
         else:
-            result = handle.acc.apply_grad(*arguments, **options)
+            result = handle.acc.apply_grad(*given, **options)
             actual = (result.outcome, result.global_step, result.num_accumulated)
             assert actual == (expected.outcome, expected.global_step, expected.num_accumulated)
             assert bool(result) == (expected.outcome == "applied")
@@ -262,20 +286,25 @@ class Accumulators(RuleBasedStateMachine):
         self.compare(living.name)
 
     def _way(self, handle: Handle, elements: int) -> str | None:
-        if not self.server.real or handle.limit == 0:
+        m = handle.living.model
+        dtypes = [dtype for _, dtype, _ in m.leaves.values()] if m.kind == "tree" else [m.dtype]
+        if not self.server.real or handle.limit == 0 or not {"int64", "uint64"}.isdisjoint(dtypes):
             return "buffered"
-        if handle.limit == 5 and elements > 5:
-            # Summing repeated rows may have made it small enough.
-            return None if handle.living.sparse else "buffered"
-        return "in place"
+        if handle.limit == FIVE and m.kind != "dense":
+            # It depends on how many rows there are.
+            return None
+        return "buffered" if handle.limit == FIVE and elements > 5 else "in place"
 
     BAD_STEPS = (1.0, "1", None, [1], np.array([1]), 2**63, -(2**63) - 1, True, np.float64(2), 1j, object())
 
     def _apply_at_a_bad_step(self, handle, case):
         step = self.BAD_STEPS[case % len(self.BAD_STEPS)]
         m = handle.living.model
-        value = np.zeros((1, 2) if handle.living.sparse else (3,), model.storage_dtype(m.dtype))
-        arguments = ([0], value) if handle.living.sparse else (value,)
+        if m.kind == "tree":
+            arguments: tuple[Any, ...] = (model.nested(dict.fromkeys(m.leaves)),)
+        else:
+            value = np.zeros((1, 2) if handle.living.sparse else (3,), m.storage)
+            arguments = ([0], value) if handle.living.sparse else (value,)
         with pytest.raises(redisacc.InvalidArgumentError):
             handle.acc.apply_grad(*arguments, local_step=step)
         if handle.living.alive:
@@ -284,8 +313,24 @@ class Accumulators(RuleBasedStateMachine):
     def _apply_something_wrong(self, handle, case):
         case %= 10
         m = handle.living.model
-        storage = model.storage_dtype(m.dtype)
-        if handle.living.sparse:
+        if m.kind == "tree":
+            right = dict.fromkeys(m.leaves)
+            path = sorted(right)[case % len(right)]
+            whole = model.nested(right)
+            wrong = [
+                ({"surplus": None, **whole} if isinstance(whole, dict) else [whole],),
+                ({},),
+                ((whole,),),
+                (model.nested({**right, path: "text"}),),
+                (model.nested({**right, path: np.zeros((7, 7))}),),
+                (model.nested({**right, path: object()}),),
+                (model.nested({**right, path: ([-1], [[1, 1]])}),),
+                (model.nested({**right, path: ([0.5], [[1, 1]])}),),
+                (model.nested({**right, path: (1, 2, 3, 4)}),),
+                (model.nested({**right, path: {}}),),
+            ][case]
+        elif handle.living.sparse:
+            storage = m.storage
             rows = np.ones((2, 2), storage)
             wrong = [
                 ([-1, 0], rows, None),
@@ -446,7 +491,7 @@ class Accumulators(RuleBasedStateMachine):
         assert acc.num_accumulated() == m.count
         assert acc.global_step() == m.step
         info = acc.info()
-        assert (info.kind, info.dtype, info.shape, info.reduction_type) == m.schema
+        assert (info.kind, info.dtype, info.shape, info.reduction_type) == (m.kind, m.dtype, m.shape, m.reduction)
         assert (info.applied, info.stale, info.repeated) == (m.applied, m.stale, m.repeated)
         assert (info.takes, info.duplicates) == (m.takes, 0)
         assert info.round_shape == (m.round_shape if m.count else None)
@@ -470,21 +515,34 @@ class Accumulators(RuleBasedStateMachine):
         self._compare_gradient(living, taken.gradient, expected, ways)
 
     def _compare_gradient(self, living, actual, expected, ways):
-        def same(array, wanted):
+        def same(array, wanted, magnitude, dtype):
             if len(ways) == 1 and None not in ways:
                 model.assert_same(array, wanted)
             else:
-                model.assert_close(array, wanted, expected.magnitude, living.model.dtype)
+                model.assert_close(array, wanted, magnitude, dtype)
 
-        if not living.sparse:
-            same(actual, expected.gradient)
+        def compare(found, wanted, magnitude, dtype):
+            if not isinstance(wanted, tuple):
+                same(found, wanted, magnitude, dtype)
+                return
+            if isinstance(found, redisacc.IndexedSlices):
+                found = found.indices, found.values, found.dense_shape
+            indices, values, shape = wanted
+            model.assert_same(np.asarray(found[0]), indices)
+            same(found[1], values, magnitude, dtype)
+            assert list(found[2]) == list(shape)
+
+        m = living.model
+        if m.kind != "tree":
+            compare(actual, expected.gradient, expected.magnitude, m.dtype)
             return
-        if isinstance(actual, redisacc.IndexedSlices):
-            actual = actual.indices, actual.values, actual.dense_shape
-        indices, values, shape = expected.gradient
-        model.assert_same(np.asarray(actual[0]), indices)
-        same(actual[1], values)
-        assert list(actual[2]) == list(shape)
+        found = model.flat(actual)
+        assert found.keys() == expected.gradient.keys()
+        for path, wanted in expected.gradient.items():
+            if wanted is None:
+                assert found[path] is None
+            else:
+                compare(found[path], wanted, expected.magnitude[path], m.leaves[path][1])
 
     @invariant()
     def names_are_listed(self):

@@ -1,7 +1,7 @@
 """Forks a process for each line it reads: one actor of the chaos, which may be killed or stopped at any moment.
 
-python actor.py DIRECTORY, then lines of JSON: {"role", "url", "name", "first", "seed", "journal"}. Answers each with
-the actor's process id, which is also the id of a process group: the actor and everything that it forks.
+python actor.py DIRECTORY, then lines of JSON: {"role", "url", "name", "kind", "first", "seed", "journal"}. Answers each
+with the actor's process id, which is also the id of a process group: the actor and everything that it forks.
 
 | role | what it does |
 | --- | --- |
@@ -9,7 +9,7 @@ the actor's process id, which is also the id of a process group: the actor and e
 | `threads` | two threads apply and a third one takes, all with the same handle |
 | `forks` | applies in a thread, and meanwhile forks processes that apply with the handle that they inherit |
 | `taker` | takes rounds with `take`, and recovers those of a killed process of its name, or sometimes of anybody |
-| `grad_taker` | the same with `take_indexed_slices_grad` |
+| `grad_taker` | the same with `take_indexed_slices_grad`, or `take_grad` of a tree |
 """
 
 from __future__ import annotations
@@ -49,33 +49,56 @@ ROBBED_AFTER = datetime.timedelta(seconds=1.5)
 NEVER = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
-def opened(redis: Any, worker: str, in_place_limit: int = 10**9) -> redisacc.SparseConditionalAccumulator:
-    return redisacc.SparseConditionalAccumulator(
-        "float64",
-        [None, ROW],
-        NAME,
-        reduction_type="SUM",
-        redis=redis,
-        worker=worker,
-        in_place_limit=in_place_limit,
-        buffer_limit=BUFFER_LIMIT,
-    )
+# A sparse leaf like the sparse accumulator, and dense ones, one of which only gradients with an even index have.
+TREE = {
+    "rows": redisacc.Sparse("float64", (None, ROW)),
+    "dense": [("float64", (2,)), ("int32", ())],
+    "even": ("float64", ()),
+}
+KINDS = ("sparse", "tree")
 
 
-def gradient(index: int) -> tuple[list[int], Any]:
-    """Returns the gradient of an index, which differs from all others."""
-    return [0, index], np.array([[1.0] * ROW, [index + 0.5] * ROW])
+def opened(redis: Any, worker: str, kind: str, in_place_limit: int = 10**9) -> Any:
+    """Opens the accumulator of a run, which is of one of KINDS."""
+    options: dict[str, Any] = {
+        "reduction_type": "SUM",
+        "redis": redis,
+        "worker": worker,
+        "in_place_limit": in_place_limit,
+        "buffer_limit": BUFFER_LIMIT,
+    }
+    if kind == "tree":
+        return redisacc.TreeAccumulator(TREE, NAME, missing="skip", **options)
+    return redisacc.SparseConditionalAccumulator("float64", [None, ROW], NAME, **options)
 
 
-def indices_of(slices: redisacc.IndexedSlices) -> list[int]:
+def gradient(kind: str, index: int) -> tuple[Any, ...]:
+    """Returns the arguments that apply the gradient of an index, which differs from all others."""
+    indices, values = [0, index], np.array([[1.0] * ROW, [index + 0.5] * ROW])
+    if kind == "sparse":
+        return indices, values
+    even = None if index % 2 else float(index)
+    return ({"rows": (indices, values), "dense": [[1.0, index], 1], "even": even},)
+
+
+def indices_of(taken: Any) -> list[int]:
     """Returns the indices of the gradients in a round, after checking its sums."""
+    slices = taken if isinstance(taken, redisacc.IndexedSlices) else taken["rows"]
     indices, values = slices.indices, slices.values
     assert indices[0] == 0, f"row 0 is missing: {indices[:10]}"
     number = len(indices) - 1
     assert (values[0] == number).all(), f"{number} gradients sum to {values[0]} in row 0"
     wrong = (values[1:] != indices[1:, None] + 0.5).any(axis=1)
     assert not wrong.any(), f"the gradients {indices[1:][wrong][:10]} are {values[1:][wrong][:10]}"
-    return list(map(int, indices[1:]))
+    listed = list(map(int, indices[1:]))
+    if slices is not taken:
+        # Integers below 2**53, whose sums are exact.
+        found = [taken["dense"][0].tolist(), int(taken["dense"][1])]
+        assert found == [[number, sum(listed)], number], f"{number} gradients sum to {found} in the dense leaves"
+        even = [index for index in listed if index % 2 == 0]
+        assert (taken["even"] is None) == (not even), f"even is {taken['even']} of {even[:10]}"
+        assert not even or taken["even"] == sum(even), f"even sums to {taken['even']}, not {sum(even)}"
+    return listed
 
 
 def finished(operate: Callable[[], Any]) -> Any:
@@ -92,14 +115,16 @@ class Actor:
 
     Args:
         name: under which it applies and takes.
+        kind: what the accumulator is.
         url: where it reaches the server.
         journal: what it writes.
         stop: a file that exists when the run is over.
         seed: of its random choices.
     """
 
-    def __init__(self, *, name: str, url: str, journal: Journal, stop: Path, seed: int) -> None:
+    def __init__(self, *, name: str, kind: str, url: str, journal: Journal, stop: Path, seed: int) -> None:
         self.name = name
+        self._kind = kind
         self._url = url
         self._journal = journal
         self._stop = stop
@@ -109,10 +134,10 @@ class Actor:
     def over(self) -> bool:
         return self._stop.exists()
 
-    def open(self, in_place_limit: int = 10**9) -> redisacc.SparseConditionalAccumulator:
+    def open(self, in_place_limit: int = 10**9) -> Any:
         while True:
             try:
-                return opened(self._url, self.name, in_place_limit)
+                return opened(self._url, self.name, self._kind, in_place_limit)
             except redisacc.ServerUnavailableError:
                 continue
 
@@ -130,11 +155,11 @@ class Actor:
             case _:
                 raise ValueError(role)
 
-    def _open_for_applying(self) -> redisacc.SparseConditionalAccumulator:
+    def _open_for_applying(self) -> Any:
         # In place, buffered, and in both ways within one round.
         return self.open(in_place_limit=self._random.choice([0, 10**9]))
 
-    def _apply(self, acc: redisacc.SparseConditionalAccumulator, first: int, number: int = STRIDE) -> None:
+    def _apply(self, acc: Any, first: int, number: int = STRIDE) -> None:
         step = 0
         for index in range(first, first + number):
             if index % BLOCK == first % BLOCK:
@@ -142,8 +167,7 @@ class Actor:
                     return
                 self._journal.note(f"begin {index} {index + BLOCK - 1}")
             try:
-                indices, values = gradient(index)
-                result = finished(partial(acc.apply_grad, indices, values, local_step=step))
+                result = finished(partial(acc.apply_grad, *gradient(self._kind, index), local_step=step))
             except (redisacc.ServerUnavailableError, redisacc.AccumulatorFullError):
                 self._journal.note(f"dropped {index}")
                 continue
@@ -188,7 +212,7 @@ class Actor:
             assert status == 0, status
         thread.join()
 
-    def _take(self, acc: redisacc.SparseConditionalAccumulator, role: str) -> None:
+    def _take(self, acc: Any, role: str) -> None:
         while not self.over:
             self._recover(acc)
             required, timeout = self._random.choice([1, 30, 300]), self._random.choice([0.5, 2.0, 5.0])
@@ -205,16 +229,16 @@ class Actor:
                 # This process was stopped, and taken for dead.
                 self._journal.note("robbed")
 
-    def _take_grad(self, acc: redisacc.SparseConditionalAccumulator, required: int, timeout: float) -> None:
+    def _take_grad(self, acc: Any, required: int, timeout: float) -> None:
         self._journal.note("taking")
         try:
-            slices = finished(partial(acc.take_indexed_slices_grad, required, timeout=timeout))
-            indices = indices_of(slices)
+            take = acc.take_grad if self._kind == "tree" else acc.take_indexed_slices_grad
+            indices = indices_of(finished(partial(take, required, timeout=timeout)))
             self._journal.note_round(None, len(indices), indices)
         finally:
             self._journal.note("kept")
 
-    def _recover(self, acc: redisacc.SparseConditionalAccumulator) -> None:
+    def _recover(self, acc: Any) -> None:
         """Rounds that were granted to a killed taker of this name, and sometimes old ones of anybody."""
         try:
             info = acc.info()
@@ -269,7 +293,12 @@ def main() -> None:
             journal = Journal(directory / task["journal"])
             with ExitsOnError(journal):
                 actor = Actor(
-                    name=task["name"], url=task["url"], journal=journal, stop=directory / "stop", seed=task["seed"]
+                    name=task["name"],
+                    kind=task["kind"],
+                    url=task["url"],
+                    journal=journal,
+                    stop=directory / "stop",
+                    seed=task["seed"],
                 )
                 actor.play(task["role"], task["first"])
                 journal.note("end")

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from chaos.actor import NAME, STRIDE, indices_of, opened
+from chaos.actor import KINDS, NAME, STRIDE, indices_of, opened
 from chaos.journal import Tale
 from chaos.server import Server
 from support.leaks import leftovers
@@ -54,11 +54,25 @@ PIECE = 200_000
 class Chaos:
     """A run. After entry, everything works; ``rage`` breaks things; ``end`` checks the result.
 
+    Args:
+        seed: of all random choices.
+        kind: what the accumulator is: one of KINDS. None: the next one for the next seed.
+        crew: how many actors of each role there are, and how many of them use the proxy.
+        weather: what the proxy does.
+
     Attributes:
         done: what was done, and how often.
     """
 
-    def __init__(self, *, seed: int, crew: dict[str, tuple[int, int]] = CREW, weather: Weather = WEATHER) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int,
+        kind: str | None = None,
+        crew: dict[str, tuple[int, int]] = CREW,
+        weather: Weather = WEATHER,
+    ) -> None:
+        self._kind = kind or KINDS[seed % len(KINDS)]
         self._random = random.Random(seed)
         self._seed = seed
         self._weather = weather
@@ -92,7 +106,7 @@ class Chaos:
                 )
             self._stack.callback(self._kill_all)
             self._proxy: Proxy = self._stack.enter_context(proxy_before(self._server.socket, self._seed))
-            self._accumulator = opened(self._stack.enter_context(self._server.client()), "observer")
+            self._accumulator = opened(self._stack.enter_context(self._server.client()), "observer", self._kind)
             for name in self._roles:
                 self._start(name)
             self._proxy.weather(self._weather)
@@ -113,6 +127,7 @@ class Chaos:
             "role": role,
             "url": self._proxy.url if by_proxy else self._server.url,
             "name": name,
+            "kind": self._kind,
             "first": number * STRIDE,
             "seed": self._seed + number,
             "journal": self._journals[name].name,
@@ -279,6 +294,7 @@ class Chaos:
             accumulator.delete()
             tale.problems += [f"after the end: {key!r}" for key in client.scan_iter() if client.pttl(key) < 0]
         self.done["gradients"], self.done["rounds"] = info.applied, info.takes
+        self.done[f"gradients of kind {self._kind}"] = info.applied
         self.done["stale or refused"], self.done["rounds handed out again"] = len(tale.dropped), tale.handed_out_again
         self.done["takers that learned of a recovery"] = tale.robbed
         self.done["rounds that a killed take_grad took along"] = info.global_step - len(tale.rounds)
@@ -293,16 +309,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="how long to break things (180, unless --gradients is given)")
     parser.add_argument("--gradients", type=int, help="how many gradients to count, in pieces of 200,000")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first piece; then counted up")
+    parser.add_argument("--kind", choices=KINDS, help="what the accumulators are; by default, the seed decides")
     options = parser.parse_args()
     if options.gradients is None:
-        problems = report(options.seed, *piece(options.seed, seconds=options.seconds or 180.0))
+        problems = report(options.seed, *piece(options.seed, kind=options.kind, seconds=options.seconds or 180.0))
         sys.exit(1 if problems else 0)
     total: Counter[str] = Counter()
     seed, started = options.seed, time.monotonic()
     while total["gradients"] < options.gradients:
         goal = min(PIECE, options.gradients - total["gradients"])
         try:
-            done, problems = piece(seed, gradients=goal, seconds=options.seconds or float("inf"))
+            done, problems = piece(seed, kind=options.kind, gradients=goal, seconds=options.seconds or float("inf"))
         except KeyboardInterrupt:
             # The pieces that ended are checked. The next run may begin with this seed.
             print(f"interrupted in the piece of seed {seed}")
@@ -317,9 +334,11 @@ def main() -> None:
     report(options.seed, total, [])
 
 
-def piece(seed: int, *, seconds: float, gradients: float = float("inf")) -> tuple[Counter[str], list[str]]:
+def piece(
+    seed: int, *, kind: str | None, seconds: float, gradients: float = float("inf")
+) -> tuple[Counter[str], list[str]]:
     """Runs one piece, and returns what was done and what is wrong."""
-    with Chaos(seed=seed) as chaos:
+    with Chaos(seed=seed, kind=kind) as chaos:
         started = time.monotonic()
         chaos.rage(seconds, gradients)
         tale = chaos.end()

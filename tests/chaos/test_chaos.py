@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from chaos.actor import KINDS
 from chaos.run import SMALL_CREW, Chaos
+from support.selection import thorough
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", [1])
-def test_nothing_is_lost_and_nothing_counted_twice(seed, pytestconfig):
-    with Chaos(seed=seed, crew=SMALL_CREW) as chaos:
+@pytest.mark.parametrize("kind", thorough(KINDS, usual=["tree"]))
+def test_nothing_is_lost_and_nothing_counted_twice(kind, pytestconfig):
+    with Chaos(seed=1, kind=kind, crew=SMALL_CREW) as chaos:
         chaos.rage(12 if pytestconfig.getoption("--all") else 6)
         tale = chaos.end()
     assert tale.problems == []

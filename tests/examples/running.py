@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import redisacc
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# One thread per process, because the matrices are small and there are many processes.
+_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Programs:
@@ -27,23 +33,32 @@ class Programs:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
-    def start(self, program: str, *arguments: str) -> subprocess.Popen[str]:
-        """Starts a program. Its output goes to a pipe, which is large enough for all of it."""
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Starts Python with these arguments. Its output goes to a pipe, which is large enough for all of it."""
         process = subprocess.Popen(
-            [sys.executable, str(EXAMPLES / program), "--redis", self._url, *arguments],
+            [sys.executable, *arguments],
+            cwd=EXAMPLES,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # One thread per process, because the matrices are small and there are many processes.
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, **_THREADS, "REDISACC_URL": self._url, **environment},
         )
         self._stack.callback(_end, process)
         return process
 
+    def run(self, workers: int, *program: str) -> subprocess.Popen[str]:
+        """Starts `redisacc run` of a program."""
+        return self.start("-m", "redisacc", "run", "--workers", str(workers), "--", sys.executable, *program)
+
 
 def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
+    # `redisacc run` ends its processes when it is told to end, and a guard does when it is killed.
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     assert process.stdout is not None
     process.stdout.close()
 
@@ -53,6 +68,12 @@ def output_of(process: subprocess.Popen[str], timeout: float = 100) -> str:
     text = process.communicate(timeout=timeout)[0]
     assert process.returncode == 0, text
     return text
+
+
+def until_step(step: int, name: str, url: str, process: subprocess.Popen[str]) -> None:
+    """Waits until the parameters of a step are published while a program runs."""
+    with redisacc.Parameters(name, redis=url) as parameters:
+        until(lambda: (published := parameters.step()) is not None and published >= step, process)
 
 
 def until(condition: Callable[[], Any], process: subprocess.Popen[str], timeout: float = 60) -> Any:
@@ -65,11 +86,14 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[str], timeout:
     return value
 
 
-def children_of(pid: int) -> Iterator[int]:
-    """Yields the ids of a process's child processes."""
+def kill_one_of(run: subprocess.Popen[str], role: str) -> None:
+    """Kills a process that `redisacc run` started: the chief, or a worker."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         # The process may end at any time.
         with contextlib.suppress(OSError):
             name_and_rest = path.read_text().rpartition(") ")
-            if int(name_and_rest[2].split()[1]) == pid:
-                yield int(path.parent.name)
+            environment = (path.parent / "environ").read_bytes().split(b"\0")
+            if int(name_and_rest[2].split()[1]) == run.pid and f"REDISACC_ROLE={role}".encode() in environment:
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                return
+    raise AssertionError(f"the run has no {role}")

@@ -1,59 +1,71 @@
-"""Runs the example of a chief and workers on two machines, and kills each of them once."""
+"""Runs the example of a chief and workers on two machines, and kills each of them in the middle of the training."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from typing import Any
 
 import numpy as np
 import pytest
-import redis
-from running import EXAMPLES, Programs, output_of, until
-from support.selection import thorough
+from running import EXAMPLES, Programs, output_of, until_step
 
 import redisacc
 from redisacc.embedded import Server
 
 NAME = "two-machines"
-
-
-class Died(Exception):
-    pass
+FOLDER = EXAMPLES / "two_machines"
 
 
 @pytest.fixture
-def chief_module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(EXAMPLES / "two_machines"))
-    return importlib.import_module("chief")
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("model")
 
 
-@pytest.mark.parametrize("published", thorough([False, True], usual=[True]))
-def test_training_survives_kills_and_equals_training_alone(chief_module: Any, published: bool) -> None:
-    with Server() as server, Programs(server.url) as programs, redis.Redis.from_url(server.url) as client:
-        chief = programs.start("two_machines/chief.py", "--workers", "2")
-        first = programs.start("two_machines/worker.py", "--index", "0")
-        acc = redisacc.ConditionalAccumulator(
-            np.float64, [chief_module.FEATURES], NAME, once_per_worker=True, redis=client
-        )
-        until(lambda: "worker-0" in acc.info().workers, first)
-        chief.kill()
-        first.kill()
-        # The worker contributes again to the step in which it died, and is refused.
-        again = programs.start("two_machines/worker.py", "--index", "0")
-        second = programs.start("two_machines/worker.py", "--index", "1")
-        until(lambda: "worker-1" in acc.info().workers, second)
-        until(lambda: acc.info().repeated, again)
-        # This is a chief that dies while it has the round, before or after it publishes the weights.
-        with contextlib.suppress(Died), acc.take(2, timeout=60) as taken:
-            assert taken.workers == {"worker-0": 1, "worker-1": 1}
-            if published:
-                chief_module.Model(client, NAME).update(taken)
-            raise Died
-        printed = output_of(programs.start("two_machines/chief.py", "--workers", "2"))
-        assert "from training alone: " in printed
-        assert "worker-0: done" in output_of(again)
-        assert "worker-1: done" in output_of(second)
-        acc.close()
-        assert client.keys() == [f"{NAME}:weights".encode()]
-        assert client.ttl(f"{NAME}:weights") > 0
+def trained_alone(model: Any) -> dict[str, Any]:
+    """The parameters after training in this process, on both workers' shares."""
+    parameters, velocity = model.begin()
+    for step in range(model.STEPS):
+        first, second = (model.gradient(parameters, *model.batch(step, number)) for number in range(2))
+        mean = {name: (first[name] + second[name]) / 2 for name in first}
+        parameters, velocity = model.update(parameters, velocity, mean)
+    return parameters
+
+
+def test_training_survives_kills_and_equals_training_alone_to_the_last_bit(model: Any) -> None:
+    with Server() as server, Programs(server.url) as programs:
+
+        def start_worker(number: str) -> Any:
+            place = {"REDISACC_WORKER_NUMBER": number, "REDISACC_RUN_ID": f"worker-{number}"}
+            return programs.start("two_machines/worker.py", **place)
+
+        # A process with the run id of its predecessor does not wait for its lease to run out.
+        starts = {
+            "chief": lambda: programs.start("two_machines/chief.py", REDISACC_RUN_ID="the-chief"),
+            "worker 0": lambda: start_worker("0"),
+            "worker 1": lambda: start_worker("1"),
+        }
+        processes = {who: start() for who, start in starts.items()}
+        for step, who in ((50, "worker 0"), (120, "chief"), (190, "worker 1"), (260, "chief")):
+            until_step(step, NAME, server.url, processes["chief"])
+            processes[who].kill()
+            assert processes[who].wait() == -9
+            processes[who] = starts[who]()
+        printed = output_of(processes["chief"])
+        assert f"step {model.STEPS}: accuracy 0.99" in printed
+        for number in range(2):
+            output_of(processes[f"worker {number}"])
+        with redisacc.Parameters(NAME, redis=server.url) as parameters:
+            latest = parameters.latest()
+            assert latest is not None
+            step, trained = latest
+    alone = trained_alone(model)
+    assert step == model.STEPS
+    assert sorted(trained) == sorted(alone)
+    for name in alone:
+        np.testing.assert_array_equal(trained[name], alone[name], name)
+
+
+@pytest.mark.parametrize(("program", "lines"), [("chief.py", 15), ("worker.py", 10)])
+def test_programs_are_as_short_as_they_are_said_to_be(program: str, lines: int) -> None:
+    assert len((FOLDER / program).read_text().splitlines()) <= lines

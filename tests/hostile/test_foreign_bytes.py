@@ -8,6 +8,7 @@ granted by then: that round must stay listed and complete under its token.
 from __future__ import annotations
 
 import contextlib
+import math
 
 import msgpack
 import numpy as np
@@ -388,42 +389,54 @@ def test_headers_that_are_none(client, buffered, entry):
         assert_take_keeps_the_round(acc, client)
 
 
+# What may stand where a list of sizes, a number or a text belongs.
+MISFITS = (
+    None,
+    "x",
+    -1,
+    10**18,
+    [],
+    [[]],
+    ["x"],
+    [-1],
+    [2**63 - 1],
+    [2**62, 2**62],
+    [0] * 5,
+    {},
+    1.5,
+    True,
+)
+
+
 def forgeries(header):
     """Headers that do not match the data."""
     for field in header:
         without = dict(header)
         del without[field]
         yield without
-        for value in (
-            None,
-            "x",
-            -1,
-            10**18,
-            [],
-            [[]],
-            ["x"],
-            [-1],
-            [2**63 - 1],
-            [2**62, 2**62],
-            [0] * 5,
-            {},
-            1.5,
-            True,
-        ):
+        for value in MISFITS:
             if value != header[field]:
                 yield {**header, field: value}
-        if isinstance(header[field], list) and header[field]:
-            yield {**header, field: [header[field][0] + 1, *header[field][1:]]}
-            yield {**header, field: header[field] * 2}
-            yield {**header, field: [float(number) for number in header[field]]}
-    yield {**header, "shape": [2**40], "values": [2**42]}
-    yield {**header, "shape": [2**40, 2], "values": [2**43], "indices": [2**43]}
+    ((dtype, shape),) = header["sections"]
+    for misfit in MISFITS:
+        yield {**header, "sections": [misfit]}
+        yield {**header, "sections": [[misfit, shape]]}
+        yield {**header, "sections": [[dtype, misfit]]}
+    for sections in ([[dtype]], [[dtype, shape, shape]], [[dtype, shape]] * 2, [["float64", shape]]):
+        yield {**header, "sections": sections}
+    for forged in ([shape[0] + 1, *shape[1:]], shape * 2, [float(dim) for dim in shape], [2**40, *shape[1:]], [0]):
+        yield {**header, "sections": [[dtype, forged]]}
+    # This one has no parts, because it is inline.
+    nbytes = 4 * math.prod(shape) + (8 * shape[0] if len(shape) == 2 else 0)
+    for parts in ([nbytes], [nbytes - 1], [0, nbytes], [-1, nbytes + 1], [float(nbytes)], [1] * 100_000):
+        yield {**header, "parts": parts}
+    yield {**header, "gradients": 2}
 
 
 def test_forged_headers(client, buffered):
     for acc, identity, order, header in buffered():
         forged = list(forgeries(header))
-        assert len(forged) > 40
+        assert len(forged) > 100
         for one in forged:
             client.hset(f"{RECORD}:buffered", identity, order + b" " + msgpack.packb(one))
             expect(acc.peek, client, redisacc.CorruptDataError)
@@ -516,8 +529,10 @@ def test_forged_indices_of_a_buffered_gradient(request, client, open_sparse, ind
         assert data.startswith(true)
         client.hset(f"{RECORD}:inline", identity, forged + data[len(true) :])
     else:
-        (key,) = (key for key in client.scan_iter() if client.type(key) == b"string" and client.get(key) == true)
-        client.set(key, forged)
+        (key,) = client.scan_iter(f"{RECORD}:part:*")
+        data = client.get(key)
+        assert data.startswith(true)
+        client.set(key, forged + data[len(true) :])
     expect(acc.peek, client, redisacc.CorruptDataError)
     assert_take_keeps_the_round(acc, client)
 

@@ -12,13 +12,16 @@ import socketserver
 import threading
 import traceback
 
+import numpy as np
 import pytest
 import redis
 from click.testing import CliRunner
-from support.planting import COMMANDS, TEXTS, Planted, raw_text
+from support.planting import COMMANDS, KINDS, TEXTS, Planted, apply_rows, open_kind, raw_text, trees
+from support.selection import thorough
 from support.terminal import written_to_terminal
 
 import redisacc
+from redisacc._handles.existing import open_existing
 from redisacc._redis.transport import Transport
 from redisacc.cli import main
 
@@ -27,33 +30,32 @@ pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
 LONGEST = 2000
 
 
-@pytest.fixture
-def planted(real_client, monkeypatch):
+@pytest.fixture(params=KINDS)
+def planted(request, real_client, monkeypatch):
     monkeypatch.setattr("redisacc._protocol.buffer_writer.BUFFER_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.snapshot.PEEK_TIMEOUT", 0.2)
-    made = Planted(real_client)
+    monkeypatch.setattr("redisacc._protocol.parameter_reader.READ_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.parameter_wait.READ_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.publisher.PUBLISH_TIMEOUT", 0.2)
+    made = Planted(real_client, request.param)
     yield made
     with contextlib.suppress(redisacc.RedisAccError):
         made.acc.close()
 
 
-def operations(client, opened):
+def operations(client, planted):
     """Yields every operation of the public API, as functions without arguments.
 
     They are called on a new handle. If none can be opened, they are called on one that was opened before.
     """
     box = []
 
-    def open_it(kind=redisacc.SparseConditionalAccumulator):
-        acc = kind("float32", [100_000, 2], "w", redis=client, worker="bob")
-        box.append(acc)
-        return acc
-
-    yield open_it
-    yield lambda: open_it(redisacc.ConditionalAccumulator)
-    acc = box[0] if box else opened
+    yield lambda: box.append(open_kind(planted.kind, client, worker="bob"))
+    yield lambda: redisacc.ConditionalAccumulator("float32", [100_000, 2], "w", redis=client)
+    yield lambda: open_existing(planted.keys, redis=client).close()
+    acc = box[0] if box else planted.acc
     yield from (acc.info, acc.peek, acc.num_accumulated, acc.global_step)
-    yield lambda: acc.apply_grad([1], [[1.0, 1.0]], local_step=1)
+    yield lambda: apply_rows(acc, 1, 1)
     yield lambda: acc.wait_for_step(10**9, timeout=0)
     yield lambda: list(acc.events(timeout=0))
     yield lambda: acc.recover().__enter__()
@@ -62,6 +64,24 @@ def operations(client, opened):
     yield acc.delete
     if box:
         yield acc.close
+    yield from parameter_operations(client)
+
+
+def parameter_operations(client):
+    box = []
+
+    def open_it():
+        box.append(redisacc.Parameters("w", redis=client))
+
+    yield open_it
+    if box:
+        (parameters,) = box
+        first, second = trees()
+        yield from (parameters.step, parameters.latest, parameters.latest_state)
+        yield lambda: parameters.wait(after=9, timeout=0)
+        yield lambda: parameters.publish(second, 1, state={"momentum": np.zeros(3)})
+        yield lambda: parameters.publish(first, 2, changed={"table": [0, 2]})
+        yield parameters.delete
 
 
 def check_message(text, where):
@@ -95,7 +115,7 @@ def test_operations(request, planted, real_client, caplog):
     for place, text, where in selected(request, list(planted.places())):
         planted.restore()
         place.plant(real_client, text)
-        for operation in operations(real_client, planted.acc):
+        for operation in operations(real_client, planted):
             call(operation, where)
         for record in caplog.records:
             if record.name == "redisacc":
@@ -138,6 +158,7 @@ def test_json_holds_the_real_text(planted, real_client, real_server):
 
 TERMINAL = """
 import json, sys
+from redisacc._handles.existing import open_existing
 from redisacc._redis.transport import Transport
 from redisacc.cli import main
 for words in json.loads(sys.argv[1]):
@@ -155,6 +176,7 @@ def on_a_terminal(commands):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("planted", thorough(KINDS, usual=["sparse"]), indirect=True)
 def test_commands_on_a_terminal(planted, real_client, real_server):
     # Everything that stays readable at once, so that the commands have the most to show.
     record = planted.keys.record

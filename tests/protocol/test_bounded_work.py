@@ -156,3 +156,21 @@ def test_hashes_are_read_in_small_pieces(real_client: redis.Redis) -> None:
         acc.apply_grad(range(2000), [1] * 2000)
         assert commands(real_client, acc.peek)["hscan"] >= 2000 // 250
         acc.delete()
+
+
+@pytest.mark.servers("valkey")
+def test_leaves_without_rows_cost_a_script_nothing_and_many_leaves_are_buffered(real_client: redis.Redis) -> None:
+    number = 400
+    with redisacc.TreeAccumulator([redisacc.Sparse("float32", (9,))] * number, redis=real_client) as acc:
+        acc.apply_grad([None] * number)
+        ran = commands(real_client, lambda: acc.apply_grad([([1], [1.0]), *[None] * (number - 1)]))
+        assert sum(ran.values()) < 20, ran
+        assert acc.info().buffered == 0
+        # A row in each leaf is 25 elements and 72 more for each leaf.
+        acc.apply_grad([([1], [1.0])] * 21 + [None] * (number - 21))
+        assert acc.info().buffered == 0
+        acc.apply_grad([([1], [1.0])] * 22 + [None] * (number - 22))
+        assert acc.info().buffered == 1
+        total = acc.take_grad(4)
+        assert [float(rows.values[0]) for rows in total[:22]] == [0.75] + [0.5] * 20 + [0.25]
+        assert len(total[22].indices) == 0

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from support.planting import trees
 
 import redisacc
 from redisacc._admin import garbage
@@ -22,6 +23,7 @@ KINDS = {
     *("", "sessions", "queue", "takers", "taken", "recovered", "compacting", "part", "staged"),
     *("sums", "buffered", "inline", "workers"),
     *("taken:sums", "taken:buffered", "taken:inline", "taken:workers"),
+    *("parameters", "parameters:object", "parameters:staged", "parameters:guard"),
 }
 
 
@@ -56,7 +58,10 @@ class Recorder:
             match = re.fullmatch(r"redisacc:\{every\}(?::(.+))?", str(key))
             if match is not None:
                 words = (match[1] or "").split(":")
-                self.kinds.add(f"taken:{words[-1]}" if len(words) > 1 and words[0] == "taken" else words[0])
+                if words[0] == "parameters":
+                    self.kinds.add(":".join(words[:2]))
+                else:
+                    self.kinds.add(f"taken:{words[-1]}" if len(words) > 1 and words[0] == "taken" else words[0])
 
 
 class Died(Exception):
@@ -106,6 +111,12 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
     (leftover,) = garbage.find_garbage(connect(real_client))
     assert garbage.remove_garbage(connect(real_client), leftover) == 1
     acc.delete()
+    parameters = redisacc.Parameters("every", redis=real_client)
+    for step, tree in enumerate(trees()):
+        parameters.publish(tree, step, changed={"table": [0, 2]}, state=[np.zeros(3)])
+        assert parameters.wait(after=step - 1, timeout=20)[0] == step
+    parameters.finish()
+    parameters.delete()
     assert recorder.scripts == set(script_loader.names())
     assert recorder.kinds >= KINDS
 

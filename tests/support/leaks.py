@@ -37,7 +37,7 @@ def leftovers(client: redis.Redis) -> list[str]:
             found.append(f"{key!r}: not a key of ours")
             continue
         name, what = match[1], match[2]
-        if what is None:
+        if what in (None, b"parameters"):
             names.add(name)
         ttl = client.pttl(key)
         if ttl > LONGEST:
@@ -54,6 +54,8 @@ def leftovers(client: redis.Redis) -> list[str]:
 
 def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | None:
     """Returns why a key has no owner, or None if it has one."""
+    if what is not None and what.partition(b":")[0] == b"parameters":
+        return _unowned_parameters(client, record + b":parameters", what)
     if client.type(record) != b"hash" or not client.hexists(record, "incarnation"):
         return "no record"
     if what is None or what in LASTING:
@@ -72,6 +74,18 @@ def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | No
                 return None
         return "no round has its gradient"
     return "nothing ever removes it"
+
+
+def _unowned_parameters(client: redis.Redis, record: bytes, what: bytes) -> str | None:
+    if client.type(record) != b"hash" or client.hget(record, "incarnation").startswith(b"deleted:"):
+        return "no record of parameters"
+    if what == b"parameters":
+        return None
+    _, kind, blob, _number = what.split(b":")
+    listed = b" ".join(client.hmget(record, "full", "rows", "state"))
+    if kind != b"object":
+        return "nothing ever removes it"
+    return None if blob in {entry.partition(b":")[0] for entry in listed.split()} else "the record does not list it"
 
 
 def _rounds(client: redis.Redis, record: bytes) -> Iterator[bytes]:

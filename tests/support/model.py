@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass
 class ModelRound:
-    gradient: Any  # an array, or (indices, values, shape)
+    gradient: Any  # an array, or (indices, values, shape); of a tree: path -> one of these, or None
     global_step: int
     num_accumulated: int
     workers: dict[str, int]
@@ -134,6 +134,23 @@ class Sum:
             return np.asarray(value).astype(self.storage)
 
 
+def numbers(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Random elements: small and large ones, and sometimes an infinity, a NaN or a negative zero."""
+    storage = storage_dtype(dtype)
+    if storage.kind in "iu":
+        bounds = np.iinfo(storage)
+        if rng.random() < 0.5:
+            return rng.integers(0 if storage.kind == "u" else -9, 10, shape).astype(storage)
+        return rng.integers(bounds.min, bounds.max, shape, dtype=storage, endpoint=True)
+    values = rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)
+    if storage.kind == "c":
+        values = values + 1j * rng.standard_normal(shape)
+    values = values.astype(storage)
+    if rng.random() < 0.1 and values.size:
+        values.reshape(-1)[0] = rng.choice(np.array([np.inf, -np.inf, np.nan, -0.0]))
+    return values
+
+
 def converted(grad: Any, dtype: str) -> np.ndarray:
     array = np.asarray(grad)
     storage = storage_dtype(dtype)
@@ -159,7 +176,7 @@ def checked_step(step: Any) -> int:
 
 @dataclass
 class Accumulator:
-    """The common part of both kinds. Subclasses hold one round's sums."""
+    """The common part of all kinds. Subclasses hold one round's sums."""
 
     dtype: str
     shape: tuple[int | None, ...] | None
@@ -182,6 +199,10 @@ class Accumulator:
     @property
     def schema(self) -> tuple[Any, ...]:
         return self.kind, self.dtype, self.shape, self.reduction
+
+    @property
+    def storage(self) -> np.dtype[Any]:
+        return storage_dtype(self.dtype)
 
     def _admit(self, local_step: Any, shape: tuple[int, ...], worker: str, once: bool) -> Outcome | None:
         """Returns "stale" or "repeated", or None if it is to be added; raises if the round refuses it. Call it last."""
@@ -263,6 +284,8 @@ class Dense(Accumulator):
 
 class Sparse(Accumulator):
     kind = "sparse"
+    # What the sum of a row is divided by; None: the number of gradients that held its index.
+    divisor: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -331,7 +354,7 @@ class Sparse(Accumulator):
         values = np.zeros((len(places), *self.round_shape), storage_dtype(self.dtype))
         magnitude = np.zeros(values.shape)
         for position, place in enumerate(places):
-            count = self.row_counts[place]
+            count = self.row_counts[place] if self.divisor is None else self.divisor
             values[position] = self.rows[place].result(count, self.reduction)
             magnitude[position] = self.rows[place].magnitude / (count if self.reduction == "MEAN" else 1)
         first = self.shape[0] if self.shape else None
@@ -341,6 +364,107 @@ class Sparse(Accumulator):
     def _clear(self) -> None:
         self.rows = {}
         self.row_counts = {}
+
+
+@dataclass
+class Tree(Accumulator):
+    """The leaves are accumulators of their own, whose steps and workers play no role."""
+
+    # path -> kind, dtype and shape
+    leaves: dict[str, tuple[str, str, tuple[int | None, ...]]] = field(default_factory=dict)
+    missing: str = "zero"
+    sparse_mean: str = "round"
+
+    kind = "tree"
+
+    def __post_init__(self) -> None:
+        self._clear()
+
+    @classmethod
+    def of(
+        cls,
+        leaves: dict[str, tuple[str, str, tuple[int | None, ...]]],
+        reduction: str = "MEAN",
+        missing: str = "zero",
+        sparse_mean: str = "round",
+    ) -> Tree:
+        dtypes = ",".join(dict.fromkeys(dtype for _, dtype, _ in leaves.values()))
+        return cls(dtypes, None, reduction, leaves=leaves, missing=missing, sparse_mean=sparse_mean)
+
+    @property
+    def schema(self) -> tuple[Any, ...]:
+        return self.kind, self.dtype, self.reduction, tuple(self.leaves.items()), self.missing, self.sparse_mean
+
+    def _leaf(self, path: str) -> Dense | Sparse:
+        kind, dtype, shape = self.leaves[path]
+        return Dense(dtype, shape, self.reduction) if kind == "dense" else Sparse(dtype, shape, self.reduction)
+
+    def apply(self, grad: dict[str, Any], local_step: Any, worker: str, once: bool = False) -> Outcome:
+        """Applies a gradient: path -> an array, a pair of indices and rows, or None."""
+        if grad.keys() != self.leaves.keys():
+            raise Refused(f"{set(grad)} for {set(self.leaves)}")
+        for path, leaf in grad.items():
+            self._apply_leaf(self._leaf(path), leaf)
+        dropped = self._admit(local_step, (), worker, once)
+        if dropped:
+            return dropped
+        for path, leaf in grad.items():
+            self._apply_leaf(self._sums[path], leaf)
+            self._holders[path] += leaf is not None
+        return Outcome("applied", self.step, self.count)
+
+    @staticmethod
+    def _apply_leaf(leaf: Dense | Sparse, grad: Any) -> None:
+        if isinstance(leaf, Dense):
+            # A leaf that is missing counts as zeros.
+            leaf.apply(np.zeros(leaf.shape, leaf.storage) if grad is None else grad, 0, "")
+            return
+        indices, values = ([], np.zeros((0, *leaf.shape[1:]), leaf.storage)) if grad is None else grad
+        leaf.apply(indices, values, None, 0, "")
+
+    def _reduced(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        gradients: dict[str, Any] = {}
+        magnitudes: dict[str, Any] = {}
+        for path, leaf in self._sums.items():
+            holders = self._holders[path] if self.missing == "skip" else self.count
+            gradients[path] = magnitudes[path] = None
+            if holders == 0:
+                continue
+            if isinstance(leaf, Sparse):
+                leaf.divisor = holders if self.sparse_mean == "round" else None
+                gradients[path], magnitudes[path] = leaf._reduced()
+            else:
+                assert leaf.sum is not None
+                gradients[path] = leaf.sum.result(holders, self.reduction)
+                magnitudes[path] = leaf.sum.magnitude
+        return gradients, magnitudes
+
+    def _clear(self) -> None:
+        self._sums = {path: self._leaf(path) for path in self.leaves}
+        self._holders = dict.fromkeys(self.leaves, 0)
+
+
+def flat(tree: Any, path: str = "") -> dict[str, Any]:
+    """Path -> leaf, in the order of sorted keys. Everything but dicts, lists and tuples is a leaf."""
+    if isinstance(tree, dict):
+        pairs = sorted(tree.items())
+    elif isinstance(tree, list | tuple):
+        pairs = [(str(place), child) for place, child in enumerate(tree)]
+    else:
+        return {path or ".": tree}
+    return {key: leaf for name, child in pairs for key, leaf in flat(child, f"{path}/{name}".lstrip("/")).items()}
+
+
+def nested(by_path: dict[str, Any]) -> Any:
+    """The tree of leaves by path: the opposite of `flat`. Where all keys are numbers, it has a list."""
+    if "." in by_path:
+        return by_path["."]
+    children: dict[str, dict[str, Any]] = {}
+    for path, leaf in by_path.items():
+        key, _, rest = path.partition("/")
+        children.setdefault(key, {})[rest or "."] = leaf
+    trees = {key: nested(below) for key, below in children.items()}
+    return [trees[key] for key in sorted(trees, key=int)] if all(map(str.isdigit, trees)) else trees
 
 
 def assert_same(actual: Any, expected: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Plants hostile text into every field of every key of an accumulator, and recognises it where it comes out raw."""
+"""Plants hostile text into every field of every key of an accumulator and of parameters, and recognises it raw."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import redis
 
 import redisacc
-from redisacc._format.keys import NAMES, Keys
+from redisacc._format.keys import NAMES, Keys, ParameterKeys
 
 # Each of these, printed as it is, changes a terminal, a line or what stands beside it. "pwn" ends every one.
 PIECES = [
@@ -97,17 +97,50 @@ class Place:
                     client.rpush(self.key, text)
 
 
-class Planted:
-    """An accumulator ``w`` that has every key that there is, each of them as it was after every `restore`."""
+def trees() -> Iterator[dict[str, Any]]:
+    """Yields two versions of a tree, which differ in a leaf and in two rows of another one."""
+    table = np.zeros((10, 4), np.float32)
+    yield {"table": table, "bias": np.zeros(3)}
+    table = table.copy()
+    table[[0, 2]] = 1
+    yield {"table": table, "bias": np.ones(3)}
 
-    def __init__(self, client: redis.Redis) -> None:
+
+KINDS = ("sparse", "tree")
+
+
+def open_kind(kind: str, client: redis.Redis, **options: Any) -> Any:
+    """Opens an accumulator ``w`` of one of KINDS."""
+    if kind == "tree":
+        spec = {"s": redisacc.Sparse("float32", (100_000, 2)), "d": [("float32", (300,)), ("int32", ())]}
+        return redisacc.TreeAccumulator(spec, "w", missing="skip", redis=client, **options)
+    return redisacc.SparseConditionalAccumulator("float32", [100_000, 2], "w", redis=client, **options)
+
+
+def apply_rows(acc: Any, number: int, step: int) -> None:
+    """Applies a gradient with that many rows."""
+    rows = np.arange(number), np.ones((number, 2), np.float32)
+    given = ({"s": rows, "d": [np.ones(300), None]},) if isinstance(acc, redisacc.TreeAccumulator) else rows
+    acc.apply_grad(*given, local_step=step)
+
+
+class Planted:
+    """An accumulator and parameters ``w`` with every key that there is, each as it was after every `restore`.
+
+    Args:
+        client: the way to the server.
+        kind: one of KINDS.
+    """
+
+    def __init__(self, client: redis.Redis, kind: str = "sparse") -> None:
         self.client = client
+        self.kind = kind
         self.keys = Keys("w")
-        options: dict[str, Any] = {"redis": client, "worker": "ann"}
-        acc = redisacc.SparseConditionalAccumulator("float32", [100_000, 2], "w", **options)
+        acc = open_kind(kind, client, worker="ann")
         for step in (0, 1):
-            for rows in (2, 3000, 10_000):
-                acc.apply_grad(np.arange(rows), np.ones((rows, 2), np.float32), local_step=step)
+            # In place, inline and in parts.
+            for number in (2, 100, 4200):
+                apply_rows(acc, number, step)
             if step == 0:
                 block = acc.take(3, timeout=10)
                 block.__enter__()
@@ -124,6 +157,13 @@ class Planted:
         client.lpush(self.keys.recovered, f"old token {now} chief")
         client.set(self.keys.compacting, "token", px=600_000)
         client.set(self.keys.staged("other-1", 0), "part", px=600_000)
+        self.parameter_keys = ParameterKeys("w")
+        parameters = redisacc.Parameters("w", redis=client, publisher="chief")
+        for step, tree in enumerate(trees()):
+            parameters.publish(tree, step, changed={"table": [0, 2]}, state={"momentum": np.zeros(3)})
+        (self.blob,) = client.hget(self.parameter_keys.record, "state").decode().split(":")[:1]
+        client.set(self.parameter_keys.staged("other", 0), "part", px=600_000)
+        self.parameters = parameters
         self._dumps = {key: client.dump(key) for key in client.scan_iter()}
         missing = {key.encode() for key in self.all_keys()} - self._dumps.keys()
         assert not missing, f"the accumulator has no {missing}"
@@ -150,6 +190,16 @@ class Planted:
         }
         public = {name for name in dir(keys) if not name.startswith("_")}
         assert public == made.keys() | channels | others
+        others = self.parameter_keys
+        # No key is named so: see lua/delete_parameters.lua.
+        public = {name for name in dir(others) if not name.startswith("_")} - {"guard"}
+        made_of_parameters = {
+            "record": [others.record],
+            "object": [others.object(self.blob, 0)],
+            "staged": [others.staged("other", 0)],
+        }
+        assert public == made_of_parameters.keys() | {"name", "events"}
+        made = {**made, **{f"parameters {what}": found for what, found in made_of_parameters.items()}}
         hashes = keys.current.hashes
         assert len(hashes) == len(dataclasses.fields(keys.current))
         return [NAMES, *hashes, *(key for group in made.values() for key in group)]
@@ -164,15 +214,19 @@ class Planted:
             pipe.execute()
 
     def places(self) -> Iterator[Place]:
-        """Yields every place of every key."""
-        for name in self.all_keys():
+        """Yields every place of every key; of a tree only where it differs from a sparse accumulator."""
+        current = self.keys.current
+        own = (self.keys.record, current.sums, current.buffered, current.inline)
+        for name in self.all_keys() if self.kind == "sparse" else own:
             key = name.encode()
             kind = self.client.type(key)
             if kind == b"hash":
                 fields = sorted(self.client.hkeys(key))
                 # Rows of the sums are alike, and so are gradients.
                 shown = (
-                    fields if key == self.keys.record.encode() else [*fields[:1], *(f for f in fields if f == b"total")]
+                    fields
+                    if key in (self.keys.record.encode(), self.parameter_keys.record.encode())
+                    else [*fields[:1], *(f for f in fields if f == b"total")]
                 )
                 for field in shown:
                     yield Place(key, "value", field)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import hypothesis.strategies as st
 import msgpack
 
@@ -48,6 +50,10 @@ PLAIN = st.recursive(
 SIZES = st.one_of(PLAIN, st.lists(NUMBERS.filter(lambda n: -(2**63) <= n < 2**64), max_size=4))
 
 
+# The sections of a gradient of {"d": ("float32", (2,)), "s": Sparse("float32", (5, 2))} whose leaves are counted.
+TREE_SECTIONS = [["float32", [2]], ["float32", [1, 2]], ["int32", [2]]]
+
+
 @st.composite
 def headers(draw):
     """Entries of the buffered hash, nearly right or entirely wrong."""
@@ -55,14 +61,51 @@ def headers(draw):
     section = st.tuples(dtypes, st.one_of(st.sampled_from([[2], [3, 2]]), SIZES)).map(list)
     header = {
         "version": draw(st.sampled_from([2, 2, 2, 2, 0, 1, "2", None, True])),
-        "sections": draw(st.one_of(st.lists(section, min_size=1, max_size=1), st.lists(section, max_size=3), PLAIN)),
+        "sections": draw(
+            st.one_of(
+                st.lists(section, min_size=1, max_size=1),
+                st.just(TREE_SECTIONS),
+                st.tuples(*[st.one_of(st.just(right), section) for right in TREE_SECTIONS]).map(list),
+                st.lists(section, max_size=3),
+                PLAIN,
+            )
+        ),
         "gradients": draw(st.one_of(st.just(1), PLAIN)),
-        "parts": draw(st.one_of(st.sampled_from([[], [8], [4, 4], [48], [24, 24], [32, 16]]), SIZES)),
+        "parts": draw(st.one_of(st.sampled_from([[], [8], [4, 4], [48], [24, 24], [32, 16], [16, 16], [32]]), SIZES)),
     }
     for field in draw(st.lists(st.sampled_from(sorted(header)), max_size=2)):
         header.pop(field, None)
     packed = msgpack.packb(header if draw(st.integers(0, 9)) else draw(PLAIN))
     return mutated(draw, draw(st.one_of(st.just(b"0"), NUMBER_TEXTS)) + b" " + packed)
+
+
+# Structures of trees as the record holds them, nearly right or entirely wrong.
+LEAF_TEXTS = st.one_of(
+    st.sampled_from(["float32 [2]", "sparse float32 [9,2]", "sparse int64 [-1]", "int8 []", "float16 [0]", "tuple"]),
+    st.builds("{} [{}]".format, st.sampled_from(["float32", "sparse float32", "O", ""]), NUMBER_TEXTS.map(repr)),
+    st.lists(NUMBERS, max_size=4).map(lambda dims: f"float32 [{','.join(map(str, dims))}]"),
+    st.text(max_size=8),
+)
+TREE_NODES = st.recursive(
+    st.one_of(LEAF_TEXTS, LEAF_TEXTS, st.none(), NUMBERS, st.booleans(), st.floats()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(lambda nodes: ["tuple", *nodes]),
+        st.dictionaries(
+            st.one_of(st.sampled_from(["a", "b", "0", "a/b", "\x1b", "\ud800"]), st.text(max_size=4)), inner
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@st.composite
+def structures(draw):
+    """Values of the field ``tree`` of a record."""
+    node = draw(TREE_NODES)
+    separators = (",", ":") if draw(st.integers(0, 4)) else (", ", ": ")
+    text = json.dumps(node, separators=separators, ensure_ascii=bool(draw(st.booleans())), sort_keys=True)
+    return mutated(draw, text.encode(errors="surrogatepass"))
 
 
 def mutated(draw, data):

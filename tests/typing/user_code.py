@@ -56,6 +56,22 @@ def sparse() -> None:
     table.delete()
 
 
+def tree(model: dict[str, npt.NDArray[np.float32]]) -> None:
+    spec = {"emb": redisacc.Sparse("float32", (10_000, 2)), "layers": [(np.float32, (2, 2)), ("int64", ())]}
+    with redisacc.TreeAccumulator(spec, "model", missing="skip", sparse_mean="index", reduction_type="SUM") as acc:
+        rows = redisacc.IndexedSlices([[1.0, 1.0]], [7])
+        assert_type(acc.apply_grad({"emb": rows, "layers": [np.ones((2, 2)), None]}), redisacc.ApplyResult)
+        total = acc.take_grad(1, timeout=5)
+        print(total["layers"][0].sum())
+        with acc.take(1) as taken:
+            print(taken.gradient["emb"].indices, taken.num_accumulated)
+        assert_type(acc.paths, tuple[str, ...])
+        assert_type(acc.like(model), redisacc.TreeAccumulator)
+    like = redisacc.TreeAccumulator.like(model, "like", sparse={"emb"}, worker="ann")
+    assert_type(like, redisacc.TreeAccumulator)
+    of_any_kind(like)
+
+
 def observer(acc: redisacc.ConditionalAccumulator) -> list[str]:
     info = acc.info()
     assert_type(info, redisacc.AccumulatorInfo)
@@ -72,8 +88,30 @@ def observer(acc: redisacc.ConditionalAccumulator) -> list[str]:
     return late
 
 
-def of_either_kind(acc: redisacc.ConditionalAccumulatorBase[Any]) -> str:
-    return f"{acc.name} {acc.dtype} {acc.shape} {acc.accumulator_ref} {acc.num_accumulated()}"
+def parameters() -> None:
+    with redisacc.Parameters("w", redis="redis://localhost", name="weights", publisher="chief", create=True) as weights:
+        weights.publish({"w": np.ones(3), "layers": [np.zeros(2), (1.0, None)]}, 0)
+        weights.publish(np.ones(3), step=1, changed={".": [1]}, state={"momentum": np.zeros(3)})
+        assert_type(weights.latest(), tuple[int, Any] | None)
+        assert_type(weights.latest_state(), tuple[int, Any] | None)
+        assert_type(weights.step(), int | None)
+        try:
+            step, tree = weights.wait(after=1, timeout=2.5)
+            assert_type(step, int)
+            print(step, tree["w"])
+        except redisacc.ParametersTimeoutError as error:
+            print(error.after, error.step)
+        except redisacc.StepConflictError as error:
+            print(error.step, error.published)
+        weights.delete()
+
+
+def of_an_array(acc: redisacc.ConditionalAccumulator | redisacc.SparseConditionalAccumulator) -> str:
+    return f"{acc.name} {acc.dtype} {acc.shape}"
+
+
+def of_any_kind(acc: redisacc.ConditionalAccumulatorBase[Any]) -> str:
+    return f"{acc.name} {acc.reduction_type} {acc.accumulator_ref} {acc.num_accumulated()}"
 
 
 def failures(acc: redisacc.ConditionalAccumulator) -> None:

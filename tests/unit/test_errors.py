@@ -14,6 +14,9 @@ NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 WITH_ATTRIBUTES = {
     "TakeTimeoutError": {"num_required": 3, "num_accumulated": 1, "workers": {"ann": 1}, "missing": ["bob"]},
     "StepTimeoutError": {"wanted": 4, "global_step": 2},
+    "ParametersTimeoutError": {"after": 3, "step": None},
+    "ParametersFinishedError": {"step": 3},
+    "StepConflictError": {"step": 3, "published": 4},
     "NotReplicatedError": {"replicas": 0, "min_replicas": 1},
     "RoundRecoveredError": {
         "token": "a-1", "global_step": 7, "new_owner": "bob", "new_token": "b", "recovered_at": NOW,

@@ -15,9 +15,10 @@ import redis
 
 import redisacc
 from redisacc._format.in_place import PackedRows
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import FORMAT
 from redisacc._protocol import scripts as scripts_module
+from redisacc._protocol.parameter_scripts import ParameterScripts
 from redisacc._protocol.scripts import Request, Schema, Scripts
 from redisacc._protocol.sessions import Session
 from redisacc._redis import script_loader
@@ -28,11 +29,12 @@ SCRIPTS = script_loader.names()
 INSPECT = sorted(path.stem for path in (script_loader.folder() / "inspect").glob("*.lua"))
 
 KEYS = Keys("NAME")
+PARAMETERS = ParameterKeys("NAME")
 SESSION = Session(0)
 REQUEST = Request(SESSION, 1, "w", 0, (2,))
 
 # A call of each script. The tokens and ids are the placeholders of the headers.
-CALLS: dict[str, Callable[[Scripts], Any]] = {
+CALLS: dict[str, Callable[[Any], Any]] = {
     "acknowledge": lambda s: s.acknowledge(token="TOKEN", parts=[KEYS.part("ID", 0)], more=False),
     "apply": lambda s: s.apply(REQUEST, [PackedRows("", "f", "", b"0", b"12345678", 8)]),
     "buffer": lambda s: s.buffer(
@@ -46,6 +48,7 @@ CALLS: dict[str, Callable[[Scripts], Any]] = {
         replaced_parts=[KEYS.part("ID", 7)],
     ),
     "delete": lambda s: s.delete(finish=True),
+    "delete_parameters": lambda s: s.delete_parameters(incarnation="x", finish=True),
     "leave": lambda s: s.leave(token="TOKEN"),
     "open": lambda s: s.open(
         incarnation="x",
@@ -54,6 +57,19 @@ CALLS: dict[str, Callable[[Scripts], Any]] = {
         lease_ms=0,
         buffer_limit=0,
         once_per_worker=False,
+    ),
+    "finish": lambda s: s.finish(incarnation="x", finished=True),
+    "publish": lambda s: s.publish(
+        incarnation="x",
+        previous="",
+        version="v",
+        step=1,
+        event="e",
+        lengths=[4],
+        fields=["a", "b"],
+        staged=[PARAMETERS.staged("BLOB", 0)],
+        objects=[PARAMETERS.object("BLOB", 0)],
+        retired=[PARAMETERS.object("BLOB", 7)],
     ),
     "recover": lambda s: s.recover(old="OLD", token="TOKEN", taker="w"),
     "resolve": lambda s: s.resolve(session=SESSION, sequence=1, worker="w"),
@@ -166,12 +182,17 @@ class Replaying:
 
 def replayed(name: str, *reply: bytes) -> Any:
     """Returns the result of the Python function for a reply of its script."""
+    if hasattr(ParameterScripts, name):
+        return CALLS[name](ParameterScripts(Replaying(*reply), PARAMETERS))  # type: ignore[arg-type]
     return CALLS[name](Scripts(Replaying(*reply), KEYS, incarnation="x"))  # type: ignore[arg-type]
 
 
 def test_every_script_is_a_function_and_every_function_a_script() -> None:
     functions = {
-        name for name, value in vars(Scripts).items() if inspect.isfunction(value) and not name.startswith("_")
+        name
+        for kind in (Scripts, ParameterScripts)
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) and not name.startswith("_")
     }
     assert functions == set(SCRIPTS) == set(CALLS)
 
@@ -262,7 +283,8 @@ def test_python_refuses_other_replies(name: str) -> None:
 
 
 def test_python_handles_no_reply_that_no_header_documents() -> None:
-    handled = set(re.findall(r'b"(\w+)"', inspect.getsource(Scripts))) - {"yes"}
+    source = inspect.getsource(Scripts) + inspect.getsource(ParameterScripts)
+    handled = set(re.findall(r'b"(\w+)"', source)) - {"yes"}
     documented = {word for name in SCRIPTS for word, *_ in documented_replies(name)}
     assert handled | scripts_outcomes() == documented
 

@@ -17,6 +17,7 @@ from support.clients import ALL as ALL_CLIENTS
 from support.leaks import leftovers
 from support.proxy import Fault, Proxy, all_faults
 from support.selection import clients as chosen_clients
+from support.selection import thorough
 
 import redisacc
 
@@ -66,14 +67,14 @@ def turns(request) -> Iterator[str]:
 class Scene:
     """An accumulator that is reached through the proxy, and directly."""
 
-    size: int
+    operation: Operation
     through: Any
     direct: Any
     client: redis.Redis
     sent: list[Any] = field(default_factory=list)
 
     def grad(self, value: float) -> Any:
-        return np.full(self.size, value, np.float32)
+        return self.operation.grad(value)
 
 
 class Operation:
@@ -84,6 +85,18 @@ class Operation:
 
     size = 8
     limit: int | None = 10**9
+
+    def open(self, where: Any, **options: Any) -> Any:
+        """Opens the accumulator."""
+        return redisacc.ConditionalAccumulator("float32", None, "w", reduction_type="SUM", redis=where, **options)
+
+    def grad(self, value: float) -> Any:
+        """Returns a gradient whose elements all have this value."""
+        return np.full(self.size, value, np.float32)
+
+    def elements(self, gradient: Any) -> Any:
+        """Returns all elements of a gradient that was taken."""
+        return gradient
 
     def prepare(self, scene: Scene) -> None:
         """Prepares what the operation needs."""
@@ -109,7 +122,8 @@ class Apply(Operation):
     def again(self, scene):
         looked, info = scene.direct.peek(), scene.direct.info()
         assert (looked.num_accumulated, info.applied) == (1, 1)
-        assert looked.gradient[0] == looked.gradient[-1] == 1.0
+        elements = self.elements(looked.gradient)
+        assert elements[0] == elements[-1] == 1.0
 
 
 class ApplyBuffered(Apply):
@@ -168,12 +182,15 @@ class ApplyWithRoomToMake(Operation):
 
     limit = 0
 
+    @property
+    def buffered_bytes(self):
+        return 4 * self.size
+
     def prepare(self, scene):
         scene.direct.delete()
-        options = {"reduction_type": "SUM", "in_place_limit": 0, "buffer_limit": 3 * 4 * self.size}
-        scene.direct = redisacc.ConditionalAccumulator("float32", None, "w", redis=scene.client, **options)
-        where = scene.through._transport.client
-        scene.through = redisacc.ConditionalAccumulator("float32", None, "w", redis=where, **options)
+        options = {"in_place_limit": 0, "buffer_limit": 3 * self.buffered_bytes}
+        scene.direct = self.open(scene.client, **options)
+        scene.through = self.open(scene.through._transport.client, **options)
         for value in (1.0, 2.0, 4.0):
             assert scene.direct.apply_grad(scene.grad(value))
 
@@ -185,8 +202,10 @@ class ApplyWithRoomToMake(Operation):
         self.again(scene)
 
     def again(self, scene):
-        assert (scene.direct.num_accumulated(), scene.direct.info().applied) == (4, 4)
-        assert scene.direct.peek().gradient.tolist() == [15.0] * self.size
+        info = scene.direct.info()
+        assert (info.num_accumulated, info.applied) == (4, 4)
+        assert info.buffered < 4
+        assert set(self.elements(scene.direct.peek().gradient).tolist()) == {15.0}
 
 
 class ApplyWithRoomToMakeInParts(ApplyWithRoomToMake):
@@ -201,7 +220,7 @@ class Take(Operation):
             scene.direct.apply_grad(scene.grad(value))
 
     def do(self, scene):
-        return scene.through.take_grad(3)
+        return self.elements(scene.through.take_grad(3))
 
     def check(self, scene, value):
         assert value[0] == value[-1] == 7.0
@@ -348,6 +367,51 @@ class Delete(Operation):
         redisacc.ConditionalAccumulator("float32", None, "w", reduction_type="SUM", redis=scene.client)
 
 
+class Tree(Operation):
+    """A tree of a dense leaf, a sparse leaf and one that every gradient lacks."""
+
+    ROWS = 3
+
+    def open(self, where, **options):
+        spec = {
+            "a": ("float32", (self.size,)),
+            "b": [redisacc.Sparse("float32", (None, self.size)), ("float64", (2,))],
+        }
+        return redisacc.TreeAccumulator(spec, "w", reduction_type="SUM", missing="skip", redis=where, **options)
+
+    def grad(self, value):
+        rows = np.full((self.ROWS, self.size), value, np.float32)
+        return {"a": rows[0], "b": [(np.arange(self.ROWS), rows), None]}
+
+    def elements(self, gradient):
+        rows, lacking = gradient["b"]
+        assert (rows.indices.tolist(), lacking) == (list(range(self.ROWS)), None)
+        return np.concatenate([gradient["a"], rows.values.ravel()])
+
+
+class ApplyTree(Tree, Apply):
+    pass
+
+
+class ApplyTreeInParts(Tree, Apply):
+    limit = 0
+    size = IN_PARTS
+
+
+class ApplyTreeWithRoomToMake(Tree, ApplyWithRoomToMake):
+    # Rows and their indices, the dense leaf, the zeros of the one that is missing, and which leaves there are.
+    buffered_bytes = 4 * 8 * (Tree.ROWS + 1) + 8 * Tree.ROWS + 16 + 12
+
+
+class TakeTree(Tree, Take):
+    pass
+
+
+class TakeTreeInParts(Tree, Take):
+    limit = 0
+    size = IN_PARTS
+
+
 OPERATIONS = [
     Apply,
     ApplyBuffered,
@@ -368,7 +432,14 @@ OPERATIONS = [
     Look,
     Open,
     Delete,
+    ApplyTree,
+    ApplyTreeInParts,
+    ApplyTreeWithRoomToMake,
+    TakeTree,
+    TakeTreeInParts,
 ]
+# The others of each kind of accumulator differ less.
+USUAL_OPERATIONS = [kind for kind in OPERATIONS if kind not in (ApplyTree, TakeTree)]
 
 
 @pytest.fixture
@@ -378,11 +449,10 @@ def stage(proxy, real_client) -> Callable[..., Any]:
     @contextlib.contextmanager
     def set_scene(operation: Operation, kind: str) -> Iterator[Scene]:
         real_client.flushall()
-        options = {"reduction_type": "SUM", "in_place_limit": operation.limit}
-        direct = redisacc.ConditionalAccumulator("float32", None, "w", redis=real_client, **options)
+        direct = operation.open(real_client, in_place_limit=operation.limit)
         with connected(kind, proxy) as where:
-            through = redisacc.ConditionalAccumulator("float32", None, "w", redis=where, **options)
-            scene = Scene(operation.size, through, direct, real_client)
+            through = operation.open(where, in_place_limit=operation.limit)
+            scene = Scene(operation, through, direct, real_client)
             operation.prepare(scene)
             # It is connected already, so that the first message is the operation's.
             scene.through._transport.call("PING")
@@ -408,7 +478,7 @@ def every_fault(proxy: Proxy, operation: Operation, stage: Any) -> list[Fault]:
     return faults
 
 
-@pytest.mark.parametrize("kind", OPERATIONS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", thorough(OPERATIONS, usual=USUAL_OPERATIONS), ids=lambda kind: kind.__name__)
 def test_a_connection_that_breaks_anywhere_changes_nothing_else(proxy, stage, turns, kind, request, record_property):
     operation = kind()
     faults = every_fault(proxy, operation, stage)

@@ -9,30 +9,41 @@ import sys
 import numpy as np
 import pytest
 from support.child_processes import ChildProcesses
-from support.fork_server import CHILDS_VALUE, open_shared
+from support.fork_server import CHILDS_VALUE, gradient_of, open_shared, value_of
 from support.leaks import leftovers
 from support.proxy import Fault, proxy_before_server
+from support.selection import thorough
 
 import redisacc
 
 pytestmark = pytest.mark.servers("valkey")
 
-SMALL, LARGE = 6, 1_200_000
+SMALL, IN_PARTS, LARGE = 6, 20_000, 1_200_000
 
-# operation, in_place_limit, elements
+# operation, in_place_limit, elements, kind
 CASES = {
-    "apply in place": ("apply", 10**9, SMALL),
-    "apply buffered": ("apply", 0, SMALL),
-    "apply large": ("apply", 0, LARGE),
-    "apply making room": ("apply", 0, SMALL),
-    "take in place": ("take", 10**9, SMALL),
-    "take buffered": ("take", 0, SMALL),
-    "take large": ("take", 0, LARGE),
-    "recover": ("recover", 0, SMALL),
-    "set_global_step": ("set_global_step", 0, SMALL),
-    "open": ("open", 0, SMALL),
-    "delete": ("delete", 0, SMALL),
+    "apply in place": ("apply", 10**9, SMALL, "dense"),
+    "apply buffered": ("apply", 0, SMALL, "dense"),
+    "apply large": ("apply", 0, LARGE, "dense"),
+    "apply making room": ("apply", 0, SMALL, "dense"),
+    "take in place": ("take", 10**9, SMALL, "dense"),
+    "take buffered": ("take", 0, SMALL, "dense"),
+    "take large": ("take", 0, LARGE, "dense"),
+    "recover": ("recover", 0, SMALL, "dense"),
+    "set_global_step": ("set_global_step", 0, SMALL, "dense"),
+    "open": ("open", 0, SMALL, "dense"),
+    "delete": ("delete", 0, SMALL, "dense"),
+    "apply a tree in place": ("apply", 10**9, SMALL, "tree"),
+    "apply a tree in parts": ("apply", 0, IN_PARTS, "tree"),
+    "apply a tree making room": ("apply", 0, SMALL, "tree"),
+    "take a tree in place": ("take", 10**9, SMALL, "tree"),
+    "take a tree in parts": ("take", 0, IN_PARTS, "tree"),
+    "recover a tree": ("recover", 0, IN_PARTS, "tree"),
+    "delete a tree": ("delete", 0, IN_PARTS, "tree"),
 }
+# Of trees, the operations with most steps.
+USUAL = [case for case, (_, _, _, kind) in CASES.items() if kind == "dense"]
+USUAL += ["apply a tree in parts", "take a tree in parts"]
 
 
 @pytest.fixture
@@ -53,14 +64,14 @@ class Scene:
     """The state before the operation, and the state required after it, whatever its outcome."""
 
     def __init__(self, client, case: str) -> None:
-        self.operation, self.limit, self.size = CASES[case]
+        self.operation, self.limit, self.size, self.kind = CASES[case]
         self.case = case
         client.flushall()
         self.client = client
-        self.acc = open_shared(client, self.size, self.limit, "survivor")
+        self.acc = self.open("survivor")
         # The gradients that the survivors know to be counted.
         self.sum = 0.0
-        if case == "apply making room" or self.operation in ("take", "delete"):
+        if case.endswith("making room") or self.operation in ("take", "delete"):
             self.apply(2.0)
             self.apply(4.0)
         if self.operation in ("recover", "delete"):
@@ -71,9 +82,16 @@ class Scene:
             if self.operation == "delete":
                 self.apply(8.0)
 
+    def open(self, worker: str | None = None):
+        return open_shared(self.client, self.size, self.limit, worker, kind=self.kind)
+
+    def start(self, child_processes):
+        """Starts the process that does the operation."""
+        return child_processes.start(self.operation, self.limit, self.size, self.kind)
+
     def apply(self, value: float, acc=None) -> None:
         acc = acc or self.acc
-        assert acc.apply_grad(np.full(self.size, value, np.float32), local_step=2**62)
+        assert acc.apply_grad(gradient_of(self.kind, self.size, value), local_step=2**62)
         self.sum += value
 
     def survivors_go_on(self, finished=None) -> None:
@@ -84,7 +102,7 @@ class Scene:
             assert self.operation == "delete"
             assert leftovers(self.client) == []
             # The next process that opens the name finishes the deletion.
-            self.acc, self.sum = open_shared(self.client, self.size, self.limit, "survivor"), 0.0
+            self.acc, self.sum = self.open("survivor"), 0.0
             assert self.acc.info().unacknowledged == []
         self.apply(16.0)
         total = 0.0
@@ -92,11 +110,8 @@ class Scene:
             with self.acc.recover() as found:
                 if found is None:
                     break
-                assert found.gradient[0] == found.gradient[-1]
-                total += float(found.gradient[0])
-        gradient = self.acc.take_grad(1, timeout=30)
-        assert gradient[0] == gradient[-1]
-        total += float(gradient[0])
+                total += value_of(found.gradient)
+        total += value_of(self.acc.take_grad(1, timeout=30))
         if self.operation == "apply":
             # Counted once or not at all.
             assert total - self.sum in ((CHILDS_VALUE,) if finished == "applied" else (0.0, CHILDS_VALUE))
@@ -110,8 +125,8 @@ class Scene:
             assert total == self.sum
         info = self.acc.info()
         assert (info.num_accumulated, info.waiting, info.unacknowledged) == (0, [], [])
-        self.apply(32.0, open_shared(self.client, self.size, self.limit))
-        assert self.acc.take_grad(1, timeout=30)[0] == 32.0
+        self.apply(32.0, self.open())
+        assert value_of(self.acc.take_grad(1, timeout=30)) == 32.0
         assert leftovers(self.client) == []
         self.acc.delete()
         left = [key for key in self.client.scan_iter() if self.client.pttl(key) < 0]
@@ -123,7 +138,7 @@ def places(proxy, child_processes, client, until, case, request):
     for _ in range(2):
         scene = Scene(client, case)
         proxy.arm(None)
-        child = child_processes.start(scene.operation, scene.limit, scene.size)
+        child = scene.start(child_processes)
         until(lambda child=child: child.done)
         lengths = proxy.lengths
         scene.survivors_go_on(child.value)
@@ -139,12 +154,12 @@ def places(proxy, child_processes, client, until, case, request):
     return found[len(found) % 2 :: len(found) // most + 1]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", thorough(CASES, usual=USUAL))
 def test_whoever_is_killed_at_any_step_leaves_nothing_behind(proxy, child_processes, real_client, until, case, request):
     for number, fault in enumerate(places(proxy, child_processes, real_client, until, case, request)):
         scene = Scene(real_client, case)
         proxy.arm(fault)
-        child = child_processes.start(scene.operation, scene.limit, scene.size)
+        child = scene.start(child_processes)
         assert proxy.happened(), fault
         child.signal(signal.SIGKILL)
         until(lambda child=child: child.gone)
@@ -170,12 +185,12 @@ def test_whoever_is_stopped_at_any_step_goes_on_when_it_wakes(
     for fault in faults if request.config.getoption("--long") else faults[::3]:
         scene = Scene(real_client, case)
         proxy.arm(fault)
-        child = child_processes.start(scene.operation, scene.limit, scene.size)
+        child = scene.start(child_processes)
         assert proxy.happened(), fault
         child.signal(signal.SIGSTOP)
         proxy.resume()
         # The others continue meanwhile, and find everything that the stopped process has not taken.
-        scene.apply(64.0, open_shared(real_client, scene.size, scene.limit))
+        scene.apply(64.0, scene.open())
         child.signal(signal.SIGCONT)
         until(lambda child=child: child.done)
         try:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import redis
 from support.leaks import leftovers
+from support.selection import thorough
 from support.servers import contents
 
 import redisacc
@@ -19,36 +20,52 @@ from redisacc._redis.transport import Transport
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
+TREE = {"d": ("float32", (4,)), "s": redisacc.Sparse("float32", (9, 4))}
+# Kind, what the accumulator is created with, and in_place_limit.
 KINDS = {
-    "dense-in_place": ("dense", [4], 10**9),
-    "dense-buffered": ("dense", [4], 0),
-    "sparse-in_place": ("sparse", [9, 4], 10**9),
-    "sparse-buffered": ("sparse", [9, 4], 0),
+    "dense-in_place": ("dense", ("float32", [4]), 10**9),
+    "dense-buffered": ("dense", ("float32", [4]), 0),
+    "sparse-in_place": ("sparse", ("float32", [9, 4]), 10**9),
+    "sparse-buffered": ("sparse", ("float32", [9, 4]), 0),
+    "tree-in_place": ("tree", (TREE,), 10**9),
+    "tree-buffered": ("tree", (TREE,), 0),
 }
+# Each kind once, and each way of storage.
+USUAL = ("dense-in_place", "sparse-buffered", "tree-buffered")
 
 
 def apply(acc, value, **options):
     row = np.full(4, value, np.float32)
+    if isinstance(acc, redisacc.TreeAccumulator):
+        return acc.apply_grad({"d": row, "s": ([3], [row])}, **options)
     if isinstance(acc, redisacc.SparseConditionalAccumulator):
         return acc.apply_grad([3], [row], **options)
     return acc.apply_grad(row, **options)
 
 
 def taken(acc, number, **options):
-    gradient = acc.take_grad(number, **{"timeout": 20, **options})
-    rows = gradient[1] if isinstance(gradient, tuple) else [gradient]
-    assert len(rows) == 1
-    assert len(set(rows[0].tolist())) == 1
-    return float(rows[0][0])
+    return value_of(acc.take_grad(number, **{"timeout": 20, **options}))
 
 
-@pytest.fixture(params=KINDS)
+def value_of(gradient):
+    """The value that all elements of a gradient have."""
+    if isinstance(gradient, dict):
+        gradient = np.concatenate([gradient["d"][np.newaxis], gradient["s"].values])
+    elif isinstance(gradient, redisacc.IndexedSlices):
+        gradient = gradient.values
+    rows = gradient[1] if isinstance(gradient, tuple) else gradient
+    assert np.size(rows) in (4, 8)
+    (value,) = set(np.ravel(rows).tolist())
+    return value
+
+
+@pytest.fixture(params=thorough(KINDS, usual=USUAL))
 def open_kind(request, open_accumulator):
-    kind, shape, limit = KINDS[request.param]
+    kind, schema, limit = KINDS[request.param]
 
     def make(server, **options):
         options = {"in_place_limit": limit, "reduction_type": "SUM", **options}
-        return open_accumulator(kind, "float32", shape, "w", redis=server.url, **options)
+        return open_accumulator(kind, *schema, "w", redis=server.url, **options)
 
     return make
 
@@ -129,8 +146,7 @@ def test_with_appendfsync_always_nothing_is_lost(daemon, open_kind, background):
         there[b"redisacc:{w}"].pop(b"wanted")
     assert now == before
     apply(acc, 32, local_step=2)
-    gradient = waiting.result(60)
-    assert float(np.asarray(gradient[1] if isinstance(gradient, tuple) else gradient).reshape(-1)[0]) == 56
+    assert value_of(waiting.result(60)) == 56
     with acc.recover() as found:
         assert found.num_accumulated == 3
     assert acc.info().applied == 7
@@ -233,7 +249,7 @@ def everysec(daemon):
 
 
 # In the middle of a command, too: the server drops an incomplete one.
-@pytest.mark.every_server(open_kind="dense-buffered", extra=20)
+@pytest.mark.every_server(open_kind="sparse-buffered", extra=20)
 @pytest.mark.parametrize("extra", [0, 20])
 def test_everysec_may_lose_gradients_and_their_worker_hears_of_it(everysec, open_kind, extra):
     server, power = everysec
@@ -265,7 +281,7 @@ def test_everysec_may_lose_all_that_a_worker_ever_sent(everysec, open_kind):
     assert taken(other, 2) == 10
 
 
-@pytest.mark.every_server(open_kind="sparse-in_place")
+@pytest.mark.every_server(open_kind="tree-buffered")
 def test_everysec_may_undo_a_take_and_its_taker_hears_of_it(everysec, open_kind):
     server, power = everysec
     chief, worker = open_kind(server), open_kind(server)
@@ -285,7 +301,7 @@ def test_everysec_may_undo_a_take_and_its_taker_hears_of_it(everysec, open_kind)
     assert taken(chief, 1) == 4
 
 
-@pytest.mark.every_server(open_kind="sparse-in_place")
+@pytest.mark.every_server(open_kind="tree-buffered")
 def test_the_scripts_may_be_flushed_at_any_time(daemon, open_kind, background):
     server = daemon().start()
     acc, chief = open_kind(server), open_kind(server)
@@ -306,9 +322,7 @@ def test_the_scripts_may_be_flushed_at_any_time(daemon, open_kind, background):
                 assert apply(acc, value, local_step=step)
             with chief.take(2, timeout=30) as found:
                 assert found.num_accumulated == 2
-                gradient = found.gradient
-                values = getattr(gradient, "values", gradient)
-                assert np.asarray(values).reshape(-1)[0] == 3
+                assert value_of(found.gradient) == 3
         acc.set_global_step(50)
         acc.delete()
 
@@ -379,7 +393,7 @@ def test_a_server_that_loads_its_data_is_waited_for(daemon, open_accumulator, un
     acc = open_accumulator("dense", "float32", [4], "w", redis=server.url, reduction_type="SUM")
     apply(acc, 1)
     admin = server.client()
-    for number in range(2000):
+    for number in range(1300):
         # Not compressible: between two replies it loads some number of bytes.
         admin.set(f"filler:{number}", os.urandom(100))
     admin.bgrewriteaof()
@@ -388,7 +402,7 @@ def test_a_server_that_loads_its_data_is_waited_for(daemon, open_accumulator, un
     # Loads so slowly, in microseconds for each key, that it can be seen loading.
     server.start("--key-load-delay", "3000", "--loading-process-events-interval-bytes", "1024", loaded=False)
     assert answers_busy(server.client()) == "LOADING"
-    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 2.0)
+    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.7)
     with pytest.raises(redisacc.ServerUnavailableError, match="still loading its data"):
         redisacc.ConditionalAccumulator("float32", [4], "w", redis=server.url)
     assert answers_busy(server.client()) == "LOADING"

@@ -20,6 +20,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 from support.planting import COMMANDS, raw_text
+from support.selection import thorough
 from support.servers import contents
 from support.strategies import SIZES, TEXTS, headers
 
@@ -30,14 +31,22 @@ from redisacc.cli import main
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey", "redis62")]
 
 RECORD = "redisacc:{w}"
+# Kind, in_place_limit, elements of a row.
 KINDS = {
-    "dense-in_place": (False, 10**9, [2], 2),
-    "dense-small": (False, 0, [2], 2),
-    "dense-parts": (False, 0, [40_000], 40_000),
-    "sparse-in_place": (True, 10**9, [9, 2], 2),
-    "sparse-small": (True, 0, [9, 2], 2),
-    "sparse-parts": (True, 0, [9, 40_000], 40_000),
+    "dense-in_place": ("dense", 10**9, 2),
+    "dense-small": ("dense", 0, 2),
+    "dense-parts": ("dense", 0, 40_000),
+    "sparse-in_place": ("sparse", 10**9, 2),
+    "sparse-small": ("sparse", 0, 2),
+    "sparse-parts": ("sparse", 0, 40_000),
+    "tree-in_place": ("tree", 10**9, 2),
+    "tree-small": ("tree", 0, 2),
+    "tree-parts": ("tree", 0, 40_000),
 }
+
+
+# A gradient of a tree has dense and sparse sections.
+USUAL = [kind for kind in KINDS if kind not in ("dense-small", "dense-parts", "sparse-parts")]
 
 
 @pytest.fixture(autouse=True)
@@ -50,13 +59,26 @@ class Case:
     """An accumulator with two gradients in its round, and two in one that was taken and not acknowledged."""
 
     def __init__(self, client, kind):
-        self.sparse, limit, shape, self.width = KINDS[kind]
+        self.kind, limit, self.width = KINDS[kind]
         self.client = client
         client.flushdb()
-        make = redisacc.SparseConditionalAccumulator if self.sparse else redisacc.ConditionalAccumulator
-        self.open = lambda: make(
-            "float32", shape, "w", redis=client, in_place_limit=limit, reduction_type="SUM", worker="ann"
-        )
+        options = {
+            "shared_name": "w",
+            "redis": client,
+            "in_place_limit": limit,
+            "reduction_type": "SUM",
+            "worker": "ann",
+        }
+        dense, rows = [self.width], [9, self.width]
+        self.open = {
+            "dense": lambda: redisacc.ConditionalAccumulator("float32", dense, **options),
+            "sparse": lambda: redisacc.SparseConditionalAccumulator("float32", rows, **options),
+            "tree": lambda: redisacc.TreeAccumulator(
+                {"d": ("float32", dense), "s": redisacc.Sparse("float32", rows), "i": ("int32", ())},
+                missing="skip",
+                **options,
+            ),
+        }[self.kind]
         self.acc = self.open()
         self.incarnation = client.hget(RECORD, "incarnation")
         for step in (0, 1):
@@ -68,13 +90,25 @@ class Case:
 
     def apply(self, step=1):
         row = np.ones(self.width, np.float32)
-        return self.acc.apply_grad(*(([1, 3], [row, row]) if self.sparse else (row,)), local_step=step)
+        rows = [1, 3], [row, row]
+        given = {"dense": (row,), "sparse": rows, "tree": ({"d": row, "s": rows, "i": 1},)}[self.kind]
+        return self.acc.apply_grad(*given, local_step=step)
 
     def right(self, gradient, number):
         """Whether it is the sum of that many of our gradients."""
-        if self.sparse:
-            return gradient.indices.tolist() == [1, 3] and (gradient.values == number).all()
-        return gradient.shape == (self.width,) and bool((gradient == number).all())
+        if self.kind == "tree":
+            leaves = [gradient[path] for path in ("d", "s", "i")]
+            return all(
+                leaf is not None and self.right_leaf(leaf, number, () if leaf is leaves[2] else (self.width,))
+                for leaf in leaves
+            )
+        return self.right_leaf(gradient, number, (self.width,))
+
+    @staticmethod
+    def right_leaf(gradient, number, shape):
+        if isinstance(gradient, redisacc.IndexedSlices):
+            return gradient.indices.tolist() == [1, 3] and bool((gradient.values == number).all())
+        return gradient.shape == shape and bool((gradient == number).all())
 
     def everything(self):
         """Calls every operation, and returns the results as (gradient, number of gradients)."""
@@ -132,21 +166,20 @@ KEYS_OF_ITS_OWN = (
 )  # fmt: skip
 KEYS = st.integers(0, 30)
 FIELDS = st.one_of(
-    st.sampled_from([name.encode() for name in Record.FIELDS]),
+    st.sampled_from([*(name.encode() for name in Record.FIELDS), b"tree"]),
+    st.sampled_from([b"dense:float32:0", b"sparse:s:1", b"present:0", b"sparse:x:1", b"dense:float32:1"]),
     st.sampled_from([b"0", b"1", b"3", b"total", b"ann", b"lease_ms", b"tickets", b"wanted", b"chunk"]),
     TEXTS,
 )
 # A field of a header, and its forged value: mostly one that would be valid elsewhere.
 LENGTHS = st.lists(st.sampled_from([0, 1, 2, 3, 4, 8, 9, 12, 16, 24, 32, 2**20, 2**40]), max_size=3)
 LIKELY = {
-    "version": st.sampled_from([0, 2]),
-    "dtype": st.sampled_from(["float64", "float16", "int64"]),
-    "shape": LENGTHS,
+    "version": st.sampled_from([0, 1, 3]),
+    "sections": st.lists(
+        st.tuples(st.sampled_from(["float32", "float64", "float16", "int64", "int32"]), LENGTHS).map(list), max_size=4
+    ),
     "gradients": st.sampled_from([0, 2, 3, 2**53]),
-    "inline": st.booleans(),
-    "indices": LENGTHS,
-    "counts": LENGTHS,
-    "values": LENGTHS,
+    "parts": LENGTHS,
 }
 CHANGES = st.sampled_from(sorted(LIKELY)).flatmap(
     lambda field: st.tuples(st.just(field), st.one_of(LIKELY[field], LIKELY[field], SIZES))
@@ -205,7 +238,7 @@ def forge(client, action, key, field, text, header, change):
             client.sadd(key, text, field)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thorough(KINDS, usual=USUAL))
 def test_forged(request, search, real_client, real_server, kind):
     # Without `tail`: used again and again, its listener would not end between two tests, and count as left behind.
     commands = itertools.cycle(words for words in COMMANDS if "--yes" not in words and words[0] != "tail")
@@ -246,7 +279,7 @@ def lose(client, what, key, field):
         client.hset(key, name, client.hget(key, name)[:-4]) if what == "end" else client.hdel(key, name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thorough(KINDS, usual=USUAL))
 def test_lost(search, real_client, kind):
     def one(losses):
         case = Case(real_client, kind)

@@ -10,12 +10,14 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import redis
-from support.strategies import NUMBER_TEXTS, REPLIES, TEXTS, headers
+from support.strategies import NUMBER_TEXTS, REPLIES, TEXTS, headers, structures
 
 import redisacc
 from redisacc._data import dtypes
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import ArraySpec
+from redisacc._data.tree import difference, parse_structure
+from redisacc._data.tree_spec import TreeSpec, described_by
 from redisacc._format import buffered as buffered_format
 from redisacc._format import entries, in_place
 from redisacc._format import shapes as _shapes
@@ -33,11 +35,13 @@ KEYS = Keys("w")
 FIELDS = st.dictionaries(TEXTS, TEXTS, max_size=5)
 
 
-def spec_of(dtype, sparse):
-    """What an accumulator was created as: dense with rows of one element, or sparse with indices below 5."""
-    if sparse:
-        return ArraySpec.of("sparse", dtypes.TABLE[dtype], (5, None), reduction_type="MEAN", chunk=1)
-    return ArraySpec.of("dense", dtypes.TABLE[dtype], None, reduction_type="MEAN", chunk=1)
+def spec_of(dtype, kind):
+    """What an accumulator was created as: dense with rows of one element, sparse with indices below 5, or both."""
+    if kind == "tree":
+        spec = {"d": (dtype, (2,)), "s": redisacc.Sparse(dtype, (5, 2))}
+        return TreeSpec.of(*described_by(spec), reduction_type="MEAN", missing="skip", chunk=1)
+    shape = (5, None) if kind == "sparse" else None
+    return ArraySpec.of(kind, dtypes.TABLE[dtype], shape, reduction_type="MEAN", chunk=1)
 
 
 def typed(call, *errors):
@@ -48,10 +52,12 @@ def typed(call, *errors):
         return None
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_headers(search, sparse):
+@pytest.mark.parametrize("kind", ["dense", "sparse", "tree"])
+def test_headers(search, kind):
+    shape = () if kind == "tree" else (2,)
+
     def one(identity, entry):
-        found = typed(lambda: buffered_format.parse(KEYS, {identity: entry}, spec_of("float32", sparse), (2,)))
+        found = typed(lambda: buffered_format.parse(KEYS, {identity: entry}, spec_of("float32", kind), shape))
         for buffered in found or ():
             # A parser that trusts it allocates that much memory.
             assert buffered.nbytes <= 2**63
@@ -60,6 +66,9 @@ def test_headers(search, sparse):
         assert number is None or number >= 0
 
     search(one, st.one_of(st.just(b"ab-1"), TEXTS), headers(), examples=40)
+
+
+TREE_FIELDS = [b"sparse:s:0", b"sparse:s:4", b"present:0", b"present:1"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32", "complex128"])
@@ -79,16 +88,40 @@ def test_rows(search, dtype):
 
     def one(fields, total):
         fields = {**fields, b"total": total}
-        for sparse, shape in ((False, (2,)), (True, (1,))):
-            spec = spec_of(dtype, sparse)
+        for of, shape in (("dense", (2,)), ("sparse", (1,)), ("tree", ())):
+            spec = spec_of(dtype, of)
             reducer = spec.reducer(shape, where="w")
             unpacked = typed(lambda spec=spec, shape=shape: in_place.unpack(fields, spec, shape, "w"))
             if unpacked is not None:
                 reducer.add(unpacked)
             typed(lambda spec=spec, reducer=reducer: spec.result(reducer, 2))
 
-    fields = st.dictionaries(st.one_of(st.sampled_from([b"0", b"1", b"4"]), TEXTS), st.one_of(rows, TEXTS), max_size=3)
+    dense = [f"dense:{dtype}:{number}".encode() for number in (0, 1)]
+    fields = st.dictionaries(
+        st.one_of(st.sampled_from(dense), st.sampled_from([b"0", b"1", b"4", *TREE_FIELDS]), TEXTS),
+        st.one_of(rows, TEXTS),
+        max_size=3,
+    )
     search(one, fields, totals, examples=40)
+
+
+def test_structures(search):
+    right = spec_of("float32", "tree")
+
+    def one(value):
+        text = typed(value.decode, UnicodeDecodeError)
+        parsed = None if text is None else typed(lambda: TreeSpec.parse(text, reduction_type="SUM"), ValueError)
+        if parsed is not None:
+            # Whatever is accepted is what redisacc writes, and an accumulator can be opened with it.
+            assert parsed.schema["tree"] == text
+            structure, described = described_by(parsed.tree)
+            assert TreeSpec.of(structure, described, reduction_type="SUM").schema == parsed.schema
+            assert parsed.reducer((), where="w").number == 0
+        if text is not None:
+            wanted = right.schema["tree"]
+            typed(lambda: difference(parse_structure(text), parse_structure(wanted)), ValueError)
+
+    search(one, st.one_of(structures(), TEXTS), examples=100)
 
 
 def test_records(search):
@@ -302,7 +335,11 @@ def test_packed_gradients_come_back(search):
     def one(values):
         gradient = Gradient((Section(np.array(values, np.float32)),))
         spec = ArraySpec.of("dense", dtypes.TABLE["float32"], None, reduction_type="SUM", chunk=2)
-        (packed,) = in_place.pack_rows(gradient, spec)
+        packed = in_place.pack_rows(gradient, spec)
+        if not values:
+            assert packed == []
+            return
+        (packed,) = packed
         assert bytes(packed.rows) == gradient.sections[0].values.tobytes()
 
     search(one, st.lists(st.floats(width=32), max_size=9), examples=50)

@@ -79,9 +79,12 @@ NAMES = (
 )
 
 
+TREE = {"d": ("float32", (2,)), "l": [redisacc.Sparse("float32", (9, 2)), None]}
+
+
 @pytest.fixture
-def pair(open_dense, open_sparse):
-    return open_dense("float32", [2], "d"), open_sparse("float32", [9, 2], "s")
+def handles(open_dense, open_sparse, open_tree):
+    return open_dense("float32", [2], "d"), open_sparse("float32", [9, 2], "s"), open_tree(TREE, "t")
 
 
 def refused_or_done(call):
@@ -102,8 +105,8 @@ def refused_or_done(call):
     return False
 
 
-def test_methods(search, pair):
-    dense, sparse = pair
+def test_methods(search, handles):
+    dense, sparse, tree = handles
     # A refused call never touches a round.
     calls = {
         "dense": dense.apply_grad,
@@ -116,6 +119,11 @@ def test_methods(search, pair):
         "sparse shape": lambda a, b: sparse.apply_grad([1], [[1, 2]], a),
         "slices": lambda a, b: sparse.apply_indexed_slices_grad(a),
         "slices of": lambda a, b: sparse.apply_indexed_slices_grad(redisacc.IndexedSlices(a, b)),
+        "tree": lambda a, b: tree.apply_grad(a),
+        "leaves": lambda a, b: tree.apply_grad({"d": a, "l": [b, None]}),
+        "rows": lambda a, b: tree.apply_grad({"d": None, "l": [(a, b), None]}),
+        "slices of a leaf": lambda a, b: tree.apply_grad({"d": [1, 2], "l": [redisacc.IndexedSlices(a, b), None]}),
+        "nodes": lambda a, b: tree.apply_grad({"d": [1, 2], "l": a}),
         "take": lambda a, b: dense.take_grad(a, timeout=0),
         "timeout": lambda a, b: dense.take_grad(10**9, timeout=a if not isinstance(a, (int, float, np.number)) else 0),
         "take name": lambda a, b: dense.take_grad(10**9, a, timeout=0),
@@ -125,15 +133,51 @@ def test_methods(search, pair):
     }
 
     def one(which, a, b):
-        before = [(acc.info().num_accumulated, acc.info().global_step) for acc in pair]
+        before = [(acc.info().num_accumulated, acc.info().global_step) for acc in handles]
         if a is None and which in ("timeout", "recover"):
             return
         if refused_or_done(lambda: calls[which](a, b)):
-            assert [(acc.info().num_accumulated, acc.info().global_step) for acc in pair] == before
+            assert [(acc.info().num_accumulated, acc.info().global_step) for acc in handles] == before
         dense.set_global_step(-(2**63))
         sparse.set_global_step(-(2**63))
 
-    search(one, st.sampled_from(sorted(calls)), VALUES, VALUES, examples=60)
+    search(one, st.sampled_from(sorted(calls)), VALUES, VALUES, examples=70)
+
+
+# What a tree may consist of, and what it may not.
+TREES = st.recursive(
+    st.one_of(
+        VALUES,
+        st.tuples(st.sampled_from(["float32", "int64", np.int8, "O", None]), VALUES),
+        st.builds(redisacc.IndexedSlices, ARRAYS, ARRAYS, ARRAYS),
+        st.builds(redisacc.Sparse, st.sampled_from(["float32", "qint8", 1]), VALUES),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.one_of(st.text(max_size=2), st.integers(), st.builds(Hostile)), inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+def test_trees(search, client):
+    def one(spec, like, sparse, option, value):
+        made = []
+        options = {"redis": client, option: value}
+        refused_or_done(lambda: made.append(redisacc.TreeAccumulator(spec, **options)))
+        # A large example would be allocated by numpy, not by us.
+        refused_or_done(lambda: made.append(redisacc.TreeAccumulator.like(like, sparse=sparse, redis=client)))
+        for acc in made:
+            assert redisacc.TreeAccumulator(acc.spec, redis=client).spec == acc.spec
+            refused_or_done(lambda acc=acc: acc.apply_grad(like))
+            acc.delete()
+            acc.close()
+
+    options = st.sampled_from(["missing", "sparse_mean", "reduction_type", "name"])
+    search(
+        one, TREES, TREES, st.one_of(VALUES, st.just([]), st.lists(st.text(max_size=3))), options, VALUES, examples=60
+    )
 
 
 def test_constructors(search, client):
@@ -159,9 +203,11 @@ def test_constructors(search, client):
 def test_the_list_of_arguments_is_whole():
     assert set(inspect.signature(redisacc.ConditionalAccumulator).parameters) == {*NAMES, "redis"}
     assert set(inspect.signature(redisacc.SparseConditionalAccumulator).parameters) == {*NAMES, "redis", "sparse_mean"}
+    of_tree = {"spec", "redis", "sparse_mean", "missing", *NAMES} - {"dtype", "shape"}
+    assert set(inspect.signature(redisacc.TreeAccumulator).parameters) == of_tree
 
 
-def test_raw_operations(search, client, pair):
+def test_raw_operations(search, client, handles):
     raw = redisacc.raw_ops
     calls = {
         "create": lambda a: raw.ConditionalAccumulator(dtype=a, shape=[1], shared_name="r", redis=client),
@@ -176,6 +222,9 @@ def test_raw_operations(search, client, pair):
         ),
         "take": lambda a: raw.SparseAccumulatorTakeGradient(
             handle="redisacc:{d}", num_required=1, dtype=a, redis=client,
+        ),
+        "of a tree": lambda a: raw.AccumulatorApplyGradient(
+            handle="redisacc:{t}", local_step=0, gradient=a, redis=client
         ),
     }  # fmt: skip
 

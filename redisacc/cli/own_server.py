@@ -1,0 +1,46 @@
+"""A server that a command starts for the processes of a run, and that ends with it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from redisacc._text import printable_lines
+from redisacc.embedded import Server
+
+__all__ = ["interrupted_by_signals", "own_server", "problem_of"]
+
+
+@contextlib.contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """During this block, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, unless they are handled."""
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def own_server(directory: Path | None = None, port: int | None = None) -> Iterator[Server]:
+    """Runs a server during a block, which signals end as Ctrl-C does, also while the server loads a large file.
+
+    Args:
+        directory: where it keeps its data. None: a temporary directory.
+        port: its port. None: a free one.
+    """
+    with interrupted_by_signals(), Server(directory, port=port) as server:
+        yield server
+
+
+def problem_of(server: Server | None) -> str | None:
+    """Returns a message if the server has ended; None if it runs, or if there is none."""
+    if server is None or server.running:
+        return None
+    return f"the server ended unexpectedly; the end of its log: {printable_lines(server.log_tail())}"

@@ -1,0 +1,771 @@
+"""Parameters: what a publisher publishes is what readers read, whole, and with as few bytes as possible."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import redisacc
+from redisacc._format import parameter_record
+from redisacc._protocol import publication
+from redisacc._protocol.parameter_reader import VersionGoneError
+from redisacc._redis.transport import Transport
+
+
+def same(one, other):
+    """Whether two trees have the same structure, dtypes and bytes."""
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    if one is None or other is None:
+        return one is other
+    one, other = np.asarray(one), np.asarray(other)
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+QUANTISED = np.zeros(2, [("qint8", np.int8)])
+TREES = {
+    "an array": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "a scalar": np.float64(2.5),
+    "a number": 3,
+    "a dict": {"w": np.ones((2, 2), np.float32), "b": np.zeros(2, np.int8)},
+    "nested": {"layers": [{"w": np.ones(3)}, (np.arange(4, dtype=np.uint16), None)], "none": None},
+    "dtypes": [
+        np.array([1.5, -2], dtype)
+        for dtype in (np.float16, ml_dtypes.bfloat16, np.complex64, np.complex128, np.float64)
+    ]
+    + [np.array([True, False, True]), np.array([-1, 5], np.int64), np.array([2**64 - 1], np.uint64), QUANTISED],
+    "empty arrays": {"a": np.zeros((0, 3), np.float32), "b": np.zeros((2, 0)), "c": np.ones(1, np.int8)},
+    "only empty arrays": [np.zeros(0, np.float32)],
+    "not in order": np.arange(12.0).reshape(3, 4).T,
+    "odd keys": {"a/b": np.ones(1), "ü 😀": np.zeros(1), "7": np.ones(2)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TREES)
+def test_what_is_published_is_what_is_read(open_parameters, what):
+    tree = TREES[what]
+    open_parameters().publish(tree, 5, state=tree)
+    reader = open_parameters()
+    step, found = reader.latest()
+    assert step == 5
+    assert same(found, tree if what != "a number" else np.int64(3))
+    step, state = reader.latest_state()
+    assert step == 5
+    assert same(state, tree if what != "a number" else np.int64(3))
+
+
+def test_a_big_endian_array_is_read_in_the_order_of_the_machine(open_parameters):
+    open_parameters().publish(np.arange(3, dtype=">i4"), 0)
+    found = open_parameters().latest()[1]
+    assert found.dtype == np.int32
+    assert found.tolist() == [0, 1, 2]
+
+
+def test_before_anything_is_published(open_parameters, client):
+    weights = open_parameters()
+    assert (weights.latest(), weights.latest_state(), weights.step()) == (None, None, None)
+    with pytest.raises(redisacc.ParametersTimeoutError, match="nothing has been published") as caught:
+        weights.wait(timeout=0)
+    assert (caught.value.after, caught.value.step) == (None, None)
+    weights.delete()
+    assert client.keys() == []
+
+
+def test_a_name_that_must_exist(open_parameters):
+    open_parameters("embedding").publish(np.ones(1), 0)
+    with pytest.raises(redisacc.ParametersNotFoundError, match=r"'embeding'.*similar names: 'embedding'"):
+        open_parameters("embeding", create=False)
+    assert open_parameters("embedding", create=False).step() == 0
+
+
+def test_what_it_says_of_itself(open_parameters):
+    weights = open_parameters("w", name="label")
+    assert (weights.shared_name, weights.name, weights.parameters_ref) == ("w", "label", "redisacc:{w}:parameters")
+    assert "'w'" in repr(weights)
+    with weights:
+        pass
+    assert "closed" in repr(weights)
+
+
+@pytest.mark.parametrize("size", [10, 50_000, 1_500_000], ids=["small", "one part", "several parts"])
+def test_one_version_after_the_other(open_parameters, size):
+    writer, reader = open_parameters(), open_parameters()
+    rng = np.random.default_rng(0)
+    for step in range(-2, 5):
+        tree = {"a": rng.random(size, np.float32), "b": rng.random(3)}
+        writer.publish(tree, step)
+        assert same(reader.latest()[1], tree)
+        assert reader.step() == step
+
+
+def test_arrays_stay_as_they_are(open_parameters):
+    """Those of earlier versions, too, although memory is used again when nobody holds it."""
+    writer, reader = open_parameters(), open_parameters()
+    table = np.zeros((100, 4), np.float32)
+    held = []
+    for step in range(12):
+        table[step] = step + 1
+        writer.publish({"table": table, "dense": np.full(50, step)}, step, changed={"table": [step]} if step else None)
+        _, tree = reader.latest()
+        if step % 3 != 1:
+            # A part of an array keeps it as well.
+            held.append((step, tree["table"][:50], tree["dense"]))
+        assert tree["table"][:, 0].tolist() == [*range(1, step + 2), *[0] * (99 - step)]
+    for step, rows, dense in held:
+        assert rows[:, 0].tolist() == [*range(1, step + 2), *[0] * (49 - step)]
+        assert dense.tolist() == [step] * 50
+
+
+def test_memory_is_used_again(open_parameters):
+    writer, reader = open_parameters(), open_parameters()
+    table = np.zeros((100, 4), np.float32)
+    places = collections.defaultdict(set)
+    tree = None
+    for step in range(20):
+        writer.publish({"table": table, "dense": table[:50] + step}, step, changed={"table": [step]} if step else None)
+        _, tree = reader.latest()
+        for name, array in tree.items():
+            places[name].add(array.__array_interface__["data"][0])
+    # The first two of the table are of versions in which it was not yet known that only rows change.
+    assert len(places["dense"]) <= 3
+    assert len(places["table"]) <= 4
+
+
+def test_arrays_are_read_only(open_parameters):
+    open_parameters().publish([np.zeros(3)], 0)
+    _, (array,) = open_parameters().latest()
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+
+
+def test_arrays_of_the_state_are_the_callers(open_parameters):
+    weights = open_parameters()
+    weights.publish(np.zeros(3), 0, state=[np.zeros(3)])
+    _, (array,) = weights.latest_state()
+    array[0] = 1
+    assert weights.latest_state()[1][0].tolist() == [0, 0, 0]
+
+
+def test_the_publisher_may_change_its_arrays(open_parameters):
+    weights = open_parameters()
+    tree = {"w": np.zeros(3), "v": np.zeros(3)}
+    weights.publish(tree, 0)
+    tree["w"] += 1
+    assert weights.latest()[1]["w"].tolist() == [0, 0, 0]
+
+
+# Steps
+
+
+def test_the_same_again_changes_nothing(open_parameters, client):
+    tree, state = {"w": np.array([1.0, np.nan]), "v": np.ones(2, np.int8)}, [np.ones(3)]
+    writer = open_parameters()
+    writer.publish(tree, 3, state=state)
+    before = client.hgetall(writer.parameters_ref)
+    for handle in (writer, open_parameters()):
+        handle.publish({"v": np.ones(2, np.int8), "w": np.array([1.0, np.nan])}, 3, state=state)
+        assert client.hgetall(writer.parameters_ref) == before
+    # The handle that found it published goes on from there.
+    handle.publish(tree, 4)
+
+
+def test_who_publishes_the_same_again_lists_the_name(open_parameters, client):
+    """The first publisher may have died before it did."""
+    open_parameters().publish(np.ones(2), 0)
+    client.delete("redisacc:names")
+    open_parameters().publish(np.ones(2), 0)
+    assert client.smembers("redisacc:names") == {b"weights"}
+
+
+def test_the_same_again_with_only_rows(open_parameters, client, monkeypatch):
+    table = np.zeros((100, 4), np.float32)
+    writer = open_parameters()
+    writer.publish(table, 0)
+    table[7] = 1
+    writer.publish(table, 1, changed={".": [7]})
+    before = client.hgetall(writer.parameters_ref)
+    writer.publish(table, 1, changed={".": [7]})
+    successor = open_parameters()
+    successor.publish(table, 1, changed={".": [7]})
+    assert client.hgetall(writer.parameters_ref) == before
+    # Having found it published, the successor knows which rows differ from it.
+    counted = Bytes(monkeypatch)
+    table[8] = 1
+    successor.publish(table, 2, changed={".": [8]})
+    assert counted.take()[0] == 8 + 16
+    assert same(open_parameters().latest()[1], table)
+
+
+@pytest.mark.parametrize(
+    ("tree", "state", "where"),
+    [
+        ({"v": np.ones(2), "w": np.array([1, -0.0])}, [np.ones(3)], "the tree at 'w'"),
+        ({"v": np.ones(2), "w": np.array([1, 0.0])}, None, "whether there is a state"),
+        ({"v": np.ones(2), "w": np.array([1, 0.0])}, [np.zeros(3)], "the state at '0'"),
+        ({"v": np.ones(2), "w": np.array([1, 0.0])}, [np.ones(4)], "the structure of the state"),
+    ],
+)
+def test_something_else_for_the_same_step(open_parameters, client, tree, state, where):
+    open_parameters().publish({"v": np.ones(2), "w": np.array([1, 0.0])}, 3, state=[np.ones(3)])
+    before = client.hgetall("redisacc:{weights}:parameters")
+    with pytest.raises(redisacc.StepConflictError, match=where) as caught:
+        open_parameters().publish(tree, 3, state=state)
+    assert (caught.value.step, caught.value.published) == (3, 3)
+    assert client.hgetall("redisacc:{weights}:parameters") == before
+
+
+def test_an_older_step(open_parameters):
+    mine, other = open_parameters(), open_parameters()
+    mine.publish(np.ones(2), 3)
+    other.publish(np.ones(2), 5)
+    for step in (2, 3, 4):
+        with pytest.raises(redisacc.StepConflictError, match="have step 5 already") as caught:
+            mine.publish(np.ones(2), step)
+        assert (caught.value.step, caught.value.published) == (step, 5)
+    mine.publish(np.ones(2), 6)
+
+
+def test_extreme_steps(open_parameters):
+    writer, reader = open_parameters(), open_parameters()
+    last = None
+    for step in (-(2**63), -(2**53) - 1, -(2**53), -1, 0, 99, 100, 2**53, 2**53 + 1, 2**63 - 1):
+        writer.publish(np.array(step), step)
+        assert reader.wait(after=last, timeout=10) == (step, np.array(step))
+        last = step
+    with pytest.raises(redisacc.InvalidArgumentError, match="step must be in"):
+        writer.publish(np.array(0), 2**63)
+
+
+def test_two_publishers_at_once(open_parameters, background):
+    """Each step is one publisher's, whole, and the other one learns that."""
+    handles = [open_parameters() for _ in range(2)]
+    won = [0, 0]
+    start = threading.Barrier(2)
+
+    def publish(who):
+        start.wait()
+        for step in range(30):
+            try:
+                handles[who].publish([np.full(100, who), np.full(3, step)], step)
+                won[who] += 1
+            except redisacc.StepConflictError:
+                pass
+
+    both = [background(publish, who) for who in range(2)]
+    for one in both:
+        one.result()
+    assert 30 <= sum(won) <= 60
+    step, (who, steps) = open_parameters().latest()
+    assert step == 29
+    assert len(set(who.tolist())) == 1
+    assert steps.tolist() == [29] * 3
+
+
+# What cannot be published
+
+TREE = {"table": np.zeros((4, 2), np.float32), "layers": [np.zeros(3), np.zeros(3)], "scalar": np.float32(0)}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["published by this handle", "published by another"])
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (TREE | {"table": np.zeros((4, 2))}, "tree at 'table' must be float32 .4,2., not float64 .4,2."),
+        (TREE | {"table": np.zeros((4, 3), np.float32)}, "tree at 'table' must be float32 .4,2., not float32 .4,3."),
+        (TREE | {"layers": [np.zeros(3)]}, "tree lacks 'layers/1'"),
+        (TREE | {"layers": (np.zeros(3), np.zeros(3))}, "tree at 'layers' must be a list"),
+        (TREE | {"more": np.zeros(3)}, "tree has 'more', which is surplus"),
+        (np.zeros(3), "tree must be a dict"),
+    ],
+)
+def test_a_tree_unlike_the_first(open_parameters, client, tree, message, known):
+    writer = open_parameters()
+    writer.publish(TREE, 0)
+    before = client.hgetall(writer.parameters_ref)
+    with pytest.raises(redisacc.SchemaMismatchError, match=message):
+        (writer if known else open_parameters()).publish(tree, 1)
+    assert client.hgetall(writer.parameters_ref) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"other": [1]}, "changed names 'other', which is not the path of a leaf"),
+        ({3: [1]}, "changed names 3"),
+        ({"table": [4]}, "changed\\['table'\\] must be below 4, the number of rows, but holds 4"),
+        ({"table": [-1]}, "must not be negative"),
+        ({"table": [0.5]}, "must be integers"),
+        ({"table": [True]}, "must be integers"),
+        ({"table": [[0]]}, "must be a vector"),
+        ({"scalar": []}, "the leaf is a scalar"),
+        ([1], "changed must be a dict"),
+    ],
+)
+def test_rows_that_cannot_have_changed(open_parameters, client, changed, message):
+    writer = open_parameters()
+    writer.publish(TREE, 0)
+    before = client.hgetall(writer.parameters_ref)
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        writer.publish(TREE, 1, changed=changed)
+    assert client.hgetall(writer.parameters_ref) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (({}, 0), "tree must have at least one leaf"),
+        ((np.array(["text"]), 0), "tree at '.' must have one of the dtypes .*bool.*, not <U4"),
+        ((np.zeros(1, object), 0), "tree at '.' must have one of the dtypes"),
+        ((np.ma.masked_array([1.0], [True]), 0), "masked"),
+        ((np.zeros(1), 0.5), "step must be an integer"),
+        ((np.zeros(1), True), "step must be an integer"),
+        (({1: np.zeros(1)}, 0), "the keys of tree must be texts"),
+    ],
+)
+def test_what_is_no_version(open_parameters, client, arguments, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        open_parameters().publish(*arguments)
+    assert client.keys() == []
+
+
+@pytest.mark.parametrize("options", [{"shared_name": ""}, {"shared_name": "a{b"}, {"name": "\n"}, {"create": 1}])
+def test_arguments_of_a_handle(open_parameters, options):
+    with pytest.raises(redisacc.InvalidArgumentError):
+        open_parameters(**options)
+
+
+# Rows
+
+
+class Bytes:
+    """Counts the bytes that a process uploads, and those that it fetches."""
+
+    def __init__(self, monkeypatch):
+        self.sent = self.got = 0
+        exchange, fetch = Transport.pipeline, Transport.fetch
+        run = Transport.run_and_read
+
+        def count_run(transport, *args, before=(), **options):
+            self.sent += sum(len(command[2]) for command in before)
+            return run(transport, *args, before=before, **options)
+
+        def count_fetch(transport, arrivals, **options):
+            self.got += sum(len(place) for _, place in arrivals._awaited)
+            return fetch(transport, arrivals, **options)
+
+        def count_pipeline(transport, commands, **options):
+            replies = exchange(transport, commands, **options)
+            self.got += sum(len(reply) for reply in replies if isinstance(reply, bytes))
+            return replies
+
+        monkeypatch.setattr(Transport, "run_and_read", count_run)
+        monkeypatch.setattr(Transport, "fetch", count_fetch)
+        monkeypatch.setattr(Transport, "pipeline", count_pipeline)
+
+    def take(self):
+        found = self.sent, self.got
+        self.sent = self.got = 0
+        return found
+
+
+def test_only_rows_that_changed_are_uploaded_and_fetched(open_parameters, monkeypatch):
+    table, other, dense = np.zeros((10_000, 8), np.float32), np.ones((500, 2)), np.zeros(4)
+    writer, reader = open_parameters(), open_parameters()
+    counted = Bytes(monkeypatch)
+    tree = {"table": table, "other": other, "dense": dense}
+    writer.publish(tree, 0)
+    reader.latest()
+    whole = table.nbytes + other.nbytes + dense.nbytes
+    assert counted.take() == (whole, whole)
+    for step in range(1, 5):
+        table[[step, 9_000 + step]] = step
+        dense += 1
+        writer.publish(tree, step, changed={"table": [9_000 + step, step, step], "other": []})
+        assert same(reader.latest()[1], tree)
+        assert counted.take() == (2 * (8 + 32) + 32, 2 * (8 + 32) + 32)
+    # A leaf that is not named is uploaded whole, as it is.
+    other += 1
+    writer.publish(tree, 5, changed={"table": []})
+    assert same(reader.latest()[1], tree)
+    assert counted.take() == (other.nbytes + dense.nbytes,) * 2
+
+
+def test_a_reader_that_was_away(open_parameters):
+    rng = np.random.default_rng(1)
+    tree = {"table": rng.random((1000, 4)), "flags": np.zeros((30, 2), bool), "b": np.zeros(2)}
+    writer = open_parameters()
+    readers = {away: open_parameters() for away in (1, 2, 7, 100)}
+    for step in range(201):
+        rows = np.unique(rng.integers(0, 1000, 15))
+        tree["table"][rows] = rng.random((len(rows), 4))
+        flag = step % 30
+        tree["flags"][flag] ^= True
+        tree["b"] += 1
+        writer.publish(tree, step, changed={"table": rows, "flags": [flag]} if step else None)
+        for away, reader in readers.items():
+            if step % away == 0:
+                found_step, found = reader.latest()
+                assert found_step == step
+                assert same(found, tree)
+        if step % 20 == 0:
+            assert same(open_parameters().latest()[1], tree)
+
+
+def test_leaves_change_in_turn_whole_and_by_rows(open_parameters):
+    rng = np.random.default_rng(2)
+    names = ["a", "b", "c"]
+    tree = {name: rng.random((50, 3)) for name in names}
+    writer, often, seldom = open_parameters(), open_parameters(), open_parameters()
+    writer.publish(tree, 0)
+    for step in range(1, 120):
+        changed = {}
+        for name in names:
+            how = rng.integers(0, 4)
+            if how == 0:
+                tree[name][:] = rng.random((50, 3))
+            else:
+                rows = rng.integers(0, 50, (how - 1) * 2)
+                tree[name][rows] += 1
+                changed[name] = rows
+        writer.publish(tree, step, changed=changed)
+        assert same(often.latest()[1], tree)
+        if step % 9 == 0:
+            assert same(seldom.latest()[1], tree)
+        assert same(open_parameters().latest()[1], tree)
+
+
+def stored(client, *, living):
+    """The size of all objects, or of those that the latest version consists of."""
+    keys = list(client.scan_iter("redisacc:{weights}:parameters:object:*"))
+    return sum(client.strlen(key) for key in keys if not living or client.pttl(key) == -1)
+
+
+def test_what_is_stored_is_bounded(open_parameters, client):
+    table = np.zeros((1000, 16), np.float32)
+    writer = open_parameters()
+    writer.publish({"table": table, "b": np.zeros(2)}, 0)
+    for step in range(1, 400):
+        table[step : step + 30] += 1
+        writer.publish({"table": table, "b": np.zeros(2)}, step, changed={"table": range(step, step + 30)})
+        if step % 19 == 0:
+            assert stored(client, living=True) < 2 * table.nbytes
+    assert len(client.hget(writer.parameters_ref, "rows").split()) < publication.MAX_ROWS_BLOBS
+    assert stored(client, living=False) < 2 * table.nbytes + publication.RETIRED_BYTES
+
+
+def test_a_small_table_does_not_keep_large_arrays_of_an_earlier_version(open_parameters, client):
+    table, dense = np.zeros((1000, 4)), np.zeros(50_000)
+    writer = open_parameters()
+    for step in range(3):
+        writer.publish({"table": table, "dense": dense}, step, changed={"table": [step]} if step else None)
+        assert stored(client, living=True) < 1.1 * (table.nbytes + dense.nbytes)
+
+
+def test_many_rows_blobs_are_replaced(open_parameters, monkeypatch, client):
+    monkeypatch.setattr(publication, "MAX_ROWS_BLOBS", 8)
+    table = np.zeros((10_000, 1), np.int64)
+    writer, reader = open_parameters(), open_parameters()
+    writer.publish(table, 0)
+    reader.latest()
+    for step in range(1, 40):
+        table[step] = step
+        writer.publish(table, step, changed={".": [step]})
+        assert len(client.hget(writer.parameters_ref, "rows").split()) <= 9
+        if step % 6 == 0:
+            assert same(reader.latest()[1], table)
+        assert same(open_parameters().latest()[1], table)
+
+
+def test_rows_of_another_publishers_version(open_parameters):
+    """Who does not know the version before cannot know which rows differ from it, so everything is uploaded."""
+    mine, other = open_parameters(), open_parameters()
+    table = np.zeros((100, 2))
+    mine.publish(table, 0)
+    other.publish(np.ones((100, 2)), 1)
+    table[3] = 7
+    mine.publish(table, 2, changed={".": [3]})
+    assert same(mine.latest()[1], table)
+    assert same(open_parameters().latest()[1], table)
+
+
+def test_who_continues_what_another_published_uploads_rows(open_parameters, monkeypatch):
+    first = open_parameters()
+    first.publish(np.zeros((100, 2)), 0, state=[np.zeros(3)])
+    second = open_parameters()
+    step, table = second.latest()
+    table = table.copy()
+    table[3] = 7
+    counted = Bytes(monkeypatch)
+    second.publish(table, step + 1, changed={".": [3]})
+    assert counted.take()[0] == 8 + 16
+    assert same(open_parameters().latest()[1], table)
+    assert first.latest_state() == (1, None)
+
+
+def test_large_versions_have_a_bounded_number_of_parts():
+    for nbytes in (1, 2**21, 2**26, 10**9, parameter_record.MAX_BLOB_BYTES):
+        lengths = parameter_record.part_lengths(nbytes)
+        assert sum(lengths) == nbytes
+        assert len(lengths) <= parameter_record.MAX_PARTS
+        assert max(lengths) <= 512 * 2**20
+
+
+# Waiting
+
+
+def test_a_wait_ends_when_a_version_is_published(open_parameters, background):
+    writer, reader = open_parameters(), open_parameters()
+    for step in range(5):
+        waiting = background(reader.wait, None if step == 0 else step - 1, 20)
+        writer.publish(np.full(3, step), step)
+        found, array = waiting.result()
+        assert (found, array.tolist()) == (step, [step] * 3)
+
+
+def test_a_version_that_is_there_is_not_waited_for(open_parameters):
+    writer = open_parameters()
+    writer.publish(np.ones(1), 7)
+    for after in (None, -1, 6):
+        assert writer.wait(after, timeout=0)[0] == 7
+
+
+def test_a_wait_that_times_out(open_parameters):
+    writer = open_parameters()
+    writer.publish(np.ones(1), 7)
+    with pytest.raises(redisacc.ParametersTimeoutError, match="after step 7: step 7 is the last") as caught:
+        writer.wait(after=7, timeout=0.05)
+    assert (caught.value.after, caught.value.step) == (7, 7)
+    assert isinstance(caught.value, TimeoutError)
+
+
+@pytest.mark.parametrize("arguments", [("x", 1), (1.5, 1), (0, -1), (0, "x"), (2**63, 1)])
+def test_waits_that_cannot_be(open_parameters, arguments):
+    with pytest.raises(redisacc.InvalidArgumentError):
+        open_parameters().wait(*arguments)
+
+
+def test_closing_ends_a_wait(open_parameters, background, until):
+    reader = open_parameters()
+    waiting = background(reader.wait)
+    until(lambda: reader._lifetime._alarms)
+    reader.close()
+    reader.close()
+    with pytest.raises(redisacc.CancelledError, match="closed while it waited"):
+        waiting.result()
+    for call in (reader.latest, reader.step, reader.wait, reader.delete, reader.latest_state):
+        with pytest.raises(redisacc.CancelledError):
+            call()
+    with pytest.raises(redisacc.CancelledError):
+        reader.publish(np.ones(1), 0)
+
+
+def test_the_caller_may_cancel_a_wait(open_parameters):
+    writer = open_parameters()
+    asked = []
+
+    def cancel():
+        asked.append(1)
+        return len(asked) > 1
+
+    for publish in (lambda: None, lambda: writer.publish(np.ones(1), 3)):
+        publish()
+        asked.clear()
+        with pytest.raises(redisacc.CancelledError, match="was cancelled"):
+            writer.wait(after=3, timeout=20, cancel=cancel)
+        assert len(asked) == 2
+    # A version that is there is returned all the same.
+    assert writer.wait(after=2, timeout=20, cancel=lambda: True)[0] == 3
+
+
+def test_a_publisher_may_say_that_it_has_finished(open_parameters, background, until):
+    writer, reader = open_parameters(), open_parameters()
+    writer.publish(np.ones(1), 0)
+    waiting = background(reader.wait, 0)
+    until(lambda: reader._lifetime._alarms)
+    writer.finish()
+    with pytest.raises(redisacc.ParametersFinishedError):
+        waiting.result()
+    # The last version can still be read.
+    assert reader.wait(timeout=0)[0] == 0
+    assert reader.finished()
+    writer.finish(False)
+    assert not reader.finished()
+    with pytest.raises(redisacc.ParametersTimeoutError):
+        reader.wait(after=0, timeout=0)
+
+
+def test_a_long_wait_says_what_it_waits_for(open_parameters, background, until, caplog, monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.01)
+    caplog.set_level(logging.WARNING, "redisacc")
+    open_parameters("training").publish(np.ones(1), 0)
+    reader = open_parameters("trainings", name="worker")
+    waiting = background(reader.wait)
+    until(lambda: caplog.records)
+    assert caplog.records[0].getMessage() == (
+        "worker (trainings): still waiting for parameters: nothing has been published, so check the name; similar "
+        "names: 'training'"
+    )
+    assert caplog.records[0].accumulator == "trainings"
+    caplog.clear()
+    open_parameters("trainings").publish(np.ones(1), 4)
+    waiting.result()
+    waiting = background(reader.wait, 4)
+    until(lambda: "parameters after step 4: step 4 is the last that was published" in caplog.text)
+    reader.close()
+    with pytest.raises(redisacc.CancelledError):
+        waiting.result()
+
+
+def test_readers_never_see_a_mixture(open_parameters, background):
+    """Versions are replaced as fast as possible, and no earlier one is kept, so readers lose parts all the time."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(publication, "RETIRED_BLOBS", 0)
+    writer = open_parameters()
+    table = np.zeros((1000, 4))
+    writer.publish({"table": table, "dense": np.zeros(70_000)}, 0)
+    over = threading.Event()
+
+    def read():
+        reader, step, number = open_parameters(), -1, 0
+        while not over.is_set() or number == 0:
+            step, tree = reader.wait(after=step, timeout=20) if number % 2 else reader.latest()
+            assert set(tree["dense"].tolist()) == {step}
+            assert tree["table"][:, 0].tolist() == [float(row < step) for row in range(1000)]
+            number += 1
+            if over.is_set():
+                break
+        return number
+
+    readers = [background(read) for _ in range(2)]
+    try:
+        for step in range(1, 300):
+            table[step - 1] = 1
+            writer.publish({"table": table, "dense": np.full(70_000, float(step))}, step, changed={"table": [step - 1]})
+        over.set()
+        # A last one, for who waits.
+        table[299] = 1
+        writer.publish({"table": table, "dense": np.full(70_000, 300.0)}, 300, changed={"table": [299]})
+        for reader in readers:
+            assert reader.result() > 0
+    finally:
+        over.set()
+        monkeypatch.undo()
+
+
+def test_a_reader_that_was_overtaken_by_another_thread(open_parameters):
+    """It fails because its version is gone, and what the other thread has read stays as it is."""
+    writer, reader = open_parameters(), open_parameters()
+    # Two parts, of which the first is still there when the second is not.
+    versions = [np.full(300_000, float(step)) for step in range(3)]
+    writer.publish(versions[0], 0)
+    late = reader._reader.poll()
+    reader.latest()
+    writer.publish(versions[1], 1)
+    assert same(reader.latest()[1], versions[1])
+    assert same(reader._reader.values(late), versions[0])
+    writer.publish(versions[2], 2)
+    assert same(reader.latest()[1], versions[2])
+    for key in writer._transport.client.scan_iter("redisacc:*:object:*:1"):
+        if writer._transport.client.pttl(key) != -1:
+            writer._transport.client.delete(key)
+    with pytest.raises(VersionGoneError):
+        reader._reader.values(late)
+    assert same(reader.latest()[1], versions[2])
+
+
+def test_threads_share_a_handle(open_parameters, background):
+    writer, reader = open_parameters(), open_parameters()
+    writer.publish(np.zeros(1000), 0)
+
+    def read():
+        step = 0
+        while step < 50:
+            step, array = reader.wait(after=step, timeout=20)
+            assert set(array.tolist()) == {step}
+
+    both = [background(read) for _ in range(3)]
+    for step in range(1, 51):
+        writer.publish(np.full(1000, float(step)), step)
+    for one in both:
+        one.result()
+
+
+# Deletion
+
+
+def test_deletion_leaves_nothing(open_parameters, client):
+    writer, reader = open_parameters(), open_parameters()
+    table = np.zeros((100, 400))
+    for step in range(5):
+        writer.publish({"t": table, "d": np.zeros(3)}, step, changed={"t": [1]} if step else None, state=[table])
+    reader.latest()
+    assert client.smembers("redisacc:names") == {b"weights"}
+    writer.delete()
+    assert client.keys() == []
+    for call in (reader.latest, reader.step, reader.latest_state, reader.wait, writer.latest):
+        with pytest.raises(redisacc.ParametersNotFoundError, match="any longer"):
+            call()
+    with pytest.raises(redisacc.ParametersNotFoundError):
+        writer.publish({"t": table, "d": np.zeros(3)}, 9)
+    writer.delete()
+
+
+def test_deletion_ends_waits(open_parameters, background, until):
+    writer, reader = open_parameters(), open_parameters()
+    writer.publish(np.ones(1), 0)
+    waiting = background(reader.wait, 0)
+    until(lambda: reader._lifetime._alarms)
+    writer.delete()
+    with pytest.raises(redisacc.ParametersNotFoundError):
+        waiting.result()
+
+
+def test_other_parameters_under_the_name(open_parameters):
+    old = open_parameters()
+    old.publish(np.ones(1), 5)
+    old.delete()
+    new = open_parameters()
+    new.publish({"other": np.ones(2)}, 0)
+    for call in (old.latest, old.step, lambda: old.publish(np.ones(1), 6)):
+        with pytest.raises(redisacc.ParametersNotFoundError, match="published again"):
+            call()
+    old.delete()
+    assert new.step() == 0
+
+
+def test_an_interrupted_deletion_is_finished_by_who_publishes(open_parameters, client, monkeypatch):
+    old = open_parameters()
+    old.publish(np.ones(3), 5)
+    with monkeypatch.context() as patch:
+        patch.setattr("redisacc._protocol.parameter_deletion.listed_objects", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            old.delete()
+    with pytest.raises(redisacc.ParametersNotFoundError):
+        old.latest()
+    new = open_parameters()
+    assert new.latest() is None
+    new.publish(np.zeros(2), 0)
+    assert len(client.keys("redisacc:{weights}:parameters:object:*")) == 1
+
+
+def test_an_accumulator_of_the_same_name_is_separate(open_parameters, open_dense, client):
+    weights, gradients = open_parameters("both"), open_dense("float32", [2], "both")
+    weights.publish(np.ones(2), 0)
+    gradients.apply_grad([1, 2])
+    weights.delete()
+    assert client.smembers("redisacc:names") == {b"both"}
+    assert gradients.num_accumulated() == 1
+    weights = open_parameters("both")
+    weights.publish(np.ones(2), 0)
+    gradients.delete()
+    assert client.smembers("redisacc:names") == {b"both"}
+    assert weights.step() == 0
+    weights.delete()
+    assert client.keys() == []

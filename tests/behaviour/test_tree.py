@@ -1,0 +1,526 @@
+"""Accumulators of trees: every leaf is summed as if it had an accumulator of its own, and all are taken at once."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import re
+import threading
+
+import numpy as np
+import pytest
+from support import model
+from support.selection import thorough
+
+import redisacc
+from redisacc import IndexedSlices, Sparse
+from redisacc._format import buffered as buffered_format
+
+IN_PLACE = [dtype for dtype in model.DTYPES if dtype not in ("int64", "uint64")]
+
+
+def leaves_of(dtypes):
+    """A dense and a sparse leaf of each dtype, by path, as the model takes them."""
+    shapes = ((3,), (), (2, 2), (0,))
+    dense = {f"dense/{dtype}": ("dense", dtype, shapes[k % 4]) for k, dtype in enumerate(sorted(dtypes))}
+    sparse = {f"sparse/{k}": ("sparse", dtype, ((9, 2), (None,), (9, 0))[k % 3]) for k, dtype in enumerate(dtypes)}
+    return dense | sparse
+
+
+def tree_of(by_path):
+    """The tree of such leaves: a dict and a list."""
+    dense = {path.split("/")[1]: leaf for path, leaf in by_path.items() if path.startswith("dense")}
+    return {"dense": dense, "sparse": [leaf for path, leaf in by_path.items() if path.startswith("sparse")]}
+
+
+def spec_of(leaves):
+    return tree_of(
+        {p: (dtype, shape) if kind == "dense" else Sparse(dtype, shape) for p, (kind, dtype, shape) in leaves.items()}
+    )
+
+
+def random_gradient(rng, leaves, *, missing):
+    grad = {}
+    for path, (kind, dtype, shape) in leaves.items():
+        if rng.random() < missing:
+            grad[path] = None
+        elif kind == "dense":
+            grad[path] = model.numbers(rng, dtype, shape)
+        else:
+            indices = rng.permutation(9)[: rng.integers(0, 4)]
+            grad[path] = (indices, model.numbers(rng, dtype, (len(indices), *shape[1:])))
+    return grad
+
+
+def assert_equal(tree, expected):
+    """Every leaf is that of the model, bit for bit."""
+    found = model.flat(tree)
+    assert list(found) == list(expected)
+    for path, leaf in found.items():
+        wanted = expected[path]
+        if wanted is None:
+            assert leaf is None, path
+        elif isinstance(wanted, tuple):
+            assert isinstance(leaf, IndexedSlices)
+            model.assert_same(leaf.indices, wanted[0])
+            model.assert_same(leaf.values, wanted[1])
+            assert leaf.dense_shape.tolist() == wanted[2].tolist()
+        else:
+            model.assert_same(leaf, wanted)
+
+
+OPTIONS = [
+    {"reduction_type": "MEAN"},
+    {"reduction_type": "SUM", "missing": "skip"},
+    {"reduction_type": "MEAN", "missing": "skip", "sparse_mean": "index"},
+]
+
+
+@pytest.mark.every_server(which="all")
+@pytest.mark.parametrize("which", ["all", "in place"])
+def test_every_leaf_is_summed_like_an_accumulator_of_its_own(open_tree_stored, storage, which):
+    # One leaf of int64 or uint64, which Lua cannot add, and the whole tree is buffered.
+    leaves = leaves_of(model.DTYPES if which == "all" else IN_PLACE)
+    rng = np.random.default_rng(7)
+    for options in OPTIONS:
+        acc = open_tree_stored(spec_of(leaves), **options)
+        expected = model.Tree.of(
+            leaves, options["reduction_type"], options.get("missing", "zero"), options.get("sparse_mean", "round")
+        )
+        for step, number in enumerate((1, 5)):
+            for _ in range(number):
+                grad = random_gradient(rng, leaves, missing=0.3)
+                result = acc.apply_grad(tree_of(grad), step)
+                assert result.num_accumulated == expected.apply(grad, step, "w").num_accumulated
+            info = acc.info()
+            assert info.buffered == (0 if storage == "in_place" and which == "in place" else number)
+            assert_equal(acc.peek().gradient, expected.peek().gradient)
+            assert_equal(acc.take_grad(number), expected.take(number).gradient)
+        acc.delete()
+
+
+MIXED = {
+    "emb": Sparse("float32", (9, 2)),
+    "layers": [{"w": ("float32", (2, 2)), "b": ("float32", (2,))}, {"w": ("int32", ())}],
+    "t": (("float64", (2,)), None, Sparse("int32", (None,))),
+}
+
+
+def mixed(value):
+    return {
+        "emb": IndexedSlices([[value, value]], [value]),
+        "layers": [{"w": [[value, 0], [0, value]], "b": np.float32([value, 1])}, {"w": value}],
+        "t": (np.float64([value, -value]), None, ([value], [value])),
+    }
+
+
+@pytest.mark.every_server
+def test_one_decision_for_the_whole_tree(open_tree_stored, background, until):
+    acc = open_tree_stored(MIXED, "model", worker="ann", reduction_type="SUM")
+    waiting = background(acc.take_grad, 2, timeout=30)
+    until(lambda: acc.info().waiting)
+    assert acc.apply_grad(mixed(1)) == redisacc.ApplyResult("applied", 0, 1)
+    assert acc.apply_grad(mixed(2), 5).num_accumulated == 2
+    total = waiting.result()
+    assert type(total["layers"]) is list
+    assert type(total["t"]) is tuple
+    assert (total["emb"].indices.tolist(), total["emb"].values.tolist()) == ([1, 2], [[1, 1], [2, 2]])
+    assert total["emb"].dense_shape.tolist() == [9, 2]
+    assert total["layers"][0]["w"].tolist() == [[3, 0], [0, 3]]
+    assert total["layers"][0]["b"].tolist() == [3, 2]
+    assert (total["layers"][1]["w"].dtype, total["layers"][1]["w"].tolist()) == (np.int32, 3)
+    assert (total["t"][0].tolist(), total["t"][1]) == ([3, -3], None)
+    assert (total["t"][2].indices.tolist(), total["t"][2].values.tolist()) == ([1, 2], [1, 2])
+    # The round is over for every leaf, and a late gradient is dropped with all of its leaves.
+    assert acc.apply_grad(mixed(4)).outcome == "stale"
+    assert acc.peek().gradient is None
+    info = acc.info()
+    assert (info.kind, info.dtype, info.shape) == ("tree", "float32,int32,float64", None)
+    assert (info.applied, info.stale, info.takes, info.global_step) == (2, 1, 1, 1)
+    assert info.round_shape is None
+    acc.apply_grad(mixed(1), 1)
+    assert acc.info().round_shape == ()
+    assert acc.info().workers == {"ann": 1}
+    acc.delete()
+
+
+def test_what_the_handle_says(open_tree):
+    acc = open_tree(MIXED, "model")
+    assert acc.paths == ("emb", "layers/0/b", "layers/0/w", "layers/1/w", "t/0", "t/2")
+    assert acc.spec == MIXED
+    assert repr(acc).startswith("TreeAccumulator(6 leaves, shared_name='model', reduction_type='MEAN', at ")
+    with open_tree(acc.spec, "model", create=False) as again:
+        assert again.info().incarnation == acc.info().incarnation
+    acc.delete()
+
+
+def test_like(open_tree, client):
+    weights = {"emb": np.zeros((9, 2), np.float32), "b": [np.ones(3), IndexedSlices([[1]], [0], [7, 1])]}
+    with redisacc.TreeAccumulator.like(
+        weights, sparse=["emb"], reduction_type="SUM", missing="skip", sparse_mean="index", redis=client
+    ) as acc:
+        assert acc.spec == {"b": [("float64", (3,)), Sparse("int64", (7, 1))], "emb": Sparse("float32", (9, 2))}
+        assert (acc.info().reduction_type, acc.info().sparse_mean) == ("SUM", "index")
+        acc.apply_grad({"emb": None, "b": [[1, 2, 3], None]})
+        total = acc.take_grad(1)
+        assert (total["emb"], total["b"][0].tolist(), total["b"][1]) == (None, [1, 2, 3], None)
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+def test_results_may_be_written_to_and_applied_again(open_tree_stored):
+    acc = open_tree_stored(MIXED)
+    acc.apply_grad(mixed(2))
+    first = acc.take_grad(1)
+    assert acc.apply_grad(first, 1)
+    for leaf in model.flat(first).values():
+        for array in [leaf.values, leaf.indices] if isinstance(leaf, IndexedSlices) else [] if leaf is None else [leaf]:
+            array[...] = 7
+    second = acc.take_grad(1)
+    assert second["layers"][0]["w"].tolist() == [[2, 0], [0, 2]]
+    assert second["emb"].values.tolist() == [[2, 2]]
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+def test_trees_in_other_forms(open_tree_stored):
+    pair = collections.namedtuple("Pair", "x y")
+    acc = open_tree_stored({"b": ("int32", ()), "a": (("int32", ()), ("int32", (1,)))}, reduction_type="SUM")
+    acc.apply_grad(collections.OrderedDict(b=1, a=pair(2, [3])))
+    acc.apply_grad(collections.ChainMap({"a": (20, np.array([30]))}, {"b": np.int64(10)}))
+    total = acc.take_grad(2)
+    assert repr(total) == "{'a': (array(22, dtype=int32), array([33], dtype=int32)), 'b': array(11, dtype=int32)}"
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+@pytest.mark.parametrize(
+    ("leaf", "grad", "sums"), [(("float32", (2,)), [1, 2], [0.5, 1]), (Sparse("float32", (9,)), ([3], [4]), [2])]
+)
+def test_a_tree_that_is_a_single_leaf(open_tree_stored, leaf, grad, sums):
+    acc = open_tree_stored(leaf)
+    assert acc.paths == (".",)
+    acc.apply_grad(grad)
+    acc.apply_grad(None)
+    total = acc.take_grad(2)
+    assert (total.values if isinstance(leaf, Sparse) else total).tolist() == sums
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+def test_gradients_without_anything(open_tree_stored):
+    """Leaves without elements, and gradients that lack every leaf."""
+    spec = {"e": ("float32", (0, 3)), "r": Sparse("int32", (9, 0)), "s": Sparse("float16", (None, 2))}
+    for missing in ("zero", "skip"):
+        acc = open_tree_stored(spec, missing=missing)
+        acc.apply_grad({"e": None, "r": None, "s": None})
+        assert acc.peek().num_accumulated == 1
+        lacking = acc.take_grad(1)
+        if missing == "skip":
+            assert lacking == {"e": None, "r": None, "s": None}
+        else:
+            assert (lacking["e"].shape, lacking["r"].values.shape, lacking["s"].values.shape) == (
+                (0, 3),
+                (0, 0),
+                (0, 2),
+            )
+        for _ in range(2):
+            acc.apply_grad({"e": np.zeros((0, 3)), "r": ([4], np.zeros((1, 0), int)), "s": ([], np.zeros((0, 2)))}, 1)
+        total = acc.take_grad(2)
+        assert total["e"].shape == (0, 3)
+        assert (total["r"].indices.tolist(), total["r"].values.shape) == ([4], (1, 0))
+        assert total["s"].values.shape == (0, 2)
+
+
+@pytest.mark.every_server(parts=False)
+@pytest.mark.parametrize("parts", [False, True], ids=["inline", "parts"])
+def test_compacted_rounds_have_the_same_sums(request, open_tree, parts):
+    if parts:
+        request.getfixturevalue("force_parts")
+    leaves = leaves_of(model.INTEGERS)
+    rng = np.random.default_rng(3)
+    for options in (OPTIONS[0], OPTIONS[2]):
+        acc = open_tree(spec_of(leaves), in_place_limit=0, buffer_limit=3000, **options)
+        expected = model.Tree.of(
+            leaves, options["reduction_type"], options.get("missing", "zero"), options.get("sparse_mean", "round")
+        )
+        for _ in range(14):
+            grad = random_gradient(rng, leaves, missing=0.3)
+            assert acc.apply_grad(tree_of(grad))
+            expected.apply(grad, 0, "w")
+        assert acc.info().buffered < 14
+        assert acc.info().buffered_bytes <= 3000
+        assert_equal(acc.peek().gradient, expected.peek().gradient)
+        assert_equal(acc.take_grad(14), expected.take(14).gradient)
+        acc.delete()
+
+
+@pytest.mark.servers("valkey")
+def test_both_ways_of_storage_in_one_round(open_tree, client):
+    spec = {"d": ("int32", (300,)), "s": Sparse("int32", (None, 2))}
+    handles = [
+        open_tree(spec, "model", reduction_type="SUM", missing="skip", in_place_limit=limit) for limit in (10**6, 0)
+    ]
+    total = np.zeros(300, int)
+    for number in range(6):
+        d = None if number == 3 else np.arange(300) * number
+        total += 0 if d is None else d
+        handles[number % 2].apply_grad({"d": d, "s": ([number // 2], [[number, 1]])})
+    assert handles[0].info().buffered == 3
+    taken = handles[1].take_grad(6)
+    assert taken["d"].tolist() == total.tolist()
+    assert taken["s"].values.tolist() == [[1, 2], [5, 2], [9, 2]]
+    handles[0].delete()
+
+
+@pytest.mark.servers("valkey")
+def test_a_sum_that_lua_cannot_hold_is_buffered_with_the_whole_tree(open_tree):
+    acc = open_tree({"a": ("int32", (2,)), "b": Sparse("uint32", (9,))}, reduction_type="SUM", in_place_limit=10**6)
+    # Rows of one gradient are added up beforehand, to more than a double holds exactly.
+    many = 2**21 + 2
+    acc.apply_grad({"a": [1, 2], "b": (np.full(many, 3), np.full(many, 2**32 - 1, np.uint32))})
+    assert acc.info().buffered == 1
+    acc.apply_grad({"a": [1, 2], "b": ([3], [7])})
+    assert acc.info().buffered == 1
+    total = acc.take_grad(2)
+    assert total["a"].tolist() == [2, 4]
+    assert total["b"].values.tolist() == [(many * (2**32 - 1) + 7) % 2**32]
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("sections", ["dense", "mixed"])
+def test_large_trees_in_many_parts(open_tree, monkeypatch, background, until, sections):
+    """Cuts fall into every section, also into the middle of an element of sixteen bytes."""
+    monkeypatch.setattr(buffered_format, "PART_BYTES", 2**16 - 64)
+    monkeypatch.setattr(buffered_format, "INLINE_BYTES", 1000)
+    spec = {
+        "a": ("int8", (3,)),
+        "b": ("complex128", (9000,)),
+        "c": ("float16", (50, 1001)),
+        "d": ("float32", (70_001,)),
+        "e": ("complex128", (7,)),
+    }
+    if sections == "mixed":
+        spec |= {"f": Sparse("float32", (None, 21)), "g": Sparse("uint8", (5000,)), "h": Sparse("float64", (9, 2))}
+    leaves = {p: ("sparse", s.dtype, s.shape) if isinstance(s, Sparse) else ("dense", *s) for p, s in spec.items()}
+    rng = np.random.default_rng(5)
+    acc = open_tree(spec, missing="skip")
+    sums = {}
+    waiting = background(acc.take_grad, 4, timeout=60)
+    until(lambda: acc.info().waiting)
+    for number in range(4):
+        grad = {}
+        for path, (kind, dtype, shape) in leaves.items():
+            if kind == "dense":
+                grad[path] = model.numbers(rng, dtype, shape)
+            else:
+                indices = np.sort(rng.permutation(4000 if path != "h" else 9)[: 4 if path == "h" else 1500])
+                grad[path] = (indices, model.numbers(rng, dtype, (len(indices), *shape[1:])))
+        if number == 2:
+            grad |= {"c": None, "f": None} if sections == "mixed" else {"c": None}
+        for path, leaf in grad.items():
+            sums.setdefault(path, []).append(leaf)
+        acc.apply_grad(grad)
+    found = waiting.result(60)
+    for path, (kind, dtype, shape) in leaves.items():
+        given = [leaf for leaf in sums[path] if leaf is not None]
+        if kind == "dense":
+            one = model.Sum(dtype, given[0])
+            for leaf in given[1:]:
+                one.add(leaf)
+            model.assert_same(found[path], one.result(len(given), "MEAN"))
+        else:
+            of = model.Sparse(dtype, shape)
+            for leaf in given:
+                of.apply(*leaf, None, 0, "")
+            of.divisor = len(given)
+            indices, values, _ = of.peek().gradient
+            model.assert_same(found[path].indices, indices)
+            model.assert_same(found[path].values, values)
+    assert model.flat(found).keys() == leaves.keys()
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    thorough([("dense", 10_000), ("sparse", 1000), ("sparse", 10_000)], usual=[("dense", 10_000), ("sparse", 1000)]),
+)
+def test_thousands_of_leaves(open_tree, kind, number):
+    leaf = ("float32", (2,)) if kind == "dense" else Sparse("float32", (9, 2))
+    spec = {f"layer{k}": {"w": leaf} for k in range(number)}
+    acc = open_tree(spec, reduction_type="SUM", missing="skip")
+    assert len(acc.paths) == number
+    for value in (1, 2):
+        some = [value, value] if kind == "dense" else ([value], [[value, value]])
+        acc.apply_grad({f"layer{k}": {"w": some if k % 2 else None} for k in range(number)})
+    total = acc.take_grad(2)
+    assert total["layer0"]["w"] is None
+    found = total[f"layer{number - 1}"]["w"]
+    assert (found if kind == "dense" else found.values).tolist() == ([3, 3] if kind == "dense" else [[1, 1], [2, 2]])
+    with pytest.raises(redisacc.InvalidArgumentError, match="grad lacks 'layer77'"):
+        acc.apply_grad({f"layer{k}": {"w": None} for k in range(number) if k != 77})
+
+
+# Rounds
+
+
+def test_taking_recovering_and_listening(open_tree, background):
+    acc = open_tree(MIXED, "model", worker="ann", reduction_type="SUM")
+    with acc.events(timeout=10) as events:
+        acc.apply_grad(mixed(1))
+        with pytest.raises(ZeroDivisionError), acc.take(1):
+            raise ZeroDivisionError
+        waiting = background(acc.wait_for_step, 3, timeout=30)
+        acc.apply_grad(mixed(2), 1)
+        acc.set_global_step(3)
+        assert waiting.result() == 3
+        assert [next(events).kind for _ in range(2)] == ["applied", "taken"]
+    with acc.recover() as taken:
+        assert (taken.global_step, taken.num_accumulated, taken.workers) == (0, 1, {"ann": 1})
+        assert taken.gradient["layers"][0]["w"].tolist() == [[1, 0], [0, 1]]
+        assert taken.gradient["emb"].indices.tolist() == [1]
+    with acc.recover() as taken:
+        assert taken is None
+    assert (acc.settle().applied, acc.settle().stale) == (2, 0)
+    with acc.take(1) as taken:
+        assert (taken.global_step, int(taken.gradient["layers"][1]["w"])) == (3, 2)
+    with pytest.raises(redisacc.TakeTimeoutError):
+        acc.take_grad(1, timeout=0)
+    acc.delete()
+    with pytest.raises(redisacc.AccumulatorNotFoundError):
+        acc.apply_grad(mixed(1), 4)
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+def test_once_per_worker(open_tree_stored):
+    ann, bob = (
+        open_tree_stored(MIXED, "model", worker=name, reduction_type="SUM", once_per_worker=True)
+        for name in ("ann", "bob")
+    )
+    assert ann.apply_grad(mixed(1))
+    assert ann.apply_grad(mixed(2)).outcome == "repeated"
+    assert bob.apply_grad(mixed(3))
+    assert ann.take_grad(2)["layers"][0]["w"].tolist() == [[4, 0], [0, 4]]
+    ann.delete()
+
+
+@pytest.mark.servers("valkey")
+def test_threads_share_a_handle(open_tree_stored, background):
+    acc = open_tree_stored({"n": ("int32", (8,)), "s": Sparse("int32", (None, 1))}, reduction_type="SUM")
+    barrier = threading.Barrier(4)
+
+    def work(place):
+        barrier.wait(30)
+        for number in range(25):
+            grad = np.zeros(8, np.int32)
+            grad[place] = 1
+            assert acc.apply_grad({"n": grad, "s": ([place * 100 + number], [[1]])})
+
+    for job in [background(work, place) for place in range(4)]:
+        job.result(60)
+    total = acc.take_grad(100)
+    assert total["n"].tolist() == [25] * 4 + [0] * 4
+    assert total["s"].indices.tolist() == [place * 100 + number for place in range(4) for number in range(25)]
+    assert set(total["s"].values.ravel().tolist()) == {1}
+
+
+@pytest.mark.servers("valkey")
+def test_a_copy_of_a_handle(real_server):
+    acc = redisacc.TreeAccumulator(
+        MIXED, "pickled", "label", "SUM", missing="skip", sparse_mean="index", worker="ann", redis=real_server.url
+    )
+    acc.apply_grad(mixed(1))
+    with pickle.loads(pickle.dumps(acc)) as again:
+        assert repr(again) == repr(acc)
+        assert (again.spec, again.paths, again.name) == (acc.spec, acc.paths, "label")
+        again.apply_grad({"emb": None, "layers": [{"w": None, "b": None}, {"w": 5}], "t": (None, None, None)})
+        total = again.take_grad(2)
+        assert again.info() == acc.info()
+        assert acc.info().workers == {}
+    assert int(total["layers"][1]["w"]) == 6
+    acc.delete()
+
+
+# Opening
+
+LIKE = {"a": {"w": ("float32", (2, 2)), "b": ("float32", (2,))}, "s": Sparse("float32", (9, 2)), "t": [("int32", ())]}
+OTHER_TREES = {
+    "shape": (
+        {**LIKE, "a": {"w": ("float32", (2, 3)), "b": ("float32", (2,))}},
+        "leaf 'a/w' is float32 [2,2], not float32 [2,3]",
+    ),
+    "dtype": ({**LIKE, "t": [("int64", ())]}, "leaf 't/0' is int32 [], not int64 []"),
+    "missing": ({"a": LIKE["a"], "t": LIKE["t"]}, "leaf 's' is sparse float32 [9,2], not missing"),
+    "surplus": ({**LIKE, "b": ("int8", ())}, "leaf 'b' is missing, not int8 []"),
+    "dense": ({**LIKE, "s": ("float32", (9, 2))}, "leaf 's' is sparse float32 [9,2], not float32 [9,2]"),
+    "bound": (
+        {**LIKE, "s": Sparse("float32", (None, 2))},
+        "leaf 's' is sparse float32 [9,2], not sparse float32 [-1,2]",
+    ),
+    "tuple": ({**LIKE, "t": (("int32", ()),)}, "node 't' is a list, not a tuple"),
+    "dict for list": ({**LIKE, "t": {"0": ("int32", ())}}, "node 't' is a list, not a dict"),
+    "None": ({**LIKE, "n": None}, "node 'n' is missing, not None"),
+    "empty": ({**LIKE, "t": [("int32", ()), []]}, "node 't/1' is missing, not a list"),
+    "the first of several": ({**LIKE, "a": {"b": ("int8", ())}, "t": []}, "leaf 'a/b' is float32 [2], not int8 []"),
+}
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+@pytest.mark.parametrize("case", OTHER_TREES)
+def test_opening_another_tree(open_tree, case):
+    acc = open_tree(LIKE, "model")
+    other, message = OTHER_TREES[case]
+    with pytest.raises(redisacc.SchemaMismatchError, match=re.escape(f"its {message}") + "$"):
+        open_tree(other, "model")
+    acc.delete()
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+def test_opening_with_other_options_or_as_another_kind(open_tree, open_dense, open_sparse):
+    acc = open_tree(LIKE, "model")
+    for options, message in (
+        ({"missing": "skip"}, "its missing is zero, not skip$"),
+        ({"sparse_mean": "index"}, "its sparse_mean is round, not index$"),
+        ({"reduction_type": "SUM"}, "its reduction_type is MEAN, not SUM$"),
+    ):
+        with pytest.raises(redisacc.SchemaMismatchError, match=message):
+            open_tree(LIKE, "model", **options)
+    for make in (open_dense, open_sparse):
+        with pytest.raises(redisacc.SchemaMismatchError, match="its kind is tree, not "):
+            make("float32", [2, 2], "model")
+    other = open_dense("float32", [2], "array")
+    with pytest.raises(redisacc.SchemaMismatchError, match="its kind is dense, not tree"):
+        open_tree(("float32", [2]), "array")
+    other.delete()
+    acc.delete()
+
+
+@pytest.mark.servers("fakeredis")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"missing": "none"}, "missing must be 'zero' or 'skip', not 'none'"),
+        ({"missing": None}, "missing must be 'zero' or 'skip', not None"),
+        ({"sparse_mean": "rows"}, "sparse_mean must be 'index' or 'round', not 'rows'"),
+        ({"reduction_type": "MAX"}, "reduction_type must be 'MEAN' or 'SUM', not 'MAX'"),
+    ],
+)
+def test_wrong_options(open_tree, options, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        open_tree(LIKE, **options)
+
+
+@pytest.mark.servers("fakeredis", "valkey")
+def test_a_gradient_that_is_refused_changes_nothing(open_tree_stored):
+    acc = open_tree_stored(MIXED)
+    acc.apply_grad(mixed(1))
+    before = acc.info()
+    wrong = mixed(1)
+    wrong["t"] = (wrong["t"][0], None, ([-1], [1]))
+    for grad, message in (
+        (wrong, "the indices of grad at 't/2' must not be negative"),
+        ({**mixed(1), "layers": mixed(1)["layers"][:1]}, "grad lacks 'layers/1'"),
+        (None, "grad must be a dict, not None"),
+    ):
+        with pytest.raises(redisacc.InvalidArgumentError, match=message):
+            acc.apply_grad(grad)
+    with pytest.raises(redisacc.InvalidArgumentError, match="local_step"):
+        acc.apply_grad(mixed(1), "0")
+    after = acc.info()
+    assert (after.num_accumulated, after.known_workers, after.applied) == (1, before.known_workers, 1)

@@ -1,0 +1,138 @@
+"""A training with integers, whose result is known exactly, and a program that forks its processes.
+
+The program reads lines of JSON: the arguments of `work`. The answer to each is the id of a new process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+
+import redisacc
+from redisacc._handles.environment import RUN_ID
+from redisacc._protocol import crew
+from redisacc._training import worker as worker_module
+
+NAME = "training"
+# Large enough that any two orders of operations, or a gradient too many, give other numbers.
+PRIME = 1_000_003
+ROWS = 16
+# A lease that a test can wait for, in seconds.
+LEASE = 1.5
+
+# How a process ends.
+FINISHED, FAILED, REPLACED = 0, 1, 3
+
+
+def beginning() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the parameters and the state before the first step."""
+    return {"w": np.arange(8), "table": np.zeros((ROWS, 2), np.int64)}, {"momentum": np.ones(8, np.int64)}
+
+
+def gradient_of(number: int, step: int, parameters: Any) -> dict[str, Any]:
+    """Returns the gradient of a worker. It depends on every parameter that it touches."""
+    w, table = parameters["w"], parameters["table"]
+    rows = np.unique([(3 * step + number) % ROWS, (step + 5 * number) % ROWS])
+    return {
+        "w": (w * (31 + number) + 7 * step) % PRIME,
+        "table": redisacc.IndexedSlices((table[rows] * 5 + w[:2] + number + step) % PRIME, rows, (ROWS, 2)),
+    }
+
+
+def after(parameters: Any, state: Any, total: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Returns the parameters and the state that follow from the sum of all gradients, and the rows that changed."""
+    momentum = (state["momentum"] * 3 + total["w"]) % PRIME
+    table, rows = np.array(parameters["table"]), total["table"].indices
+    table[rows] = (table[rows] + total["table"].values) % PRIME
+    return {"w": (parameters["w"] + momentum) % PRIME, "table": table}, {"momentum": momentum}, {"table": rows}
+
+
+def undisturbed(workers: int, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the parameters and the state after so many steps, without Redis."""
+    parameters, state = beginning()
+    for step in range(steps):
+        table = np.zeros((ROWS, 2), np.int64)
+        touched: set[int] = set()
+        total_w = np.zeros(8, np.int64)
+        for number in range(workers):
+            gradient = gradient_of(number, step, parameters)
+            total_w += gradient["w"]
+            table[gradient["table"].indices] += gradient["table"].values
+            touched.update(gradient["table"].indices.tolist())
+        rows = np.array(sorted(touched))
+        total = {"w": total_w, "table": redisacc.IndexedSlices(table[rows], rows, (ROWS, 2))}
+        parameters, state, _ = after(parameters, state, total)
+    return parameters, state
+
+
+def chief(url: str, workers: int, until: int) -> None:
+    parameters, state = beginning()
+    with redisacc.Chief(
+        NAME, parameters, workers=workers, state=state, sparse=["table"], reduction_type="SUM", redis=url
+    ) as training:
+        for taken in training.rounds(until=until):
+            parameters, state, changed = after(training.parameters, training.state, taken.gradient)
+            time.sleep(random.choice([0, 0, 0.003]))
+            training.publish(parameters, changed=changed, state=state)
+
+
+def worker(url: str, number: int) -> None:
+    with redisacc.Worker(NAME, number=number, redis=url) as training:
+        for step, parameters in training.steps():
+            time.sleep(random.choice([0, 0, 0.003]))
+            training.apply(gradient_of(number, step, parameters))
+
+
+def work(role: str, url: str, number: int, workers: int, until: int, run_id: str) -> int:
+    """Does the work of a process, and returns how it ended."""
+    crew.LEASE = LEASE
+    worker_module.CONTINUED_WITHIN = 1.0
+    os.environ[RUN_ID] = run_id
+    try:
+        if role == "chief":
+            chief(url, workers, until)
+        else:
+            worker(url, number)
+    except (redisacc.LeaseLostError, redisacc.LeaseHeldError):
+        return REPLACED
+    except redisacc.ServerUnavailableError as error:
+        # The server was away when this process began.
+        print(f"{role} {number}: {error}", file=sys.stderr)
+        return REPLACED
+    return FINISHED
+
+
+def main() -> None:
+    for line in sys.stdin:
+        task = json.loads(line)
+        if "reap" in task:
+            # The status of a process: None while it runs, and minus the signal if it was killed.
+            pid, status = os.waitpid(task["reap"], os.WNOHANG)
+            print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), flush=True)
+            continue
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            random.seed()
+            status = FAILED
+            try:
+                status = work(**task)
+            except BaseException:
+                print(f"{task['role']} {task['number']}:", file=sys.stderr)
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()

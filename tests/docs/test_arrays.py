@@ -1,0 +1,41 @@
+"""The page arrays.md: each block of code is run where the library that it imports is installed (`make foreign`)."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from pages import DOCS, Block, Reader, blocks_of
+
+from redisacc.embedded import Server
+
+PAGE = DOCS / "arrays.md"
+LIBRARIES = ("jax", "scipy", "tensorflow", "torch")
+
+
+def library_of(block: Block) -> str:
+    imported = re.findall(r"^import (\w+)", block.text, re.MULTILINE)
+    (library,) = {name for name in imported if name != "redisacc"}
+    assert library in LIBRARIES
+    return library
+
+
+BLOCKS = blocks_of(PAGE) if PAGE.is_file() else []
+HERE = [block for block in BLOCKS if importlib.util.find_spec(library_of(block)) is not None]
+
+
+@pytest.mark.skipif(not BLOCKS, reason="the documentation isn't part of an installation")
+def test_each_library_has_a_block() -> None:
+    assert {library_of(block) for block in BLOCKS} == set(LIBRARIES)
+
+
+@pytest.mark.parametrize("block", HERE, ids=lambda block: f"{library_of(block)}-line-{block.line}")
+def test_a_block_does_what_it_says(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server() as server:
+        monkeypatch.setenv("REDISACC_URL", server.url)
+        monkeypatch.chdir(tmp_path)
+        Reader(PAGE, tmp_path, server.url).read([block])
+        gc.collect()

@@ -1,0 +1,134 @@
+"""A server that goes away and comes back while parameters are published, read and waited for."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+import redisacc
+from redisacc._format.keys import ParameterKeys
+
+pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
+
+
+@pytest.fixture
+def opened():
+    handles = []
+
+    def open_one(server):
+        handles.append(redisacc.Parameters("w", redis=server.url))
+        return handles[-1]
+
+    yield open_one
+    for handle in handles:
+        handle.close()
+
+
+@pytest.mark.every_server
+def test_a_server_that_restarts_while_somebody_waits(daemon, opened, background, until, caplog):
+    caplog.set_level(logging.WARNING, "redisacc")
+    server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
+    writer, reader = opened(server), opened(server)
+    writer.publish([np.zeros((100, 4)), np.zeros(3)], 0)
+    assert reader.wait(timeout=20)[0] == 0
+    waiting = background(reader.wait, 0)
+    until(lambda: reader._lifetime._alarms)
+    server.kill()
+    until(lambda: "lost the server while waiting for parameters" in caplog.text, 60)
+    server.start()
+    writer.publish([np.ones((100, 4)), np.zeros(3)], 1, changed={"1": []})
+    step, tree = waiting.result(60)
+    assert step == 1
+    assert tree[0].tolist() == [[1] * 4] * 100
+    assert "the server is back" in caplog.text
+
+
+def test_a_publish_waits_for_the_server(daemon, opened, background):
+    server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
+    writer = opened(server)
+    writer.publish(np.zeros(3), 0)
+    server.kill()
+    publishing = background(writer.publish, np.ones(3), 1)
+    server.start()
+    publishing.result(60)
+    assert opened(server).latest()[1].tolist() == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("short_timeout")
+def test_a_server_that_stays_away(daemon, opened, monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.parameter_wait.POLL_TIMEOUT", 0.2)
+    monkeypatch.setitem(redisacc._handles.parameters.ParameterReader.poll.__kwdefaults__, "timeout", 0.5)
+    server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
+    writer = opened(server)
+    writer.publish(np.zeros(3), 0)
+    server.kill()
+    with pytest.raises(redisacc.ServerUnavailableError):
+        writer.publish(np.ones(3), 1)
+    with pytest.raises(redisacc.ServerUnavailableError):
+        writer.latest()
+    with pytest.raises(redisacc.ParametersTimeoutError, match="the server did not report") as caught:
+        writer.wait(after=0, timeout=0.1)
+    assert isinstance(caught.value.__cause__, redisacc.ServerUnavailableError)
+    server.start()
+    # The same call again, whatever became of the first.
+    writer.publish(np.ones(3), 1)
+    assert writer.latest()[1].tolist() == [1, 1, 1]
+
+
+def test_a_server_that_comes_back_empty(daemon, opened, background, until):
+    server = daemon().start()
+    writer, reader = opened(server), opened(server)
+    writer.publish(np.zeros(3), 0)
+    reader.latest()
+    waiting = background(reader.wait, 0)
+    until(lambda: reader._lifetime._alarms)
+    server.kill()
+    server.start()
+    for call in (waiting.result, reader.latest, lambda: writer.publish(np.ones(3), 1)):
+        with pytest.raises(redisacc.ParametersNotFoundError, match="or the server has lost its data"):
+            call()
+
+
+def test_scripts_that_are_flushed(daemon, opened):
+    server = daemon().start()
+    writer = opened(server)
+    for step in range(3):
+        server.client().script_flush()
+        writer.publish([np.full(700_000, step)], step)
+        assert writer.latest()[0] == step
+    server.client().script_flush()
+    writer.delete()
+    assert server.client().keys() == []
+
+
+def test_a_server_without_memory(daemon, opened):
+    server = daemon("--maxmemory", "40mb").start()
+    writer, reader = opened(server), opened(server)
+    writer.publish(np.zeros(1_000_000), 0)
+
+    def publish_too_much():
+        for step in range(1, 20):
+            writer.publish(np.full(1_000_000, float(step)), step, state=[np.zeros(4_000_000)])
+
+    with pytest.raises(redisacc.ServerOutOfMemoryError):
+        publish_too_much()
+    step, array = reader.latest()
+    assert set(array.tolist()) == {step}
+    writer.delete()
+    left = [key for key in server.client().scan_iter() if b":staged:" not in key]
+    assert left == []
+
+
+def test_an_evicted_part_is_an_error(daemon, opened):
+    server = daemon().start()
+    writer = opened(server)
+    writer.publish(np.zeros(700_000), 0)
+    (blob,) = server.client().hget("redisacc:{w}:parameters", "full").decode().split(":")[:1]
+    server.client().delete(ParameterKeys("w").object(blob, 1))
+    with pytest.raises(redisacc.CorruptDataError, match=r"object:.*:1 is missing: it was evicted"):
+        opened(server).latest()
+    # Whoever publishes the next version repairs it.
+    writer.publish(np.ones(700_000), 1)
+    assert opened(server).latest()[0] == 1

@@ -1,0 +1,378 @@
+"""torch tensors as gradients: dense and sparse ones in every form, and those that have no values."""
+
+from __future__ import annotations
+
+import warnings
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from support.model import assert_same
+
+import redisacc
+from redisacc._data import foreign
+from redisacc._data.dtypes import TABLE, find_dtype
+
+pytestmark = pytest.mark.one_server
+
+
+def host(tensor):
+    return foreign.host_array(tensor, "grad")
+
+
+def rows(tensor):
+    return foreign.rows_of(tensor, "grad")
+
+
+# Dense tensors.
+
+
+def test_a_dense_tensor_is_added(open_dense_stored):
+    acc = open_dense_stored("float32", [2, 3])
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    (parameter * torch.arange(6.0).reshape(2, 3)).sum().backward()
+    assert acc.apply_grad(parameter.grad)
+    assert acc.apply_grad(parameter)
+    assert_same(acc.take_grad(2), ((np.arange(6) + 1) / 2).astype(np.float32).reshape(2, 3))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda base: base,
+        lambda base: base.requires_grad_(),
+        torch.nn.Parameter,
+        lambda base: base.T,
+        lambda base: base[:, ::2],
+        lambda base: base[1, 2],
+        lambda base: base[:0],
+        lambda base: base[0].expand(5, 4),
+    ],
+    ids=["plain", "requires_grad", "parameter", "transposed", "strided", "scalar", "empty", "expanded"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+def test_a_tensor_in_host_memory_is_not_copied(dtype, read):
+    base = torch.arange(12).reshape(3, 4).to(dtype)
+    tensor = read(base)
+    array = host(tensor)
+    assert type(array) is np.ndarray
+    assert array.shape == tuple(tensor.shape)
+    assert array.tolist() == tensor.tolist()
+    if array.size:
+        assert array.ctypes.data == tensor.data_ptr()
+        with torch.no_grad():
+            base.fill_(7)
+        assert set(array.ravel().tolist()) == {7}
+
+
+@pytest.mark.parametrize("name", sorted(name for name in TABLE if not name.startswith("q")))
+def test_every_dtype(open_dense, name):
+    acc = open_dense(getattr(torch, name), [2], reduction_type="SUM")
+    for _ in range(2):
+        acc.apply_grad(torch.tensor([1, 2]).to(getattr(torch, name)))
+    assert_same(acc.take_grad(2), np.array([2, 4], TABLE[name].storage))
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_names_of_dtypes(name):
+    if not hasattr(torch, name):
+        pytest.skip("torch has no such dtype")
+    assert find_dtype(getattr(torch, name)) is TABLE[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex32, torch.float8_e5m2])
+def test_dtypes_that_accumulators_lack(dtype):
+    with pytest.raises(redisacc.InvalidArgumentError, match=str(dtype)):
+        find_dtype(dtype)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_small_floats_are_those_of_ml_dtypes(open_dense, name):
+    tensor = torch.tensor([0.5, -2.0, 0.0]).to(getattr(torch, name))
+    array = host(tensor)
+    assert array.dtype == getattr(ml_dtypes, name)
+    assert array.ctypes.data == tensor.data_ptr()
+    acc = open_dense("float32", [3])
+    acc.apply_grad(tensor)
+    assert_same(acc.take_grad(1), np.float32([0.5, -2, 0]))
+
+
+def test_pending_conjugation_and_negation(open_dense):
+    tensor = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    assert tensor.is_conj()
+    assert tensor.imag.is_neg()
+    acc = open_dense("complex64", [2])
+    acc.apply_grad(tensor)
+    assert_same(acc.take_grad(1), np.complex64([1 - 2j, 3 + 4j]))
+    assert host(tensor.imag).tolist() == [-2, 4]
+    negative = torch._neg_view(torch.tensor([1.0, 2.0]).bfloat16())
+    assert negative.is_neg()
+    assert host(negative).tolist() == [-1, -2]
+
+
+def test_a_tensor_may_be_overwritten_as_soon_as_it_is_applied(open_dense_stored):
+    acc = open_dense_stored("bfloat16", [3000], reduction_type="SUM")
+    tensor = torch.ones(3000, dtype=torch.bfloat16)
+    for value in (1, 2, 4):
+        tensor.fill_(value)
+        acc.apply_grad(tensor)
+    tensor.fill_(100)
+    assert set(acc.take_grad(3).tolist()) == {7}
+
+
+def test_steps_and_numbers_may_be_tensors(open_dense):
+    acc = open_dense("float32", [])
+    assert acc.apply_grad(torch.tensor(2.0), local_step=torch.tensor(0))
+    assert acc.take_grad(torch.tensor(1)) == 2
+    for wrong in (torch.tensor([0]), torch.tensor(True), torch.tensor(0.0), torch.tensor(0, device="meta")):
+        with pytest.raises(redisacc.InvalidArgumentError, match="local_step"):
+            acc.apply_grad(1.0, local_step=wrong)
+
+
+def test_shapes_of_torch(open_dense):
+    assert open_dense("float32", torch.ones(2, 3).shape).shape == (2, 3)
+
+
+# Dense tensors that cannot be read.
+
+
+def _quantised():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
+
+
+def _nested(**options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], **options)
+
+
+def _masked():
+    from torch.masked import masked_tensor
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return masked_tensor(torch.ones(2), torch.tensor([True, False]))
+
+
+def _fake():
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(2)
+
+
+def _proxy():
+    found = []
+    torch.fx.symbolic_trace(lambda x: (found.append(x), x + 1)[1])
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch.ones(2, device="meta"), "meta device"),
+        (_quantised, "dequantize"),
+        (_nested, "to_padded_tensor"),
+        (lambda: _nested(layout=torch.jagged), "to_padded_tensor"),
+        (_masked, "mask would be lost"),
+        (_fake, "no values"),
+        (_proxy, "no values"),
+        (lambda: torch.ones(2, 2).to_mkldnn(), "to_dense"),
+        (lambda: torch.empty(2, dtype=torch.float4_e2m1fn_x2), "Float4"),
+        (lambda: torch.empty(2, dtype=torch.bits8), "Bits8"),
+        (lambda: torch.eye(2).to_sparse(), r"sparse.*to_dense\(\).*SparseConditionalAccumulator"),
+        (lambda: torch.eye(2).to_sparse_csc(), r"sparse.*to_dense\(\).*SparseConditionalAccumulator"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse C:UserWarning")
+def test_what_is_no_dense_array_of_numbers(open_dense, open_sparse, make, message):
+    tensor = make()
+    dense, sparse = open_dense("float32", None), open_sparse("float32", None)
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"^grad .*{message}"):
+        dense.apply_grad(tensor)
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"^grad_values .*{message}"):
+        sparse.apply_grad([0, 1], tensor)
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"^grad_indices .*{message}"):
+        sparse.apply_grad(tensor, [1.0, 1.0])
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"^values .*{message}"):
+        redisacc.IndexedSlices(tensor, [0, 1])
+    assert dense.num_accumulated() == sparse.num_accumulated() == 0
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        torch.vmap,
+        lambda function: torch.func.grad(lambda x: function(x).sum()),
+        torch.func.functionalize,
+        lambda function: lambda x: torch.func.jvp(function, (x,), (x,)),
+        torch.func.jacrev,
+    ],
+    ids=["vmap", "grad", "functionalize", "jvp", "jacrev"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+# torch.func.jvp compiles something of its own in a way that torch has deprecated.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
+def test_inside_of_a_transformed_function_there_are_no_values(open_dense, transform, dtype):
+    acc = open_dense("float32", None)
+    refused = []
+
+    def function(x):
+        with pytest.raises(redisacc.InvalidArgumentError, match=r"^grad .* has no values"):
+            acc.apply_grad(x)
+        refused.append(x)
+        return x * 2
+
+    transform(function)(torch.ones(2, dtype=dtype))
+    assert refused
+    assert acc.num_accumulated() == 0
+
+
+def test_a_tensor_of_several_processes(tmp_path):
+    from torch import distributed
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        tensor = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)), [Shard(0)])
+        with pytest.raises(redisacc.InvalidArgumentError, match=r"full_tensor\(\)"):
+            host(tensor)
+        assert host(tensor.full_tensor()).tolist() == [1] * 4
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_a_gpu_is_copied_to_host_memory(open_dense):
+    devices = [name for name in ("cuda", "mps", "xpu") if getattr(torch, name).is_available()]
+    if not devices:
+        pytest.skip("this machine has no other device")
+    acc = open_dense("float32", [2])
+    acc.apply_grad(torch.ones(2, device=devices[0], requires_grad=True))
+    assert acc.take_grad(1).tolist() == [1, 1]
+
+
+# Sparse tensors.
+
+
+def test_the_gradient_of_an_embedding(open_sparse_stored):
+    table = torch.nn.Embedding(10, 2, sparse=True)
+    (table(torch.tensor([7, 3, 7])) * torch.tensor([[1.0], [2.0], [4.0]])).sum().backward()
+    assert not table.weight.grad.is_coalesced()
+    acc = open_sparse_stored("float32", [10, 2])
+    acc.apply_indexed_slices_grad(table.weight.grad)
+    indices, values, shape = acc.take_grad(1)
+    assert indices.tolist() == [3, 7]
+    assert_same(values, np.float32([[2, 2], [5, 5]]))
+    assert shape.tolist() == [10, 2]
+
+
+def coo(indices, values, shape, **options):
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("coalesced", [False, True])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_rows_are_not_copied(dtype, coalesced, requires_grad):
+    if requires_grad and dtype is torch.int8:
+        pytest.skip("gradients are floating-point numbers")
+    tensor = coo([[4, 0, 1]], torch.arange(6).reshape(3, 2).to(dtype), (5, 2))
+    if coalesced:
+        tensor = tensor.coalesce()
+    indices, values, shape = rows(tensor.requires_grad_(requires_grad))
+    assert values.ctypes.data == tensor.detach()._values().data_ptr()
+    assert indices.ctypes.data == tensor.detach()._indices().data_ptr()
+    assert shape.tolist() == [5, 2]
+    found = dict(zip(indices.tolist(), values.tolist(), strict=True))
+    assert found == {4: [0, 1], 0: [2, 3], 1: [4, 5]}
+
+
+def test_repeated_rows_are_added_up_with_all_their_digits(open_sparse_stored):
+    # coalesce() would add up to 256 in bfloat16 and then stay there.
+    number = 300
+    tensor = coo([[3] * number], torch.ones(number, 1, dtype=torch.bfloat16), (5, 1))
+    acc = open_sparse_stored("bfloat16", [5, 1])
+    acc.apply_indexed_slices_grad(tensor)
+    assert float(acc.take_grad(1)[1][0, 0]) == 300
+
+
+LAYOUTS = {
+    "coo": lambda dense: dense.to_sparse(),
+    "csr": lambda dense: dense.to_sparse_csr(),
+    "csc": lambda dense: dense.to_sparse_csc(),
+    "bsr": lambda dense: dense.to_sparse_bsr((2, 2)),
+    "bsc": lambda dense: dense.to_sparse_bsc((2, 2)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64])
+@pytest.mark.filterwarnings("ignore:Sparse [BC]S:UserWarning")
+def test_elements_become_rows(open_sparse, layout, dtype):
+    dense = torch.tensor([[0, 1, 0, 2], [0, 0, 0, 0], [0, 0, 3, 0], [0, 0, 0, 0]]).to(dtype)
+    name = str(dtype).removeprefix("torch.")
+    acc = open_sparse(name, [4, 4])
+    acc.apply_indexed_slices_grad(LAYOUTS[layout](dense))
+    slices = acc.take_indexed_slices_grad(1)
+    # A block holds zeros, and these are entries.
+    assert slices.indices.tolist() == ([0, 1, 2, 3] if layout.startswith("bs") else [0, 2])
+    assert_same(slices.to_dense(), host(dense))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int16, torch.uint8, torch.float64])
+def test_repeated_elements_are_added_up_with_all_their_digits(open_sparse, dtype):
+    # One by one, 2,050 would remain 2,048 in float16 and 256 in bfloat16; an eighth of it fits into the others.
+    number = 2050 if dtype in (torch.bfloat16, torch.float16) else 250
+    coordinates = torch.tensor([[2, 0, *[2] * number], [1, 0, *[1] * number]])
+    acc = open_sparse(dtype, [3, 2])
+    acc.apply_indexed_slices_grad(coo(coordinates, torch.ones(number + 2, dtype=dtype), (3, 2)))
+    total = float(torch.tensor(number + 1).to(dtype))
+    assert acc.take_indexed_slices_grad(1).to_dense().tolist() == [[1, 0], [0, 0], [0, total]]
+
+
+def test_repeated_elements_that_are_too_much_for_their_dtype(open_sparse):
+    acc = open_sparse("uint8", [3, 2])
+    with pytest.raises(redisacc.InvalidArgumentError, match="holds 256"):
+        acc.apply_indexed_slices_grad(coo([[2] * 256, [1] * 256], torch.ones(256, dtype=torch.uint8), (3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (coo([[5]], [[1.0, 1.0]], (4, 2)), "below 4"),
+        (coo([[-1]], [[1.0, 1.0]], (4, 2)), "negative"),
+        (coo([[0], [2]], [1.0], (4, 2)), r"dimension 1 must be in \[0, 1\]"),
+        (coo([[0], [-1]], [1.0], (4, 2)), r"dimension 1 must be in \[0, 1\]"),
+        (coo([[0]], [[1.0, 1.0]], (5, 2)), "declared shape"),
+        (coo([[0]], [[1.0, 1.0, 1.0]], (4, 3)), "declared shape"),
+        (coo([[0]], [1.0], (4,)), "declared shape"),
+        (coo(torch.zeros((0, 1), dtype=torch.int64), [1.0], ()), "at least one sparse dimension"),
+        (coo([[0]], [[1j, 1j]], (4, 2)), "within its kind"),
+        (coo([[0]], [[1.0, 1.0]], (4, 2), device="meta"), "meta device"),
+        (torch.ones(4, 2), "must be sparse"),
+        (torch.ones(4, 2).to_mkldnn(), "must be sparse"),
+    ],
+)
+def test_sparse_tensors_that_are_refused(open_sparse, tensor, message):
+    acc = open_sparse("float32", [4, 2])
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"grad.*{message}"):
+        acc.apply_indexed_slices_grad(tensor)
+    assert acc.num_accumulated() == 0
+
+
+def test_an_empty_sparse_tensor_counts(open_sparse_stored):
+    acc = open_sparse_stored("float32", [4, 2])
+    for tensor in (coo(torch.zeros((1, 0)), torch.zeros((0, 2)), (4, 2)), torch.zeros(4, 2).to_sparse()):
+        assert acc.apply_indexed_slices_grad(tensor)
+    assert acc.take_grad(2)[1].shape == (0, 2)
+
+
+def test_indices_and_values_as_tensors(open_sparse_stored):
+    acc = open_sparse_stored("float32", [9, 2])
+    acc.apply_grad(torch.tensor([7, 2], dtype=torch.int32), torch.ones(2, 2, requires_grad=True), torch.Size([9, 2]))
+    slices = redisacc.IndexedSlices(torch.ones(1, 2), torch.tensor([7]), torch.tensor([9, 2]))
+    acc.apply_indexed_slices_grad(slices)
+    assert acc.take_grad(2)[0].tolist() == [2, 7]

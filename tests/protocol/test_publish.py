@@ -1,0 +1,146 @@
+"""Each reply of the scripts of parameters, and what they leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+import redisacc
+from redisacc._format.keys import ParameterKeys
+from redisacc._protocol.parameter_scripts import BeingDeleted, ParameterScripts
+from redisacc._redis.connect import connect
+
+KEYS = ParameterKeys("w")
+
+
+class Sent:
+    """Sends versions of one part."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.scripts = ParameterScripts(connect(client), KEYS)
+
+    def publish(self, version: str, step: int, previous: str, *, stage: bool = True, **options: Any) -> Any:
+        if stage:
+            self.client.set(KEYS.staged(version, 0), b"1234", px=50_000)
+        return self.scripts.publish(
+            **{
+                "incarnation": "one",
+                "previous": previous,
+                "version": version,
+                "step": step,
+                "event": f"published {version}",
+                "lengths": [4],
+                "fields": ["full", version, "publisher", "me"],
+                "staged": [KEYS.staged(version, 0)],
+                "objects": [KEYS.object(version, 0)],
+                "retired": [KEYS.object(previous, 0)] if previous else [],
+                **options,
+            }
+        )
+
+    def record(self) -> dict[bytes, bytes]:
+        return self.client.hgetall(KEYS.record)
+
+
+@pytest.fixture
+def sent(client: redis.Redis) -> Sent:
+    return Sent(client)
+
+
+@pytest.mark.forges
+def test_a_version_and_its_successor(sent: Sent, client: redis.Redis) -> None:
+    assert sent.publish("a", 1, "") == "published"
+    first = sent.record()
+    assert {**first, b"created_ms": b"", b"published_ms": b""} == {
+        b"incarnation": b"one", b"version": b"a", b"step": b"1", b"full": b"a", b"publisher": b"me",
+        b"created_ms": b"", b"published_ms": b"",
+    }  # fmt: skip
+    assert int(first[b"created_ms"]) == int(first[b"published_ms"]) > 1_600_000_000_000
+    assert client.keys(f"{KEYS.record}:*") == [KEYS.object("a", 0).encode()]
+    assert client.pttl(KEYS.object("a", 0)) == -1
+    assert sent.publish("b", 2, "a") == "published"
+    assert sent.record()[b"created_ms"] == first[b"created_ms"]
+    assert 0 < client.pttl(KEYS.object("a", 0)) <= 60_000
+    assert client.pttl(KEYS.object("b", 0)) == -1
+
+
+@pytest.mark.forges
+def test_an_event_for_each_version_and_for_the_deletion(sent: Sent, client: redis.Redis) -> None:
+    with client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(KEYS.events)
+        heard.get_message(timeout=5)
+        sent.publish("a", 1, "")
+        sent.publish("a", 1, "")
+        sent.publish("b", 1, "a")
+        assert sent.scripts.delete_parameters(incarnation="one", finish=False) == "closed"
+        texts = []
+        while (message := heard.get_message(timeout=0.5)) is not None:
+            texts.append(message["data"])
+    assert texts == [b"published a", b"deleted"]
+
+
+@pytest.mark.forges
+@pytest.mark.parametrize(
+    ("arguments", "options", "reply"),
+    [
+        (("b", 2, "a"), {}, "published"),
+        (("b", 1, "a"), {}, "published"),
+        (("c", 3, "a"), {}, "changed"),
+        (("c", 3, ""), {"incarnation": "other"}, "changed"),
+        (("c", 2, "b"), {}, "older"),
+        (("c", -(2**63), "b"), {}, "older"),
+        (("c", 3, "b"), {"stage": False}, "unstaged"),
+        (("c", 3, "b"), {"lengths": [5]}, "unstaged"),
+    ],
+)
+def test_requests_that_change_nothing(
+    sent: Sent, client: redis.Redis, arguments: tuple[str, int, str], options: dict[str, Any], reply: str
+) -> None:
+    """The first two are sent again: the version is there, whatever else they say."""
+    sent.publish("a", 1, "")
+    sent.publish("b", 2, "a")
+    before = sent.record()
+    assert sent.publish(*arguments, **options) == reply
+    assert sent.record() == before
+    assert client.keys("*staged*") == []
+    assert client.get(KEYS.object("b", 0)) == b"1234"
+    assert client.pttl(KEYS.object("b", 0)) == -1
+
+
+@pytest.mark.forges
+def test_parameters_that_are_gone(sent: Sent, client: redis.Redis) -> None:
+    with pytest.raises(redisacc.ParametersNotFoundError, match="any longer"):
+        sent.publish("b", 2, "a")
+    assert client.keys() == []
+    sent.publish("a", 1, "")
+    with pytest.raises(redisacc.ParametersNotFoundError, match="published again"):
+        sent.publish("b", 2, "a", incarnation="other")
+    delete = sent.scripts.delete_parameters
+    assert delete(incarnation="other", finish=False) == "replaced"
+    assert delete(incarnation="one", finish=True) == "replaced"
+    for _ in range(2):
+        assert delete(incarnation="one", finish=False) == "closed"
+    for previous in ("", "a"):
+        assert sent.publish("b", 2, previous) == BeingDeleted("one")
+    assert client.keys("*staged*") == []
+    assert delete(incarnation="one", finish=True) == "deleted"
+    assert delete(incarnation="one", finish=True) == "missing"
+    assert client.exists(KEYS.record) == 0
+
+
+@pytest.mark.forges
+@pytest.mark.parametrize(("field", "value"), [("step", b"x"), ("step", None), ("incarnation", None)])
+def test_a_record_that_is_corrupt(sent: Sent, client: redis.Redis, field: str, value: bytes | None) -> None:
+    sent.publish("a", 1, "")
+    if value is None:
+        client.hdel(KEYS.record, field)
+    else:
+        client.hset(KEYS.record, field, value)
+    before = sent.record()
+    with pytest.raises(redisacc.CorruptDataError, match=f"{field} holds"):
+        sent.publish("b", 2, "a")
+    assert sent.record() == before
+    assert client.keys("*staged*") == []
