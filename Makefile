@@ -176,7 +176,7 @@ foreign: $(TORCH)/.examples $(JAX)/.foreign $(TENSORFLOW)/.foreign ## 2 min | te
 	$(TENSORFLOW)/bin/python -m pytest -q tests/foreign/test_tensorflow.py tests/docs/test_arrays.py
 
 # The steps of CI, which runs this target after installing the system's packages (.ci/run). A missing server fails there.
-STEPS := lint types compose docs demo wheel examples foreign test test-all
+STEPS := lint types compose docs demo wheel examples test test-all
 check: ## 16 min | run what CI runs
 	@started=$$(date +%s); for step in $(STEPS); do \
 	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \
