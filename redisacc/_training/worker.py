@@ -214,7 +214,10 @@ class Worker:
         contributed = None
         if self._accumulator is not None:
             try:
-                contributed = self._accumulator.info().workers
+                info = self._accumulator.info()
+                # Once the round of this step is taken, the next one is empty, and nobody is missing from it.
+                if self._step is None or info.global_step <= self._step:
+                    contributed = info.workers
             except RedisAccError as error:
                 logger.debug("%s: %s", self.shared_name, error)
         return crew_text(self._crew, contributed=contributed)
