@@ -108,7 +108,7 @@ def test_a_chief_that_waits_notices_that_it_has_been_replaced(training, backgrou
     waiting = background(training.lead, chief, 1)
     until(lambda: training.client.zcard("redisacc:{train}:queue"))
     training.give_lease("chief", "host:9", 60_000)
-    with pytest.raises(redisacc.LeaseLostError, match="was the chief but .* host:9 is the chief now"):
+    with pytest.raises(redisacc.LeaseLostError, match=r"was the chief but .* host:9 is the chief now"):
         waiting.result()
     # Nobody waits for it in the queue.
     assert training.client.zcard("redisacc:{train}:queue") == 0
@@ -153,9 +153,11 @@ def test_a_chief_gets_a_round_that_its_predecessor_takes_after_a_pause(training,
         chief.publish({"w": next(rounds).gradient["w"]})
         assert next(steps)[0] == 1
         worker.apply({"w": [2, 2]})
-        with pytest.raises(redisacc.RoundRecoveredError), predecessor.take(1, timeout=20) as taken:
-            assert taken.global_step == 1
-            again = background(next, rounds).result()
+        block = predecessor.take(1, timeout=20)
+        assert block.__enter__().global_step == 1
+        again = background(next, rounds).result()
+        with pytest.raises(redisacc.RoundRecoveredError):
+            block.__exit__(None, None, None)
     assert (again.global_step, again.gradient["w"].tolist()) == (1, [2, 2])
     chief.publish({"w": chief.parameters["w"] + again.gradient["w"]})
     assert list(rounds) == []
