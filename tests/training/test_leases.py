@@ -47,9 +47,9 @@ def test_a_number_in_use_is_refused(training):
 
 
 def test_the_lease_of_a_dead_process_is_waited_for(training, caplog):
-    training.give_lease("chief", "host:1", int(400 * LEASE))
+    training.give_lease("chief", "host:1", 1_500)
     chief = training.chief()
-    training.give_lease("worker 0", "host:2", int(400 * LEASE))
+    training.give_lease("worker 0", "host:2", 1_500)
     worker = training.worker(0)
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
         "train: host:1 held the lease of the chief last",
@@ -119,15 +119,16 @@ def test_a_chief_that_waits_notices_that_it_has_been_replaced(training, backgrou
 def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monkeypatch):
     """As if the process had stood still, and ran again before the thread that extends the lease did."""
     monkeypatch.setattr("redisacc._protocol.crew.RENEWALS", 0.001)
+    monkeypatch.setattr("redisacc._protocol.crew.LEASE", 0.5)
     chief, worker = training.chief(), training.worker(0)
     next(worker.steps())
     worker.apply({"w": [1, 1]})
     for taken in chief.rounds():
-        time.sleep(LEASE * 1.1)
+        time.sleep(0.6)
         # Nobody has taken them meanwhile.
         chief.publish({"w": taken.gradient["w"]})
         break
-    time.sleep(LEASE * 1.1)
+    time.sleep(0.6)
     training.give_lease("chief", "host:8", 60_000)
     training.give_lease("worker 0", "host:9", 60_000)
     before = without_leases(training.client)
