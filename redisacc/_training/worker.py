@@ -70,7 +70,8 @@ class Worker:
             `redisacc run` sets, else the lowest that nobody holds.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
-            lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an error after a few seconds.
+            lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
+            error after a few seconds.
 
     Attributes:
         shared_name: the name of the training.
