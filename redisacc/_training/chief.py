@@ -82,8 +82,9 @@ class Chief:
         missing: as for ``TreeAccumulator``.
         sparse_mean: as for ``TreeAccumulator``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
-        patience: for how many seconds every call waits while the server does not answer. None: forever. What is waited
-            for is logged. That nobody answers at the very beginning is an error after a few seconds.
+        patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
+            lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
+            error after a few seconds.
         in_place_limit: as for ``ConditionalAccumulator``.
         buffer_limit: as for ``ConditionalAccumulator``.
         min_replicas: as for ``ConditionalAccumulator``.

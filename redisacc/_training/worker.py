@@ -54,15 +54,24 @@ class Worker:
     of the data. It counts once per step, also if two processes of one number should run for a while.
 
     Example:
-        See ``Chief``. A worker alone waits for the chief to publish parameters.
+        ``Chief`` has one with both. A number is free again when its worker is closed:
+
+        >>> import redisacc
+        >>> with redisacc.Worker("docs-worker") as first, redisacc.Worker("docs-worker") as second:
+        ...     first.number, second.number
+        (0, 1)
+        >>> with redisacc.Worker("docs-worker") as third:
+        ...     third.number
+        0
 
     Args:
         shared_name: the name of the training.
         number: the number of this worker, from 0. None: the environment variable ``REDISACC_WORKER_NUMBER``, which
             `redisacc run` sets, else the lowest that nobody holds.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
-        patience: for how many seconds every call waits while the server does not answer. None: forever. What is waited
-            for is logged. That nobody answers at the very beginning is an error after a few seconds.
+        patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
+            lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
+            error after a few seconds.
 
     Attributes:
         shared_name: the name of the training.

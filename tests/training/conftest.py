@@ -12,7 +12,7 @@ import redis
 import redisacc
 
 # Leases and looks that a test can wait for, in seconds.
-LEASE = 1.0
+LEASE = 3.0
 
 
 @pytest.fixture(autouse=True)

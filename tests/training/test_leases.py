@@ -47,9 +47,9 @@ def test_a_number_in_use_is_refused(training):
 
 
 def test_the_lease_of_a_dead_process_is_waited_for(training, caplog):
-    training.give_lease("chief", "host:1", int(400 * LEASE))
+    training.give_lease("chief", "host:1", 1_500)
     chief = training.chief()
-    training.give_lease("worker 0", "host:2", int(400 * LEASE))
+    training.give_lease("worker 0", "host:2", 1_500)
     worker = training.worker(0)
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
         "train: host:1 held the lease of the chief last",
@@ -108,7 +108,7 @@ def test_a_chief_that_waits_notices_that_it_has_been_replaced(training, backgrou
     waiting = background(training.lead, chief, 1)
     until(lambda: training.client.zcard("redisacc:{train}:queue"))
     training.give_lease("chief", "host:9", 60_000)
-    with pytest.raises(redisacc.LeaseLostError, match="was the chief but .* host:9 is the chief now"):
+    with pytest.raises(redisacc.LeaseLostError, match=r"was the chief but .* host:9 is the chief now"):
         waiting.result()
     # Nobody waits for it in the queue.
     assert training.client.zcard("redisacc:{train}:queue") == 0
@@ -119,15 +119,16 @@ def test_a_chief_that_waits_notices_that_it_has_been_replaced(training, backgrou
 def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monkeypatch):
     """As if the process had stood still, and ran again before the thread that extends the lease did."""
     monkeypatch.setattr("redisacc._protocol.crew.RENEWALS", 0.001)
+    monkeypatch.setattr("redisacc._protocol.crew.LEASE", 0.5)
     chief, worker = training.chief(), training.worker(0)
     next(worker.steps())
     worker.apply({"w": [1, 1]})
     for taken in chief.rounds():
-        time.sleep(LEASE * 1.1)
+        time.sleep(0.6)
         # Nobody has taken them meanwhile.
         chief.publish({"w": taken.gradient["w"]})
         break
-    time.sleep(LEASE * 1.1)
+    time.sleep(0.6)
     training.give_lease("chief", "host:8", 60_000)
     training.give_lease("worker 0", "host:9", 60_000)
     before = without_leases(training.client)
@@ -153,9 +154,11 @@ def test_a_chief_gets_a_round_that_its_predecessor_takes_after_a_pause(training,
         chief.publish({"w": next(rounds).gradient["w"]})
         assert next(steps)[0] == 1
         worker.apply({"w": [2, 2]})
-        with pytest.raises(redisacc.RoundRecoveredError), predecessor.take(1, timeout=20) as taken:
-            assert taken.global_step == 1
-            again = background(next, rounds).result()
+        block = predecessor.take(1, timeout=20)
+        assert block.__enter__().global_step == 1
+        again = background(next, rounds).result()
+        with pytest.raises(redisacc.RoundRecoveredError):
+            block.__exit__(None, None, None)
     assert (again.global_step, again.gradient["w"].tolist()) == (1, [2, 2])
     chief.publish({"w": chief.parameters["w"] + again.gradient["w"]})
     assert list(rounds) == []

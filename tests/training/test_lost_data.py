@@ -48,7 +48,7 @@ def at_step(training, background, until):
 
 def test_the_server_is_restarted_from_older_data(training, at_step, caplog):
     kept = []
-    chief = at_step(12, {3: lambda: kept.append(Snapshot(training.client)), 7: lambda: kept[0].restore()})
+    chief = at_step(12, {3: lambda: kept.append(Snapshot(training.client)), 7: lambda: [old.restore() for old in kept]})
     assert chief.parameters["w"].tolist() == [12, 12]
     with redisacc.Parameters("train", redis=training.client) as parameters:
         step, tree = parameters.latest()
@@ -166,7 +166,7 @@ def test_the_server_is_empty(training, background, until):
     training.client.flushall()
     gone = (redisacc.AccumulatorNotFoundError, redisacc.ParametersNotFoundError)
     for one in waiting:
-        with pytest.raises(gone, match="deleted, or the server has lost its data|deleted"):
+        with pytest.raises(gone, match="deleted"):
             one.result()
     with pytest.raises(gone):
         worker.apply({"w": [1, 1]})
