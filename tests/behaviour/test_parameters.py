@@ -771,7 +771,6 @@ def test_an_accumulator_of_the_same_name_is_separate(open_parameters, open_dense
     assert client.keys() == []
 
 
-<<<<<<< HEAD
 def test_rows_that_nobody_needs_are_not_uploaded(open_parameters, client):
     """Some versions begin a new base and drop all rows, their own included. A leak shows when the test ends."""
     weights = open_parameters("w")
@@ -785,7 +784,8 @@ def test_rows_that_nobody_needs_are_not_uploaded(open_parameters, client):
         for key in client.scan_iter(f"{weights.parameters_ref}:object:*"):
             assert key.split(b":")[-2] in listed or client.pttl(key) > 0
         assert open_parameters("w").latest()[1]["table"].tolist() == table.tolist()
-=======
+
+
 def test_small_and_large_leaves_in_any_order(open_parameters):
     # Small neighbours are put together, and large leaves are sent from where they are, across the ends of parts.
     sizes = {"a": 3, "b": 5001, "c": 9001, "d": 1, "e": 7, "f": 700_001, "g": 5}
@@ -798,4 +798,3 @@ def test_small_and_large_leaves_in_any_order(open_parameters):
     assert step == 0
     for name in sizes:
         np.testing.assert_array_equal(found[name], tree[name])
->>>>>>> stepbench
