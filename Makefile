@@ -67,6 +67,7 @@ client-matrix: $(VENV)/.test ## 25 min | run the tests of connections with redis
 C ?=
 chaos: $(VENV)/.test ## 5 min | break everything at once: connections, processes, the server
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)
+	PYTHONPATH=tests $(BIN)/python -m chaos.training --kills 50
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --long --servers valkey tests/failures/connections
 
 # Options, for example: make soak S="--seconds 3600"
@@ -175,7 +176,7 @@ foreign: $(TORCH)/.examples $(JAX)/.foreign $(TENSORFLOW)/.foreign ## 2 min | te
 	$(TENSORFLOW)/bin/python -m pytest -q tests/foreign/test_tensorflow.py tests/docs/test_arrays.py
 
 # The steps of CI, which runs this target after installing the system's packages (.ci/run). A missing server fails there.
-STEPS := lint types compose docs demo wheel examples foreign test test-all
+STEPS := lint types compose docs demo wheel examples test test-all
 check: ## 16 min | run what CI runs
 	@started=$$(date +%s); for step in $(STEPS); do \
 	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \

@@ -237,7 +237,8 @@ def _build(node: _Node, leaves: Sequence[Any]) -> Any:
     if isinstance(node, int):
         return leaves[node]
     if isinstance(node, dict):
-        return {key: _build(child, leaves) for key, child in node.items()}
+        # Most children are leaves, for which a call would cost more than all else here.
+        return {key: leaves[child] if type(child) is int else _build(child, leaves) for key, child in node.items()}
     if isinstance(node, list):
         return [_build(child, leaves) for child in node]
     return None if node is None else tuple([_build(child, leaves) for child in node])

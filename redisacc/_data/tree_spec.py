@@ -73,7 +73,7 @@ class Leaf:
     section: int
     start: int
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of elements of a dense leaf."""
         return math.prod(dim or 0 for dim in self.shape)

@@ -154,6 +154,7 @@ class Schema:
         self.leaves = tuple(leaves)
         self.nbytes = sum(leaf.nbytes for leaf in self.leaves)
         self._layouts: dict[str, Layout] = {}
+        self._shares: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     @classmethod
     def parse(cls, text: str) -> Schema:
@@ -164,6 +165,11 @@ class Schema:
         """
         structure, texts = parse_structure(text)
         return cls(structure, [Leaf.parse(leaf) for leaf in texts])
+
+    @cached_property
+    def booleans(self) -> frozenset[int]:
+        """The numbers of the leaves that are booleans."""
+        return frozenset([number for number, leaf in enumerate(self.leaves) if leaf.dtype == "bool"])
 
     @cached_property
     def text(self) -> str:
@@ -205,6 +211,30 @@ class Schema:
             if len(self._layouts) >= 64:
                 self._layouts.clear()
             self._layouts[leaves_text] = found
+        return found
+
+    def shares(self, leaves_texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Returns for each of some blobs the leaves that count there: those that no later one of them has.
+
+        Args:
+            leaves_texts: the leaves in each blob, as ``ranges_text`` writes them.
+
+        Raises:
+            ValueError: redisacc did not write such a text.
+        """
+        found = self._shares.get(leaves_texts)
+        if found is None:
+            last = {leaf: place for place, text in enumerate(leaves_texts) for leaf in self.layout(text).leaves}
+            found = tuple(
+                [
+                    tuple([leaf for leaf in self.layout(text).leaves if last[leaf] == place])
+                    for place, text in enumerate(leaves_texts)
+                ]
+            )
+            # Versions of a training list the same leaves over and over.
+            if len(self._shares) >= 64:
+                self._shares.clear()
+            self._shares[leaves_texts] = found
         return found
 
     def _lay_out(self, numbers: Sequence[int]) -> Layout:

@@ -144,17 +144,10 @@ class Manifest:
             found.append(self.state)
         return {blob.id: blob for blob in found}
 
-    def holders(self, schema: Schema) -> list[FullBlob | None]:
-        """Returns for each leaf the blob that holds it whole."""
-        found: list[FullBlob | None] = [None] * len(schema.leaves)
-        for blob in self.full:
-            leaves = schema.layout(blob.leaves).leaves
-            if len(leaves) == len(found):
-                found = [blob] * len(found)
-            else:
-                for leaf in leaves:
-                    found[leaf] = blob
-        return found
+    def shares(self, schema: Schema) -> list[tuple[FullBlob, tuple[int, ...]]]:
+        """Returns each full blob, and the leaves that it holds and no later one does."""
+        shares = schema.shares(tuple([blob.leaves for blob in self.full]))
+        return list(zip(self.full, shares, strict=True))
 
     def fields(self) -> list[str]:
         """Returns the fields of the record that list the blobs, each followed by its value."""
@@ -240,7 +233,7 @@ class ParameterRecord:
             rows_since=self._step("rows_since", self._since),
             state=state[0] if state else None,
         )
-        if None in manifest.holders(schema):
+        if sum([len(leaves) for _, leaves in manifest.shares(schema)]) != len(schema.leaves):
             raise self._foreign(self._keys, "full", self._full)
         return manifest
 

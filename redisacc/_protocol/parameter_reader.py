@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from redisacc._format.leaves import Schema, ranges_text
 from redisacc._format.parameter_record import (
     INDEX_BYTES,
     Blob,
-    FullBlob,
     Manifest,
     ParameterRecord,
     RowsBlob,
@@ -49,8 +48,7 @@ class VersionGoneError(Exception):
         return f"{self.args[0]} is missing: it was evicted (set maxmemory-policy noeviction) or removed by hand"
 
 
-@dataclass(slots=True)
-class _Place:
+class _Place(NamedTuple):
     """Where the value of a leaf is.
 
     Attributes:
@@ -305,18 +303,19 @@ class ParameterReader:
         return _Snapshot(record.version, record.step, tuple(whole))
 
     @staticmethod
-    def _needed(manifest: Manifest, schema: Schema, known: _Snapshot | None) -> tuple[dict[str, list[int]], list[int]]:
+    def _needed(
+        manifest: Manifest, schema: Schema, known: _Snapshot | None
+    ) -> tuple[dict[str, tuple[int, ...]], dict[int, int]]:
         """Returns which leaves are read from each full blob, and for each leaf, the step from which on rows count."""
-        needed: dict[str, list[int]] = {}
-        since = []
-        for leaf, holder in enumerate(manifest.holders(schema)):
-            assert isinstance(holder, FullBlob)
+        needed: dict[str, tuple[int, ...]] = {}
+        since: dict[int, int] = {}
+        for holder, leaves in manifest.shares(schema):
             # Rows are complete from the holder's own step on, and maybe from an earlier one on.
             if known is not None and known.step >= min(holder.step, max(holder.since, manifest.rows_since)):
-                since.append(known.step)
-            else:
-                needed.setdefault(holder.id, []).append(leaf)
-                since.append(holder.step)
+                since.update(dict.fromkeys(leaves, known.step))
+            elif leaves:
+                needed[holder.id] = leaves
+                since.update(dict.fromkeys(leaves, holder.step))
         return needed, since
 
     def _check_lengths(self, blobs: Sequence[Blob]) -> None:
@@ -371,11 +370,10 @@ class ParameterReader:
         self, schema: Schema, leaves: Sequence[int], offsets: Mapping[int, int], memory: Memory, blob: str
     ) -> None:
         """Raises unless every boolean is 0 or 1: numpy's results for other bytes depend on what it does with them."""
-        for leaf in leaves:
-            if schema.leaves[leaf].dtype == "bool":
-                data = memory.bytes[offsets[leaf] : offsets[leaf] + schema.leaves[leaf].nbytes]
-                if data.size and data.max() > 1:
-                    raise self._not_boolean(blob)
+        for leaf in schema.booleans.intersection(leaves):
+            data = memory.bytes[offsets[leaf] : offsets[leaf] + schema.leaves[leaf].nbytes]
+            if data.size and data.max() > 1:
+                raise self._not_boolean(blob)
 
     def _not_boolean(self, blob: str) -> CorruptDataError:
         return CorruptDataError(f"{self._keys.object(blob, 0)}: a boolean that is neither 0 nor 1")
@@ -392,7 +390,9 @@ def _patched(place: _Place, nbytes: int, parts: list[_Rows]) -> _Place:
         spare, lacking = Memory(nbytes), ()
         np.copyto(spare.bytes, place.memory.bytes[place.offset : place.offset + nbytes])
     for part in (*lacking, *parts):
-        spare.bytes.reshape(-1, part.rows.shape[1])[part.indices] = part.rows
+        # A row as a single element is copied at once.
+        row = np.dtype((np.void, part.rows.shape[1]))
+        spare.bytes.view(row).put(part.indices, part.rows.reshape(-1).view(row))
     if place.offset or place.memory.bytes.nbytes != nbytes:
         # The memory is that of a blob with more leaves.
         return _Place(spare)

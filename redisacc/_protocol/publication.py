@@ -76,6 +76,9 @@ def plan(
         uploaded.append(full_blob(version, "full", step, step, whole))
     full = (*kept, *uploaded)
     listed, rows_since = _window(schema, listed, before.rows_since, full, set(changed))
+    if not listed or listed[-1].step != step:
+        # The rows of this very version have been dropped: a new full blob has them, and nothing would list theirs.
+        rows = {}
     manifest = Manifest(full=full, rows=tuple(listed), rows_since=rows_since, state=state)
     still = manifest.blobs(schema)
     retired = [blob for blob in before.blobs(schema).values() if blob.id not in still]
@@ -100,13 +103,11 @@ def _holders(
     Returns:
         The full blobs that remain; the leaves that get a new one; and since when readers don't need that.
     """
-    of_blob: dict[str, list[int]] = {}
-    for leaf, blob in enumerate(before.holders(schema)):
-        if blob is not None and leaf in changed:
-            of_blob.setdefault(blob.id, []).append(leaf)
-    kept, moved, since = [], [], -(2**63)
-    for blob in before.full:
-        leaves = of_blob.get(blob.id)
+    kept: list[FullBlob] = []
+    moved: list[int] = []
+    since = -(2**63)
+    for blob, held in before.shares(schema):
+        leaves = [leaf for leaf in held if leaf in changed]
         if not leaves:
             continue
         needed = sum(schema.leaves[leaf].nbytes for leaf in leaves)
