@@ -17,10 +17,12 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
     """Sums dense gradients of one shape, and hands out their mean or sum once there are enough of them.
 
     Args:
-        dtype: the element type, as in ``ConditionalAccumulatorBase``, which also describes the arguments that are not
-            listed here.
+        dtype: the element type: float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, complex64,
+            complex128, qint8, quint8, qint16, quint16 or qint32; as a name, a numpy dtype, or torch's or TensorFlow's.
         shape: the shape of every gradient. None leaves it open, and None or -1 leaves one dimension open, until the
             first gradient of a round fixes it for that round.
+        reduction_type: "MEAN" (or None) or "SUM". ``ConditionalAccumulatorBase`` describes the arguments that are not
+            listed here.
 
     Raises:
         InvalidArgumentError, SchemaMismatchError, ServerUnavailableError: as in ``ConditionalAccumulatorBase``.

@@ -25,11 +25,13 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
     "round".
 
     Args:
-        dtype: the element type, as in ``ConditionalAccumulatorBase``, which also describes the arguments that are not
-            listed here.
+        dtype: the element type: float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, complex64,
+            complex128, qint8, quint8, qint16, quint16 or qint32; as a name, a numpy dtype, or torch's or TensorFlow's.
         shape: the shape of the whole array, of which gradients hold rows. None leaves it open, and None or -1 leaves
             one dimension open. Dimension 0 bounds the indices; the other dimensions are those of a row, and rows may
             have more dimensions than declared. () means one value for each index.
+        reduction_type: "MEAN" (or None) or "SUM". ``ConditionalAccumulatorBase`` describes the arguments that are not
+            listed here.
         sparse_mean: what "MEAN" divides the sum of a row by: "index" for the number of gradients that held its index,
             as TensorFlow does; "round" for the number of all gradients of the round, as if the others had held zeros,
             which is the mean that data-parallel training needs. Without effect on "SUM".

@@ -109,6 +109,12 @@ CLASSES = {node.name: (module, node) for module, node in NODES if isinstance(nod
 FUNCTIONS = [(module, node) for module, node in NODES if isinstance(node, Function)]
 
 
+def _ancestors(cls: ast.ClassDef) -> list[str]:
+    """The names of the package's classes that a class inherits from, at any distance."""
+    known = [base for base in _base_names(cls) if base in CLASSES]
+    return known + [further for base in known for further in _ancestors(CLASSES[base][1])]
+
+
 def _faults(module: str, node: ast.ClassDef | Function) -> list[str]:
     """Differences between what a docstring lists and what there is."""
     docstring = ast.get_docstring(node) or ""
@@ -121,8 +127,8 @@ def _faults(module: str, node: ast.ClassDef | Function) -> list[str]:
         parameters = _parameters(constructors[0]) if constructors else fields
         described_there = {
             name
-            for base in _base_names(node)
-            if base in docstring and base in CLASSES
+            for base in _ancestors(node)
+            if base in docstring
             for name in _entries(ast.get_docstring(CLASSES[base][1]) or "", "Args")
         }
         if attributes := _entries(docstring, "Attributes"):
