@@ -30,7 +30,7 @@ $(VENV)/.test: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]' build
 	@touch $@
 
-demo: $(VENV)/.demo ## 1 min | train word vectors with several processes through a real server
+demo: $(VENV)/.demo ## 1 min | train word vectors with several processes, kill two of them, and check the result
 	$(BIN)/redisacc demo
 
 server: $(VENV)/.demo ##  | run a server in the foreground, for trying things out

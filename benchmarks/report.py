@@ -35,6 +35,7 @@ def render(results: Results, drawn: dict[str, str]) -> str:
     parts = [_head(results)]
     for section, make in (
         ("six-rows", _six_rows),
+        ("steps", _steps),
         ("others", _others),
         ("limits", _limits),
         ("bound", _bound),
@@ -323,6 +324,75 @@ def _growth(section: Results, drawn: dict[str, str]) -> str:
             ),
             _picture(drawn, name),
         ]
+    return "\n".join(parts)
+
+
+def _steps(section: Results, drawn: dict[str, str]) -> str:
+    del drawn
+    model = section["model"]
+    parts = [
+        "## A training step of four workers",
+        "",
+        f"A model of {model['arrays']} arrays; a gradient of it has {_short(model['bytes_of_a_gradient'] / 1e6)} MB. A "
+        "step is over when every worker has the new weights: each worker has applied its gradient, and the chief has "
+        "taken the mean, subtracted it from the weights and published them. Steps follow one another without a pause, "
+        f"and {section['block']} of them are timed together. The chief and the workers are processes of their own. "
+        "TensorFlow has a variable and an accumulator for each array on its parameter server, which also updates the "
+        "variables, so it moves fewer bytes: the means never leave the server. Of tables, its workers read the rows "
+        "that they need, and redisacc's those that have changed. The bare sockets move the bytes that redisacc moves, "
+        "without copies, checks or guarantees. Weights were compared with numpy's after every block.",
+        "",
+    ]
+    for label, title in (("in memory", "Nothing on disk"), ("as embedded", "The embedded server with its defaults")):
+        part = section[label]
+        rows = []
+        for key, peer in part["peers"].items():
+            cpu, used = peer["cpu_seconds_a_step"], peer["server_a_step"]
+            rows.append(
+                [
+                    peer["name"],
+                    _ms(peer["seconds"]),
+                    _times(part["ratios"][key]) if key in part["ratios"] and "tensorflow" in part["peers"] else "",
+                    *(_short(cpu[name] * 1e3) for name in ("workers", "chief", "server")),
+                    *(_short(used[name] / 1e6) if used else "" for name in ("bytes_in", "bytes_out")),
+                ]
+            )
+        wanted = [f"{name} {part[name]:g}x" for name in ("bar", "goal") if name in part]
+        parts += [
+            f"### {title}",
+            "",
+            f"TensorFlow's time divided by redisacc's: {', '.join(wanted)}.",
+            "",
+            _table(
+                [
+                    "",
+                    "step, ms",
+                    "TensorFlow takes",
+                    "CPU of the workers, ms",
+                    "of the chief",
+                    "of the server",
+                    "in, MB",
+                    "out, MB",
+                ],
+                rows,
+            ),
+        ]
+    small = section["small"]
+    parts += [
+        "### Number of arrays",
+        "",
+        "The same bytes in more and more arrays, with TreeAccumulator and Parameters and nothing on disk.",
+        "",
+        _table(
+            ["arrays", "step, ms", "as a multiple of one array"],
+            [[f"{point['arrays']:,}", _ms(point["seconds"]), f"{point['ratio']:.2f}x"] for point in section["growth"]],
+        ),
+        f"Applying a tree of {small['arrays']} small arrays, {_short(small['bytes'] / 1e3)} kB in total, takes "
+        f"{_short(small['seconds']['tree']['median'] * 1e6)} µs, and one dense array of as many bytes "
+        f"{_short(small['seconds']['array']['median'] * 1e6)} µs: {_times(small['ratio'])} (bar: at most "
+        f"{small['bar']:g}x).",
+        "",
+    ]
     return "\n".join(parts)
 
 

@@ -1,9 +1,9 @@
 """Steps by bare sockets: the same bytes on the same ways and the same arithmetic, without checks or guarantees.
 
 It measures the work that no client of a Redis server can avoid. Workers SET a gradient in pieces and announce it in a
-list. The chief waits on that list, GETs the gradients, adds them, updates the weights, SETs them, and pushes a token for
-each worker, which GETs the weights. All arrays that are sent lie in one piece of memory, so nothing is copied to pack
-them. Of the tables, the same number of rows is sent; as nobody adds them up, they are not checked.
+list. The chief waits on that list, GETs the gradients, adds them, updates the weights, SETs them, and pushes a token
+for each worker, which GETs the weights. All arrays that are sent lie in one piece of memory, so nothing is copied to
+pack them. Of the tables, the same number of rows is sent; as nobody adds them up, they are not checked.
 """
 
 from urllib.parse import urlsplit

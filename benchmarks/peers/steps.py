@@ -60,7 +60,8 @@ class StepActor(common.Actor):
             return
         for name, found in self.weights().items():
             wanted = self.expected(name)
+            values = found
             if isinstance(found, tuple):
-                indices, found = found
+                indices, values = found
                 wanted = wanted[indices]
-            common.compare({"step": self.step, "leaf": name}, (None, found), (None, wanted))
+            common.compare({"step": self.step, "leaf": name}, (None, values), (None, wanted))

@@ -58,8 +58,9 @@ def steps(run: Run) -> dict[str, Any]:
         print(f"  {model.name}, {label}")
         with contextlib.ExitStack() as stack:
             peers = [_tensorflow(run, stack, folder, model)] if run.tensorflow else []
-            for method in ("direct", "loop"):
-                peers.append(_redisacc(run, stack, folder, model, method, persistent=persistent))
+            peers += [
+                _redisacc(run, stack, folder, model, method, persistent=persistent) for method in ("direct", "loop")
+            ]
             if not persistent:
                 peers.append(_bare(run, stack, folder, model))
             results[label] = {**(PERSISTENT if persistent else IN_MEMORY), **_compete(peers, blocks)}

@@ -2,31 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from redisacc._data.validation import Array
 
 
-@dataclass(slots=True)
 class Section:
     """A dense array, or rows of a larger one, in a gradient.
 
+    Args:
+        values: the array of a dense section, or the rows ``[n, *row]`` of a sparse one. A dense section of a tree may
+            be several vectors, one after the other, which are put together only where that is needed.
+        indices: see below.
+        counts: see below.
+        ours: see below.
+
     Attributes:
-        values: the array of a dense section, or the rows ``[n, *row]`` of a sparse one.
+        arrays: the values, as they were given.
         indices: strictly increasing int64 ``[n]`` of a sparse section; None for a dense one.
         counts: uint64 ``[n]``: how many gradients held each index, if this is a sparse sum of several; else None.
         ours: whether the arrays are our own memory, which may be written to and handed out. A caller's arrays are not.
     """
 
-    values: Array
-    indices: Array | None = None
-    counts: Array | None = None
-    ours: bool = False
+    __slots__ = ("arrays", "counts", "indices", "ours")
+
+    def __init__(
+        self,
+        values: Array | Sequence[Array],
+        indices: Array | None = None,
+        counts: Array | None = None,
+        ours: bool = False,
+    ) -> None:
+        self.arrays: Sequence[Array] = (values,) if isinstance(values, np.ndarray) else values
+        self.indices = indices
+        self.counts = counts
+        self.ours = ours
+
+    @property
+    def values(self) -> Array:
+        """The values in one piece."""
+        if len(self.arrays) != 1:
+            self.arrays = (np.concatenate(self.arrays),)
+        return self.arrays[0]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the values."""
+        return self.arrays[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the values."""
+        return self.arrays[0].shape if len(self.arrays) == 1 else (self.size,)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the values."""
+        return sum([array.size for array in self.arrays])
 
     @property
     def nbytes(self) -> int:
         """The size of its arrays in bytes."""
-        size: int = self.values.nbytes
+        size = sum([array.nbytes for array in self.arrays])
         if self.indices is not None:
             size += self.indices.nbytes
         if self.counts is not None:

@@ -14,9 +14,12 @@ from redisacc._data.validation import Array, shape_text
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
+# Dense leaves of fewer bytes than this are put together before they are sent.
+JOINED_BYTES = 16 * 1024
+
 
 def tree_gradient(spec: TreeSpec, tree: object, what: str) -> Gradient:
-    """Returns a tree of gradients in the form in which it is sent. Dense leaves are copied, because they are packed.
+    """Returns a tree of gradients in the form in which it is sent. Large dense leaves are not copied.
 
     Args:
         spec: what the accumulator was created as.
@@ -35,13 +38,32 @@ def tree_gradient(spec: TreeSpec, tree: object, what: str) -> Gradient:
         else:
             dense.setdefault(leaf.section, []).append(_elements(leaf, value, what))
     for number, arrays in dense.items():
-        # Not our own memory: a retry must send the same bytes, so nobody may add to it.
-        sections[number] = Section(np.concatenate(arrays))
+        sections[number] = Section(_joined(arrays))
     if spec.missing == "skip":
         sections[-1] = Section(np.array([leaf is not None for leaf in leaves], np.int32))
     packed = tuple([section for section in sections if section is not None])
     assert len(packed) == len(sections)
     return Gradient(packed)
+
+
+def _joined(arrays: list[Array]) -> list[Array]:
+    """Returns vectors, one after the other, with neighbours that are small put together.
+
+    A large one is sent from the memory where it is. For a small one, the copy costs less than a place of its own would.
+    """
+    joined: list[Array] = []
+    small: list[Array] = []
+    for array in arrays:
+        if array.nbytes < JOINED_BYTES:
+            small.append(array)
+            continue
+        if small:
+            joined.append(np.concatenate(small))
+            small = []
+        joined.append(array)
+    if small:
+        joined.append(np.concatenate(small))
+    return joined
 
 
 def _elements(leaf: Leaf, value: object, what: str) -> Array:

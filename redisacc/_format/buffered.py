@@ -27,7 +27,7 @@ from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format.keys import Keys
-from redisacc._redis.fast_socket import Command
+from redisacc._redis.fast_socket import Command, Pieces
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError
 
@@ -172,16 +172,17 @@ def _header(described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], number
 
 def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> Staged:
     """Prepares a gradient for its way to the server: inline if it is small, in parts otherwise."""
-    described = tuple([(section.values.dtype, section.values.shape) for section in gradient.sections])
+    described = tuple([(section.dtype, section.shape) for section in gradient.sections])
     sparse, dense = _arrays(gradient)
     if gradient.nbytes <= INLINE_BYTES:
-        pieces = [array.tobytes() for array in (*sparse, *dense)]
-        data = pieces[0] if len(pieces) == 1 else b"".join(_aligned(pieces))
+        if len(sparse) + len(dense) == 1:
+            data = b"".join([array.tobytes() for array in (*sparse, *dense)[0]])
+        else:
+            data = b"".join(_aligned([*sparse, *dense]))
         return Staged(_header(described, gradient.number, ()), data, [], [])
     # The sparse sections have parts of their own, padded so that the first dense one is aligned.
-    padded = _aligned([*map(_bytes_of, sparse), b""]) if dense else _aligned([*map(_bytes_of, sparse)])
-    parts = [*_cut(padded), *_cut(_aligned([*map(_bytes_of, dense)]))]
-    lengths = [len(part) for part in parts]
+    parts = [*cut(_aligned([*sparse, ()] if dense else sparse), PART_BYTES), *cut(_aligned(dense), PART_BYTES)]
+    lengths = [part.nbytes for part in parts]
     header = _header(described, gradient.number, tuple(lengths))
     commands: list[Command] = [
         ("SET", keys.staged(gradient_id, number), part, "PX", STAGING_MS) for number, part in enumerate(parts)
@@ -193,38 +194,49 @@ def _bytes_of(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _arrays(gradient: Gradient) -> tuple[list[Array], list[Array]]:
-    """Returns the arrays of the sparse sections and of the dense ones, little-endian. Empty ones are left out."""
-    sparse: list[Array] = []
-    dense: list[Array] = []
+def _arrays(gradient: Gradient) -> tuple[list[Sequence[Array]], list[Sequence[Array]]]:
+    """Returns the arrays of the sparse sections and of the dense ones, little-endian. Empty ones are left out.
+
+    Each array may be in several pieces.
+    """
+    sparse: list[Sequence[Array]] = []
+    dense: list[Sequence[Array]] = []
     for section in gradient.sections:
         if section.indices is None:
-            dense.append(section.values)
+            dense.append(section.arrays)
         else:
-            counts = [] if section.counts is None or gradient.number == 1 else [section.counts]
-            sparse += [section.indices, *counts, section.values]
+            counts = [] if section.counts is None or gradient.number == 1 else [(section.counts,)]
+            sparse += [(section.indices,), *counts, section.arrays]
     return _little_endian(sparse), _little_endian(dense)
 
 
-def _little_endian(arrays: list[Array]) -> list[Array]:
-    return [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays if array.nbytes]
+def _little_endian(arrays: list[Sequence[Array]]) -> list[Sequence[Array]]:
+    found = [
+        [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in pieces if array.nbytes]
+        for pieces in arrays
+    ]
+    return [pieces for pieces in found if pieces]
 
 
-def _aligned(pieces: Sequence[Any]) -> list[Any]:
-    """Returns pieces with zeros between them, so that each begins at a multiple of ALIGNMENT."""
-    aligned: list[Any] = []
-    for piece in pieces:
-        if aligned and len(aligned[-1]) % ALIGNMENT:
-            aligned.append(bytes(-len(aligned[-1]) % ALIGNMENT))
-        aligned.append(piece)
+def _aligned(arrays: Sequence[Sequence[Array]]) -> list[memoryview]:
+    """Returns the bytes of arrays, with zeros between them, so that each begins at a multiple of ALIGNMENT."""
+    aligned: list[memoryview] = []
+    end = 0
+    for pieces in arrays:
+        if end % ALIGNMENT:
+            aligned.append(memoryview(bytes(-end % ALIGNMENT)))
+            end += -end % ALIGNMENT
+        for array in pieces:
+            aligned.append(_bytes_of(array))
+            end += array.nbytes
     return aligned
 
 
-def _cut(pieces: Sequence[Any]) -> list[Any]:
-    """Returns pieces, one after the other, cut into parts of PART_BYTES. A part within one piece is not copied."""
-    parts: list[Any] = []
-    waiting: list[Any] = []
-    room = PART_BYTES
+def cut(pieces: Sequence[memoryview], size: int) -> list[memoryview | Pieces]:
+    """Returns pieces of bytes, one after the other, cut into parts of this size. Nothing is copied."""
+    parts: list[memoryview | Pieces] = []
+    waiting: list[memoryview] = []
+    room = size
     for piece in pieces:
         start = 0
         while start < len(piece):
@@ -233,10 +245,10 @@ def _cut(pieces: Sequence[Any]) -> list[Any]:
             room -= len(taken)
             waiting.append(taken)
             if not room:
-                parts.append(waiting[0] if len(waiting) == 1 else b"".join(waiting))
-                waiting, room = [], PART_BYTES
+                parts.append(waiting[0] if len(waiting) == 1 else Pieces(waiting))
+                waiting, room = [], size
     if waiting:
-        parts.append(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+        parts.append(waiting[0] if len(waiting) == 1 else Pieces(waiting))
     return parts
 
 

@@ -79,16 +79,17 @@ def fits(gradient: Gradient, spec: AccumulatorSpec, limit: int) -> bool:
     for section in gradient.sections:
         rows = _rows(section, spec.chunk)
         if rows:
-            cost += section.values.size + ROW_COST * rows + SECTION_COST
+            cost += section.size + ROW_COST * rows + SECTION_COST
         if cost > limit:
             return False
     return all(map(_is_exact, gradient.sections, spec.sections))
 
 
 def _is_exact(section: Section, spec: SectionSpec) -> bool:
-    values, dtype = section.values, spec.dtype
-    if dtype.limit is None or values.dtype == dtype.storage or values.size == 0:
+    dtype = spec.dtype
+    if dtype.limit is None or section.dtype == dtype.storage or section.size == 0:
         return True
+    values = section.values
     return int(values.min()) >= -EXACT_IN_DOUBLE and int(values.max()) <= EXACT_IN_DOUBLE
 
 
@@ -103,7 +104,7 @@ def pack_rows(gradient: Gradient, spec: AccumulatorSpec) -> list[PackedRows]:
 
 def _rows(section: Section, chunk: int) -> int:
     """Returns how many rows of the ``sums`` hash a section has."""
-    return math.ceil(section.values.size / chunk) if section.indices is None else len(section.indices)
+    return math.ceil(section.size / chunk) if section.indices is None else len(section.indices)
 
 
 def _packed(section: Section, spec: SectionSpec, chunk: int) -> PackedRows:

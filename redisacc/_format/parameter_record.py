@@ -43,9 +43,14 @@ _COUNT = re.compile(r"([0-9]{1,6})=([0-9]{1,15})")
 _MAX_ENTRIES = 10_000
 
 
+def part_size(nbytes: int) -> int:
+    """Returns the bytes of each part of a blob but the last."""
+    return max(PART_BYTES, -(-nbytes // MAX_PARTS))
+
+
 def part_lengths(nbytes: int) -> list[int]:
     """Returns the bytes of each part of a blob."""
-    size = max(PART_BYTES, -(-nbytes // MAX_PARTS))
+    size = part_size(nbytes)
     return [min(size, nbytes - start) for start in range(0, nbytes, size)]
 
 

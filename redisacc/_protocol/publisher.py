@@ -15,9 +15,10 @@ import numpy as np
 
 from redisacc._data.tree import flatten
 from redisacc._data.validation import Array, array, indices
-from redisacc._format.buffered import STAGING_MS
+from redisacc._format.buffered import STAGING_MS, cut
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Layout, Leaf, Schema, ranges_text
+from redisacc._format.packing import packed, packed_rows
 from redisacc._format.parameter_record import (
     FORMAT,
     MAX_BLOB_BYTES,
@@ -25,7 +26,7 @@ from redisacc._format.parameter_record import (
     Manifest,
     ParameterRecord,
     announcement,
-    part_lengths,
+    part_size,
 )
 from redisacc._protocol.opening import list_name
 from redisacc._protocol.parameter_deletion import delete_parameters
@@ -79,22 +80,23 @@ class _Published:
 class _Uploads:
     """The parts of a version on their way to the server."""
 
-    def __init__(self, keys: ParameterKeys, blobs: Sequence[tuple[str, Array]]) -> None:
-        self.blobs = [Blob(blob, data.nbytes) for blob, data in blobs]
+    def __init__(self, keys: ParameterKeys, blobs: Sequence[tuple[str, Sequence[memoryview]]]) -> None:
+        self.blobs = [_blob_of(*blob) for blob in blobs]
         self.staged: list[str] = []
         self.objects: list[str] = []
         self.lengths: list[int] = []
         self.commands: list[Command] = []
         expiry_ms = max(STAGING_MS, sum(blob.nbytes for blob in self.blobs) // SLOWEST_UPLOAD)
-        for blob, data in blobs:
-            start = 0
-            for number, length in enumerate(part_lengths(data.nbytes)):
-                self.staged.append(keys.staged(blob, number))
-                self.objects.append(keys.object(blob, number))
-                self.lengths.append(length)
-                part = data[start : start + length].data
+        for blob, (name, pieces) in zip(self.blobs, blobs, strict=True):
+            for number, part in enumerate(cut(pieces, part_size(blob.nbytes))):
+                self.staged.append(keys.staged(name, number))
+                self.objects.append(keys.object(name, number))
+                self.lengths.append(part.nbytes)
                 self.commands.append(("SET", self.staged[-1], part, "PX", expiry_ms))
-                start += length
+
+
+def _blob_of(name: str, pieces: Sequence[memoryview]) -> Blob:
+    return Blob(name, sum([piece.nbytes for piece in pieces]))
 
 
 class Publisher:
@@ -119,8 +121,6 @@ class Publisher:
         self._listed = False
         # The version to which ``changed`` refers: the one that the caller has published, or got, last.
         self._callers = ""
-        # Whole leaves are put together here: which leaves, and the memory.
-        self._packed: tuple[str, Array] = ("", np.empty(0, np.uint8))
 
     def note_caller_has(self, version: str) -> None:
         """Notes the version that the caller got."""
@@ -222,17 +222,18 @@ class Publisher:
         incarnation: str,
         publisher: str,
     ) -> Reply:
-        blobs = [(blob.id, self._pack_whole(wanted, blob.leaves)) for blob in planned.full]
+        whole = [(blob.id, wanted.schema.layout(blob.leaves)) for blob in planned.full]
+        blobs = [(blob, packed(wanted.schema, wanted.arrays, layout)) for blob, layout in whole]
         if planned.rows:
-            blobs.append((f"{version}-rows", _pack_rows(wanted, planned.rows)))
-        told = announcement(wanted.step, [Blob(blob, data.nbytes) for blob, data in blobs])
+            blobs.append((f"{version}-rows", packed_rows(wanted.schema, wanted.arrays, planned.rows)))
+        told = announcement(wanted.step, [_blob_of(*blob) for blob in blobs])
         fields = [*planned.manifest.fields(), "publisher", publisher, "state_structure"]
         if wanted.state is None:
             fields.append("")
         else:
             schema, arrays = wanted.state
             fields.append(schema.text)
-            blobs.append((f"{version}-state", _packed(schema, arrays, _whole(schema))))
+            blobs.append((f"{version}-state", packed(schema, arrays, _whole(schema))))
         if last is None:
             fields += ["format", FORMAT, "structure", wanted.schema.text]
             fields += ["leaves", str(len(wanted.schema.leaves)), "bytes", str(wanted.schema.nbytes)]
@@ -253,15 +254,6 @@ class Publisher:
             # some time: others get between.
             after=[("UNLINK", key) for blob in planned.removed for key in blob.keys(self._keys)],
         )
-
-    def _pack_whole(self, wanted: Wanted, leaves: str) -> Array:
-        layout = wanted.schema.layout(leaves)
-        if self._packed[0] != leaves or self._packed[1].nbytes != layout.nbytes:
-            if len(layout.leaves) == 1 or leaves != ranges_text(range(len(wanted.schema.leaves))):
-                return _packed(wanted.schema, wanted.arrays, layout)
-            # New memory for each version would cost more than the copy itself.
-            self._packed = leaves, np.zeros(layout.nbytes, np.uint8)
-        return _packed(wanted.schema, wanted.arrays, layout, self._packed[1])
 
     def _agreed(self, wanted: Wanted) -> Wanted:
         """Returns the same, if its tree is like the one that is published.
@@ -355,25 +347,6 @@ def _checked_rows(schema: Schema, changed: object) -> dict[int, Array]:
             raise InvalidArgumentError(f"{what} must be below {shape[0]}, the number of rows, but holds {last}")
         found[leaf] = rows if ascending else np.unique(rows)
     return found
-
-
-def _packed(schema: Schema, arrays: Sequence[Array], layout: Layout, into: Array | None = None) -> Array:
-    """Returns leaves one after the other, as bytes. A single one is not copied."""
-    if len(layout.leaves) == 1 and schema.leaves[layout.leaves[0]].nbytes == layout.nbytes:
-        leaf = layout.leaves[0]
-        return schema.leaves[leaf].bytes_of(arrays[leaf])
-    data = np.zeros(layout.nbytes, np.uint8) if into is None else into
-    for leaf, offset in zip(layout.leaves, layout.offsets, strict=True):
-        data[offset : offset + schema.leaves[leaf].nbytes] = schema.leaves[leaf].bytes_of(arrays[leaf])
-    return data
-
-
-def _pack_rows(wanted: Wanted, rows: Mapping[int, Array]) -> Array:
-    pieces = []
-    for leaf, chosen in rows.items():
-        pieces.append(chosen.astype("<i8", copy=False).view(np.uint8))
-        pieces.append(wanted.schema.leaves[leaf].bytes_of(wanted.arrays[leaf][chosen]))
-    return np.concatenate(pieces)
 
 
 def _difference(schema: Schema, one: Sequence[Array], other: Sequence[Array]) -> str | None:

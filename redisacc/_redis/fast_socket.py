@@ -27,7 +27,19 @@ from redisacc._redis.faults import BrokenError, ReplyError, SilentError
 from redisacc._redis.reply_reader import ReplyReader
 from redisacc._text import shown
 
-Argument = bytes | str | int | memoryview
+
+class Pieces(tuple[memoryview, ...]):
+    """An argument that lies in several places in memory, piece by piece. It is sent without being put together."""
+
+    __slots__ = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Its length in bytes."""
+        return sum([piece.nbytes for piece in self])
+
+
+Argument = bytes | str | int | memoryview | Pieces
 Command = Sequence[Argument]
 
 # Buffers below this size are copied together, because a system call for each would cost more.
@@ -145,7 +157,7 @@ class ClientConnection:
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         pooled = self.pooled
         with translated():
-            pooled.send_packed_command(pooled.pack_commands([_without_numbers(command) for command in commands]))
+            pooled.send_packed_command(pooled.pack_commands([plain(command) for command in commands]))
         return [self._reply(deadline) for _ in commands]
 
     def _reply(self, deadline: float) -> Any:
@@ -419,30 +431,49 @@ class _Incoming:
 def pack_commands(commands: Sequence[Command]) -> list[bytes | memoryview]:
     """Returns commands in RESP, as buffers: large memoryviews as they are, and everything else joined."""
     buffers: list[bytes | memoryview] = []
-    pending: list[bytes] = []
+    pending: list[bytes | memoryview] = []
     for command in commands:
-        if memoryview not in map(type, command):
-            pending.append(hiredis.pack_command(_without_numbers(command)))
+        if _VIEWS.isdisjoint(map(type, command)):
+            pending.append(hiredis.pack_command(plain(command)))
             continue
         pending.append(b"*%d\r\n" % len(command))
         for argument in command:
-            if isinstance(argument, memoryview) and len(argument) >= GATHER_BYTES:
-                pending.append(b"$%d\r\n" % len(argument))
-                buffers += (b"".join(pending), argument)
-                pending = [b"\r\n"]
+            if not isinstance(argument, (memoryview, Pieces)):
+                data = argument if isinstance(argument, bytes) else str(argument).encode()
+                pending.append(b"$%d\r\n%b\r\n" % (len(data), data))
                 continue
-            data = str(argument).encode() if isinstance(argument, (str, int)) else bytes(argument)
-            pending.append(b"$%d\r\n%b\r\n" % (len(data), data))
+            pending.append(b"$%d\r\n" % argument.nbytes)
+            for piece in argument if isinstance(argument, Pieces) else (argument,):
+                if len(piece) < GATHER_BYTES:
+                    pending.append(piece)
+                    continue
+                if pending:
+                    buffers.append(b"".join(pending))
+                buffers.append(piece)
+                pending = []
+            pending.append(b"\r\n")
     buffers.append(pending[0] if len(pending) == 1 else b"".join(pending))
     return buffers
 
 
-def _without_numbers(command: Command) -> tuple[Any, ...]:
-    """Returns a command with its numbers as text.
+def plain(command: Command) -> tuple[Any, ...]:
+    """Returns a command as clients take it: its numbers as text, and arguments in pieces put together.
 
     If a signal handler raises while hiredis (3.5.0) converts a number, hiredis crashes the process.
     """
-    return tuple([b"%d" % argument if type(argument) is int else argument for argument in command])
+    if not _CONVERTED.isdisjoint(map(type, command)):
+        return tuple([_converted(argument) for argument in command])
+    return tuple(command)
+
+
+def _converted(argument: Argument) -> Any:
+    if type(argument) is int:
+        return b"%d" % argument
+    return b"".join(argument) if type(argument) is Pieces else argument
+
+
+_VIEWS = frozenset((memoryview, Pieces))
+_CONVERTED = frozenset((int, Pieces))
 
 
 # The types of replies that are neither errors nor pushes.

@@ -360,7 +360,7 @@ class Transport:
         for command in commands:
             try:
                 with translated():
-                    replies.append(self.client.execute_command(*command, NEVER_DECODE=True))
+                    replies.append(self.client.execute_command(*fast_socket.plain(command), NEVER_DECODE=True))
             except ReplyError as error:
                 replies.append(error)
         return replies

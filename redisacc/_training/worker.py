@@ -232,7 +232,9 @@ class Worker:
         contributed = None
         if self._accumulator is not None:
             try:
-                contributed = read_contributors(self._transport, Keys(self.shared_name)).workers
+                # Once the round of this step is taken, the next one is empty, and nobody is missing from it.
+                if self._step is None or self._accumulator.global_step() <= self._step:
+                    contributed = read_contributors(self._transport, Keys(self.shared_name)).workers
             except RedisAccError as error:
                 logger.debug("%s: %s", self.shared_name, error)
         return crew_text(self._crew, contributed=contributed)

@@ -353,7 +353,7 @@ class Bytes:
         run = Transport.run_and_read
 
         def count_run(transport, *args, before=(), **options):
-            self.sent += sum(len(command[2]) for command in before)
+            self.sent += sum(command[2].nbytes for command in before)
             return run(transport, *args, before=before, **options)
 
         def count_fetch(transport, arrivals, **options):
@@ -784,3 +784,17 @@ def test_rows_that_nobody_needs_are_not_uploaded(open_parameters, client):
         for key in client.scan_iter(f"{weights.parameters_ref}:object:*"):
             assert key.split(b":")[-2] in listed or client.pttl(key) > 0
         assert open_parameters("w").latest()[1]["table"].tolist() == table.tolist()
+
+
+def test_small_and_large_leaves_in_any_order(open_parameters):
+    # Small neighbours are put together, and large leaves are sent from where they are, across the ends of parts.
+    sizes = {"a": 3, "b": 5001, "c": 9001, "d": 1, "e": 7, "f": 700_001, "g": 5}
+    rng = np.random.default_rng(0)
+    tree = {name: rng.integers(-9, 9, n).astype(np.float32) for name, n in sizes.items()}
+    wide = np.zeros((9001, 2), np.float32)
+    wide[:, 0] = tree["c"]
+    open_parameters().publish({**tree, "c": wide[:, 0]}, 0)
+    step, found = open_parameters().latest()
+    assert step == 0
+    for name in sizes:
+        np.testing.assert_array_equal(found[name], tree[name])

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ if not (ROOT / "benchmarks").is_dir():
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import models  # noqa: E402
 from benchmarks.crew import BenchmarkError, Crew  # noqa: E402
 from benchmarks.report import render  # noqa: E402
 from benchmarks.stats import ratio, summary  # noqa: E402
@@ -34,7 +36,7 @@ def run(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 
@@ -76,6 +78,54 @@ def test_the_smallest_run_writes_results_and_report(tmp_path: Path) -> None:
     report = (tmp_path / "README.md").read_text()
     for heading in ("A round of four workers", "Growth", "Longest scripts", "Longest calls on large keys"):
         assert f"## {heading}" in report
+
+
+def test_the_smallest_run_of_steps(tmp_path: Path) -> None:
+    done = run(tmp_path, "--only", "steps")
+    assert done.returncode == 0, done.stderr
+    steps = json.loads((tmp_path / "results.json").read_text())["steps"]
+    assert set(steps["in memory"]["peers"]) == {"direct", "loop", "bare"}
+    assert set(steps["as embedded"]["peers"]) == {"direct", "loop"}
+    assert [point["arrays"] for point in steps["growth"]] == [1, 4]
+    assert "## A training step of four workers" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize("program", ["direct", "loop", "bare"])
+def test_correct_steps_pass_and_wrong_weights_end_the_run(program: str, server: Server, tmp_path: Path) -> None:
+    model = replace(models.tiny(), name=f"steps-{program}")
+    models.write(tmp_path / "models", [model], 2)
+    # Changes one element of the second mean, so the weights are wrong from the second step on.
+    path = tmp_path / "models" / model.name / "mean-1.npz"
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["w"].flat[-1] += 1 / 64
+    np.savez(path, **arrays)
+    settings = {
+        "arrays": str(tmp_path / "models"),
+        "workloads": [],
+        "model": model.name,
+        "url": server.url,
+        "method": program,
+    }
+    peer = "bare_steps" if program == "bare" else "redisacc_steps"
+    with Crew("test", sys.executable, peer, workers=2, settings=settings, directory=tmp_path) as members:
+        members.round("", repeat=1)
+        # Checks the weights of the first step, which do not depend on the second mean.
+        timing = members.round("", repeat=1)
+        assert 0 < timing.elapsed <= timing.finished
+        with pytest.raises(BenchmarkError, match="wrong values"):
+            members.round("", repeat=1)
+
+
+def test_a_mean_divides_by_the_number_of_workers() -> None:
+    model = models.Model("m", (models.Leaf("w", (2,)), models.Leaf("t", (3, 1), 1)))
+    gradients = [
+        {"w": np.array([1.0, 2.0]), "t": np.array([[4.0]]), "t indices": np.array([0])},
+        {"w": np.array([3.0, 4.0]), "t": np.array([[8.0]]), "t indices": np.array([2])},
+    ]
+    mean = model.mean(gradients)
+    assert mean["w"].tolist() == [2.0, 3.0]
+    assert mean["t"].tolist() == [[2.0], [0.0], [4.0]]
 
 
 def test_an_unknown_section_is_refused(tmp_path: Path) -> None:

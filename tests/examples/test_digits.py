@@ -12,7 +12,7 @@ from running import Programs, kill_one_of, output_of, until_step
 from redisacc.embedded import Server
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_digits(tmp_path: Path) -> None:
     picture = tmp_path / "digits.png"
     with Server() as server, Programs(server.url) as programs:

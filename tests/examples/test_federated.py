@@ -11,7 +11,7 @@ from running import Programs, kill_one_of, output_of, until_step
 from redisacc.embedded import Server
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_federated() -> None:
     with Server() as server, Programs(server.url) as programs:
         run = programs.run(8, "federated.py")

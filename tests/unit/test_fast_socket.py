@@ -190,6 +190,24 @@ def test_commands_are_packed_as_resp_and_large_arguments_not_copied() -> None:
     assert np.shares_memory(np.frombuffer(shared[0], np.uint8), large)
 
 
+def test_an_argument_in_pieces_is_one_string_and_its_large_pieces_are_not_copied() -> None:
+    large = np.arange(2 * fast_socket.GATHER_BYTES, dtype=np.uint8)
+    small = np.arange(8, dtype=np.uint8)
+    half = fast_socket.GATHER_BYTES
+    whole = fast_socket.Pieces([small.data, large[:half].data, large[half:].data, small[:3].data])
+    assert whole.nbytes == 2 * half + 11
+    expected = small.tobytes() + large.tobytes() + small[:3].tobytes()
+    command = ("SET", "k", whole, "PX", 5)
+    buffers = fast_socket.pack_commands([command, ("SET", "e", fast_socket.Pieces())])
+    assert parse_commands(b"".join(buffers)) == [[b"SET", b"k", expected, b"PX", b"5"], [b"SET", b"e", b""]]
+    # No empty buffer lies between two that are sent from where they are.
+    assert [len(buffer) == half for buffer in buffers] == [False, True, True, False]
+    shared = [buffer for buffer in buffers if isinstance(buffer, memoryview)]
+    assert all(np.shares_memory(np.frombuffer(buffer, np.uint8), large) for buffer in shared)
+    # A client gets one string.
+    assert fast_socket.plain(command) == ("SET", "k", expected, "PX", b"5")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("buffers", [1, 1401])
 def test_more_than_the_kernel_takes_at_once(ends: Any, buffers: int) -> None:
