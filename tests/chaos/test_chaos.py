@@ -26,7 +26,7 @@ def test_nothing_is_lost_and_nothing_counted_twice(kind, pytestconfig):
 def test_a_training_gives_the_same_bits_as_undisturbed(seed, pytestconfig):
     with Training(seed=seed, workers=2, legs=(2, 4)) as training:
         training.replace()
-        training.disturb(20 if pytestconfig.getoption("--all") else 5)
+        training.disturb(20 if pytestconfig.getoption("--all") else 4)
         training.end()
     assert training.problems == []
     assert training.done["steps"] > 0

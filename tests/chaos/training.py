@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import redis
 from chaos.run import MEMORY
 from chaos.server import Server
 from chaos.trainee import FAILED, FINISHED, LEASE, NAME, undisturbed
 from support.leaks import leftovers
 
 import redisacc
+from redisacc._format.keys import ParameterKeys
 
 TRAINEE = Path(__file__).with_name("trainee.py")
 # If nothing has happened for this long, the training hangs, in seconds.
@@ -188,7 +190,8 @@ class Training:
                 return
             if self._look_after():
                 self._next_leg()
-            time.sleep(self._random.choice([0.0, 0.02, 0.1, 0.3]))
+            self._let_it_train(self._random.choice([0, 0, 1, 3]))
+            time.sleep(self._random.choice([0.0, 0.02, 0.1]))
             what = self._random.random()
             if what < 0.2:
                 self._kill_server()
@@ -196,6 +199,18 @@ class Training:
                 self.replace()
             elif self._crew:
                 self._kill(self._random.choice(sorted(self._crew)))
+
+    def _let_it_train(self, steps: int) -> None:
+        """Waits until so many more steps are published; not for long, because they may wait for one that is paused."""
+        until = time.monotonic() + 3.0
+        with self._server.client() as client:
+            first = self._step(client)
+            while self._step(client) < first + steps and time.monotonic() < until and not self._look_after():
+                time.sleep(0.01)
+
+    @staticmethod
+    def _step(client: redis.Redis) -> int:
+        return int(client.hget(ParameterKeys(NAME).record, "step") or 0)
 
     def _kill(self, place: tuple[str, int]) -> None:
         process = self._crew[place]
