@@ -64,9 +64,7 @@ def work(name: str, settings: Settings, corpus: Corpus) -> None:
     sampler = Sampler(corpus, settings)
     with redisacc.Worker(name) as worker:
         if worker.number >= settings.workers:
-            raise DemoError(
-                f"there is no worker {worker.number} in {name}, which has workers 0 to {settings.workers - 1}"
-            )
+            raise DemoError(f"there is no worker {worker.number} in {name}, which has workers 0 to {settings.workers - 1}")
         first = None
         for step, parameters in worker.steps():
             first = step if first is None else first
