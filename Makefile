@@ -30,7 +30,7 @@ $(VENV)/.test: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]' build
 	@touch $@
 
-demo: $(VENV)/.demo ## 1 min | train word vectors with several processes through a real server
+demo: $(VENV)/.demo ## 1 min | train word vectors with several processes, kill two of them, and check the result
 	$(BIN)/redisacc demo
 
 server: $(VENV)/.demo ##  | run a server in the foreground, for trying things out
@@ -67,6 +67,7 @@ client-matrix: $(VENV)/.test ## 25 min | run the tests of connections with redis
 C ?=
 chaos: $(VENV)/.test ## 5 min | break everything at once: connections, processes, the server
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)
+	PYTHONPATH=tests $(BIN)/python -m chaos.training --kills 50
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --long --servers valkey tests/failures/connections
 
 # Options, for example: make soak S="--seconds 3600"
@@ -106,8 +107,9 @@ wheel: $(VENV)/.test ## 1 min | build the wheel, and test it in an environment o
 	cd build/wheel && REDISACC_TEST_INSTALLED=1 bin/python -m pytest -n $(JOBS) --servers valkey \
 	  tests/unit tests/protocol tests/behaviour
 
-compose: ## 1 s | check docker-compose.yml
+compose: ## 1 s | check every docker-compose.yml
 	docker-compose config --quiet
+	docker-compose -f examples/two_machines/docker-compose.yml config --quiet
 
 TENSORFLOW := .venv-tensorflow
 $(TENSORFLOW)/.done:
@@ -148,12 +150,12 @@ $(VENV)/.docs: pyproject.toml
 docs: $(VENV)/.docs ## 30 s | build the documentation in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
-# torch has an environment of its own, because it is large.
+# torch has an environment of its own, because it is large. The examples that need JAX run there as well.
 $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
-	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]'
+	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]' 'jax==0.10.*'
 	@touch $@
 
-examples: $(TORCH)/.examples ## 2 min | test the examples with torch and scikit-learn (installs them in .venv-torch)
+examples: $(TORCH)/.examples ## 3 min | test the examples with torch, JAX and scikit-learn (installs them in .venv-torch)
 	$(TORCH)/bin/python -m pytest tests/examples
 
 JAX := .venv-jax
@@ -174,7 +176,7 @@ foreign: $(TORCH)/.examples $(JAX)/.foreign $(TENSORFLOW)/.foreign ## 2 min | te
 	$(TENSORFLOW)/bin/python -m pytest -q tests/foreign/test_tensorflow.py tests/docs/test_arrays.py
 
 # The steps of CI, which runs this target after installing the system's packages (.ci/run). A missing server fails there.
-STEPS := lint types compose docs demo wheel examples foreign test test-all
+STEPS := lint types compose docs demo wheel examples test test-all
 check: ## 16 min | run what CI runs
 	@started=$$(date +%s); for step in $(STEPS); do \
 	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \

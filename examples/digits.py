@@ -1,23 +1,21 @@
-"""Classifies handwritten digits by data-parallel logistic regression: each process holds a shard of the images.
+"""Classifies handwritten digits by data-parallel logistic regression: each worker holds a shard of the images.
 
     pip install 'redisacc[examples]'
-    python digits.py --redis redis://localhost:6379/0 --plot digits.png
+    redisacc run --server --workers 4 -- python digits.py --plot digits.png
 
-At the end it trains once more, in this process alone, and compares the weights.
+At the end the chief trains once more, in its process alone, and compares the weights.
 """
 
 import argparse
-import multiprocessing
 import os
 
 import numpy as np
-import redis
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import redisacc
 
-CLASSES, RATE, DECAY = 10, 0.5, 1e-4
+NAME, CLASSES, RATE, DECAY, STEPS = "digits", 10, 0.5, 1e-4, 200
 
 
 def images():
@@ -40,73 +38,34 @@ def descend(weights, loss, gradient, count):
     return weights - RATE * (gradient / count + DECAY * weights), loss / count
 
 
-def accumulator(client, name, worker):
-    """Opens an accumulator of sums, because shards differ in size. Its last row is for the image count and the loss.
-
-    A worker that is started again may compute a gradient that was counted before it died; a round accepts only one.
-    """
-    shape = [images()[0].shape[1] + 1, CLASSES]
-    return redisacc.ConditionalAccumulator(
-        np.float64, shape, name, reduction_type="SUM", once_per_worker=True, redis=client, worker=worker
-    )
-
-
-def work(url, name, index, workers, steps):
-    """Runs a worker. It reads the weights of each step from a stream, also after it was started again."""
-    client = redis.Redis.from_url(url)
-    sums = accumulator(client, name, f"worker-{index}")
+def work(workers):
+    """Runs a worker. Shards differ in size, so the number of images and the loss travel beside the gradient."""
     x, _, y, _ = images()
-    x, y = x[index::workers], y[index::workers]
-    seen, step = "0", -1
-    while step < steps - 1:
-        while not client.xread({f"{name}:weights": seen}, block=1000):
-            pass
-        [(seen, fields)] = client.xrevrange(f"{name}:weights", count=1)
-        step, weights = int(fields[b"step"]), np.frombuffer(fields[b"weights"]).reshape(-1, CLASSES)
-        loss, gradient = loss_and_gradient(weights, x, y)
-        counts = np.zeros((1, CLASSES))
-        counts[0, :2] = len(y), loss
-        sums.apply_grad(np.vstack([gradient, counts]), local_step=step)
+    with redisacc.Worker(NAME) as worker:
+        x, y = x[worker.number :: workers], y[worker.number :: workers]
+        for _, parameters in worker.steps():
+            loss, gradient = loss_and_gradient(parameters["weights"], x, y)
+            worker.apply({"weights": gradient, "loss": loss, "images": float(len(y))})
 
 
-def train(url, name, workers, steps):
-    """Runs the chief, which starts dead workers again."""
-    client = redis.Redis.from_url(url)
-    sums = accumulator(client, name, "chief")
-    context = multiprocessing.get_context("spawn")
-
-    def start(index):
-        process = context.Process(target=work, args=(url, name, index, workers, steps), daemon=True)
-        process.start()
-        return process
-
-    processes = [start(index) for index in range(workers)]
-    weights, losses = np.zeros((images()[0].shape[1], CLASSES)), []
-    try:
-        for step in range(steps):
-            client.xadd(f"{name}:weights", {"step": step, "weights": weights.tobytes()}, maxlen=2, approximate=False)
-            while True:
-                try:
-                    total = sums.take_grad(workers, timeout=5)
-                    break
-                except redisacc.TakeTimeoutError as late:
-                    print(late, flush=True)
-                    processes = [p if p.is_alive() else start(index) for index, p in enumerate(processes)]
-            weights, loss = descend(weights, total[-1, 1], total[:-1], total[-1, 0])
-            losses.append(loss)
-        return weights, losses
-    finally:
-        for process in processes:
-            process.terminate()
-        sums.delete()
-        client.delete(f"{name}:weights")
+def train():
+    """Runs the chief; returns the weights and the loss of each step, which also survive a restart."""
+    begin = {"weights": np.zeros((images()[0].shape[1], CLASSES)), "loss": 0.0, "images": 0.0}
+    with redisacc.Chief(NAME, begin, state=np.zeros(STEPS), reduction_type="SUM") as chief:
+        for taken in chief.rounds(until=STEPS):
+            total, losses = taken.gradient, chief.state.copy()
+            weights, losses[chief.step] = descend(
+                chief.parameters["weights"], total["loss"], total["weights"], total["images"]
+            )
+            chief.publish({"weights": weights, "loss": losses[chief.step], "images": total["images"]}, state=losses)
+        return chief.parameters["weights"], chief.state
 
 
-def train_alone(steps):
+def train_alone():
     """Trains in one process, on all images at once; returns the weights and the losses."""
     x, _, y, _ = images()
     weights, losses = np.zeros((x.shape[1], CLASSES)), []
-    for _ in range(steps):
+    for _ in range(STEPS):
         weights, loss = descend(weights, *loss_and_gradient(weights, x, y), len(y))
         losses.append(loss)
     return weights, losses
@@ -133,21 +92,20 @@ def plot(path, together, alone, accuracy, workers):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--redis", default=os.environ.get("REDISACC_URL", "redis://localhost:6379/0"), metavar="URL")
-    parser.add_argument("--name", default="digits", help="name of the training")
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--plot", metavar="FILE", help="file for a plot of the training")
     args = parser.parse_args()
+    workers = int(os.environ["REDISACC_WORKERS"])
+    if os.environ["REDISACC_ROLE"] == "worker":
+        work(workers)
+        return
 
-    together = train(args.redis, args.name, args.workers, args.steps)
-    alone = train_alone(args.steps)
+    together, alone = train(), train_alone()
     _, x, _, y = images()
     accuracy = np.mean((x @ together[0]).argmax(axis=1) == y)
     difference = np.abs(together[0] - alone[0]).max()
     print(f"test accuracy {accuracy:.3f}; largest difference of a weight from one process: {difference:.1e}")
     if args.plot:
-        plot(args.plot, together, alone, accuracy, args.workers)
+        plot(args.plot, together, alone, accuracy, workers)
     if not difference < 1e-12:
         raise SystemExit("the difference is larger than rounding explains")
 

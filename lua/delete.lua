@@ -11,6 +11,7 @@
 -- KEYS taken        redisacc:{NAME}:taken        token -> the round that was granted to it
 -- KEYS recovered    redisacc:{NAME}:recovered    the latest recoveries of taken rounds
 -- KEYS compacting   redisacc:{NAME}:compacting   held by the client that compacts
+-- KEYS crew         redisacc:{NAME}:crew         the leases of the chief and the workers of a training
 -- ARGV incarnation  text   the incarnation to delete
 -- ARGV finish       flag   whether to remove the accumulator, which must be closed, instead of closing it
 --
@@ -49,5 +50,5 @@ if current ~= closed then
   return {'replaced'}
 end
 redis.call('UNLINK', keys.record, keys.sums, keys.buffered, keys.inline, keys.workers, keys.sessions, keys.queue,
-  keys.takers, keys.taken, keys.recovered, keys.compacting)
+  keys.takers, keys.taken, keys.recovered, keys.compacting, keys.crew)
 return {'deleted'}

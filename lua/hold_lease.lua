@@ -27,7 +27,7 @@ if entry then
     return {'corrupt', 'crew', string.sub(entry, 1, 64)}
   end
   if holder ~= args.holder and lease_end > now then
-    return {'taken', count_text(lease_end - now), who}
+    return {'taken', count_text(lease_end - now), string.sub(who, 1, 200)}
   end
 end
 redis.call('HSET', keys.crew, args.place, args.holder .. ' ' .. count_text(now + args.lease_ms) .. ' ' .. args.who)

@@ -1,5 +1,6 @@
-import redisacc
 from model import STEPS, accuracy, begin, update
+
+import redisacc
 
 parameters, velocity = begin()
 with redisacc.Chief("two-machines", parameters, state=velocity, workers=2) as chief:

@@ -1,5 +1,6 @@
-import redisacc
 from model import batch, gradient
+
+import redisacc
 
 with redisacc.Worker("two-machines") as worker:
     for step, parameters in worker.steps():

@@ -136,7 +136,8 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         return [keys.record, f"{keys.record}:*"]
     current = keys.current
     found = [keys.record, current.sums, current.buffered, current.inline, current.workers, keys.sessions]
-    found.append(f"{keys.record}:part:*")
+    # Whoever applies or takes may be a worker or a chief, which hold leases.
+    found += [f"{keys.record}:part:*", keys.crew]
     if role.applies:
         found += [f"{keys.record}:staged:*", keys.compacting]
     if role.takes:

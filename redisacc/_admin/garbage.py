@@ -49,7 +49,7 @@ _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):\d+")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|buffered|inline|workers)")
 _WHOLE = frozenset(
-    ("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "recovered", "compacting")
+    ("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "recovered", "compacting", "crew")
 )
 
 _PARAMETERS = re.compile(r"parameters(?::(object|staged):([\w-]+):\d+)?")

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from redisacc._admin.parts import PIPELINED_COMMANDS, Filter, Target, find_rows, read_part
 from redisacc._data.dtypes import DType
-from redisacc._data.gradient import Gradient, Section
+from redisacc._data.gradient import Section
 from redisacc._data.reducers import DenseReducer, RoundReducer, SparseReducer
 from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.tree_spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
-from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import DELETING, Keys
 from redisacc._format.record import Record
 from redisacc._protocol.buffer_reader import add_buffered
@@ -27,9 +28,6 @@ from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, InvalidArgumentError
-
-# The number of commands in one pipeline.
-PIPELINED_COMMANDS = 500
 
 # How many paths an error names at most, and how many are compared with the one that was given: 0.4 s.
 _NAMED_PATHS, _COMPARED_PATHS = 5, 2000
@@ -90,37 +88,6 @@ def _spec_of(transport: Transport, keys: Keys, record: Record) -> AccumulatorSpe
     return record.spec(transport.call(*Record.tree_command(keys)) if record.kind == "tree" else b"")
 
 
-@dataclass(frozen=True)
-class _Target:
-    """What is read of each gradient: a section, or the elements of a dense leaf in it.
-
-    Attributes:
-        section: the number of the section.
-        spec: what the section is.
-        start: the place of the first element in a dense section.
-        shape: the shape of a dense leaf; None for the shape of the round, or for rows.
-        present: the number of the section that says which leaves a gradient has, and the place of this leaf in it.
-            None if every gradient counts as having it.
-    """
-
-    section: int
-    spec: SectionSpec
-    start: int = 0
-    shape: tuple[int, ...] | None = None
-    present: tuple[int, int] | None = None
-
-    @classmethod
-    def of_leaf(cls, spec: TreeSpec, leaf: Leaf) -> _Target:
-        shape = None if leaf.is_sparse else tuple(dim or 0 for dim in leaf.shape)
-        present = (len(spec.sections) - 1, spec.structure.numbers[leaf.path]) if spec.missing == "skip" else None
-        return cls(leaf.section, spec.sections[leaf.section], leaf.start, shape, present)
-
-    @property
-    def prefix(self) -> str:
-        """What the fields of its section in the ``sums`` hash begin with."""
-        return f"{self.spec.label}:" if self.spec.label else ""
-
-
 class CurrentRows:
     """The rows of the current round of one accumulator. Reading them does not take the round.
 
@@ -152,11 +119,11 @@ class CurrentRows:
                     f"leaf by its path, such as {shown(spec.structure.paths[0])}"
                 )
             self.leaf = find_leaf(spec, path)
-            self._target = _Target.of_leaf(spec, self.leaf)
+            self._target = Target.of_leaf(spec, self.leaf)
         else:
             if path is not None:
                 raise InvalidArgumentError(f"the gradients of {shown(keys.name)} are no trees, so they have no leaves")
-            self._target = _Target(0, spec.sections[0])
+            self._target = Target(0, spec.sections[0])
         self._spec = spec
         self.is_sparse = self._target.spec.is_sparse
         self.reduction_type = spec.reduction_type
@@ -167,9 +134,13 @@ class CurrentRows:
     def all(self) -> Rows:
         """Returns the whole round. A dense gradient becomes rows along its first dimension, a scalar one row.
 
+        Of a dense leaf, only its own elements are read; otherwise, everything that the round holds.
+
         Raises:
             PeekTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
         """
+        if self.leaf is not None and not self.is_sparse:
+            return self._read_snapshot([])
 
         def reduce(reducer: RoundReducer, number: int) -> tuple[Array, Array, Array, Array, int]:
             present = reducer.sections[self._target.present[0]] if self._target.present else None
@@ -194,39 +165,50 @@ class CurrentRows:
         for index in indices:
             if not 0 <= index <= INT64_MAX:
                 raise InvalidArgumentError(f"an index must be in [0, {INT64_MAX}], not {index}")
-        wanted = sorted(set(indices))
+        return self._read_snapshot(sorted(set(indices)))
+
+    def _read_snapshot(self, wanted: list[int]) -> Rows:
+        """Reads only rows with these indices; of a dense leaf, only its elements."""
 
         def begin() -> StartedRead[Rows]:
             record = self._records.read()
-            return StartedRead(record, lambda: (self._some(record, wanted), False))
+            return StartedRead(record, lambda: (self._read_wanted(record, wanted), False))
 
         return snapshot(self._records, begin, self._keys.name)
 
-    def _some(self, record: Record, wanted: list[int]) -> Rows:
+    def _read_wanted(self, record: Record, wanted: list[int]) -> Rows:
         shape, number = record.round_shape, record.num_accumulated
         if number == 0 or shape is None:
             return self._empty(record.global_step)
         transport, keys, target = self._transport, self._keys, self._target
         gradients = buffered_format.parse(keys, scan(transport, keys.current.buffered), self._spec, shape)
-        row_shape = self._spec.section_shapes(shape)[target.section]
-        reducer = RoundReducer([target.spec.reducer(row_shape, keys.current.sums)], keys.current.sums)
+        reduced_shape = self._spec.section_shapes(shape)[target.section] if target.shape is None else target.shape
+        reducer = RoundReducer([target.spec.reducer(reduced_shape, keys.current.sums)], keys.current.sums)
         if target.present:
             reducer.sections.append(DenseReducer(self._spec.sections[target.present[0]].dtype, (1,)))
         large = [gradient for gradient in gradients if not gradient.inline]
-        places = dict(zip((g.id for g in large), _find(transport, keys, large, target, wanted), strict=True))
+        places = dict(zip((g.id for g in large), find_rows(transport, keys, large, target, wanted), strict=True))
         # A take adds them in order of arrival.
         for inline, group in itertools.groupby(gradients, lambda gradient: gradient.inline):
             if inline:
-                add_buffered(transport, keys, keys.current, list(group), sink=_Filter(reducer, target, wanted))
+                add_buffered(transport, keys, keys.current, list(group), sink=Filter(reducer, target, wanted))
             else:
                 for gradient in group:
-                    reducer.add(_read_rows(transport, keys, gradient, target, places[gradient.id]))
-        self._add_sums(reducer, wanted, number, row_shape)
+                    reducer.add(read_part(transport, keys, gradient, target, places[gradient.id]))
+        if self.is_sparse:
+            self._add_rows(reducer, wanted, number, reduced_shape)
+        else:
+            self._add_elements(reducer, number)
+        if target.present:
+            of = self._spec.sections[target.present[0]]
+            found = self._elements_in_place(of, target.present[1], 1)
+            if found is not None:
+                reducer.sections[1].add(Section(found[0]))
         present = reducer.sections[1] if target.present else None
         indices, counts, sums, results, holders = self._reduce(reducer.sections[0], present, number)
         return Rows(indices, counts, sums, results, record.global_step, number, holders)
 
-    def _add_sums(self, reducer: RoundReducer, wanted: list[int], number: int, row_shape: tuple[int, ...]) -> None:
+    def _add_rows(self, reducer: RoundReducer, wanted: list[int], number: int, row_shape: tuple[int, ...]) -> None:
         """Adds rows that the server summed in place."""
         target, where = self._target, self._keys.current.sums
         found = self._transport.call("HMGET", where, *[f"{target.prefix}{index}" for index in wanted])
@@ -234,12 +216,43 @@ class CurrentRows:
         if rows:
             section, _ = in_place.unpack_rows(rows, number, target.spec, row_shape, where)
             reducer.sections[0].add(section)
-        if target.present:
-            of = self._spec.sections[target.present[0]]
-            chunk, place = divmod(target.present[1], self._spec.chunk)
-            row = self._transport.call("HGET", where, f"{of.label}:{chunk}")
-            if row is not None:
-                reducer.sections[1].add(Section(in_place.unpack_chunk(row, of, where)[place : place + 1]))
+
+    def _add_elements(self, reducer: RoundReducer, number: int) -> None:
+        """Adds the elements of a dense leaf that the server summed in place."""
+        target = self._target
+        assert target.shape is not None
+        size = math.prod(target.shape)
+        found = self._elements_in_place(target.spec, target.start, size)
+        if found is not None:
+            elements, summed = found
+            reducer.sections[0].add(Section(elements.reshape(target.shape)))
+            reducer.number += summed
+        if size and reducer.number != number:
+            raise CorruptDataError(
+                f"{self._keys.record}: of {number} gradients only {reducer.number} were found: keys were evicted (set "
+                "maxmemory-policy noeviction) or removed"
+            )
+
+    def _elements_in_place(self, spec: SectionSpec, start: int, size: int) -> tuple[Array, int] | None:
+        """Returns elements of a dense section that the server summed in place, and of how many gradients.
+
+        None if there are none.
+        """
+        where, chunk = self._keys.current.sums, self._spec.chunk
+        first = start // chunk
+        fields = [f"{spec.label}:{number}" for number in range(first, -(-(start + size) // chunk))]
+        rows: list[bytes | None] = []
+        for at in range(0, len(fields), PIPELINED_COMMANDS):
+            rows += self._transport.call("HMGET", where, *fields[at : at + PIPELINED_COMMANDS])
+        there = [row for row in rows if row is not None]
+        if not there:
+            return None
+        unpacked = [in_place.unpack_chunk(row, spec, where) for row in there]
+        elements = np.concatenate([elements for elements, _ in unpacked])[start - first * chunk :][:size]
+        summed = {number for _, number in unpacked}
+        if len(summed) != 1 or len(elements) != size:
+            raise CorruptDataError(f"{where}: the rows of {spec.label} do not belong together")
+        return elements, summed.pop()
 
     def _empty(self, step: int) -> Rows:
         nothing = np.empty((0, 0), self._target.spec.dtype.storage)
@@ -268,14 +281,9 @@ class CurrentRows:
             sums = _stored(held.values, dtype)
             indices, results = section.result(self._spec.reduction_type, holders, self._spec.sparse_mean)
             return indices, held.counts, sums, results, holders
-        shape = held.values.shape if target.shape is None else target.shape
-        size = int(np.prod(shape, dtype=np.int64))
-        elements = held.values.reshape(-1)[target.start : target.start + size].reshape(shape)
-        sums = _stored(elements, dtype)
-        reducer = DenseReducer(dtype, shape)
-        reducer.add(Section(elements))
-        results = reducer.result(self._spec.reduction_type, holders)
-        if not shape:
+        sums = _stored(held.values, dtype)
+        results = section.result(self._spec.reduction_type, holders)
+        if not section.shape:
             sums, results = sums.reshape(1), results.reshape(1)
         if not holders:
             # A take returns None for such a leaf.
@@ -286,125 +294,3 @@ class CurrentRows:
 def _stored(sums: Array, dtype: DType) -> Array:
     with np.errstate(all="ignore"):
         return sums.astype(dtype.storage)
-
-
-@dataclass
-class _Search:
-    """A binary search for one index in one gradient, one comparison at a time."""
-
-    gradient: BufferedGradient
-    index: int
-    low: int
-    high: int
-    found: int | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.found is not None or self.low > self.high
-
-    @property
-    def middle(self) -> int:
-        return (self.low + self.high) // 2
-
-    def compare(self, value: int) -> None:
-        middle = self.middle
-        if value == self.index:
-            self.found = middle
-        elif value < self.index:
-            self.low = middle + 1
-        else:
-            self.high = middle - 1
-
-
-def _find(
-    transport: Transport, keys: Keys, buffered: list[BufferedGradient], target: _Target, wanted: list[int]
-) -> list[dict[int, int]]:
-    """Returns wanted index → its place, for each gradient. All searches advance together, one step in a round trip."""
-    searches = [
-        _Search(gradient, index, 0, gradient.sections[target.section].shape[0] - 1)
-        for gradient in buffered
-        for index in wanted
-    ]
-    while going := [search for search in searches if not search.done]:
-        for start in range(0, len(going), PIPELINED_COMMANDS):
-            batch = going[start : start + PIPELINED_COMMANDS]
-            firsts = [search.gradient.sections[target.section].indices[0] for search in batch]
-            ranges = [
-                (search.gradient, first + search.middle * 8, 8) for search, first in zip(batch, firsts, strict=True)
-            ]
-            for search, data in zip(batch, _read(transport, keys, ranges), strict=True):
-                search.compare(int.from_bytes(data, "little", signed=True))
-    found: list[dict[int, int]] = [{} for _ in buffered]
-    for number, search in enumerate(searches):
-        if search.found is not None:
-            found[number // len(wanted)][search.index] = search.found
-    return found
-
-
-class _Filter:
-    """Passes only the wanted rows of gradients on to a reducer."""
-
-    def __init__(self, reducer: RoundReducer, target: _Target, wanted: list[int]) -> None:
-        self._reducer = reducer
-        self._target = target
-        self._wanted = np.array(wanted, np.int64)
-
-    def add(self, gradient: Gradient) -> None:
-        section = gradient.sections[self._target.section]
-        assert section.indices is not None
-        places = np.flatnonzero(np.isin(section.indices, self._wanted))
-        counts = None if section.counts is None else section.counts[places]
-        found = [Section(section.values[places], section.indices[places], counts)]
-        if self._target.present:
-            number, place = self._target.present
-            found.append(Section(gradient.sections[number].values[place : place + 1]))
-        self._reducer.add(Gradient(tuple(found), gradient.number))
-
-
-def _read_rows(
-    transport: Transport, keys: Keys, gradient: BufferedGradient, target: _Target, places: dict[int, int]
-) -> Gradient:
-    section = gradient.sections[target.section]
-    row_shape = section.shape[1:]
-    row = section.dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
-    first = section.values[0]
-    values = b"".join(_read(transport, keys, [(gradient, first + place * row, row) for place in places.values()]))
-    counts = None
-    if gradient.number > 1:
-        first = section.counts[0]
-        data = b"".join(_read(transport, keys, [(gradient, first + place * 8, 8) for place in places.values()]))
-        counts = np.frombuffer(data, "<u8")
-        if not ((counts >= 1) & (counts <= gradient.number)).all():
-            raise CorruptDataError(f"{keys.part(gradient.id, 0)}: counts of a sum of {gradient.number} gradients")
-    rows = np.frombuffer(bytearray(values), section.dtype).reshape(len(places), *row_shape)
-    found = [Section(rows, np.array(list(places), np.int64), counts)]
-    if target.present:
-        number, place = target.present
-        of = gradient.sections[number]
-        size = of.dtype.itemsize
-        (data,) = _read(transport, keys, [(gradient, of.values[0] + place * size, size)])
-        found.append(Section(np.frombuffer(data, of.dtype)))
-    return Gradient(tuple(found), gradient.number)
-
-
-def _read(transport: Transport, keys: Keys, ranges: Sequence[tuple[BufferedGradient, int, int]]) -> list[bytes]:
-    """Reads pieces of buffered gradients, each given as (gradient, first byte, length)."""
-    commands: list[tuple[str | int, ...]] = []
-    owners: list[int] = []
-    for number, (gradient, first, length) in enumerate(ranges):
-        start = 0
-        for part, size in enumerate(gradient.lengths):
-            low, high = max(first, start), min(first + length, start + size)
-            if low < high:
-                commands.append(("GETRANGE", keys.part(gradient.id, part), low - start, high - start - 1))
-                owners.append(number)
-            start += size
-    pieces = [b""] * len(ranges)
-    for start in range(0, len(commands), PIPELINED_COMMANDS):
-        replies = transport.pipeline(commands[start : start + PIPELINED_COMMANDS])
-        for number, reply in zip(owners[start : start + PIPELINED_COMMANDS], replies, strict=True):
-            pieces[number] += reply
-    for (gradient, _, length), piece in zip(ranges, pieces, strict=True):
-        if len(piece) != length:
-            raise PartMissingError(keys.part(gradient.id, 0))
-    return pieces

@@ -150,7 +150,11 @@ def rows_of(value: object, what: str) -> Rows | None:
 
 def is_rows(value: object) -> bool:
     """Returns whether ``rows_of`` may make rows of a value: whether it is a sparse array of any library."""
-    return type(value) not in _PLAIN and _form(value) in _ROWS
+    if type(value) in _PLAIN:
+        return False
+    form = _form(value)
+    # One class of torch has dense and sparse tensors.
+    return _is_sparse_tensor(value) if form is _Form.TORCH else form in _ROWS
 
 
 def _form(value: object) -> _Form | str | None:

@@ -227,8 +227,8 @@ def _unpack_dense(
     return Section(_elements(data, dtype, where).reshape(shape), ours=True)
 
 
-def unpack_chunk(row: bytes, spec: SectionSpec, where: str) -> Array:
-    """Returns the sums in a row of a dense section.
+def unpack_chunk(row: bytes, spec: SectionSpec, where: str) -> tuple[Array, int]:
+    """Returns the sums in a row of a dense section, and how many gradients were summed.
 
     Args:
         row: the packed row: the count of gradients and the sums.
@@ -242,7 +242,8 @@ def unpack_chunk(row: bytes, spec: SectionSpec, where: str) -> Array:
     size = len(row) - _COUNT.itemsize
     if size < 0 or size % (dtype.components * dtype.in_place_dtype.itemsize):
         raise CorruptDataError(f"{where}: a row of {spec.label} has {len(row)} bytes")
-    return _elements(bytearray(row[_COUNT.itemsize :]), dtype, where)
+    number = int.from_bytes(row[: _COUNT.itemsize], "little")
+    return _elements(bytearray(row[_COUNT.itemsize :]), dtype, where), number
 
 
 def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes, bytes], int, int]:

@@ -65,6 +65,7 @@ class Keys:
         takers: the key of the data of waiting takers.
         taken: the key of the list of rounds that were taken and not acknowledged.
         recovered: the key of the list of the latest recoveries.
+        crew: the key of the leases of the chief and the workers who train under this name.
         events: the channel of events.
         wake: the channel on which waiting takers are woken.
         current: the keys of the current round.
@@ -78,6 +79,7 @@ class Keys:
         self.takers = f"{self.record}:takers"
         self.taken = f"{self.record}:taken"
         self.recovered = f"{self.record}:recovered"
+        self.crew = f"{self.record}:crew"
         self.events = f"{self.record}:events"
         self.wake = f"{self.record}:wake"
         self.current = RoundKeys.under(self.record)
@@ -116,11 +118,6 @@ class Keys:
     def staged(self, gradient: str, number: int) -> str:
         """Returns the key of that part before the gradient is accepted. It has an expiry."""
         return f"{self.record}:staged:{gradient}:{number}"
-
-
-def crew_key(name: str) -> str:
-    """Returns the key of the leases of the chief and the workers who train under a name."""
-    return f"{PREFIX}{{{name}}}:crew"
 
 
 class ParameterKeys:

@@ -198,18 +198,18 @@ class Parameters:
         wanted = self._publisher.check(tree, number, changed, state)
         self._publisher.publish(wanted, self._given_publisher or host_and_process(os.getpid()))
 
-    def check(self, tree: Any) -> None:
+    def check(self, tree: Any, *, state: Any = None) -> None:
         """Raises an error unless a tree has the structure, the dtypes and the shapes of what is published.
 
-        If nothing is published, any tree of arrays will do.
+        If nothing is published, any tree of arrays will do. The state may be any tree of arrays, or None.
 
         Raises:
-            InvalidArgumentError: it is not a tree of arrays.
+            InvalidArgumentError: the tree, or the state, is not a tree of arrays.
             SchemaMismatchError: it differs. The message names the first path.
             ParametersNotFoundError: the parameters were deleted since this handle has seen them.
         """
         self._lifetime.check()
-        self._publisher.check_agrees(tree)
+        self._publisher.check_agrees(tree, state)
 
     def finish(self, finished: bool = True) -> None:
         """Says that the latest version is the last one. Whoever waits for another gets ParametersFinishedError.

@@ -34,6 +34,11 @@ class Contributors:
     read_at: datetime.datetime
 
 
+def has_contributed(transport: Transport, keys: Keys, worker: str) -> bool:
+    """Returns whether the current round has a gradient of a worker."""
+    return transport.call("HGET", keys.current.workers, worker) is not None
+
+
 def read_contributors(transport: Transport, keys: Keys) -> Contributors:
     """Reads who has contributed to the current round.
 

@@ -9,9 +9,9 @@ import threading
 import time
 from dataclasses import dataclass
 
-from redisacc._format.keys import crew_key
+from redisacc._format.keys import Keys
+from redisacc._protocol.crew_scripts import CrewScripts
 from redisacc._redis.hash_scan import scan_command, scan_whole
-from redisacc._redis.script_loader import load
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError, LeaseHeldError, LeaseLostError, RedisAccError
@@ -55,7 +55,8 @@ class Crew:
 
     def __init__(self, transport: Transport, name: str, *, holder: str, who: str) -> None:
         self._transport = transport
-        self._key = crew_key(name)
+        self._key = Keys(name).crew
+        self._scripts = CrewScripts(transport, Keys(name))
         self._name = name
         self._holder = holder
         self._who = who
@@ -85,19 +86,10 @@ class Crew:
         Returns:
             None if this process holds it now; else for how many more seconds somebody else does, and who that is.
         """
-        reply = self._transport.run(
-            *load("hold_lease").bind(
-                keys={"crew": self._key},
-                args={"place": place, "holder": self._holder, "who": self._who, "lease_ms": int(LEASE * 1000)},
-            ),
-            timeout=timeout,
+        taken = self._scripts.hold_lease(
+            place=place, holder=self._holder, who=self._who, lease_ms=round(LEASE * 1000), timeout=timeout
         )
-        match reply:
-            case [b"held"]:
-                return None
-            case [b"taken", left, who] if left.isdigit() and len(left) <= 15:
-                return int(left) / 1000, printable(who)
-        raise CorruptDataError(f"{self._key}: hold_lease replied {shown(reply)}")
+        return None if taken is None else (taken.left, taken.who)
 
     def wait_for(self, place: str) -> None:
         """Takes a lease, and waits for one that nobody extends to run out: its holder may have died.
@@ -139,10 +131,7 @@ class Crew:
 
     def release(self, place: str, *, timeout: float) -> None:
         """Gives a lease back, so that nobody has to wait for it to run out."""
-        self._transport.run(
-            *load("release_lease").bind(keys={"crew": self._key}, args={"place": place, "holder": self._holder}),
-            timeout=timeout,
-        )
+        self._scripts.release_lease(place=place, holder=self._holder, timeout=timeout)
 
 
 class Lease:

@@ -76,6 +76,9 @@ def plan(
         uploaded.append(full_blob(version, "full", step, step, whole))
     full = (*kept, *uploaded)
     listed, rows_since = _window(schema, listed, before.rows_since, full, set(changed))
+    if not listed or listed[-1].step != step:
+        # The rows of this very version have been dropped: a new full blob has them, and nothing would list theirs.
+        rows = {}
     manifest = Manifest(full=full, rows=tuple(listed), rows_since=rows_since, state=state)
     still = manifest.blobs(schema)
     retired = [blob for blob in before.blobs(schema).values() if blob.id not in still]

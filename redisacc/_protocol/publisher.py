@@ -163,9 +163,9 @@ class Publisher:
                 list_name(self._transport, self._keys.name)
                 self._listed = True
 
-    def check_agrees(self, tree: object) -> None:
-        """Raises SchemaMismatchError unless a tree is like what is published."""
-        wanted = self.check(tree, 0, None, None)
+    def check_agrees(self, tree: object, state: object) -> None:
+        """Raises SchemaMismatchError unless a tree is like what is published; InvalidArgumentError if none is one."""
+        wanted = self.check(tree, 0, None, state)
         if self._reader.poll() is not None:
             self._agreed(wanted)
 

@@ -694,6 +694,7 @@ class Scripts:
                     "taken": keys.taken,
                     "recovered": keys.recovered,
                     "compacting": keys.compacting,
+                    "crew": keys.crew,
                 },
                 args={"incarnation": self.incarnation, "finish": int(finish)},
             ),

@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import time
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -31,6 +32,7 @@ from redisacc.errors import (
     InvalidArgumentError,
     RoundNotPublishedError,
     RoundRecoveredError,
+    StaleSequenceError,
     TakeTimeoutError,
 )
 
@@ -80,8 +82,9 @@ class Chief:
         missing: as for ``TreeAccumulator``.
         sparse_mean: as for ``TreeAccumulator``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
-        patience: for how many seconds every call waits while the server does not answer. None: forever. What is waited
-            for is logged. That nobody answers at the very beginning is an error after a few seconds.
+        patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
+            lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
+            error after a few seconds.
         in_place_limit: as for ``ConditionalAccumulator``.
         buffer_limit: as for ``ConditionalAccumulator``.
         min_replicas: as for ``ConditionalAccumulator``.
@@ -165,12 +168,13 @@ class Chief:
         except BaseException:
             self._opened.close()
             raise
+        # The next chief need not wait for the lease, also without ``with``.
+        weakref.finalize(self, self._opened.close)
 
     def _begin(self, parameters: Any, state: Any, **options: Any) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
         latest = self._parameters.latest()
-        if latest is not None:
-            self._parameters.check(parameters)
+        self._parameters.check(parameters, state=state)
         self._accumulator = self._opened.enter_context(
             open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **options)
         )
@@ -271,7 +275,7 @@ class Chief:
                 self._accumulator.take(self.workers, cancel=self._is_over, describe=lambda: crew_text(self._crew))
             )
         except DataLossError as error:
-            self._warn("%s", error)
+            logger.warning("%s", error, extra={"accumulator": self.shared_name})
         except CancelledError:
             if not self._has_to_agree:
                 raise
@@ -316,7 +320,7 @@ class Chief:
         """
         while True:
             if step < self.step - 1:
-                self._accumulator.set_global_step(self.step - 1)
+                self._set_step(self.step - 1)
             try:
                 # Takes whatever is there, and in the same instant ends the step, so that nothing can be added to it.
                 with self._accumulator.take(1, timeout=0) as taken:
@@ -328,12 +332,22 @@ class Chief:
                 return
             except TakeTimeoutError:
                 pass
-            self._accumulator.set_global_step(self.step)
+            self._set_step(self.step)
             if self._accumulator.num_accumulated() == 0:
                 return
             # They came between the two commands, so they may be of an earlier step.
-            self._accumulator.set_global_step(self.step - 1)
+            self._set_step(self.step - 1)
             step = self.step - 1
+
+    def _set_step(self, step: int) -> None:
+        while True:
+            try:
+                self._accumulator.set_global_step(step)
+            except (DataLossError, StaleSequenceError) as error:
+                # So it says once that the server has lost what it knew of this process. It did not set the step.
+                logger.debug("%s: %s", self.shared_name, error)
+            else:
+                return
 
     def _lost(self, step: int) -> DataLossError:
         return DataLossError(
@@ -362,7 +376,7 @@ class Chief:
             self._patience.call(block.close, f"to acknowledge the round of step {taken.global_step}")
         except (DataLossError, RoundRecoveredError) as error:
             # It was used all the same. Whether the server has lost more shows before the next round.
-            self._warn("%s", error)
+            logger.warning("%s", error, extra={"accumulator": self.shared_name})
             return
         # There may be older ones.
         self._may_be_left = taken.global_step < self.step - 1

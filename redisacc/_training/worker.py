@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
@@ -19,6 +20,7 @@ from redisacc._handles.base import host_and_process
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
 from redisacc._handles.parameters import Parameters
+from redisacc._protocol.contributors import has_contributed, read_contributors
 from redisacc._protocol.crew import Crew, Lease
 from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
@@ -38,6 +40,9 @@ logger = logging.getLogger("redisacc")
 # How long a worker waits before it looks whether its gradient is still there, in seconds. Each time, twice as long.
 LOOK_AFTER = 10.0
 
+# How often a worker that waits looks whether the step is still the one that it waits for, in seconds.
+LOOK_EVERY = 1.0
+
 # A worker that is started together with a chief, which may continue a finished training, waits so many seconds for it.
 CONTINUED_WITHIN = 5.0
 
@@ -49,15 +54,24 @@ class Worker:
     of the data. It counts once per step, also if two processes of one number should run for a while.
 
     Example:
-        See ``Chief``. A worker alone waits for the chief to publish parameters.
+        ``Chief`` has one with both. A number is free again when its worker is closed:
+
+        >>> import redisacc
+        >>> with redisacc.Worker("docs-worker") as first, redisacc.Worker("docs-worker") as second:
+        ...     first.number, second.number
+        (0, 1)
+        >>> with redisacc.Worker("docs-worker") as third:
+        ...     third.number
+        0
 
     Args:
         shared_name: the name of the training.
         number: the number of this worker, from 0. None: the environment variable ``REDISACC_WORKER_NUMBER``, which
             `redisacc run` sets, else the lowest that nobody holds.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
-        patience: for how many seconds every call waits while the server does not answer. None: forever. What is waited
-            for is logged. That nobody answers at the very beginning is an error after a few seconds.
+        patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
+            lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
+            error after a few seconds.
 
     Attributes:
         shared_name: the name of the training.
@@ -86,11 +100,12 @@ class Worker:
         self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
         self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
         self._redis = redis
+        self._transport = connect(redis)
         self._is_launched = here.role is not None
         self._opened = ExitStack()
         self._parameters = self._opened.enter_context(Parameters(shared_name, redis=redis))
         self._crew = Crew(
-            connect(redis),
+            self._transport,
             self.shared_name,
             holder=here.run_id or secrets.token_hex(8),
             who=host_and_process(os.getpid()),
@@ -106,6 +121,8 @@ class Worker:
         except BaseException:
             self._opened.close()
             raise
+        # A number that nobody uses any more is free at once, also without ``with``.
+        weakref.finalize(self, self._opened.close)
         self._accumulator: Any = None
         # The step of the parameters that the loop got last; the gradient of that step, and what became of it.
         self._step: int | None = None
@@ -173,7 +190,7 @@ class Worker:
         return False
 
     def _wait(self) -> tuple[int, Any]:
-        self._next_check = time.monotonic() + 1.0
+        self._next_check = time.monotonic() + LOOK_EVERY
         self._pause = LOOK_AFTER
         self._next_look = time.monotonic() + self._pause
         return self._parameters.wait(self._step, cancel=self._is_over, describe=self._describe)
@@ -183,7 +200,7 @@ class Worker:
         now = time.monotonic()
         if now < self._next_check:
             return False
-        self._next_check = now + 1.0
+        self._next_check = now + LOOK_EVERY
         if self._lease.lost:
             return True
         if self._step is None:
@@ -200,8 +217,9 @@ class Worker:
 
     def _look_after_gradient(self, step: int) -> None:
         """Applies the gradient of a step again if the server has lost it."""
-        info = self._accumulator.info()
-        if info.global_step <= step and self._place not in info.workers:
+        # In this order: if the round is taken between the two, the step has moved on.
+        is_there = has_contributed(self._transport, Keys(self.shared_name), self._place)
+        if not is_there and self._accumulator.global_step() <= step:
             logger.warning(
                 "%s: the gradient of step %s is not in the round, because the server has lost it; applying it again",
                 self.shared_name,
@@ -214,7 +232,9 @@ class Worker:
         contributed = None
         if self._accumulator is not None:
             try:
-                contributed = self._accumulator.info().workers
+                # Once the round of this step is taken, the next one is empty, and nobody is missing from it.
+                if self._step is None or self._accumulator.global_step() <= self._step:
+                    contributed = read_contributors(self._transport, Keys(self.shared_name)).workers
             except RedisAccError as error:
                 logger.debug("%s: %s", self.shared_name, error)
         return crew_text(self._crew, contributed=contributed)

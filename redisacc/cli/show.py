@@ -81,7 +81,8 @@ def show(
     accumulator, --index reads only these rows; --top, and --index for a dense one, read the round as peek() does.
 
     Of a tree, the first leaves are listed, or all with --leaves. With --leaf, show how much of this leaf the current
-    round holds and the norm of what a take returns for it; --index and --top then choose rows of this leaf.
+    round holds and the norm of what a take returns for it; --index and --top then choose rows of this leaf. Of a dense
+    leaf, nothing but its elements is read.
 
     \b
       redisacc show embeddings

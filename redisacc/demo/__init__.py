@@ -1,11 +1,8 @@
 """The demo: a chief and several workers train word vectors (skip-gram with negative sampling) over Redis.
 
 Read ``training`` first: it is the program that each process runs, with the loops of the chief and of a worker. ``text``
-turns text into word numbers, ``skipgram`` is the model in plain numpy, and ``settings`` is what a user chooses. The
-command, which starts the processes and checks their result, is ``redisacc.cli.demo``.
+turns text into word numbers, ``skipgram`` is the model in plain numpy, and ``settings`` is what a user chooses.
 """
-
-from __future__ import annotations
 
 from redisacc.errors import RedisAccError
 

@@ -8,15 +8,15 @@ touches all of it, so its gradient is dense. It lets the model tell the words be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import hashlib
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from redisacc import IndexedSlices
 from redisacc.demo.settings import PASSAGE, Settings
-from redisacc.demo.text import Corpus, IntArray, keep_probabilities
+from redisacc.demo.text import Corpus, IntArray
 
 Array = npt.NDArray[Any]
 Tree = dict[str, Any]
@@ -31,37 +31,30 @@ _INITIAL, _EPOCH, _BATCH = 0, 1, 2
 def initial_parameters(corpus: Corpus, settings: Settings) -> Tree:
     """Returns the parameters that training starts from, the same for the same arguments everywhere.
 
-    ``input`` and ``output`` are float32 [words, dim], and ``position`` is float32 [2 * window, dim]. Output vectors
-    start at zero and places at one, which is how skip-gram without places starts. ``loss``, float64 [2], is no
-    parameter: its "gradient" is the loss of a batch and its number of pairs, which travel to the chief that way.
+    Output vectors start at zero and places at one, which is how skip-gram without places starts. Two leaves are no
+    parameters. The "gradient" of ``loss`` is the loss of a batch and its number of pairs, which reach the chief that
+    way. ``fingerprint`` says what is trained; if it is equal, two machines have the same text and the same settings.
     """
-    words = len(corpus.words), settings.dim
+    shape = len(corpus.words), settings.dim
     generator = np.random.default_rng([settings.seed, _INITIAL])
+    trained = f"{settings}\n{corpus.words}\n".encode() + corpus.tokens.astype("<i8").tobytes()
     return {
-        "input": ((generator.random(words) - 0.5) / settings.dim).astype(np.float32),
-        "output": np.zeros(words, np.float32),
+        "input": ((generator.random(shape) - 0.5) / settings.dim).astype(np.float32),
+        "output": np.zeros(shape, np.float32),
         "position": np.ones((2 * settings.window, settings.dim), np.float32),
         "loss": np.zeros(2),
+        "fingerprint": np.frombuffer(hashlib.sha256(trained).digest(), np.uint8),
     }
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Pairs of words that are near each other in the text, and the negatives that all pairs of the batch share.
+class Batch(NamedTuple):
+    """Pairs of words that are near each other in the text, and the negatives that all pairs of the batch share."""
 
-    Attributes:
-        centres: int64 [pairs], the first word of each pair.
-        contexts: int64 [pairs], the second word.
-        places: int64 [pairs], the place of the second word in the window of the first, in [0, 2 * window).
-        negatives: int64 [drawn].
-        negative_weight: weight of one negative; together they count as ``--negatives`` words per pair.
-    """
-
-    centres: IntArray
-    contexts: IntArray
-    places: IntArray
-    negatives: IntArray
-    negative_weight: float
+    centres: IntArray  # [pairs], the first word of each pair
+    contexts: IntArray  # [pairs], the second word
+    places: IntArray  # [pairs], the place of the second word in the window of the first, in [0, 2 * window)
+    negatives: IntArray  # [drawn]
+    negative_weight: float  # of one negative; together they count as `negatives` words per pair
 
 
 class Sampler:
@@ -75,13 +68,16 @@ class Sampler:
     def __init__(self, corpus: Corpus, settings: Settings) -> None:
         self._settings = settings
         self._tokens = corpus.tokens
-        self._keep = keep_probabilities(corpus.counts, settings.subsampling)
+        # As in word2vec, a word of relative frequency f stays with probability (sqrt(f/t) + 1) · t/f, at most 1. "The"
+        # says little about its neighbours, and otherwise most of the work would go into it.
+        ratio = corpus.counts / corpus.counts.sum() / settings.subsampling
+        self._keep = np.minimum(1.0, (np.sqrt(ratio) + 1.0) / ratio)
         # Negatives are drawn in proportion to count^0.75, that is rare words more often than their share of the text.
         # All pairs of a batch share them: enough of them to replace a draw for each pair.
         self._drawn = max(64, 2 * settings.negatives)
         self._cumulative = np.cumsum(corpus.counts.astype(np.float64) ** 0.75)
         self._passages = max(1, settings.batch // PASSAGE)
-        kept = float(self._keep[corpus.tokens].sum())
+        kept = self._keep @ corpus.counts
         self.steps_per_epoch = max(1, int(kept / (settings.workers * self._passages * PASSAGE)))
         self._epoch = -1
         self._rows: IntArray = np.zeros((0, 0), np.int64)
@@ -98,7 +94,7 @@ class Sampler:
         # As in word2vec, each centre draws the reach of its window, so that nearer words count more.
         reach = generator.integers(1, settings.window + 1, size=rows.shape)
         centres, contexts, places = [], [], []
-        for distance in range(1, min(settings.window, rows.shape[1] - 1) + 1):
+        for distance in range(1, settings.window + 1):
             left, right = rows[:, :-distance], rows[:, distance:]
             ahead = reach[:, :-distance] >= distance
             behind = reach[:, distance:] >= distance
@@ -108,13 +104,8 @@ class Sampler:
             places.append(np.full(int(behind.sum()), settings.window - distance, np.int64))
         drawn = generator.random(self._drawn) * self._cumulative[-1]
         negatives = np.searchsorted(self._cumulative, drawn, side="right").astype(np.int64)
-        return Batch(
-            np.concatenate(centres),
-            np.concatenate(contexts),
-            np.concatenate(places),
-            negatives,
-            settings.negatives / self._drawn,
-        )
+        pairs = [np.concatenate(parts) for parts in (centres, contexts, places)]
+        return Batch(pairs[0], pairs[1], pairs[2], negatives, settings.negatives / self._drawn)
 
     def _passages_of(self, epoch: int) -> IntArray:
         if epoch != self._epoch:
@@ -123,22 +114,15 @@ class Sampler:
             if len(kept) < 2 * PASSAGE:
                 kept = self._tokens  # a tiny text is too short to thin out
             # The start differs between epochs, because pairs across a cut that never moves would never be seen.
-            if len(kept) >= 2 * PASSAGE:
-                kept = kept[int(generator.integers(PASSAGE)) :]
-            length = min(PASSAGE, len(kept))
-            number = len(kept) // length
-            rows = kept[: number * length].reshape(number, length)
-            self._rows = rows[generator.permutation(number)]
+            kept = kept[int(generator.integers(min(PASSAGE, len(kept) - PASSAGE + 1))) :]
+            rows = kept[: len(kept) // PASSAGE * PASSAGE].reshape(-1, PASSAGE)
+            self._rows = rows[generator.permutation(len(rows))]
             self._epoch = epoch
         return self._rows
 
 
 def sum_rows(indices: IntArray, rows: Array) -> tuple[IntArray, Array, IntArray]:
-    """Adds the rows that have the same index.
-
-    Returns:
-        The indices (strictly increasing), the sums (in the rows' dtype), and the number of rows of each index.
-    """
+    """Adds the rows that have the same index. Returns the indices, ascending, the sums, and the numbers of rows."""
     order = np.argsort(indices, kind="stable")
     unique, first, counts = np.unique(indices[order], return_index=True, return_counts=True)
     return unique, np.add.reduceat(rows[order], first, axis=0), counts
@@ -157,17 +141,16 @@ def gradients(parameters: Tree, batch: Batch) -> Tree:
     negative = parameters["output"][batch.negatives]
     score = np.einsum("ij,ij->i", hidden, context)
     against = hidden @ negative.T
-    weight = np.where(batch.negatives[None, :] != batch.contexts[:, None], batch.negative_weight, 0.0)
-    weight = weight.astype(hidden.dtype)
+    counts = batch.negatives[None, :] != batch.contexts[:, None]
+    weight = np.where(counts, batch.negative_weight, 0.0).astype(hidden.dtype)
 
     d_score, positive = _sigmoid_and_softplus(-score)
-    d_score = -d_score
     d_against, negated = _sigmoid_and_softplus(against)
     d_against *= weight
     loss = positive.sum(dtype=np.float64) + (weight * negated).sum(dtype=np.float64)
 
-    d_hidden = d_score[:, None] * context + d_against @ negative
-    d_output = np.concatenate([d_score[:, None] * hidden, d_against.T @ hidden])
+    d_hidden = d_against @ negative - d_score[:, None] * context
+    d_output = np.concatenate([-d_score[:, None] * hidden, d_against.T @ hidden])
     input_indices, input_rows, _ = sum_rows(batch.centres, d_hidden * place)
     output_indices, output_rows, _ = sum_rows(np.concatenate([batch.contexts, batch.negatives]), d_output)
     position = np.zeros_like(parameters["position"])
@@ -178,6 +161,7 @@ def gradients(parameters: Tree, batch: Batch) -> Tree:
         "output": IndexedSlices(output_rows, output_indices),
         "position": position,
         "loss": np.array([loss, len(batch.centres)]),
+        "fingerprint": None,
     }
 
 
@@ -191,9 +175,7 @@ def _sigmoid_and_softplus(score: Array) -> tuple[Array, Array]:
 def initial_squares(parameters: Tree) -> Tree:
     """Returns what Adagrad begins with: 0.1 for each element of the parameters.
 
-    From zero, the first step would be rate * sign(gradient), and a gradient that is zero up to rounding would move a
-    parameter by the full rate in either direction. 0.1 bounds how much a difference in a gradient can change a
-    parameter (rate / sqrt(0.1)).
+    From zero, a gradient that is zero up to rounding would move a parameter by the full rate in either direction.
     """
     return {leaf: np.full_like(parameters[leaf], 0.1) for leaf in (*SPARSE, "position")}
 
@@ -208,11 +190,9 @@ def update(parameters: Tree, squares: Tree, gradient: Tree, rate: float) -> None
     parameters["loss"] = gradient["loss"]
 
 
-def neighbours(vectors: Array, word: int, number: int) -> list[tuple[int, float]]:
+def neighbours(vectors: Array, word: int, number: int) -> list[int]:
     """Returns the ``number`` words whose vectors have the largest cosine with that of ``word``, best first."""
-    vectors = vectors.astype(np.float64)
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     likeness = vectors @ vectors[word]
     likeness[word] = -np.inf
-    best = np.argsort(-likeness, kind="stable")[: min(number, len(likeness) - 1)]
-    return [(int(other), float(likeness[other])) for other in best]
+    return list(map(int, np.argsort(-likeness, kind="stable")[: min(number, len(likeness) - 1)]))

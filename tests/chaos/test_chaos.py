@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from chaos.actor import KINDS
 from chaos.run import SMALL_CREW, Chaos
+from chaos.training import Training
 from support.selection import thorough
 
 
@@ -18,3 +19,15 @@ def test_nothing_is_lost_and_nothing_counted_twice(kind, pytestconfig):
     # Their number depends on the machine.
     assert chaos.done["gradients"] > 0
     assert chaos.done["rounds"] > 0
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", [1])
+def test_a_training_gives_the_same_bits_as_undisturbed(seed, pytestconfig):
+    with Training(seed=seed, workers=2, legs=(2, 4)) as training:
+        training.replace()
+        training.disturb(20 if pytestconfig.getoption("--all") else 5)
+        training.end()
+    assert training.problems == []
+    assert training.done["steps"] > 0
+    assert training.done["two of one place: worker"] + training.done["two of one place: chief"] > 0

@@ -68,7 +68,7 @@ class Training:
         done: what was done, and how often.
     """
 
-    def __init__(self, *, seed: int, workers: int = 3, legs: tuple[int, int] = (10, 80)) -> None:
+    def __init__(self, *, seed: int, workers: int = 3, legs: tuple[int, int] = (3, 20)) -> None:
         self._random = random.Random(seed)
         self._workers = workers
         self._legs = legs
@@ -193,7 +193,7 @@ class Training:
             if what < 0.2:
                 self._kill_server()
             elif what < 0.3:
-                self._replace()
+                self.replace()
             elif self._crew:
                 self._kill(self._random.choice(sorted(self._crew)))
 
@@ -215,7 +215,7 @@ class Training:
         self._server.start()
         self.done["kills of the server"] += 1
 
-    def _replace(self) -> None:
+    def replace(self) -> None:
         """Pauses a process for longer than its lease lasts, and starts another one in its place."""
         if not self._crew or self._replaced:
             return

@@ -24,6 +24,7 @@ def test_ls(cli, cli_json, open_dense, open_sparse, background, until):
     assert lines[2][:7] == ["b-sparse", "sparse", "float64", "[-1,2]", "0", "0", "-"]
     (found,) = cli_json("ls", "a-*")
     assert (found["name"], found["global_step"], found["num_accumulated"]) == ("a-dense", 2**53 + 1, 1)
+    assert (found["shape"], found["num_leaves"]) == ([3], None)
     assert sorted(found["waiting"]) == [2, 3]
     assert found["bytes"] > 100
     assert cli_json("ls", "nothing*") == []

@@ -50,7 +50,7 @@ REFUSED = [
     ("watch", "-n", "0"),
     ("tail", "w", "-n", "-1"),
     ("export", "--port", "65536"),
-    ("demo", "--timeout", "nan"),
+    ("demo", "--rate", "nan"),
     ("ls", "\udcff"),
     ("show", "\udcff"),
     ("show", "redisacc:{\udcff}"),

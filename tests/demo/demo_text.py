@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from redisacc.demo.exchange import Settings
-from redisacc.demo.text import Corpus, build_corpus, tokenise
+from redisacc.demo.settings import Settings
+from redisacc.demo.text import Corpus, build_corpus
 
 TOPICS = (
     "ship sea sail wind harbour wave anchor storm",
@@ -25,23 +25,7 @@ def small_text(sentences: int = 400) -> str:
 
 
 def small_corpus() -> Corpus:
-    return build_corpus(tokenise(small_text()), 1000)
+    return build_corpus(small_text(), 1000)
 
 
-def settings_for(corpus: Corpus, **changes: object) -> Settings:
-    values: dict[str, object] = {
-        "workers": 2,
-        "steps": 12,
-        "words": len(corpus.words),
-        "vocabulary": 1000,
-        "dim": 8,
-        "window": 3,
-        "negatives": 5,
-        "shared_negatives": 16,
-        "batch": 64,
-        "seed": 3,
-        "subsampling": 1e-2,
-        "rate": 0.15,
-        "digest": corpus.digest,
-    }
-    return Settings(**(values | changes))
+SMALL = Settings(workers=2, steps=12, dim=8, batch=64, vocabulary=1000, window=3, subsampling=1e-2, seed=3, kill=False)

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from redisacc.demo import DemoError
-from redisacc.demo.text import NegativeTable, build_corpus, keep_probabilities, read_text, tokenise
+from redisacc.demo.settings import Settings
+from redisacc.demo.skipgram import initial_parameters
+from redisacc.demo.text import Corpus, build_corpus, read_text
 
 WORDS = [f"w{i:02}" for i in range(20)]
 
 
+def corpus_of(words: list[str], vocabulary: int = 1000) -> Corpus:
+    return build_corpus(" ".join(words), vocabulary)
+
+
 def test_words() -> None:
-    assert tokenise("The __init__ of x1 isn't 42, 3rd or “Über-Größe”_!") == [
+    sentence = "The __init__ of x1 isn't 42, 3rd or “Über-Größe”_!"
+    found = build_corpus(" ".join([sentence] * 3 + WORDS * 4), 1000)
+    assert sorted(set(found.words) - set(WORDS)) == sorted(
+        ["the", "__init__", "of", "x1", "isn't", "rd", "or", "über", "größe"]
+    )
+    assert [found.words[token] for token in found.tokens[:9]] == [
         *("the", "__init__", "of", "x1", "isn't", "rd", "or", "über", "größe"),
     ]
 
@@ -25,14 +37,14 @@ def test_vocabulary() -> None:
     # w00 … w17 three times, w18 and w19 four times, and two words that are too rare.
     # The text has them backwards, because the order of first occurrence must not matter.
     backwards = WORDS[::-1]
-    corpus = build_corpus(["rare", *backwards * 3, "rare", "w19", "w18", "once"], 1000)
+    corpus = corpus_of(["rare", *backwards * 3, "rare", "w19", "w18", "once"])
     assert corpus.words == ("w18", "w19", *WORDS[:18])
     assert corpus.counts.tolist() == [4, 4] + [3] * 18
     assert [corpus.words[token] for token in corpus.tokens] == [*backwards * 3, "w19", "w18"]
 
 
 def test_vocabulary_keeps_the_most_frequent() -> None:
-    corpus = build_corpus(WORDS * 3 + ["zz"] * 4, 20)
+    corpus = corpus_of(WORDS * 3 + ["zz"] * 4, 20)
     assert corpus.words == ("zz", *WORDS[:19])
     assert "w19" not in corpus.words
     assert len(corpus.tokens) == 4 + 3 * 19
@@ -46,14 +58,28 @@ def test_vocabulary_keeps_the_most_frequent() -> None:
         pytest.param([*WORDS * 3, "w00"], id="length"),
     ],
 )
-def test_digest_tells_texts_apart(other: list[str]) -> None:
-    assert build_corpus(WORDS * 3, 99).digest == build_corpus(WORDS * 3, 99).digest
-    assert build_corpus(WORDS * 3, 99).digest != build_corpus(other, 99).digest
+def test_the_fingerprint_tells_texts_apart(other: list[str]) -> None:
+    assert fingerprint(WORDS * 3) == fingerprint(WORDS * 3)
+    assert fingerprint(WORDS * 3) != fingerprint(other)
 
 
-def test_digest_is_the_same_in_another_process() -> None:
+@pytest.mark.parametrize("field", [each.name for each in fields(Settings)])
+def test_the_fingerprint_tells_settings_apart(field: str) -> None:
+    value = getattr(Settings(), field)
+    other = not value if isinstance(value, bool) else type(value)(value * 2)
+    assert fingerprint(WORDS * 3, **{field: other}) != fingerprint(WORDS * 3)
+
+
+def fingerprint(words: list[str], **changes: Any) -> bytes:
+    return bytes(initial_parameters(corpus_of(words), Settings(**changes))["fingerprint"])
+
+
+def test_the_fingerprint_is_the_same_in_another_process() -> None:
     # With another hash seed, an order that depends on hashing would differ.
-    code = "from redisacc.demo.text import *; print(build_corpus(tokenise(read_text([])), 500).digest)"
+    code = (
+        "from redisacc.demo.skipgram import *; from redisacc.demo.text import *\n"
+        "print(bytes(initial_parameters(build_corpus(read_text([]), 500), Settings())['fingerprint']).hex())"
+    )
     found = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -64,28 +90,29 @@ def test_digest_is_the_same_in_another_process() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert found == {build_corpus(tokenise(read_text([])), 500).digest + "\n"}
+    here = initial_parameters(build_corpus(read_text([]), 500), Settings())
+    assert found == {bytes(here["fingerprint"]).hex() + "\n"}
 
 
 def test_too_small() -> None:
     with pytest.raises(DemoError, match="and 19 do"):
-        build_corpus(WORDS[:19] * 3 + ["rare"] * 2, 99)
+        corpus_of(WORDS[:19] * 3 + ["rare"] * 2, 99)
 
 
 def test_files(tmp_path: Path) -> None:
     first, second = tmp_path / "a.txt", tmp_path / "b.txt"
     first.write_text("größe one", encoding="utf-8")
     second.write_text("two", encoding="utf-8")
-    assert tokenise(read_text([first, second])) == ["größe", "one", "two"]
+    assert read_text([first, second]) == "größe one\ntwo"
     second.write_bytes(b"ok \xff")
-    with pytest.raises(DemoError, match=r"b\.txt is not UTF-8 text: .* at byte 3"):
+    with pytest.raises(DemoError, match=r"cannot read .*b\.txt as UTF-8 text: .* position 3"):
         read_text([first, second])
-    with pytest.raises(DemoError, match=r"cannot read .*c\.txt: No such file"):
+    with pytest.raises(DemoError, match=r"cannot read .*c\.txt as UTF-8 text: .*No such file"):
         read_text([tmp_path / "c.txt"])
 
 
 def test_default_text_is_the_language_reference() -> None:
-    corpus = build_corpus(tokenise(read_text([])), 3000)
+    corpus = build_corpus(read_text([]), 3000)
     assert len(corpus.tokens) > 40_000
     assert {"exception", "__init__", "coroutine", "the"} <= set(corpus.words)
 
@@ -94,19 +121,3 @@ def test_default_text_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(DemoError, match="give a file with --text"):
         read_text([])
-
-
-def test_keep_probabilities() -> None:
-    # Relative frequencies 0.9, 0.09, 0.01 at a threshold of 0.09: ratios 10, 1, 1/9.
-    found = keep_probabilities(np.array([90, 9, 1]), 0.09)
-    assert found == pytest.approx([(10**0.5 + 1) / 10, 1.0, 1.0])
-
-
-def test_negatives_are_drawn_by_count() -> None:
-    counts = np.array([1000, 100, 10, 1])
-    drawn = NegativeTable(counts).draw(np.random.default_rng(1), 400_000)
-    expected = counts**0.75 / (counts**0.75).sum()
-    assert drawn.dtype == np.int64
-    # Five standard deviations of a share of 400,000 draws are below 0.004.
-    assert np.bincount(drawn, minlength=4) / 400_000 == pytest.approx(expected, abs=0.004)
-    assert (np.bincount(drawn, minlength=4) > 0).all()

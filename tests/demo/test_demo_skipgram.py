@@ -7,33 +7,36 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from demo_text import small_corpus
+from demo_text import SMALL, small_corpus
 
+from redisacc import IndexedSlices
+from redisacc.demo.settings import PASSAGE
 from redisacc.demo.skipgram import (
-    PASSAGE,
-    Adagrad,
     Batch,
-    Parameters,
     Sampler,
+    Tree,
     gradients,
+    initial_squares,
     neighbours,
     sum_rows,
+    update,
 )
-from redisacc.demo.text import Corpus, keep_probabilities
+from redisacc.demo.text import Corpus
 
 WINDOW = 2
 
 
-def random_case() -> tuple[Parameters, Batch]:
+def random_case() -> tuple[Tree, Batch]:
     """Few words and many pairs: centres, contexts and negatives repeat, and negatives hit contexts."""
     generator = np.random.default_rng(11)
-    parameters = Parameters(
-        generator.normal(size=(7, 4)), generator.normal(size=(7, 4)), generator.normal(size=(2 * WINDOW, 4))
-    )
+    parameters = {
+        name: generator.normal(size=(rows, 4)) for name, rows in (("input", 7), ("output", 7), ("position", 2 * WINDOW))
+    }
     batch = Batch(
         generator.integers(0, 5, 15),
         generator.integers(0, 4, 15),
@@ -44,15 +47,15 @@ def random_case() -> tuple[Parameters, Batch]:
     return parameters, batch
 
 
-def slow_loss(parameters: Parameters, batch: Batch) -> float:
+def slow_loss(parameters: Tree, batch: Batch) -> float:
     """The loss as its definition reads, one pair and one negative at a time."""
     total = 0.0
     for centre, context, place in zip(batch.centres, batch.contexts, batch.places, strict=True):
-        hidden = parameters.input[centre] * parameters.position[place]
-        total += math.log1p(math.exp(-float(hidden @ parameters.output[context])))
+        hidden = parameters["input"][centre] * parameters["position"][place]
+        total += math.log1p(math.exp(-float(hidden @ parameters["output"][context])))
         for negative in batch.negatives:
             if negative != context:
-                score = float(hidden @ parameters.output[negative])
+                score = float(hidden @ parameters["output"][negative])
                 total += batch.negative_weight * math.log1p(math.exp(score))
     return total
 
@@ -60,21 +63,21 @@ def slow_loss(parameters: Parameters, batch: Batch) -> float:
 def test_loss() -> None:
     parameters, batch = random_case()
     found = gradients(parameters, batch)
-    assert found.loss == pytest.approx(slow_loss(parameters, batch), rel=1e-12)
-    assert found.pairs == 15
+    loss, pairs = found["loss"]
+    assert loss == pytest.approx(slow_loss(parameters, batch), rel=1e-12)
+    assert pairs == 15
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
     parameters, batch = random_case()
     found = gradients(parameters, batch)
-    dense = {"position": found.position}
+    dense = {"position": found["position"]}
     for name in ("input", "output"):
-        dense[name] = np.zeros_like(getattr(parameters, name))
-        indices, rows = getattr(found, name)
-        dense[name][indices] = rows
+        dense[name] = np.zeros_like(parameters[name])
+        dense[name][found[name].indices] = found[name].values
     width = 1e-6
     for name, gradient in dense.items():
-        array = getattr(parameters, name)
+        array = parameters[name]
         for where in np.ndindex(array.shape):
             before = array[where]
             array[where] = before + width
@@ -88,26 +91,26 @@ def test_gradients_are_those_of_finite_differences() -> None:
 def test_sparse_gradients_hold_the_rows_that_the_batch_touches() -> None:
     parameters, batch = random_case()
     found = gradients(parameters, batch)
-    assert found.input[0].tolist() == sorted(set(batch.centres.tolist()))
-    assert found.output[0].tolist() == sorted({*batch.contexts.tolist(), *batch.negatives.tolist()})
-    assert found.input[0].dtype == found.output[0].dtype == np.int64
-    assert len(found.input[0]) < 7 > len(found.output[0])
+    assert found["input"].indices.tolist() == sorted(set(batch.centres.tolist()))
+    assert found["output"].indices.tolist() == sorted({*batch.contexts.tolist(), *batch.negatives.tolist()})
+    assert found["input"].indices.dtype == found["output"].indices.dtype == np.int64
+    assert len(found["input"].indices) < 7 > len(found["output"].indices)
 
 
 def test_float32_stays_float32() -> None:
     parameters, batch = random_case()
-    parameters = Parameters(*(getattr(parameters, n).astype("f4") for n in ("input", "output", "position")))
+    parameters = {name: array.astype("f4") for name, array in parameters.items()}
     found = gradients(parameters, batch)
-    assert {found.input[1].dtype, found.output[1].dtype, found.position.dtype} == {np.dtype("f4")}
+    assert {found["input"].values.dtype, found["output"].values.dtype, found["position"].dtype} == {np.dtype("f4")}
 
 
 def test_large_scores_stay_finite() -> None:
     parameters, batch = random_case()
-    parameters.input[:] *= 1e4
+    parameters["input"][:] *= 1e4
     with np.errstate(all="raise", under="ignore"):
         found = gradients(parameters, batch)
-    assert np.isfinite(found.loss)
-    assert np.isfinite(found.position).all()
+    assert np.isfinite(found["loss"]).all()
+    assert np.isfinite(found["position"]).all()
 
 
 def test_sum_rows() -> None:
@@ -119,33 +122,37 @@ def test_sum_rows() -> None:
 
 
 def test_adagrad() -> None:
-    parameters = Parameters(np.ones((3, 1), "f4"), np.ones((3, 1), "f4"), np.ones((1, 1), "f4"))
-    adagrad = Adagrad(parameters, 0.5)
-    none: Any = (np.zeros(0, np.int64), np.zeros((0, 1), "f4"))
+    parameters: Tree = {name: np.ones((rows, 1), "f4") for name, rows in (("input", 3), ("output", 3), ("position", 1))}
+    squares = initial_squares(parameters)
+    gradient = {
+        "input": IndexedSlices(np.array([[2.0]], "f4"), np.array([1])),
+        "output": IndexedSlices(np.zeros((0, 1), "f4"), np.zeros(0, np.int64)),
+        "position": np.array([[-1.0]], "f4"),
+        "loss": np.array([3.0, 4.0]),
+    }
     for _ in range(2):
-        adagrad.update((np.array([1]), np.array([[2.0]], "f4")), none, np.array([[-1.0]], "f4"))
+        update(parameters, squares, gradient, 0.5)
     # Squares start at 0.1: 4.1, then 8.1; for the dense one 1.1, then 2.1.
     moved = 1 - 0.5 * 2 / math.sqrt(4.1) - 0.5 * 2 / math.sqrt(8.1)
-    assert parameters.input[:, 0].tolist() == pytest.approx([1, moved, 1], rel=1e-6)
-    assert parameters.output.tolist() == [[1], [1], [1]]
-    assert float(parameters.position[0, 0]) == pytest.approx(1 + 0.5 / math.sqrt(1.1) + 0.5 / math.sqrt(2.1), rel=1e-6)
+    assert parameters["input"][:, 0].tolist() == pytest.approx([1, moved, 1], rel=1e-6)
+    assert parameters["output"].tolist() == [[1], [1], [1]]
+    expected = 1 + 0.5 / math.sqrt(1.1) + 0.5 / math.sqrt(2.1)
+    assert float(parameters["position"][0, 0]) == pytest.approx(expected, rel=1e-6)
+    assert parameters["loss"].tolist() == [3, 4]
+    assert {array.dtype for array in (*squares.values(), parameters["input"])} == {np.dtype("f4")}
 
 
 def test_neighbours() -> None:
     vectors = np.array([[1, 0], [10, 1], [0, 1], [-1, 0], [0, 0]], "f4")
-    parameters = Parameters(vectors, vectors, vectors)
-    found = neighbours(parameters, 0, 3)
-    assert [word for word, _ in found] == [1, 2, 4]
-    assert found[0][1] == pytest.approx(10 / math.sqrt(101))
-    assert len(neighbours(parameters, 0, 99)) == 4
+    assert neighbours(vectors, 0, 3) == [1, 2, 4]
+    assert sorted(neighbours(vectors, 0, 99)) == [1, 2, 3, 4]
 
 
 # Batches
 
 
 def sampler(corpus: Corpus, **changes: Any) -> Sampler:
-    options = {"seed": 3, "workers": 3, "batch": 64, "window": 3, "negatives": 5, "shared_negatives": 16}
-    return Sampler(corpus, **(options | {"subsampling": 1e-2} | changes))
+    return Sampler(corpus, replace(SMALL, **({"workers": 3} | changes)))
 
 
 def fingerprint(batch: Batch) -> str:
@@ -183,7 +190,7 @@ def test_a_batch_is_the_same_in_another_process() -> None:
 
 def counting_corpus(length: int) -> Corpus:
     """Every word is there once: a word's number is its place in the text."""
-    return Corpus(np.arange(length), tuple(map(str, range(length))), np.ones(length, np.int64), "")
+    return Corpus(np.arange(length), tuple(map(str, range(length))), np.ones(length, np.int64))
 
 
 def test_pairs_stood_near_each_other() -> None:
@@ -223,7 +230,9 @@ def test_an_epoch_deals_each_passage_to_one_worker() -> None:
 def test_frequent_words_are_thinned_out() -> None:
     corpus = small_corpus()
     the = corpus.words.index("the")
-    kept = corpus.counts * keep_probabilities(corpus.counts, 1e-2)
+    # As in word2vec: sqrt(t/f) + t/f, at most 1.
+    ratio = 1e-2 / (corpus.counts / corpus.counts.sum())
+    kept = corpus.counts * np.minimum(1, np.sqrt(ratio) + ratio)
 
     def share_in_batches(subsampling: float) -> float:
         batches = sampler(corpus, subsampling=subsampling)
@@ -236,8 +245,21 @@ def test_frequent_words_are_thinned_out() -> None:
 
 
 def test_tiny_texts_have_batches() -> None:
-    # Fewer words than a passage, and fewer passages than the workers want.
-    for length in (21, 40, 100):
-        batch = sampler(counting_corpus(length), subsampling=1.0, window=31).batch(5, 2)
-        assert len(batch.centres) > 0
-        assert batch.negative_weight == 5 / 16
+    # One passage, and fewer than the workers want. A text has 60 words or more: 20 different ones, three times each.
+    for length in (60, 64, 100):
+        for step in range(40):
+            batch = sampler(counting_corpus(length), subsampling=1e-3, window=31).batch(step, 2)
+            assert len(batch.centres) > 0
+            assert batch.negative_weight == 5 / 64
+
+
+def test_negatives_are_drawn_by_count() -> None:
+    counts = np.array([1000, 100, 10, 1])
+    corpus = Corpus(np.repeat(np.arange(4), counts), tuple("abcd"), counts)
+    batches = sampler(corpus)
+    drawn = np.concatenate([batches.batch(step, worker).negatives for step in range(1000) for worker in range(3)])
+    assert len(drawn) == 3000 * 64
+    expected = counts**0.75 / (counts**0.75).sum()
+    # Five standard deviations of a share of 192,000 draws are below 0.006.
+    assert np.bincount(drawn, minlength=4) / len(drawn) == pytest.approx(expected, abs=0.006)
+    assert (np.bincount(drawn, minlength=4) > 0).all()

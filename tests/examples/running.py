@@ -76,7 +76,7 @@ def until_step(step: int, name: str, url: str, process: subprocess.Popen[str]) -
         until(lambda: (published := parameters.step()) is not None and published >= step, process)
 
 
-def until(condition: Callable[[], Any], process: subprocess.Popen[str], timeout: float = 60) -> Any:
+def until(condition: Callable[[], Any], process: subprocess.Popen[str], timeout: float = 150) -> Any:
     """Waits until a condition is true while a program runs; returns its value."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):

@@ -376,3 +376,45 @@ def test_indices_and_values_as_tensors(open_sparse_stored):
     slices = redisacc.IndexedSlices(torch.ones(1, 2), torch.tensor([7]), torch.tensor([9, 2]))
     acc.apply_indexed_slices_grad(slices)
     assert acc.take_grad(2)[0].tolist() == [2, 7]
+
+
+# Leaves of trees.
+
+
+def test_tensors_are_leaves_of_trees(real_server):
+    model = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 2, sparse=True), "out": torch.nn.Linear(2, 1)})
+    named = dict(model.named_parameters())
+    model["out"](model["words"](torch.tensor([3, 1, 3]))).sum().backward()
+    gradient = {name: parameter.grad for name, parameter in named.items()}
+    with redisacc.TreeAccumulator.like(named, sparse=["words.weight"], redis=real_server.client()) as acc:
+        assert acc.apply_grad(gradient)
+        taken = acc.take_grad(1)
+    assert_same(taken["out.weight"], named["out.weight"].grad.numpy())
+    assert_same(taken["out.bias"], np.full(1, 3, np.float32))
+    rows = taken["words.weight"]
+    assert_same(rows.indices, np.array([1, 3]))
+    assert_same(rows.values, named["words.weight"].grad.to_dense().numpy()[[1, 3]])
+
+
+def test_only_sparse_tensors_are_rows():
+    assert not foreign.is_rows(torch.ones(2, 2))
+    assert not foreign.is_rows(torch.nn.Parameter(torch.ones(2, 2)))
+    assert foreign.is_rows(torch.ones(2, 2).to_sparse())
+
+
+def test_a_sparse_tensor_is_no_dense_leaf(real_server):
+    with (
+        redisacc.TreeAccumulator.like({"w": torch.ones(2, 2)}, redis=real_server.client()) as acc,
+        pytest.raises(redisacc.InvalidArgumentError, match=r"grad at 'w' must be a dense array"),
+    ):
+        acc.apply_grad({"w": torch.ones(2, 2).to_sparse()})
+
+
+def test_tensors_are_published(real_server):
+    model = torch.nn.Linear(2, 1)
+    with redisacc.Parameters("torch", redis=real_server.client()) as parameters:
+        parameters.publish(dict(model.named_parameters()), 0, state=[torch.ones(3, dtype=torch.bfloat16)])
+        _, tree = parameters.latest()
+        _, state = parameters.latest_state()
+    assert_same(tree["weight"], model.weight.detach().numpy())
+    assert_same(state[0], np.ones(3, ml_dtypes.bfloat16))

@@ -168,12 +168,12 @@ def test_another_kind(acc, client, open_tree, kind):
 
 def test_an_array_whose_record_says_that_it_is_a_tree(client, open_dense):
     dense = open_dense("float32", [2], "array")
-    client.hset("redisacc:{array}", mapping={"kind": "tree", "tree": '["float32 [2]"]'})
+    client.hset("redisacc:{array}", mapping={"kind": "tree", "shape": "1 leaf", "tree": '["float32 [2]"]'})
     dense.apply_grad([1, 2])
     forged = open_existing(Keys("array"), redis=client)
     refused(forged.peek, client, match=r"redisacc:\{array\}")
     forged.close()
-    client.hset("redisacc:{array}", mapping={"kind": "dense", "tree": ""})
+    client.hset("redisacc:{array}", mapping={"kind": "dense", "shape": "[2]", "tree": ""})
     dense.delete()
 
 

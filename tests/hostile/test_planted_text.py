@@ -6,6 +6,7 @@ Messages have a bounded length, every failure is typed, and what cannot be read 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import socketserver
@@ -22,7 +23,10 @@ from support.terminal import written_to_terminal
 
 import redisacc
 from redisacc._handles.existing import open_existing
+from redisacc._protocol.crew import Crew
+from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
+from redisacc._training.crew_text import crew_text
 from redisacc.cli import main
 
 pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey")]
@@ -37,6 +41,8 @@ def planted(request, real_client, monkeypatch):
     monkeypatch.setattr("redisacc._protocol.parameter_reader.READ_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.parameter_wait.READ_TIMEOUT", 0.2)
     monkeypatch.setattr("redisacc._protocol.publisher.PUBLISH_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.crew.LEASE", 0.2)
+    monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.0)
     made = Planted(real_client, request.param)
     yield made
     with contextlib.suppress(redisacc.RedisAccError):
@@ -67,6 +73,27 @@ def operations(client, planted):
     yield from parameter_operations(client)
 
 
+def training_operations(client):
+    """Yields what a training does: the leases of the crew, who is named in messages, and the ends of loops."""
+
+    def work(number):
+        with redisacc.Worker("w", number=number, redis=client, patience=0) as worker:
+            for _ in worker.steps():
+                break
+
+    def lead():
+        with redisacc.Chief("w", next(trees()), workers=1, redis=client, patience=0) as chief:
+            for _ in chief.rounds(until=1):
+                break
+
+    crew = Crew(connect(client), "w", holder="three", who="me")
+    yield lambda: work(None)
+    yield lambda: work(0)
+    yield lead
+    yield crew.members
+    yield lambda: check_message(crew_text(crew, contributed=[]), "the text of messages")
+
+
 def parameter_operations(client):
     box = []
 
@@ -77,7 +104,7 @@ def parameter_operations(client):
     if box:
         (parameters,) = box
         first, second = trees()
-        yield from (parameters.step, parameters.latest, parameters.latest_state)
+        yield from (parameters.step, parameters.latest, parameters.latest_state, parameters.finished)
         yield lambda: parameters.wait(after=9, timeout=0)
         yield lambda: parameters.publish(second, 1, state={"momentum": np.zeros(3)})
         yield lambda: parameters.publish(first, 2, changed={"table": [0, 2]})
@@ -115,7 +142,11 @@ def test_operations(request, planted, real_client, caplog):
     for place, text, where in selected(request, list(planted.places())):
         planted.restore()
         place.plant(real_client, text)
-        for operation in operations(real_client, planted):
+        # The others are read by no other code than without a training.
+        trains = place.key.decode() in (planted.keys.crew, planted.keys.record, planted.parameter_keys.record)
+        for operation in itertools.chain(
+            training_operations(real_client) if trains else (), operations(real_client, planted)
+        ):
             call(operation, where)
         for record in caplog.records:
             if record.name == "redisacc":

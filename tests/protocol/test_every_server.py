@@ -20,7 +20,7 @@ from redisacc._redis.transport import Transport
 
 # The suffix of a key after the record's name, without tokens, ids and numbers.
 KINDS = {
-    *("", "sessions", "queue", "takers", "taken", "recovered", "compacting", "part", "staged"),
+    *("", "sessions", "queue", "takers", "taken", "recovered", "compacting", "crew", "part", "staged"),
     *("sums", "buffered", "inline", "workers"),
     *("taken:sums", "taken:buffered", "taken:inline", "taken:workers"),
     *("parameters", "parameters:object", "parameters:staged", "parameters:guard"),
@@ -117,6 +117,8 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
         assert parameters.wait(after=step - 1, timeout=20)[0] == step
     parameters.finish()
     parameters.delete()
+    with redisacc.Worker("every", redis=real_client) as worker:
+        assert worker.number == 0
     assert recorder.scripts == set(script_loader.names())
     assert recorder.kinds >= KINDS
 

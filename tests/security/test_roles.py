@@ -179,6 +179,39 @@ def test_an_observer_can_look(place):
     assert {what for _, what in place.refused()} == {"evalsha"}
 
 
+def test_a_training_needs_a_taker_and_workers(place, background, until, monkeypatch):
+    """The chief is a taker; each worker is a worker. Neither needs more, also when something is lost."""
+    monkeypatch.setattr("redisacc._training.worker.LOOK_AFTER", 0.1)
+    monkeypatch.setattr("redisacc._training.worker.LOOK_EVERY", 0.05)
+    monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.1)
+    place.refused()
+    admin = place.admin
+
+    def work():
+        with redisacc.Worker("train-loop", redis=place.client("worker")) as worker:
+            for step, _ in worker.steps():
+                worker.apply({"w": [step]})
+
+    with redisacc.Chief("train-loop", {"w": np.zeros(1)}, workers=2, redis=place.client("taker")) as chief:
+        crew = [background(work)]
+        until(lambda: admin.hget("redisacc:{train-loop}", "num_accumulated") == b"1")
+        # It is lost, and applied again.
+        admin.delete("redisacc:{train-loop}:workers", "redisacc:{train-loop}:sums", "redisacc:{train-loop}:inline")
+        admin.delete("redisacc:{train-loop}:buffered")
+        admin.hset("redisacc:{train-loop}", "num_accumulated", 0)
+        until(lambda: admin.hget("redisacc:{train-loop}", "num_accumulated") == b"1")
+        crew.append(background(work))
+        for taken in chief.rounds(until=3):
+            chief.publish({"w": taken.gradient["w"]}, state={"m": np.zeros(2)})
+            if chief.step == 1:
+                # It lags behind, and is brought back.
+                chief._accumulator.set_global_step(0)
+                chief._may_be_left = True
+    for one in crew:
+        one.result()
+    assert place.refused() == []
+
+
 def test_an_operator_can_do_everything(place, background, until):
     place.refused()
     acc = place.open("operator", "train-1")
@@ -246,6 +279,7 @@ FORBIDDEN = {
         "publish": lambda place, acc: place.parameters("worker").publish(np.ones(3), 1),
         "delete parameters": lambda place, acc: place.parameters("worker").delete(),
         "read others' parameters": lambda place, acc: place.parameters("worker", "other"),
+        "finish": lambda place, acc: place.parameters("worker").finish(),
     },
     "taker": {
         "buffer": lambda place, acc: place.apply(place.open("taker", "train-1", in_place_limit=0), 200_000),
@@ -263,6 +297,7 @@ FORBIDDEN = {
         "open another": lambda place, acc: place.open("observer", "other"),
         "publish": lambda place, acc: place.parameters("observer").publish(np.ones(3), 1),
         "delete parameters": lambda place, acc: place.parameters("observer").delete(),
+        "hold a lease": lambda place, acc: redisacc.Worker("train-1", redis=place.client("observer")),
     },
     "operator": {
         "open another": lambda place, acc: place.open("operator", "other"),

@@ -11,6 +11,8 @@ from redisacc._format.buffered import number_of_parts
 
 # The longest expiry, in milliseconds: that of staged parts, and of the leases of private accumulators.
 LONGEST = 60_000
+# Leases that have run out are remembered for longer, so that messages can say who is gone.
+CREW = 3_600_000
 
 _KEY = re.compile(rb"redisacc:\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 
@@ -40,7 +42,7 @@ def leftovers(client: redis.Redis) -> list[str]:
         if what in (None, b"parameters"):
             names.add(name)
         ttl = client.pttl(key)
-        if ttl > LONGEST:
+        if ttl > (CREW if what == b"crew" else LONGEST):
             found.append(f"{key!r}: stays for another {ttl} ms")
         if ttl == -1:
             reason = _unowned(client, b"redisacc:{" + name + b"}", what)

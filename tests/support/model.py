@@ -420,6 +420,9 @@ class Tree(Accumulator):
             leaf.apply(np.zeros(leaf.shape, leaf.storage) if grad is None else grad, 0, "")
             return
         indices, values = ([], np.zeros((0, *leaf.shape[1:]), leaf.storage)) if grad is None else grad
+        # Unlike in a sparse accumulator, rows cannot have more dimensions than declared.
+        if np.shape(values)[1:] != tuple(leaf.shape[1:]):
+            raise Refused(f"rows of shape {np.shape(values)[1:]} for {leaf.shape}")
         leaf.apply(indices, values, None, 0, "")
 
     def _reduced(self) -> tuple[dict[str, Any], dict[str, Any]]:

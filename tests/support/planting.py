@@ -155,12 +155,14 @@ class Planted:
         client.zadd(self.keys.queue, {"token": 1})
         client.hset(self.keys.takers, "token", f"9 {now + 600_000} chief")
         client.lpush(self.keys.recovered, f"old token {now} chief")
+        client.hset(self.keys.crew, mapping={"chief": f"one {now + 600_000} ann:1", "worker 0": f"two {now} bob:2"})
         client.set(self.keys.compacting, "token", px=600_000)
         client.set(self.keys.staged("other-1", 0), "part", px=600_000)
         self.parameter_keys = ParameterKeys("w")
         parameters = redisacc.Parameters("w", redis=client, publisher="chief")
         for step, tree in enumerate(trees()):
             parameters.publish(tree, step, changed={"table": [0, 2]}, state={"momentum": np.zeros(3)})
+        parameters.finish()
         (self.blob,) = client.hget(self.parameter_keys.record, "state").decode().split(":")[:1]
         client.set(self.parameter_keys.staged("other", 0), "part", px=600_000)
         self.parameters = parameters
@@ -183,6 +185,7 @@ class Planted:
             "takers": [keys.takers],
             "taken": [keys.taken],
             "recovered": [keys.recovered],
+            "crew": [keys.crew],
             "compacting": [keys.compacting],
             "taken_round": list(keys.taken_round(self.token).hashes),
             "part": [keys.part(self.gradient, 0)],

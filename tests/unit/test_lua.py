@@ -18,6 +18,7 @@ from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import FORMAT
 from redisacc._protocol import scripts as scripts_module
+from redisacc._protocol.crew_scripts import CrewScripts
 from redisacc._protocol.parameter_scripts import ParameterScripts
 from redisacc._protocol.scripts import Request, Schema, Scripts
 from redisacc._protocol.sessions import Session
@@ -59,6 +60,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         once_per_worker=False,
     ),
     "finish": lambda s: s.finish(incarnation="x", finished=True),
+    "hold_lease": lambda s: s.hold_lease(place="worker 0", holder="h", who="w", lease_ms=1),
+    "release_lease": lambda s: s.release_lease(place="worker 0", holder="h"),
     "publish": lambda s: s.publish(
         incarnation="x",
         previous="",
@@ -182,6 +185,8 @@ class Replaying:
 
 def replayed(name: str, *reply: bytes) -> Any:
     """Returns the result of the Python function for a reply of its script."""
+    if hasattr(CrewScripts, name):
+        return CALLS[name](CrewScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
     if hasattr(ParameterScripts, name):
         return CALLS[name](ParameterScripts(Replaying(*reply), PARAMETERS))  # type: ignore[arg-type]
     return CALLS[name](Scripts(Replaying(*reply), KEYS, incarnation="x"))  # type: ignore[arg-type]
@@ -190,7 +195,7 @@ def replayed(name: str, *reply: bytes) -> Any:
 def test_every_script_is_a_function_and_every_function_a_script() -> None:
     functions = {
         name
-        for kind in (Scripts, ParameterScripts)
+        for kind in (Scripts, ParameterScripts, CrewScripts)
         for name, value in vars(kind).items()
         if inspect.isfunction(value) and not name.startswith("_")
     }
@@ -283,7 +288,7 @@ def test_python_refuses_other_replies(name: str) -> None:
 
 
 def test_python_handles_no_reply_that_no_header_documents() -> None:
-    source = inspect.getsource(Scripts) + inspect.getsource(ParameterScripts)
+    source = "".join(map(inspect.getsource, (Scripts, ParameterScripts, CrewScripts)))
     handled = set(re.findall(r'b"(\w+)"', source)) - {"yes"}
     documented = {word for name in SCRIPTS for word, *_ in documented_replies(name)}
     assert handled | scripts_outcomes() == documented

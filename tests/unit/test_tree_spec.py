@@ -14,6 +14,7 @@ from redisacc._data.dtypes import TABLE
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.tree_gradient import tree_gradient
 from redisacc._data.tree_spec import TreeSpec, described_by, described_like
+from redisacc._format import in_place
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 
@@ -178,7 +179,7 @@ def test_like():
             "dimension 0 of the shape of the leaf 'a' of tree must be an int",
         ),
         ({"a": "text"}, [], "the leaf 'a' of tree: dtype must be one of"),
-        ({"a": object()}, [], "the leaf 'a' of tree: dtype must be one of"),
+        ({"a": object()}, [], "the leaf 'a' of tree must be an array of numbers"),
         ({"a": np.ma.masked_array([1], [1])}, [], "the leaf 'a' of tree must not be a masked array"),
         ({"a": None}, [], "tree must have at least one leaf"),
     ],
@@ -223,6 +224,20 @@ def test_a_packed_gradient_is_a_copy_of_dense_leaves():
     assert section.values.tolist() == [1, 1]
 
 
+def test_only_sections_with_rows_are_added_in_place_and_cost_anything():
+    spec = spec_of([("float32", (300,)), *[Sparse("float32", (9, 2))] * 3, ("int32", (0,))])
+    gradient = tree_gradient(spec, [None, None, ([1, 2], np.ones((2, 2))), ([], np.ones((0, 2))), None], "grad")
+    dense, sparse = in_place.pack_rows(gradient, spec)
+    assert (dense.label, dense.indices, dense.row_bytes) == ("dense:float32", b"0, 1", 4 * spec.chunk)
+    assert (sparse.label, sparse.indices, sparse.row_bytes) == ("sparse:2", b"1, 2", 8)
+    # 300 elements in two rows, two rows of two elements, and a second section.
+    cost = 300 + 2 * 24 + 2 * (2 + 24) + 72
+    assert in_place.fits(gradient, spec, cost)
+    assert not in_place.fits(gradient, spec, cost - 1)
+    nothing = tree_gradient(spec_of([Sparse("float32", (9,))] * 50), [None] * 50, "grad")
+    assert in_place.fits(nothing, spec_of([Sparse("float32", (9,))] * 50), 1)
+
+
 def test_every_order_of_memory():
     spec = spec_of({"a": ("float32", (3, 2)), "b": ("float32", (2,))})
     right = [0, 1, 2, 3, 4, 5, 8, 9]
@@ -249,13 +264,13 @@ GRADIENTS = {
     "text": ({"d": "ab", "s": S}, B, "grad at 'a/d' must have the declared shape [2], not []"),
     "ragged": ({"d": [[1], [2, 3]], "s": S}, B, "grad at 'a/d' must be an array"),
     "deep": ({"d": [[[[[[1]]]]]], "s": S}, B, "grad at 'a/d' must have the declared shape"),
-    "objects": ({"d": [None, 1], "s": S}, B, "grad at 'a/d' must be float32"),
+    "objects": ({"d": [None, 1], "s": S}, B, "grad at 'a/d' must be an array of numbers"),
     "masked": ({"d": np.ma.masked_array([1, 2], [0, 1]), "s": S}, B, "grad at 'a/d' must not be a masked array"),
-    "dict": ({"d": {"x": 1}, "s": S}, B, "grad at 'a/d' must have the declared shape"),
+    "dict": ({"d": {"x": 1}, "s": S}, B, "grad at 'a/d' must be an array of numbers"),
     "rows for dense": ({"d": IndexedSlices([1.0], [1]), "s": S}, B, "grad at 'a/d' must be a dense array, because"),
-    "dense for rows": ({"d": D, "s": np.zeros((9, 2))}, B, "grad at 'a/s' must be IndexedSlices or a pair of indices"),
-    "a list for rows": ({"d": D, "s": [[1], [[1, 2]]]}, B, "grad at 'a/s' must be IndexedSlices or a pair"),
-    "no rows": ({"d": D, "s": ([1],)}, B, "grad at 'a/s' must be IndexedSlices or a pair"),
+    "dense for rows": ({"d": D, "s": np.zeros((9, 2))}, B, "grad at 'a/s' must be IndexedSlices, a sparse array, or"),
+    "a list for rows": ({"d": D, "s": [[1], [[1, 2]]]}, B, "grad at 'a/s' must be IndexedSlices, a sparse array, or"),
+    "no rows": ({"d": D, "s": ([1],)}, B, "grad at 'a/s' must be IndexedSlices, a sparse array, or"),
     "index": ({"d": D, "s": ([9], [[1, 2]])}, B, "the indices of grad at 'a/s' must be below 9"),
     "negative index": ({"d": D, "s": ([-1], [[1, 2]])}, B, "the indices of grad at 'a/s' must not be negative"),
     "float index": ({"d": D, "s": ([1.0], [[1, 2]])}, B, "the indices of grad at 'a/s' must be integers"),

@@ -1,0 +1,228 @@
+"""Reads rows of buffered gradients, or the elements of a leaf, without reading the rest of these gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from redisacc._data.gradient import Gradient, Section
+from redisacc._data.reducers import RoundReducer
+from redisacc._data.spec import SectionSpec
+from redisacc._data.tree_spec import Leaf, TreeSpec
+from redisacc._data.validation import Array
+from redisacc._format.buffered import BufferedGradient, BufferedSection, PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._redis.transport import Transport
+from redisacc.errors import CorruptDataError
+
+# The number of commands in one pipeline.
+PIPELINED_COMMANDS = 500
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is read of each gradient: a section, or the elements of a dense leaf in it.
+
+    Attributes:
+        section: the number of the section.
+        spec: what the section is.
+        start: the place of the first element of a dense leaf in its section.
+        shape: the shape of a dense leaf; None for a section that is read whole, or for rows.
+        present: the number of the section that says which leaves a gradient has, and the place of this leaf in it.
+            None if every gradient counts as having it.
+    """
+
+    section: int
+    spec: SectionSpec
+    start: int = 0
+    shape: tuple[int, ...] | None = None
+    present: tuple[int, int] | None = None
+
+    @classmethod
+    def of_leaf(cls, spec: TreeSpec, leaf: Leaf) -> Target:
+        """Returns what is read of a leaf."""
+        shape = None if leaf.is_sparse else tuple(dim or 0 for dim in leaf.shape)
+        present = (len(spec.sections) - 1, spec.structure.numbers[leaf.path]) if spec.missing == "skip" else None
+        return cls(leaf.section, spec.sections[leaf.section], leaf.start, shape, present)
+
+    def elements(self, section: Array) -> Array:
+        """Returns the elements of a dense leaf, given its section."""
+        assert self.shape is not None
+        return section[self.start : self.start + math.prod(self.shape)].reshape(self.shape)
+
+    @property
+    def prefix(self) -> str:
+        """What the fields of its section in the ``sums`` hash begin with."""
+        return f"{self.spec.label}:" if self.spec.label else ""
+
+
+@dataclass
+class _Search:
+    """A binary search for one index in one gradient, one comparison at a time."""
+
+    gradient: BufferedGradient
+    index: int
+    low: int
+    high: int
+    found: int | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.found is not None or self.low > self.high
+
+    @property
+    def middle(self) -> int:
+        return (self.low + self.high) // 2
+
+    def compare(self, value: int) -> None:
+        middle = self.middle
+        if value == self.index:
+            self.found = middle
+        elif value < self.index:
+            self.low = middle + 1
+        else:
+            self.high = middle - 1
+
+
+def find_rows(
+    transport: Transport, keys: Keys, buffered: list[BufferedGradient], target: Target, wanted: list[int]
+) -> list[dict[int, int]]:
+    """Searches large gradients for rows. All searches advance together, one step in a round trip.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        buffered: the gradients.
+        target: the section.
+        wanted: the indices of the rows.
+
+    Returns:
+        For each gradient: index → its place, for each index that the gradient holds.
+    """
+    searches = [
+        _Search(gradient, index, 0, gradient.sections[target.section].shape[0] - 1)
+        for gradient in buffered
+        for index in wanted
+    ]
+    while going := [search for search in searches if not search.done]:
+        for start in range(0, len(going), PIPELINED_COMMANDS):
+            batch = going[start : start + PIPELINED_COMMANDS]
+            firsts = [search.gradient.sections[target.section].indices[0] for search in batch]
+            ranges = [
+                (search.gradient, first + search.middle * 8, 8) for search, first in zip(batch, firsts, strict=True)
+            ]
+            for search, data in zip(batch, _read(transport, keys, ranges), strict=True):
+                search.compare(int.from_bytes(data, "little", signed=True))
+    found: list[dict[int, int]] = [{} for _ in buffered]
+    for number, search in enumerate(searches):
+        if search.found is not None:
+            found[number // len(wanted)][search.index] = search.found
+    return found
+
+
+class Filter:
+    """Passes only the wanted rows of gradients, or the elements of a dense leaf, on to a reducer.
+
+    Args:
+        reducer: gets them.
+        target: the section.
+        wanted: the indices of the rows.
+    """
+
+    def __init__(self, reducer: RoundReducer, target: Target, wanted: list[int]) -> None:
+        self._reducer = reducer
+        self._target = target
+        self._wanted = np.array(wanted, np.int64)
+
+    def add(self, gradient: Gradient) -> None:
+        """Takes a gradient."""
+        section = gradient.sections[self._target.section]
+        if section.indices is None:
+            found = [Section(self._target.elements(section.values))]
+        else:
+            places = np.flatnonzero(np.isin(section.indices, self._wanted))
+            counts = None if section.counts is None else section.counts[places]
+            found = [Section(section.values[places], section.indices[places], counts)]
+        if self._target.present:
+            number, place = self._target.present
+            found.append(Section(gradient.sections[number].values[place : place + 1]))
+        self._reducer.add(Gradient(tuple(found), gradient.number))
+
+
+def read_part(
+    transport: Transport, keys: Keys, gradient: BufferedGradient, target: Target, places: dict[int, int]
+) -> Gradient:
+    """Reads rows of a gradient, or the elements of a dense leaf.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        gradient: the gradient.
+        target: what is read of it.
+        places: index → its place, for each row.
+    """
+    section = gradient.sections[target.section]
+    if section.is_sparse:
+        found = [_read_rows(transport, keys, gradient, section, places)]
+    else:
+        assert target.shape is not None
+        elements = _read_elements(transport, keys, gradient, section, start=target.start, size=math.prod(target.shape))
+        found = [Section(elements.reshape(target.shape))]
+    if target.present:
+        number, place = target.present
+        found.append(Section(_read_elements(transport, keys, gradient, gradient.sections[number], start=place, size=1)))
+    return Gradient(tuple(found), gradient.number)
+
+
+def _read_rows(
+    transport: Transport, keys: Keys, gradient: BufferedGradient, section: BufferedSection, places: dict[int, int]
+) -> Section:
+    row_shape = section.shape[1:]
+    row = section.dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+    first = section.values[0]
+    values = b"".join(_read(transport, keys, [(gradient, first + place * row, row) for place in places.values()]))
+    counts = None
+    if gradient.number > 1:
+        first = section.counts[0]
+        data = b"".join(_read(transport, keys, [(gradient, first + place * 8, 8) for place in places.values()]))
+        counts = np.frombuffer(data, "<u8")
+        if not ((counts >= 1) & (counts <= gradient.number)).all():
+            raise CorruptDataError(f"{keys.part(gradient.id, 0)}: counts of a sum of {gradient.number} gradients")
+    rows = np.frombuffer(bytearray(values), section.dtype).reshape(len(places), *row_shape)
+    return Section(rows, np.array(list(places), np.int64), counts)
+
+
+def _read_elements(
+    transport: Transport, keys: Keys, gradient: BufferedGradient, section: BufferedSection, *, start: int, size: int
+) -> Array:
+    """Returns consecutive elements of a dense section."""
+    item = section.dtype.itemsize
+    (data,) = _read(transport, keys, [(gradient, section.values[0] + start * item, size * item)])
+    return np.frombuffer(data, section.dtype)
+
+
+def _read(transport: Transport, keys: Keys, ranges: Sequence[tuple[BufferedGradient, int, int]]) -> list[bytes]:
+    """Reads pieces of buffered gradients, each given as (gradient, first byte, length)."""
+    commands: list[tuple[str | int, ...]] = []
+    owners: list[int] = []
+    for number, (gradient, first, length) in enumerate(ranges):
+        start = 0
+        for part, size in enumerate(gradient.lengths):
+            low, high = max(first, start), min(first + length, start + size)
+            if low < high:
+                commands.append(("GETRANGE", keys.part(gradient.id, part), low - start, high - start - 1))
+                owners.append(number)
+            start += size
+    pieces: list[list[bytes]] = [[] for _ in ranges]
+    for start in range(0, len(commands), PIPELINED_COMMANDS):
+        replies = transport.pipeline(commands[start : start + PIPELINED_COMMANDS])
+        for number, reply in zip(owners[start : start + PIPELINED_COMMANDS], replies, strict=True):
+            pieces[number].append(reply)
+    found = [b"".join(piece) for piece in pieces]
+    for (gradient, _, length), data in zip(ranges, found, strict=True):
+        if len(data) != length:
+            raise PartMissingError(keys.part(gradient.id, 0))
+    return found

@@ -1,0 +1,26 @@
+"""Deletes a training: what ``Chief.delete`` removes, for somebody who isn't its chief."""
+
+from __future__ import annotations
+
+import contextlib
+
+from redisacc._format.keys import Keys
+from redisacc._handles.existing import open_existing
+from redisacc._handles.parameters import Parameters
+from redisacc.errors import AccumulatorNotFoundError, ParametersNotFoundError
+
+
+def delete_training(name: str, *, redis: object) -> None:
+    """Deletes the gradients and the parameters of a training, for everybody. What does not exist is left out.
+
+    Args:
+        name: the name of the training.
+        redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+
+    Raises:
+        ServerUnavailableError: no server answers.
+    """
+    with contextlib.suppress(AccumulatorNotFoundError):
+        open_existing(Keys(name), redis=redis).delete()
+    with contextlib.suppress(ParametersNotFoundError), Parameters(name, redis=redis, create=False) as parameters:
+        parameters.delete()

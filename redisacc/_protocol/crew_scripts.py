@@ -1,0 +1,101 @@
+"""Crosses into Lua for crews, as ``scripts`` does for accumulators: one typed function for each script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from redisacc._format.keys import Keys
+from redisacc._redis.script_loader import load
+from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._text import QUOTED, printable, shown
+from redisacc.errors import CorruptDataError
+
+
+@dataclass(frozen=True)
+class HeldByOther:
+    """Somebody else holds a lease.
+
+    Attributes:
+        left: for how many more seconds, unless it is extended.
+        who: what people call the holder. Printable.
+    """
+
+    left: float
+    who: str
+
+
+class CrewScripts:
+    """Runs the scripts on the crew of one name.
+
+    Every function raises the errors of `Transport.run`, and CorruptDataError if an entry or a reply holds what redisacc
+    never writes.
+
+    Args:
+        transport: the server.
+        keys: the keys of the name.
+    """
+
+    def __init__(self, transport: Transport, keys: Keys) -> None:
+        self._transport = transport
+        self._keys = keys
+
+    def hold_lease(
+        self, *, place: str, holder: str, who: str, lease_ms: int, timeout: float = TIMEOUT
+    ) -> HeldByOther | None:
+        """Takes or extends a lease.
+
+        Args:
+            place: "chief", or "worker" and a number.
+            holder: the random id of the holder, without spaces.
+            who: what people call the holder.
+            lease_ms: how long the lease lasts unless it is extended, in milliseconds.
+            timeout: how long to try to reach the server, in seconds.
+
+        Returns:
+            None if the holder has the lease now; else who has it.
+        """
+        reply = self._transport.run(
+            *load("hold_lease").bind(
+                keys={"crew": self._keys.crew},
+                args={"place": place, "holder": holder, "who": who, "lease_ms": lease_ms},
+            ),
+            timeout=timeout,
+        )
+        match reply:
+            case [b"held"]:
+                return None
+            case [b"taken", left, other] if left.isdigit() and len(left) <= 15:
+                return HeldByOther(int(left) / 1000, printable(other))
+        self._refuse(reply)
+
+    def release_lease(self, *, place: str, holder: str, timeout: float = TIMEOUT) -> bool:
+        """Gives a lease back.
+
+        Args:
+            place: "chief", or "worker" and a number.
+            holder: the random id of the holder.
+            timeout: how long to try to reach the server, in seconds.
+
+        Returns:
+            Whether the holder had it.
+        """
+        reply = self._transport.run(
+            *load("release_lease").bind(keys={"crew": self._keys.crew}, args={"place": place, "holder": holder}),
+            timeout=timeout,
+        )
+        match reply:
+            case [b"released"]:
+                return True
+            case [b"unknown"]:
+                return False
+        self._refuse(reply)
+
+    def _refuse(self, reply: list[bytes]) -> NoReturn:
+        match reply:
+            case [b"corrupt", where, text]:
+                raise CorruptDataError(
+                    f"{self._keys.crew}: {printable(where, QUOTED)} holds {shown(text)}, which redisacc does not "
+                    "write there"
+                )
+        raise CorruptDataError(f"{self._keys.crew}: a script gave the unexpected reply {shown(reply)}")

@@ -1,0 +1,26 @@
+"""Runs the JAX example, and kills the chief and a worker in the middle of the training."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from running import Programs, kill_one_of, output_of, until_step
+
+from redisacc.embedded import Server
+
+
+@pytest.mark.timeout(600)
+def test_jax_mlp() -> None:
+    with Server() as server, Programs(server.url) as programs:
+        run = programs.run(2, "jax_mlp.py")
+        if sys.platform == "linux":
+            until_step(5, "jax-mlp", server.url, run)
+            kill_one_of(run, "worker")
+            until_step(60, "jax-mlp", server.url, run)
+            kill_one_of(run, "chief")
+        printed = output_of(run, 250)
+        if sys.platform == "linux":
+            assert printed.count("was killed by SIGKILL; it starts again") == 2
+        assert float(re.search(r"step 300: test accuracy ([\d.]+)", printed)[1]) > 0.9  # type: ignore[index]

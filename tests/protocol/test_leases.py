@@ -1,0 +1,104 @@
+"""Each reply of the scripts of leases, and what they leave."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+import redisacc
+from redisacc._format.keys import Keys
+from redisacc._protocol.crew_scripts import CrewScripts, HeldByOther
+from redisacc._protocol.parameter_scripts import ParameterScripts
+from redisacc._redis.connect import connect
+
+KEYS = Keys("w")
+CREW = KEYS.crew
+
+pytestmark = pytest.mark.forges
+
+
+@pytest.fixture
+def scripts(client: redis.Redis) -> CrewScripts:
+    return CrewScripts(connect(client), KEYS)
+
+
+def hold(scripts: CrewScripts, holder: str = "a", place: str = "chief", ms: int = 5000) -> HeldByOther | None:
+    return scripts.hold_lease(place=place, holder=holder, who=f"host {holder}", lease_ms=ms)
+
+
+def test_a_lease_is_taken_extended_and_given_back(scripts: CrewScripts, client: redis.Redis) -> None:
+    assert hold(scripts) is None
+    first = client.hget(CREW, "chief")
+    assert first.startswith(b"a ")
+    assert first.endswith(b" host a")
+    assert 3_590_000 < client.pttl(CREW) <= 3_600_000
+    client.pexpire(CREW, 1000)
+    assert hold(scripts, ms=6000) is None
+    assert int(client.hget(CREW, "chief").split()[1]) >= int(first.split()[1]) + 1000
+    assert client.pttl(CREW) > 1000
+    assert scripts.release_lease(place="chief", holder="a")
+    assert not client.exists(CREW)
+
+
+def test_a_lease_that_somebody_holds_is_not_given(scripts: CrewScripts, client: redis.Redis) -> None:
+    hold(scripts)
+    before = client.hgetall(CREW)
+    other = hold(scripts, "b")
+    assert other is not None
+    assert 0 < other.left <= 5
+    assert other.who == "host a"
+    assert not scripts.release_lease(place="chief", holder="b")
+    assert client.hgetall(CREW) == before
+    # Every place has a lease of its own.
+    assert hold(scripts, "b", "worker 0") is None
+    assert not scripts.release_lease(place="worker 1", holder="b")
+
+
+def test_a_lease_that_has_run_out_is_given_to_the_next(scripts: CrewScripts, client: redis.Redis) -> None:
+    client.hset(CREW, "chief", "a 1 host a")
+    # Whoever had it may extend it, as long as nobody else has it.
+    assert hold(scripts, "a") is None
+    client.hset(CREW, "chief", "a 1 host a")
+    assert hold(scripts, "b") is None
+    assert client.hget(CREW, "chief").startswith(b"b ")
+    assert hold(scripts, "a") is not None
+
+
+@pytest.mark.parametrize("entry", ["", "x", "x y", "x y z", "x -1 z", "x 1.5 z", "x 99999999999999999999 z"])
+def test_an_entry_that_nobody_wrote(scripts: CrewScripts, client: redis.Redis, entry: str) -> None:
+    client.hset(CREW, "chief", entry)
+    with pytest.raises(redisacc.CorruptDataError, match=r"redisacc:\{w\}:crew: "):
+        hold(scripts)
+    assert client.hgetall(CREW) == {b"chief": entry.encode()}
+    assert not scripts.release_lease(place="chief", holder="a")
+
+
+def test_a_long_name_is_cut(scripts: CrewScripts, client: redis.Redis) -> None:
+    client.hset(CREW, "chief", "a 999999999999999 " + "x" * 100_000)
+    other = hold(scripts, "b")
+    assert other is not None
+    assert len(other.who) == 200
+
+
+@pytest.mark.parametrize("incarnation", ["", "another"])
+def test_finishing_what_is_gone(client: redis.Redis, incarnation: str) -> None:
+    scripts = ParameterScripts(connect(client), redisacc.Parameters("w", redis=client)._keys)
+    if incarnation:
+        client.hset(f"{KEYS.record}:parameters", "incarnation", incarnation)
+    before = client.hgetall(f"{KEYS.record}:parameters")
+    with pytest.raises(redisacc.ParametersNotFoundError, match="published again" if incarnation else "no parameters"):
+        scripts.finish(incarnation="mine", finished=True)
+    assert client.hgetall(f"{KEYS.record}:parameters") == before
+
+
+@pytest.mark.parametrize("value", ["", "0", "yes", "11", "x" * 10_000])
+def test_only_one_means_finished(client: redis.Redis, value: str) -> None:
+    with redisacc.Parameters("w", redis=client) as parameters:
+        parameters.publish([1.0], 0)
+        client.hset(f"{KEYS.record}:parameters", "finished", value)
+        assert not parameters.finished()
+        parameters.finish()
+        assert parameters.finished()
+        parameters.finish(False)
+        assert not parameters.finished()
+        parameters.delete()

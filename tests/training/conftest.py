@@ -1,0 +1,101 @@
+"""Fixtures of the tests of trainings: a chief and workers, in threads, under short leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+import redisacc
+
+# Leases and looks that a test can wait for, in seconds.
+LEASE = 3.0
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redisacc._protocol.crew.LEASE", LEASE)
+    monkeypatch.setattr("redisacc._training.chief.LOOK_EVERY", 0.05)
+    monkeypatch.setattr("redisacc._training.worker.LOOK_EVERY", 0.05)
+    monkeypatch.setattr("redisacc._training.worker.LOOK_AFTER", 0.2)
+    monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.3)
+    for name in ("REDISACC_ROLE", "REDISACC_WORKER_NUMBER", "REDISACC_WORKERS", "REDISACC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Training:
+    """Opens chiefs and workers of one training, and closes them when the test ends."""
+
+    def __init__(self, client: redis.Redis, background: Callable[..., Any]) -> None:
+        self.client = client
+        self._background = background
+        self._opened: list[Any] = []
+
+    def chief(self, parameters: Any = None, **options: Any) -> redisacc.Chief:
+        """Opens a chief; of two integers unless parameters are given."""
+        if parameters is None:
+            parameters = {"w": np.zeros(2, np.int64)}
+        given = {"workers": 1, "reduction_type": "SUM", "redis": self.client, **options}
+        self._opened.append(redisacc.Chief("train", parameters, **given))
+        return self._opened[-1]
+
+    def worker(self, number: int | None = None, **options: Any) -> redisacc.Worker:
+        """Opens a worker."""
+        self._opened.append(redisacc.Worker("train", number=number, **{"redis": self.client, **options}))
+        return self._opened[-1]
+
+    def work(self, worker: redisacc.Worker | None = None, gradient: Any = None) -> Any:
+        """Runs the loop of a worker in a thread. Its result: the worker's number, and its steps.
+
+        Args:
+            worker: None: a new one.
+            gradient: gets the number, the step and the parameters. None: 1 and the step.
+        """
+
+        def run() -> tuple[int, list[int]]:
+            one = worker or self.worker()
+            steps = []
+            for step, parameters in one.steps():
+                steps.append(step)
+                given = {"w": [1, step]} if gradient is None else gradient(one.number, step, parameters)
+                one.apply(given)
+            return one.number, steps
+
+        return self._background(run)
+
+    @staticmethod
+    def lead(chief: redisacc.Chief, until: int) -> None:
+        """Runs the loop of a chief that adds gradients to its parameters."""
+        for taken in chief.rounds(until=until):
+            chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
+
+    def close(self) -> None:
+        for one in self._opened:
+            one.close()
+
+    @property
+    def record(self) -> dict[bytes, bytes]:
+        """The record of the accumulator."""
+        return self.client.hgetall("redisacc:{train}")
+
+    @property
+    def leases(self) -> dict[str, str]:
+        """Who holds, or held, which lease."""
+        return {place.decode(): entry.decode() for place, entry in self.client.hgetall("redisacc:{train}:crew").items()}
+
+    def give_lease(self, place: str, who: str, ms: int) -> None:
+        """Gives a lease to somebody else, as if its holder had stood still, for so many milliseconds."""
+        seconds, micros = self.client.time()
+        end = seconds * 1000 + micros // 1000 + ms
+        self.client.hset("redisacc:{train}:crew", place, f"other {end} {who}")
+
+
+@pytest.fixture
+def training(real_client: redis.Redis, background: Callable[..., Any]) -> Iterator[Training]:
+    """Opens chiefs and workers of one training; they are closed when the test ends."""
+    made = Training(real_client, background)
+    yield made
+    made.close()

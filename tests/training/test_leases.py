@@ -1,0 +1,221 @@
+"""Leases: there is one chief, and one process of each number, however long one of them stands still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import LEASE
+from support.servers import contents
+
+import redisacc
+from redisacc._protocol.crew import Crew
+from redisacc._redis.connect import connect
+
+pytestmark = pytest.mark.one_server
+
+
+def without_leases(client):
+    return {key: value for key, value in contents(client).items() if not key.endswith(b":crew")}
+
+
+def test_a_second_chief_is_refused_and_changes_nothing(training):
+    first = training.chief()
+    one = training.work()
+    before = without_leases(training.client)
+    with pytest.raises(redisacc.LeaseHeldError, match=rf"{os.getpid()} is the chief of 'train' and extends its lease"):
+        training.chief({"other": np.zeros(3)})
+    # The worker has applied its gradient meanwhile, or not.
+    assert without_leases(training.client).keys() >= before.keys()
+    training.lead(first, 2)
+    one.join()
+    assert first.parameters["w"].tolist() == [2, 1]
+
+
+def test_a_number_in_use_is_refused(training):
+    training.worker(2)
+    began = time.monotonic()
+    with pytest.raises(redisacc.LeaseHeldError, match=r"\w:\d+ is the worker 2 of 'train' and extends its lease"):
+        training.worker(2)
+    assert time.monotonic() - began >= LEASE / 4
+    assert list(training.leases) == ["worker 2"]
+
+
+def test_the_lease_of_a_dead_process_is_waited_for(training, caplog):
+    training.give_lease("chief", "host:1", 1_500)
+    chief = training.chief()
+    training.give_lease("worker 0", "host:2", 1_500)
+    worker = training.worker(0)
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "train: host:1 held the lease of the chief last",
+        "train: host:2 held the lease of the worker 0 last",
+    ]
+    one = training.work(worker)
+    training.lead(chief, 1)
+    one.join()
+
+
+def test_a_lease_far_in_the_future_is_refused_at_once(training):
+    training.give_lease("worker 0", "host:1", 10**9)
+    with pytest.raises(redisacc.LeaseHeldError, match="host:1 is the worker 0"):
+        training.worker(0)
+    # Without a number, there are others.
+    assert training.worker().number == 1
+
+
+def test_a_successor_of_the_same_place_takes_over_at_once(training, monkeypatch, caplog):
+    monkeypatch.setenv("REDISACC_RUN_ID", "a-place")
+    first = training.worker(0)
+    # As if it had been killed.
+    second = training.worker(0)
+    assert caplog.records == []
+    assert list(training.leases) == ["worker 0"]
+    first.close()
+    second.close()
+
+
+def test_a_worker_whose_number_is_taken_ends(training, until):
+    training.chief()
+    worker = training.worker(0)
+    steps = worker.steps()
+    next(steps)
+    training.give_lease("worker 0", "host:9", 60_000)
+    with pytest.raises(redisacc.LeaseLostError, match=r"was the worker 0 but .* host:9 is the worker 0 now"):
+        until(lambda: worker.apply({"w": [1, 1]}) and False)
+    with pytest.raises(redisacc.LeaseLostError):
+        next(steps)
+    worker.close()
+    # It is not his to give back.
+    assert "host:9" in training.leases["worker 0"]
+
+
+def test_a_worker_that_waits_notices_that_its_number_is_taken(training):
+    training.chief(workers=2)
+    worker = training.worker(0)
+    one = training.work(worker)
+    training.give_lease("worker 0", "host:9", 60_000)
+    with pytest.raises(redisacc.LeaseLostError, match="host:9"):
+        one.result()
+
+
+def test_a_chief_that_waits_notices_that_it_has_been_replaced(training, background, until):
+    chief = training.chief()
+    waiting = background(training.lead, chief, 1)
+    until(lambda: training.client.zcard("redisacc:{train}:queue"))
+    training.give_lease("chief", "host:9", 60_000)
+    with pytest.raises(redisacc.LeaseLostError, match=r"was the chief but .* host:9 is the chief now"):
+        waiting.result()
+    # Nobody waits for it in the queue.
+    assert training.client.zcard("redisacc:{train}:queue") == 0
+    with pytest.raises(redisacc.LeaseLostError):
+        chief.finish()
+
+
+def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monkeypatch):
+    """As if the process had stood still, and ran again before the thread that extends the lease did."""
+    monkeypatch.setattr("redisacc._protocol.crew.RENEWALS", 0.001)
+    monkeypatch.setattr("redisacc._protocol.crew.LEASE", 0.5)
+    chief, worker = training.chief(), training.worker(0)
+    next(worker.steps())
+    worker.apply({"w": [1, 1]})
+    for taken in chief.rounds():
+        time.sleep(0.6)
+        # Nobody has taken them meanwhile.
+        chief.publish({"w": taken.gradient["w"]})
+        break
+    time.sleep(0.6)
+    training.give_lease("chief", "host:8", 60_000)
+    training.give_lease("worker 0", "host:9", 60_000)
+    before = without_leases(training.client)
+    with pytest.raises(redisacc.LeaseLostError, match="host:8"):
+        next(chief.rounds())
+    with pytest.raises(redisacc.LeaseLostError, match="host:8"):
+        chief.finish()
+    with pytest.raises(redisacc.LeaseLostError, match="host:9"):
+        worker.apply({"w": [1, 1]})
+    assert without_leases(training.client) == before
+
+
+def test_a_chief_gets_a_round_that_its_predecessor_takes_after_a_pause(training, background):
+    """A chief that stood still may be granted a round before it notices, while its successor waits for that round."""
+    chief, worker = training.chief(), training.worker()
+    with redisacc.TreeAccumulator.like(
+        {"w": np.zeros(2, np.int64)}, "train", reduction_type="SUM", redis=training.client, once_per_worker=True
+    ) as predecessor:
+        steps = worker.steps()
+        next(steps)
+        worker.apply({"w": [1, 1]})
+        rounds = chief.rounds(until=2)
+        chief.publish({"w": next(rounds).gradient["w"]})
+        assert next(steps)[0] == 1
+        worker.apply({"w": [2, 2]})
+        block = predecessor.take(1, timeout=20)
+        assert block.__enter__().global_step == 1
+        again = background(next, rounds).result()
+        with pytest.raises(redisacc.RoundRecoveredError):
+            block.__exit__(None, None, None)
+    assert (again.global_step, again.gradient["w"].tolist()) == (1, [2, 2])
+    chief.publish({"w": chief.parameters["w"] + again.gradient["w"]})
+    assert list(rounds) == []
+    assert chief.parameters["w"].tolist() == [3, 3]
+
+
+PROGRAM = """
+import sys
+import redisacc
+from redisacc._protocol import crew
+crew.LEASE = 1.0
+with redisacc.Worker("train", number=0, redis=sys.argv[1]) as worker:
+    for step, parameters in worker.steps():
+        print(step, flush=True)
+        sys.stdin.readline()
+        try:
+            print(worker.apply({"w": [100, 100]}).outcome, flush=True)
+        except redisacc.LeaseLostError as error:
+            print(error, flush=True)
+            break
+"""
+
+
+def test_a_process_that_was_stopped_for_longer_than_its_lease(training, real_server):
+    chief = training.chief()
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, real_server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as old:
+        assert old.stdout.readline() == "0\n"
+        old.send_signal(signal.SIGSTOP)
+        one = training.work(training.worker(0))
+        training.lead(chief, 2)
+        one.join()
+        old.send_signal(signal.SIGCONT)
+        said, _ = old.communicate("\n", timeout=30)
+    assert "is the worker 0 now. This process has to end" in said or said == "stale\n"
+    assert chief.parameters["w"].tolist() == [2, 1]
+
+
+@pytest.mark.forges
+def test_a_crew_that_somebody_else_has_written(training):
+    crew = Crew(connect(training.client), "train", holder="h", who="w")
+    for entry in (b"", b"one", b"one two three", b"one -1 three", b"one " + b"9" * 16 + b" w", b"one 12 "):
+        training.client.hset("redisacc:{train}:crew", "worker 0", entry)
+        with pytest.raises(redisacc.CorruptDataError, match=r"redisacc:\{train\}:crew: b'worker 0' holds"):
+            crew.members()
+        with pytest.raises(redisacc.CorruptDataError, match=r"redisacc:\{train\}:crew"):
+            training.worker()
+    training.client.delete("redisacc:{train}:crew")
+    training.client.hset("redisacc:{train}:crew", b"cook\x1b", "one 1 w")
+    with pytest.raises(redisacc.CorruptDataError, match=r"crew: b'cook\\x1b' holds b'one 1 w'"):
+        crew.members()
+    # Whoever knows his number does not look at others.
+    training.worker(4)
+    training.client.delete("redisacc:{train}:crew")
+    training.client.set("redisacc:{train}:crew", "x")
+    with pytest.raises(redisacc.CorruptDataError):
+        training.worker()
+    with pytest.raises(redisacc.CorruptDataError):
+        training.chief()

@@ -1,0 +1,394 @@
+"""The loop of a training: what a chief and its workers do while nothing is broken, and while somebody dies."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from support.servers import contents
+
+import redisacc
+
+pytestmark = pytest.mark.one_server
+
+
+def test_a_training_from_its_beginning_to_its_end(training):
+    chief = training.chief(state={"lr": np.array(8)}, workers=2)
+    assert (chief.step, chief.state["lr"].item(), chief.workers) == (0, 8, 2)
+    crew = [training.work(), training.work()]
+    rounds = []
+    for taken in chief.rounds(until=3):
+        rounds.append((taken.global_step, taken.num_accumulated, sorted(taken.workers), taken.gradient["w"].tolist()))
+        chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]}, state={"lr": chief.state["lr"] // 2})
+    workers = {"worker 0": 1, "worker 1": 1}
+    assert rounds == [(step, 2, sorted(workers), [2, 2 * step]) for step in range(3)]
+    assert (chief.step, chief.parameters["w"].tolist(), chief.state["lr"].item()) == (3, [6, 6], 1)
+    assert sorted(one.result()[0] for one in crew) == [0, 1]
+    assert all(one.result()[1][:3] == [0, 1, 2] for one in crew)
+    assert "step=3, workers=2" in repr(chief)
+
+
+def test_a_chief_continues_with_what_was_published(training):
+    first = training.chief(state={"m": np.array(5)})
+    one = training.work()
+    for _ in first.rounds(until=2):
+        first.publish({"w": first.parameters["w"] + 1}, state={"m": first.state["m"] + 1})
+    one.join()
+    first.close()
+    second = training.chief({"w": np.full(2, 99)}, state={"m": np.array(99)})
+    assert (second.step, second.parameters["w"].tolist(), second.state["m"].item()) == (2, [2, 2], 7)
+    # They are its own, for the chief to add to.
+    second.parameters["w"] += 1
+    again = training.work()
+    for taken in second.rounds(until=3):
+        assert taken.global_step == 2
+        second.publish(second.parameters)
+        assert second.state is None
+    again.join()
+
+
+@pytest.mark.parametrize("reduction", ["SUM", "MEAN", None])
+def test_reductions(training, reduction):
+    chief = training.chief({"w": np.zeros(2)}, workers=2, reduction_type=reduction)
+    for number in range(2):
+        training.work(gradient=lambda number, step, _: {"w": [number, 4.0]})
+    for taken in chief.rounds(until=1):
+        assert taken.gradient["w"].tolist() == ([1, 8] if reduction == "SUM" else [0.5, 4])
+        chief.publish({"w": np.ones(2)})
+
+
+@pytest.mark.parametrize("form", ["dense", "slices", "pair"])
+def test_a_single_array(training, form):
+    chief = training.chief(np.zeros((4, 2), np.int64), sparse=form != "dense")
+    rows = np.full((1, 2), 7)
+    gradients = {
+        "dense": np.full((4, 2), 7),
+        "slices": redisacc.IndexedSlices(rows, [3], [4, 2]),
+        "pair": ([3], rows),
+    }
+    seen = []
+
+    def gradient(_number, step, parameters):
+        seen.append(parameters.tolist())
+        return gradients[form]
+
+    one = training.work(gradient=gradient)
+    table = np.zeros((4, 2), np.int64)
+    for taken in chief.rounds(until=2):
+        if form == "dense":
+            table = table + taken.gradient
+            chief.publish(table)
+        else:
+            table = table.copy()
+            table[taken.gradient.indices] += taken.gradient.values
+            chief.publish(table, changed={".": taken.gradient.indices})
+    one.join()
+    assert chief.parameters.tolist() == table.tolist()
+    assert table.sum() == (2 * 14 if form != "dense" else 2 * 56)
+    assert len(seen) >= 2
+
+
+def test_a_tree_with_a_sparse_leaf_of_which_rows_change(training):
+    parameters = {"bias": np.zeros(3, np.int64), "table": np.zeros((100, 2), np.int64)}
+    chief = training.chief(parameters, sparse=["table"])
+    seen = {}
+
+    def gradient(_number, step, tree):
+        seen[step] = tree["table"].copy()
+        slices = redisacc.IndexedSlices(np.full((2, 2), step + 1), [step, 50], [100, 2])
+        return {"bias": [step] * 3, "table": slices}
+
+    one = training.work(gradient=gradient)
+    for taken in chief.rounds(until=4):
+        table = chief.parameters["table"].copy()
+        rows = taken.gradient["table"].indices
+        table[rows] += taken.gradient["table"].values
+        chief.publish(
+            {"bias": chief.parameters["bias"] + taken.gradient["bias"], "table": table}, changed={"table": rows}
+        )
+        assert rows.tolist() == [taken.global_step, 50]
+    one.join()
+    assert chief.parameters["bias"].tolist() == [6, 6, 6]
+    assert [seen[step][50].tolist() for step in range(4)] == [[0, 0], [1, 1], [3, 3], [6, 6]]
+
+
+def test_a_finished_training_can_be_continued(training):
+    chief = training.chief()
+    one = training.work()
+    training.lead(chief, 2)
+    one.join()
+    # The loops of a chief with the same end, and of a worker that starts later, end at once.
+    training.lead(chief, 2)
+    training.lead(chief, 1)
+    chief.close()
+    assert training.work().result() == (1, [])
+    later = training.chief()
+    # This worker may start first: it waits a moment for a chief to continue.
+    more = training.work()
+    training.lead(later, 4)
+    assert more.result()[1][-2:] == [3, 4] or more.result()[1][0] == 2
+    assert later.parameters["w"].tolist() == [4, 6]
+
+
+def test_a_loop_without_an_end_ends_when_it_says_so(training):
+    chief = training.chief()
+    one = training.work()
+    for _ in chief.rounds():
+        chief.publish({"w": chief.parameters["w"] + 1})
+        if chief.step == 3:
+            chief.finish()
+            break
+    assert one.result()[1][-1] == 3
+    with redisacc.Parameters("train", redis=training.client) as parameters:
+        assert parameters.finished()
+        assert parameters.step() == 3
+    # What was published is also acknowledged.
+    assert training.client.hlen("redisacc:{train}:taken") == 0
+
+
+def test_workers_join_leave_and_return(training, background):
+    chief = training.chief(workers=2)
+    training.work(training.worker(0))
+
+    def work(number, last):
+        with training.worker(number) as worker:
+            for step, _ in worker.steps():
+                worker.apply({"w": [1, step]})
+                if step == last:
+                    return
+
+    background(work, 1, 1)
+    who = []
+    for taken in chief.rounds(until=6):
+        who.append(sorted(taken.workers))
+        chief.publish({"w": chief.parameters["w"] + 1})
+        if chief.step == 2:
+            background(work, 5, 3)
+        if chief.step == 4:
+            background(work, 1, None)
+    assert who == [["worker 0", f"worker {other}"] for other in (1, 1, 5, 5, 1, 1)]
+
+
+def test_a_round_that_nobody_published_stays(training):
+    chief = training.chief()
+    one = training.work()
+    with pytest.raises(redisacc.RoundNotPublishedError, match=r"of step 0 were not published\. Call publish"):
+        for _ in chief.rounds():
+            pass
+    # The same chief gets it again, and so does another one.
+    for taken in chief.rounds():
+        assert taken.global_step == 0
+        break
+    chief.close()
+    other = training.chief()
+    for taken in other.rounds(until=1):
+        assert taken.gradient["w"].tolist() == [1, 0]
+        other.publish({"w": np.ones(2, np.int64)})
+    one.join()
+
+
+def test_an_exception_in_the_body_leaves_the_round(training):
+    one = training.work()
+
+    def fail():
+        with training.chief() as chief:
+            for _ in chief.rounds():
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    other = training.chief()
+    training.lead(other, 2)
+    one.join()
+    assert other.parameters["w"].tolist() == [2, 1]
+
+
+def test_publish_belongs_into_the_body_and_once(training):
+    chief = training.chief()
+    with pytest.raises(redisacc.InvalidArgumentError, match="needs the round of a loop"):
+        chief.publish({"w": np.zeros(2, np.int64)})
+    one = training.work()
+    for _ in chief.rounds(until=1):
+        chief.publish({"w": np.ones(2, np.int64)})
+        with pytest.raises(redisacc.InvalidArgumentError, match="publishes once for each"):
+            chief.publish({"w": np.ones(2, np.int64)})
+    one.join()
+    with pytest.raises(redisacc.InvalidArgumentError, match="needs the round of a loop"):
+        chief.publish({"w": np.zeros(2, np.int64)})
+    assert chief.step == 1
+
+
+def test_an_invalid_publication_changes_nothing(training):
+    chief = training.chief()
+    one = training.work()
+    for _ in chief.rounds(until=1):
+        for wrong in ({"w": np.ones(3, np.int64)}, {"v": np.ones(2, np.int64)}, {"w": np.ones(2)}):
+            with pytest.raises(redisacc.SchemaMismatchError):
+                chief.publish(wrong)
+        with pytest.raises(redisacc.InvalidArgumentError, match="changed"):
+            chief.publish({"w": np.ones(2, np.int64)}, changed={"x": [0]})
+        assert (chief.step, chief.parameters["w"].tolist()) == (0, [0, 0])
+        chief.publish({"w": np.ones(2, np.int64)})
+    one.join()
+
+
+def test_apply_needs_a_step(training):
+    training.chief()
+    with pytest.raises(redisacc.InvalidArgumentError, match="needs the step of a loop"):
+        training.worker().apply({"w": [1, 1]})
+
+
+def test_applying_twice_counts_once(training):
+    chief = training.chief()
+    worker = training.worker()
+    for step, _ in worker.steps():
+        assert step == 0
+        assert worker.apply({"w": [1, 1]}).outcome == "applied"
+        assert worker.apply({"w": [5, 5]}).outcome == "repeated"
+        with pytest.raises(redisacc.InvalidArgumentError, match="'w'"):
+            worker.apply({"w": [1, 1, 1]})
+        break
+    for taken in chief.rounds():
+        assert taken.gradient["w"].tolist() == [1, 1]
+        break
+    assert worker.apply({"w": [1, 1]}).outcome == "stale"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "options", "message"),
+    [
+        ({"w": np.zeros(3, np.int64)}, {}, "w"),
+        ({"w": np.zeros(2, np.int64), "b": np.zeros(1)}, {}, "b"),
+        (np.zeros(2, np.int64), {}, "structure"),
+        (None, {"reduction_type": "MEAN"}, "reduction_type"),
+    ],
+)
+def test_another_model_under_the_name_is_refused(training, parameters, options, message):
+    training.chief(state={"m": np.zeros(2)}).close()
+    before = contents(training.client)
+    with pytest.raises(redisacc.SchemaMismatchError, match=message):
+        training.chief(parameters, **options)
+    assert contents(training.client) == before
+
+
+@pytest.mark.parametrize(
+    ("parameters", "options", "message"),
+    [
+        (None, {"workers": 0}, "workers"),
+        (None, {"workers": None}, "REDISACC_WORKERS"),
+        (None, {"patience": -1}, "patience"),
+        (None, {"sparse": True}, "paths of sparse leaves of a tree"),
+        (np.zeros(2), {"sparse": ["w"]}, "must be True or False"),
+        (None, {"sparse": ["v"]}, "v"),
+        ("text", {}, "not <U4"),
+        ({}, {}, "leaf|leaves|empty"),
+        (None, {"state": {"a": "text"}}, "state"),
+        (None, {"reduction_type": "MAX"}, "reduction_type"),
+        (None, {"missing": "none"}, "missing"),
+    ],
+)
+def test_invalid_arguments_of_a_chief(training, parameters, options, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        training.chief(parameters, **options)
+    # Whoever calls it rightly is not kept waiting.
+    assert training.leases == {}
+
+
+@pytest.mark.parametrize(("options", "message"), [({"number": -1}, "number"), ({"number": 10**6}, "number")])
+def test_invalid_arguments_of_a_worker(training, options, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        training.worker(**options)
+
+
+@pytest.mark.parametrize(
+    ("environment", "kind", "message"),
+    [
+        ({"REDISACC_ROLE": "worker"}, "chief", "so it cannot be the chief"),
+        ({"REDISACC_ROLE": "chief"}, "worker", "so it cannot be a worker"),
+        ({"REDISACC_ROLE": "king"}, "chief", "REDISACC_ROLE must be chief or worker, not 'king'"),
+        ({"REDISACC_WORKER_NUMBER": "x"}, "worker", "REDISACC_WORKER_NUMBER must be a whole number"),
+        ({"REDISACC_WORKERS": "0"}, "chief", "REDISACC_WORKERS must be a whole number"),
+        ({"REDISACC_WORKERS": "2", "REDISACC_WORKER_NUMBER": "2"}, "worker", "the last one has the number 1"),
+    ],
+)
+def test_a_wrong_environment(training, monkeypatch, environment, kind, message):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        getattr(training, kind)()
+
+
+def test_numbers(training, monkeypatch):
+    training.chief()
+    # The lowest that nobody holds.
+    assert [training.worker().number for _ in range(3)] == [0, 1, 2]
+    assert training.worker(7).number == 7
+    assert training.worker().number == 3
+    monkeypatch.setenv("REDISACC_WORKER_NUMBER", "5")
+    assert training.worker().number == 5
+    assert training.worker(6).number == 6
+
+
+def test_a_number_is_free_when_its_holder_closes(training):
+    workers = [training.worker() for _ in range(3)]
+    workers[1].close()
+    workers[1].close()
+    assert training.worker().number == 1
+    assert "number=1" in repr(workers[1])
+
+
+def test_the_number_of_workers_comes_from_the_environment(training, monkeypatch):
+    monkeypatch.setenv("REDISACC_WORKERS", "3")
+    assert training.chief(workers=None).workers == 3
+
+
+def test_a_worker_waits_for_a_chief_that_starts_later(training, until):
+    one = training.work()
+    until(lambda: training.leases)
+    training.lead(training.chief(), 1)
+    assert one.result() == (0, [0, 1]) or one.result() == (0, [0])
+
+
+def test_two_workers_in_one_process_have_two_numbers(training):
+    chief = training.chief(workers=2)
+    pair = [training.work(training.worker()) for _ in range(2)]
+    training.lead(chief, 3)
+    assert sorted(one.result()[0] for one in pair) == [0, 1]
+    assert chief.parameters["w"].tolist() == [6, 6]
+
+
+def test_a_training_that_is_deleted(training, until):
+    chief = training.chief()
+    # It has nobody to wait for.
+    waiting = training.worker(3)
+    one = training.work(waiting, gradient=lambda *_: {"w": [1, 1]})
+    for _ in chief.rounds():
+        chief.publish({"w": np.ones(2, np.int64)})
+        break
+    chief.delete()
+    with pytest.raises((redisacc.ParametersNotFoundError, redisacc.AccumulatorNotFoundError)):
+        one.result()
+    with pytest.raises((redisacc.ParametersNotFoundError, redisacc.AccumulatorNotFoundError)):
+        next(chief.rounds())
+    waiting.close()
+    chief.close()
+    # Leases that somebody extends come back, and go with their holders.
+    until(lambda: not training.client.keys("*"))
+
+
+def test_a_child_of_a_worker_does_not_give_its_number_back(training):
+    worker = training.worker()
+    pid = os.fork()
+    if pid == 0:
+        worker.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert list(training.leases) == ["worker 0"]
+
+
+def test_a_process_that_ends_gives_its_lease_back(training):
+    worker = redisacc.Worker("train", redis=training.client)
+    assert list(training.leases) == ["worker 0"]
+    del worker
+    assert training.leases == {}

@@ -1,0 +1,230 @@
+"""A server that has lost data: nothing hangs, and the training goes on where that is possible; else it says why not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import redisacc
+
+pytestmark = pytest.mark.one_server
+
+
+class Snapshot:
+    """What a server held at some moment. `restore` makes it hold that again, like a restart from older data."""
+
+    def __init__(self, client):
+        self._client = client
+        self._dumps = {key: client.dump(key) for key in client.scan_iter() if client.pttl(key) < 0}
+
+    def restore(self):
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.flushall()
+            for key, dump in self._dumps.items():
+                pipe.restore(key, 0, dump)
+            pipe.execute()
+
+
+@pytest.fixture
+def at_step(training, background, until):
+    """Trains with two workers in the background up to a step and lets a function work between two steps of the chief.
+
+    The test's functions are called when the chief has published their step. Returns the chief at the end.
+    """
+
+    def train(last, deeds):
+        chief = training.chief(workers=2, state={"m": np.array(0)})
+        crew = [training.work(gradient=lambda _number, step, _: {"w": [1, step]}) for _ in range(2)]
+        for _ in chief.rounds(until=last):
+            chief.publish({"w": chief.parameters["w"] + 1}, state={"m": np.array(chief.step)})
+            if chief.step in deeds:
+                deeds.pop(chief.step)()
+        for one in crew:
+            one.join()
+        return chief
+
+    return train
+
+
+def test_the_server_is_restarted_from_older_data(training, at_step, caplog):
+    kept = []
+    chief = at_step(12, {3: lambda: kept.append(Snapshot(training.client)), 7: lambda: [old.restore() for old in kept]})
+    assert chief.parameters["w"].tolist() == [12, 12]
+    with redisacc.Parameters("train", redis=training.client) as parameters:
+        step, tree = parameters.latest()
+        assert (step, tree["w"].tolist()) == (12, [12, 12])
+        assert parameters.latest_state()[1]["m"].item() == 11
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "the server has lost" in said or "has lost the parameters" in said
+    assert training.client.hlen("redisacc:{train}:taken") == 0
+
+
+def test_it_is_restarted_from_older_data_while_the_chief_waits(training, background, until):
+    chief = training.chief()
+    worker = training.worker()
+    steps = worker.steps()
+    for step in range(4):
+        if step == 2:
+            kept = Snapshot(training.client)
+        assert next(steps)[0] == step
+        worker.apply({"w": [1, step]})
+        for _ in chief.rounds():
+            chief.publish({"w": chief.parameters["w"] + 1})
+            break
+    waiting = background(lambda: next(chief.rounds()))
+    following = background(next, steps)
+    until(lambda: training.client.zcard("redisacc:{train}:queue"))
+    assert following.result()[0] == 4
+    kept.restore()
+    # The chief makes the server agree with it.
+    until(lambda: training.record.get(b"global_step") == b"4")
+    worker.apply({"w": [7, 7]})
+    taken = waiting.result()
+    assert (taken.global_step, taken.gradient["w"].tolist()) == (4, [7, 7])
+
+
+def test_older_gradients_that_come_back_are_not_used(training, background, until):
+    """The round of step 1 comes back, with a gradient that has been used; the step is 3."""
+    chief = training.chief(workers=2)
+    first, second = training.worker(0), training.worker(1)
+    mine, yours = first.steps(), second.steps()
+    rounds = chief.rounds()
+    for step in range(3):
+        next(mine), next(yours)
+        first.apply({"w": [100, 100]})
+        if step == 1:
+            kept = Snapshot(training.client)
+        second.apply({"w": [1000, 1000]})
+        next(rounds)
+        chief.publish({"w": chief.parameters["w"] + 1})
+    assert chief.step == 3
+    assert next(mine)[0] == next(yours)[0] == 3
+    kept.restore()
+    waiting = background(next, rounds)
+    until(lambda: training.record.get(b"global_step") == b"3")
+    first.apply({"w": [1, 1]})
+    second.apply({"w": [2, 2]})
+    taken = waiting.result()
+    assert (taken.global_step, taken.gradient["w"].tolist()) == (3, [3, 3])
+
+
+def test_a_gradient_that_the_server_has_lost_is_applied_again(training, background, until):
+    chief = training.chief(workers=2)
+    one = training.work(training.worker(0))
+    until(lambda: training.record.get(b"num_accumulated") == b"1")
+    two = training.worker(1)
+    step = two.steps()
+    next(step)
+    # As if the server had been restarted without the last second.
+    keys = Snapshot(training.client)
+    training.client.delete("redisacc:{train}:sums", "redisacc:{train}:workers", "redisacc:{train}:buffered")
+    training.client.delete("redisacc:{train}:inline", "redisacc:{train}:sessions")
+    training.client.hset("redisacc:{train}", "num_accumulated", 0)
+    assert keys is not None
+    until(lambda: training.record.get(b"num_accumulated") == b"1")
+    two.apply({"w": [1, 5]})
+    for taken in chief.rounds(until=1):
+        assert taken.gradient["w"].tolist() == [2, 5]
+        chief.publish({"w": taken.gradient["w"]})
+    one.join()
+
+
+def test_a_worker_goes_back_with_the_parameters(training, background, until, caplog):
+    """Chief and server were restarted, from older data: there is nobody who could restore the later ones."""
+    chief = training.chief()
+    worker = training.worker()
+    steps = worker.steps()
+    rounds = chief.rounds()
+    for step in range(3):
+        next(steps)
+        if step == 1:
+            kept = Snapshot(training.client)
+        worker.apply({"w": [1, step]})
+        next(rounds)
+        chief.publish({"w": chief.parameters["w"] + 1})
+    assert next(steps)[0] == 3
+    rounds.close()
+    chief.close()
+    waiting = background(next, steps)
+    kept.restore()
+    other = training.chief()
+    assert other.step == 1
+    assert waiting.result()[0] == 1
+    assert "the server has lost the parameters of step 3; continuing" in caplog.text
+    worker.apply({"w": [1, 1]})
+    for taken in other.rounds(until=2):
+        assert taken.global_step == 1
+        other.publish({"w": other.parameters["w"] + taken.gradient["w"]})
+
+
+def test_the_server_is_empty(training, background, until):
+    chief, worker = training.chief(), training.worker()
+    steps = worker.steps()
+    next(steps)
+    waiting = [background(lambda: next(chief.rounds())), background(next, steps)]
+    until(lambda: training.client.zcard("redisacc:{train}:queue"))
+    training.client.flushall()
+    gone = (redisacc.AccumulatorNotFoundError, redisacc.ParametersNotFoundError)
+    for one in waiting:
+        with pytest.raises(gone, match="deleted"):
+            one.result()
+    with pytest.raises(gone):
+        worker.apply({"w": [1, 1]})
+    # Those who are started again begin anew.
+    chief.close()
+    worker.close()
+    again = training.chief({"w": np.full(2, 5)})
+    assert (again.step, again.parameters["w"].tolist()) == (0, [5, 5])
+
+
+def test_only_the_accumulator_was_deleted(training):
+    chief = training.chief()
+    one = training.work()
+    training.lead(chief, 2)
+    one.join()
+    chief.close()
+    with redisacc.TreeAccumulator.like(
+        {"w": np.zeros(2, np.int64)}, "train", reduction_type="SUM", redis=training.client, once_per_worker=True
+    ) as gradients:
+        gradients.delete()
+    again = training.chief()
+    more = training.work()
+    training.lead(again, 3)
+    more.join()
+    assert again.parameters["w"].tolist() == [3, 3]
+
+
+def test_somebody_else_has_moved_the_step(training):
+    chief = training.chief()
+    with redisacc.TreeAccumulator.like(
+        {"w": np.zeros(2, np.int64)}, "train", reduction_type="SUM", redis=training.client, once_per_worker=True
+    ) as gradients:
+        gradients.set_global_step(7)
+    with pytest.raises(redisacc.DataLossError, match="step 7 has begun, but the parameters are those of step 0"):
+        next(chief.rounds())
+
+
+def test_somebody_else_has_published(training):
+    chief = training.chief()
+    with redisacc.Parameters("train", redis=training.client) as parameters:
+        parameters.publish({"w": np.ones(2, np.int64)}, 4)
+    with pytest.raises(redisacc.DataLossError, match="step 4 has begun, but the parameters are those of step 0"):
+        next(chief.rounds())
+
+
+def test_a_round_that_was_recovered_by_somebody_else(training, caplog):
+    chief = training.chief()
+    one = training.work()
+    for _ in chief.rounds(until=2):
+        if chief.step == 0:
+            with (
+                redisacc.TreeAccumulator.like(
+                    {"w": np.zeros(2, np.int64)}, "train", reduction_type="SUM", redis=training.client
+                ) as gradients,
+                gradients.recover(),
+            ):
+                pass
+        chief.publish({"w": chief.parameters["w"] + 1})
+    one.join()
+    assert chief.step == 2
+    assert "the round of step 0 does not belong to this take any more" in caplog.text
