@@ -164,7 +164,8 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             ServerOutOfMemoryError: the server has reached its maxmemory. Nothing was stored.
             ServerUnavailableError: no server could be reached. Nothing was sent.
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
-                apply it again: call the error's ``retry()``.
+                apply it again: call the error's ``retry()``. It sends large arrays from the memory where they are, so
+                do not write to them before that.
         """
         label = self._own_label if name is None else self._label(name)
         step = validation.integer(local_step, "local_step")
