@@ -6,6 +6,7 @@ The slow log of the server is the clock: it holds the time of each command witho
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -25,7 +26,9 @@ from benchmarks.sections.scripts import COUNTING, NOTHING
 from benchmarks.stats import summary
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.keys import Keys
+from redisacc._handles.parameters import Parameters
 from redisacc._protocol.acknowledgement import finish_acknowledgement
+from redisacc._protocol.crew_scripts import CrewScripts
 from redisacc._protocol.deletion import delete
 from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sessions import Session
@@ -260,6 +263,24 @@ class Hostile:
         self._repeat("resolve", lambda: scripts.resolve(session=self._session(), sequence=1, worker="w"))
         self._repeat("info", acc.info, max(self._sizes.calls // 30, 1))
 
+    def training(self) -> None:
+        """Publishes, finishes and deletes parameters, and takes leases in a large crew."""
+        parameters = Parameters(self.name, redis=self._url)
+        tree = {"table": np.zeros((100_000, ROW), np.float32), "w": np.zeros(1000, np.float32)}
+        steps = itertools.count()
+        self._repeat("publish", lambda: parameters.publish(tree, next(steps)), max(self._sizes.calls // 30, 1))
+        rows = {"table": np.arange(500), "w": []}
+        self._repeat("publish rows", lambda: parameters.publish(tree, next(steps), changed=rows))
+        self._repeat("finish", parameters.finish)
+        crew = CrewScripts(self._transport, self._keys)
+        places = [f"worker {number}" for number in range(self._sizes.calls)]
+        who = "w" * 200
+        held = iter(places)
+        self._repeat("hold_lease", lambda: crew.hold_lease(place=next(held), holder="h", who=who, lease_ms=1000))
+        released = iter(places)
+        self._repeat("release_lease", lambda: crew.release_lease(place=next(released), holder="h"))
+        self._repeat("delete parameters", parameters.delete, 1)
+
     def _take(self, scripts: Scripts, required: int, session: Session | None = None, sequence: int = 1) -> Any:
         session = session or self._session()
         token = f"{session.id}-{sequence}"
@@ -343,6 +364,7 @@ def longest(run: Run) -> dict[str, Any]:
                     meter.empty(sizes.calls * 10)
                 hostile.gradients()
                 hostile.takes()
+            hostile.training()
             hostile.compaction()
             plant(client, Keys(hostile.name), sizes)
             hostile.cleanup()

@@ -255,7 +255,7 @@ def test_leaves_of_what_is_no_tree(cli, accumulator):
         assert "no tree" in found.stderr
 
 
-EVIL = "w\u202e\x85x"
+EVIL = "w\u202ex"
 
 
 def test_evil_paths_are_printable(cli, open_tree, real_server):

@@ -307,6 +307,8 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize(("role", "what"), [(role, what) for role, all_ in FORBIDDEN.items() for what in all_])
 def test_what_a_role_may_not_do(place, role, what):
+    if place.old and (role, what) == ("worker", "finish"):
+        pytest.skip("without selectors, a worker who may write the record of its accumulator may write this one, too")
     acc = place.open(role, "train-1")
     place.parameters(None).publish(np.zeros(3), 0)
     before = contents(place.admin)
