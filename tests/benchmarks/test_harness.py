@@ -80,6 +80,7 @@ def test_the_smallest_run_writes_results_and_report(tmp_path: Path) -> None:
         assert f"## {heading}" in report
 
 
+@pytest.mark.thorough
 def test_the_smallest_run_of_steps(tmp_path: Path) -> None:
     done = run(tmp_path, "--only", "steps")
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pages import DOCS, Block, Reader, blocks_of, run_by
+from support.selection import thorough
 
 from redisacc.embedded import Server
 
@@ -21,7 +22,11 @@ def _name(value: object) -> str | None:
     return str(value.relative_to(DOCS)) if isinstance(value, Path) else f"line-{value.line}"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("page", OURS, ids=_name)
+# They train for half a minute, and the README has a quick start of its own, which is run as well.
+LONG = [page for page in OURS if page.name in ("quick-start.md", "processes.md")]
+
+
+@pytest.mark.parametrize("page", thorough(OURS, usual=[page for page in OURS if page not in LONG]), ids=_name)
 def test_what_a_page_says_can_be_done(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:

@@ -67,6 +67,7 @@ def test_ctrl_c_while_a_process_waits_for_its_restart(start):
     assert run.code() == 130
 
 
+@pytest.mark.thorough
 def test_nothing_is_started_again_while_the_run_ends(start):
     script = DEAF.replace("print", "print('began')\nif os.environ['REDISACC_ROLE'] != 'chief': os._exit(1)\nprint")
     run = start("--workers", 1, "--restarts", 100, "--grace", 4, script=script)
@@ -136,6 +137,7 @@ def test_killed_runner_leaves_no_process(start):
     wait_for(lambda: not run.left())
 
 
+@pytest.mark.thorough
 def test_runner_that_is_killed_while_it_starts_leaves_no_process(start):
     for moment in range(8):
         run = start("--workers", 20, script="import time; time.sleep(1000)")

@@ -26,7 +26,6 @@ def opened():
         handle.close()
 
 
-@pytest.mark.every_server
 def test_a_server_that_restarts_while_somebody_waits(daemon, opened, background, until, caplog):
     caplog.set_level(logging.WARNING, "redisacc")
     server = daemon("--appendonly", "yes", "--appendfsync", "always").start()
