@@ -73,6 +73,11 @@ def run(*options: str | Path, url: str | None = None) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def without_waiting(err: str) -> str:
+    """Removes what a busy machine, on which processes start slowly, adds."""
+    return re.sub(r".*still waiting.*\n", "", err)
+
+
 def of_the_run(err: str) -> str:
     """Returns the lines of the run itself. What its processes log depends on where they are just then."""
     return "".join(line for line in err.splitlines(keepends=True) if line.startswith("redisacc "))
@@ -114,7 +119,7 @@ def test_on_its_own_server(text: Path) -> None:
     killed = r"redisacc \| {} was killed by SIGKILL; it starts again in 0.5 s\n"
     assert re.fullmatch(
         killed.format("chief") + r"chief    \| demo-[0-9a-f]{6}: continuing at step 20\n" + killed.format("worker 0"),
-        of_the_run(err),
+        without_waiting(err),
     )
     assert re.search(
         r"^Look inside: redisacc watch demo-[0-9a-f]{6} --redis redis://127.0.0.1:\d+/0$", out, re.MULTILINE
@@ -144,7 +149,7 @@ def test_on_a_given_server(text: Path, real_client: redis.Redis, real_server: An
         name, _ = training(real_client, until)
         assert {b"global_step", b"num_accumulated"} <= set(real_client.hgetall(f"redisacc:{{{name}}}"))
         out, err = process.communicate(timeout=120)
-    assert (process.returncode, of_the_run(err)) == (0, "")
+    assert (process.returncode, without_waiting(err)) == (0, "")
     assert f"Look inside: redisacc watch {name}\n" in out
     assert keys(real_client) == set()
 
@@ -178,7 +183,7 @@ def test_a_killed_worker_is_started_again(text: Path, real_client: redis.Redis, 
         os.kill(workers[1], signal.SIGKILL)
         out, err = process.communicate(timeout=150)
     assert process.returncode == 0
-    assert of_the_run(err) == "redisacc | worker 1 was killed by SIGKILL; it starts again in 0.5 s\n"
+    assert re.fullmatch(r"redisacc \| worker [01] was killed by SIGKILL; it starts again in 0.5 s\n", of_the_run(err))
     assert out.endswith("The results agree, and the loss fell.\n")
     assert keys(real_client) == set()
 
@@ -242,14 +247,14 @@ def test_results_that_differ_are_a_failure(text: Path, tmp_path: Path) -> None:
         patch.setenv("PYTHONPATH", path)
         status, out, err = run("demo", "--text", text, *SMALL, "--steps", "15", "--kill", "no")
     assert status == 1
-    assert re.fullmatch(r"Error: the two results differ by \d\.\d\de-\d\d, more than 1.0e-03\n", of_the_run(err))
+    assert re.fullmatch(r"Error: the two results differ by \d\.\d\de-\d\d, more than 1.0e-03\n", without_waiting(err))
     assert "The results agree" not in out
 
 
 def test_a_loss_that_does_not_fall_is_a_failure(text: Path) -> None:
     status, out, err = run("demo", "--text", text, *SMALL, "--steps", "1")
     assert status == 1
-    assert of_the_run(err).startswith("Error: the loss did not fall: ")
+    assert without_waiting(err).startswith("Error: the loss did not fall: ")
     assert "The results agree" not in out
 
 

@@ -187,6 +187,7 @@ def test_crash_loop_is_given_up(start):
     ]
 
 
+@pytest.mark.thorough
 def test_children_of_a_dead_process_end_before_its_successor_begins(start):
     script = UNTIL_FINISHED.replace(
         "print", "child = subprocess.Popen(['sleep', '1000']); print(child.pid, end=' ')\nprint"
@@ -201,6 +202,7 @@ def test_children_of_a_dead_process_end_before_its_successor_begins(start):
     assert run.code() == 0
 
 
+@pytest.mark.thorough
 def test_child_gets_sigterm_first_and_is_killed_if_it_ignores_it(start):
     child = "import signal, time; signal.signal(15, lambda *_: print('no')); print('deaf')\nwhile 1: time.sleep(1000)"
     script = HEAD + (

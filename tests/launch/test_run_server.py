@@ -44,6 +44,7 @@ def test_training(start):
     assert re.fullmatch(r"redisacc \| (Valkey|Redis) \S+ is ready at redis://127\.0\.0\.1:\d+/0\n", run.err)
 
 
+@pytest.mark.thorough
 def test_training_continues_in_the_same_directory(start, tmp_path):
     for first in (0, 3):
         run = start("--workers", 2, "--server-dir", "data", script=TRAIN)
@@ -81,6 +82,7 @@ def test_server_that_ends_ends_the_run(start, unused_port):
     assert "redisacc | the server ended unexpectedly; the end of its log: " in run.err
 
 
+@pytest.mark.thorough
 def test_server_outlives_ctrl_c_until_the_workers_have_ended(start):
     script = """
 import os, redis, signal

@@ -40,6 +40,7 @@ def test_signal_stops_everything(start, number):
     assert run.err == (said if number == signal.SIGINT else "")
 
 
+@pytest.mark.thorough
 def test_second_ctrl_c_kills(start):
     run = start("--workers", 2, "--grace", 1000, script=DEAF)
     run.seen("ready", 3)

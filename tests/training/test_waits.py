@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-from support.selection import thorough
 
 import redisacc
 
@@ -92,8 +91,9 @@ def away(daemon, training):
     return server
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize("patience", thorough([0, 0.4], usual=[0]))
+@pytest.mark.parametrize("patience", [0, 0.4])
 def test_patience_ends(training, away, background, until, patience):
     chief, worker = training.chief(patience=patience), training.worker(patience=patience)
     steps = worker.steps()
@@ -157,6 +157,7 @@ def test_patience_without_end_says_once_that_the_server_is_away(training, away, 
     assert chief.step == 1
 
 
+@pytest.mark.thorough
 def test_no_server_at_the_beginning_is_an_error(training, away):
     away.kill()
     for open_it in (training.chief, training.worker):
