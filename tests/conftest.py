@@ -50,6 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts a background job with Ctrl-C ignored, and every child would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # So does nohup with the signal of a terminal that is closed.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     selection.configure(config)
 
 
