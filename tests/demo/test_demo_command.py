@@ -192,8 +192,8 @@ def test_a_killed_worker_is_started_again(text: Path, real_client: redis.Redis, 
     ("number", "status", "message"),
     [
         (signal.SIGINT, 130, "redisacc | stopping; Ctrl-C again kills what still runs\n"),
-        (signal.SIGTERM, 143, ""),
-        (signal.SIGHUP, 129, ""),
+        pytest.param(signal.SIGTERM, 143, "", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGHUP, 129, "", marks=pytest.mark.thorough),
     ],
 )
 def test_stopped(

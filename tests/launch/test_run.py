@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from runs import wait_for
+from support.selection import thorough
 
 from redisacc._handles.environment import place
 
@@ -231,37 +232,36 @@ def test_program_that_vanishes(start):
 # Usage
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["--workers", "1"], 2, "Missing argument"),
-        (["--workers", "1", "--"], 2, "Missing argument"),
-        (["python"], 2, "Missing option '--workers'"),
-        (["--workers", "-1", "true"], 2, "-1 is not in the range"),
-        (["--workers", "257", "true"], 2, "257 is not in the range 0<=x<=256"),
-        (["--workers", "9" * 5000, "true"], 2, "'--workers'"),
-        (["--workers", "1.5", "true"], 2, "'--workers'"),
-        (["--workers", "0", "--no-chief", "true"], 2, "nothing is left to run"),
-        (["--workers", "3", "--total-workers", "2", "true"], 2, "the last worker here has the number 2"),
-        (["--workers", "2", "--first-worker", "999999", "true"], 2, "too large for 1000000 workers"),
-        (["--workers", "1", "--server", "--redis", "redis://x", "true"], 2, "give --redis or --server, not both"),
-        (["--workers", "1", "--grace", "nan", "true"], 2, "'--grace'"),
-        (["--workers", "1", "--restarts", "-1", "true"], 2, "'--restarts'"),
-        (["--workers", "1", "no-such-program"], 127, "'no-such-program' is not a program on the PATH"),
-        (["--workers", "1", ""], 127, "'' is not a program on the PATH"),
-        (["--workers", "1", "./no"], 127, "'./no' does not exist"),
-        (["--workers", "1", "x\x1b[2J"], 127, r"'x\x1b[2J' is not a program on the PATH"),
-        (["--workers", "1", "./data"], 126, "'./data' is not executable"),
-        (["--workers", "1", "./folder"], 126, "'./folder' is a directory"),
-        (["--workers", "1", "train.py"], 127, "to run it with Python: python train.py"),
-        (["--workers", "1", "./train.py"], 126, "to run it with Python: python ./train.py"),
-        (["--workers", "1", "./foreign"], 126, "cannot start chief: Exec format error"),
-        (["--workers", "1", "./no-interpreter"], 127, "cannot start chief: No such file"),
-        (["--workers", "1", "--redis", "redis://127.0.0.1:1", "true"], 6, "127.0.0.1:1"),
-        (["--workers", "1", "--redis", "http://x", "true"], 2, "a URL must begin with"),
-    ],
-    ids=range(25),
-)
+USAGE: list[tuple[list[str], int, str]] = [
+    (["--workers", "1"], 2, "Missing argument"),
+    (["--workers", "1", "--"], 2, "Missing argument"),
+    (["python"], 2, "Missing option '--workers'"),
+    (["--workers", "-1", "true"], 2, "-1 is not in the range"),
+    (["--workers", "257", "true"], 2, "257 is not in the range 0<=x<=256"),
+    (["--workers", "9" * 5000, "true"], 2, "'--workers'"),
+    (["--workers", "1.5", "true"], 2, "'--workers'"),
+    (["--workers", "0", "--no-chief", "true"], 2, "nothing is left to run"),
+    (["--workers", "3", "--total-workers", "2", "true"], 2, "the last worker here has the number 2"),
+    (["--workers", "2", "--first-worker", "999999", "true"], 2, "too large for 1000000 workers"),
+    (["--workers", "1", "--server", "--redis", "redis://x", "true"], 2, "give --redis or --server, not both"),
+    (["--workers", "1", "--grace", "nan", "true"], 2, "'--grace'"),
+    (["--workers", "1", "--restarts", "-1", "true"], 2, "'--restarts'"),
+    (["--workers", "1", "no-such-program"], 127, "'no-such-program' is not a program on the PATH"),
+    (["--workers", "1", ""], 127, "'' is not a program on the PATH"),
+    (["--workers", "1", "./no"], 127, "'./no' does not exist"),
+    (["--workers", "1", "x\x1b[2J"], 127, r"'x\x1b[2J' is not a program on the PATH"),
+    (["--workers", "1", "./data"], 126, "'./data' is not executable"),
+    (["--workers", "1", "./folder"], 126, "'./folder' is a directory"),
+    (["--workers", "1", "train.py"], 127, "to run it with Python: python train.py"),
+    (["--workers", "1", "./train.py"], 126, "to run it with Python: python ./train.py"),
+    (["--workers", "1", "./foreign"], 126, "cannot start chief: Exec format error"),
+    (["--workers", "1", "./no-interpreter"], 127, "cannot start chief: No such file"),
+    (["--workers", "1", "--redis", "redis://127.0.0.1:1", "true"], 6, "127.0.0.1:1"),
+    (["--workers", "1", "--redis", "http://x", "true"], 2, "a URL must begin with"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "message"), thorough(USAGE, usual=USAGE[::5]), ids=range(25))
 def test_wrong_usage(start, words, code, message):
     (start.folder / "folder").mkdir()
     for name, text, mode in [

@@ -121,6 +121,7 @@ def test_patience_ends(training, away, background, until, patience):
     away.start()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_impatient")
 def test_patience_without_end_says_once_that_the_server_is_away(training, away, background, until, caplog):
     chief, worker = training.chief(), training.worker()
