@@ -43,6 +43,7 @@
 -- #include "admit"
 -- #include "drop_strings"
 -- #include "even_when_full"
+-- #include "staged_parts"
 -- #bind
 
 -- A small gradient arrives inline, as an argument; the client has staged the parts of a large one just before this
@@ -54,12 +55,8 @@
 -- such a gradient costs.
 local AHEAD_BYTES = 1048576
 
--- A refusal removes the staged parts, because a request that is sent again stages them again.
 local function refuse(reply)
-  if #keys.staged > 0 then
-    redis.call('UNLINK', unpack(keys.staged))
-  end
-  return reply
+  return refuse_parts(keys.staged, reply)
 end
 
 if #keys.staged > 0 and args.header ~= '' and redis.call('EXISTS', keys.staged[1]) == 1 then
@@ -106,19 +103,17 @@ end
 if args.header == '' then
   return {'would_accept'}
 end
-for k, staged in ipairs(keys.staged) do
-  if redis.call('STRLEN', staged) ~= args.lengths[k] then
-    return refuse({'unstaged', tostring(k)})
-  end
+local unstaged = unstaged_part(keys.staged, args.lengths)
+if unstaged then
+  return refuse(unstaged)
 end
 
 redis.call('HSET', keys.buffered, args.gradient, order .. ' ' .. args.header)
 if #args.data > 0 then
   redis.call('HSET', keys.inline, args.gradient, args.data)
 end
-for k, part in ipairs(keys.parts) do
-  redis.call('RENAME', keys.staged[k], part)
-  redis.call('PERSIST', part)
+keep_parts(keys.staged, keys.parts)
+for _, part in ipairs(keys.parts) do
   extend_leases(record.lease_ms, part)
 end
 if #args.replaced > 0 then

@@ -21,8 +21,7 @@
 -- {'missing'}    nothing was there
 -- {'replaced'}   there is another incarnation, which was left alone
 
--- #include "announce"
--- #include "even_when_full"
+-- #include "close_record"
 -- #bind
 
 -- Deleting takes two calls of this script: between them the client removes the parts of buffered gradients and taken
@@ -31,23 +30,9 @@
 -- By the rules of `redisacc acl`, takers may not touch `compacting`, nor workers the queue. Because this script names
 -- both keys, the server refuses it to either.
 
-local closed = 'deleted:' .. args.incarnation
-
-local current = redis.call('HGET', keys.record, 'incarnation')
-if not current then
-  return {'missing'}
-end
-if not args.finish then
-  if current == args.incarnation then
-    even_when_full(keys.record)
-    redis.call('HSET', keys.record, 'incarnation', closed)
-    announce(keys.record, 'deleted', 'deleted')
-    return {'closed'}
-  end
-  return {current == closed and 'closed' or 'replaced'}
-end
-if current ~= closed then
-  return {'replaced'}
+local reply = close_record(keys.record, args.incarnation, args.finish, 'deleted')
+if reply then
+  return reply
 end
 redis.call('UNLINK', keys.record, keys.sums, keys.buffered, keys.inline, keys.workers, keys.sessions, keys.queue,
   keys.takers, keys.taken, keys.recovered, keys.compacting, keys.crew)

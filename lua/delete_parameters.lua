@@ -11,7 +11,7 @@
 -- {'missing'}    nothing was there
 -- {'replaced'}   there is another incarnation, which was left alone
 
--- #include "even_when_full"
+-- #include "close_record"
 -- #bind
 
 -- Between the two calls the client removes the objects, key by key. If it dies in between, the record says so, and the
@@ -20,23 +20,9 @@
 -- By the rules of `redisacc acl`, only operators may touch `guard`. Because this script names it, the server refuses it
 -- to everybody else.
 
-local closed = 'deleted:' .. args.incarnation
-
-local current = redis.call('HGET', keys.record, 'incarnation')
-if not current then
-  return {'missing'}
-end
-if not args.finish then
-  if current == args.incarnation then
-    even_when_full(keys.record)
-    redis.call('HSET', keys.record, 'incarnation', closed)
-    redis.call('PUBLISH', keys.record .. ':events', 'deleted')
-    return {'closed'}
-  end
-  return {current == closed and 'closed' or 'replaced'}
-end
-if current ~= closed then
-  return {'replaced'}
+local reply = close_record(keys.record, args.incarnation, args.finish)
+if reply then
+  return reply
 end
 redis.call('UNLINK', keys.record, keys.guard)
 return {'deleted'}

@@ -25,16 +25,13 @@
 
 -- #include "integer_text"
 -- #include "now_ms"
+-- #include "staged_parts"
 -- #bind
 
 local RETIRED_MS = 60000
 
--- A refusal removes the staged parts, because a request that is sent again stages them again.
 local function refuse(reply)
-  if #keys.staged > 0 then
-    redis.call('UNLINK', unpack(keys.staged))
-  end
-  return reply
+  return refuse_parts(keys.staged, reply)
 end
 
 local current = redis.call('HMGET', keys.record, 'incarnation', 'version', 'step')
@@ -61,17 +58,13 @@ else
     return refuse({'older', step})
   end
 end
-for k, staged in ipairs(keys.staged) do
-  if redis.call('STRLEN', staged) ~= args.lengths[k] then
-    return refuse({'unstaged', tostring(k)})
-  end
+local unstaged = unstaged_part(keys.staged, args.lengths)
+if unstaged then
+  return refuse(unstaged)
 end
 
--- A server at maxmemory lets a script finish that has begun to write, and RENAME needs no memory.
-for k, object in ipairs(keys.objects) do
-  redis.call('RENAME', keys.staged[k], object)
-  redis.call('PERSIST', object)
-end
+-- A server at maxmemory lets a script finish that has begun to write.
+keep_parts(keys.staged, keys.objects)
 local now = string.format('%.0f', now_ms())
 redis.call('HSET', keys.record, 'incarnation', args.incarnation, 'version', args.version, 'step', args.step,
   'published_ms', now, unpack(args.fields))

@@ -9,24 +9,24 @@ import os
 import socket
 import time
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from redisacc._data import validation
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.keys import Keys
+from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol import private_leases
 from redisacc._protocol.applier import IN_PLACE_LIMIT, Applier
 from redisacc._protocol.buffer_writer import BufferWriter
 from redisacc._protocol.deletion import delete
 from redisacc._protocol.events import Events
 from redisacc._protocol.info import AccumulatorInfo, read_info
-from redisacc._protocol.lifetime import Lifetime
+from redisacc._protocol.lifetime import Closing, Lifetime
 from redisacc._protocol.opening import open_accumulator
 from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.requests import Requests
@@ -35,7 +35,7 @@ from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.snapshot import read_round
 from redisacc._protocol.step_wait import wait_for_step
 from redisacc._protocol.taker import TakenRound, Taker
-from redisacc._redis.connect import connect, holds_password
+from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting
 from redisacc.errors import InvalidArgumentError
 
@@ -50,7 +50,7 @@ def host_and_process(process: int) -> str:
     return f"{socket.gethostname()}:{process}"
 
 
-class ConditionalAccumulatorBase(ABC, Generic[G]):
+class ConditionalAccumulatorBase(Closing, Generic[G]):
     """A handle on an accumulator in Redis, dense, sparse or of a tree.
 
     Threads may share a handle, and after a fork the child may go on using it. A handle on a shared accumulator can be
@@ -145,7 +145,7 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             "in_place_limit": given_in_place_limit,
             "min_replicas": min_replicas,
         }
-        self._where = redis if redis is None or isinstance(redis, str) else type(redis)
+        self._where = picklable_where(redis)
         self._transport = connect(redis)
         if min_replicas and not self._transport.keeps_together:
             raise InvalidArgumentError(
@@ -210,21 +210,8 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
             TypeError: the accumulator is private, or the way to the server cannot be pickled.
         """
         self._lifetime.check()
-        if self._shared_name is None:
-            why = "its accumulator is private and ends with it. Give the accumulator a shared_name"
-        elif isinstance(self._where, type):
-            why = (
-                f"it was opened with a client, {self._where.__name__}, whose connections belong to this process. Open "
-                f"it with a URL or redis=None, or open {self._shared_name!r} by name in the other process"
-            )
-        elif self._where is not None and holds_password(self._where):
-            why = (
-                "its URL holds a password, which would be readable in the pickle. Put the URL into REDISACC_URL in "
-                f"every process and open it with redis=None, or open {self._shared_name!r} by name in the other process"
-            )
-        else:
-            return _reopen, (type(self), self._arguments, self._where, self._scripts.incarnation)
-        raise TypeError(f"this handle cannot be pickled or copied: {why}")
+        check_picklable(self._where, self._shared_name)
+        return _reopen, (type(self), self._arguments, self._where, self._scripts.incarnation)
 
     # What it is
 
@@ -543,14 +530,6 @@ class ConditionalAccumulatorBase(ABC, Generic[G]):
         self._lifetime.close()
         if self._finalizer is not None:
             self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Helpers
 

@@ -6,26 +6,26 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from redisacc._data import validation
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.base import host_and_process
-from redisacc._protocol.lifetime import Lifetime
+from redisacc._handles.pickling import check_picklable, picklable_where
+from redisacc._protocol.lifetime import Closing, Lifetime
 from redisacc._protocol.parameter_deletion import delete_parameters
 from redisacc._protocol.parameter_reader import ParameterReader
 from redisacc._protocol.parameter_wait import wait_for_version
 from redisacc._protocol.publisher import Publisher
 from redisacc._protocol.similar_names import suggestion
-from redisacc._redis.connect import connect, holds_password
+from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting
 from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc._text import shown
 from redisacc.errors import ParametersNotFoundError
 
 
-class Parameters:
+class Parameters(Closing):
     """A handle on a tree of values in Redis: the weights of a model, say, with a version number, the step.
 
     One process publishes versions, and any number of processes read them. A tree is a nested dict, list or tuple whose
@@ -85,7 +85,7 @@ class Parameters:
         self._name = validation.text(name, "name", max_bytes=512)
         self._given_publisher = None if publisher is None else validation.text(publisher, "publisher", max_bytes=200)
         create = validation.flag(create, "create")
-        self._where = redis if redis is None or isinstance(redis, str) else type(redis)
+        self._where = picklable_where(redis)
         self._transport = connect(redis)
         self._keys = keys = ParameterKeys(shared_name)
         self._lifetime = Lifetime(shared_name)
@@ -105,20 +105,9 @@ class Parameters:
             TypeError: the way to the server cannot be pickled.
         """
         self._lifetime.check()
-        if isinstance(self._where, type):
-            why = (
-                f"it was opened with a client, {self._where.__name__}, whose connections belong to this process. Open "
-                f"it with a URL or redis=None, or open {self.shared_name!r} by name in the other process"
-            )
-        elif self._where is not None and holds_password(self._where):
-            why = (
-                "its URL holds a password, which would be readable in the pickle. Put the URL into REDISACC_URL in "
-                f"every process and open it with redis=None, or open {self.shared_name!r} by name in the other process"
-            )
-        else:
-            arguments = {"name": self._name, "publisher": self._given_publisher}
-            return _reopen, (type(self), self.shared_name, self._where, arguments, self._reader.incarnation)
-        raise TypeError(f"this handle cannot be pickled or copied: {why}")
+        check_picklable(self._where, self.shared_name)
+        arguments = {"name": self._name, "publisher": self._given_publisher}
+        return _reopen, (type(self), self.shared_name, self._where, arguments, self._reader.incarnation)
 
     # What it is
 
@@ -364,14 +353,6 @@ class Parameters:
         The parameters stay. Closing twice does nothing.
         """
         self._lifetime.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _reopen(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
 
 from redisacc._format.keys import Keys
+from redisacc._protocol.script_replies import corrupt
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc._text import QUOTED, printable, shown
-from redisacc.errors import CorruptDataError
+from redisacc._text import printable
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class CrewScripts:
                 return None
             case [b"taken", left, other] if left.isdigit() and len(left) <= 15:
                 return HeldByOther(int(left) / 1000, printable(other))
-        self._refuse(reply)
+        raise corrupt(self._keys.crew, reply)
 
     def release_lease(self, *, place: str, holder: str, timeout: float = TIMEOUT) -> bool:
         """Gives a lease back.
@@ -89,13 +88,4 @@ class CrewScripts:
                 return True
             case [b"unknown"]:
                 return False
-        self._refuse(reply)
-
-    def _refuse(self, reply: list[bytes]) -> NoReturn:
-        match reply:
-            case [b"corrupt", where, text]:
-                raise CorruptDataError(
-                    f"{self._keys.crew}: {printable(where, QUOTED)} holds {shown(text)}, which redisacc does not "
-                    "write there"
-                )
-        raise CorruptDataError(f"{self._keys.crew}: a script gave the unexpected reply {shown(reply)}")
+        raise corrupt(self._keys.crew, reply)

@@ -10,11 +10,10 @@ import time
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from redisacc._format.keys import Keys
-from redisacc._protocol.lifetime import Lifetime
+from redisacc._protocol.lifetime import Closing, Lifetime
 from redisacc._redis.pubsub import Alarm, pubsub_of
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
@@ -95,7 +94,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"-?[0-9]{1,19}", text) else None
 
 
-class Events:
+class Events(Closing):
     """An iterator over the events of one accumulator, from the moment that the iterator was made.
 
     Close it with ``close()``, or use it in a ``with`` block. It also closes itself when it ends, or when nothing refers
@@ -227,11 +226,3 @@ class Events:
         self._over = True
         self._stop()
         self._alarm.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from redisacc._redis.pubsub import Alarm
 from redisacc._text import shown
 from redisacc.errors import CancelledError
+
+
+class Closing(ABC):
+    """Is closed at the end of its ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes it. Closing twice does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Lifetime:

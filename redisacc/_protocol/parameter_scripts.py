@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal
 
 from redisacc._format.keys import ParameterKeys
+from redisacc._protocol.script_replies import Deletion, corrupt, deletion_of
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc._text import QUOTED, printable, shown
-from redisacc.errors import CorruptDataError, ParametersNotFoundError
+from redisacc._text import shown
+from redisacc.errors import ParametersNotFoundError
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class ParameterScripts:
                 raise gone(self._keys.name)
             case [b"replaced"]:
                 raise replaced(self._keys.name)
-        self._refuse(reply)
+        raise corrupt(self._keys.record, reply)
 
     def finish(self, *, incarnation: str, finished: bool) -> None:
         """Notes whether the step that is published is the last one.
@@ -131,11 +132,9 @@ class ParameterScripts:
                 raise gone(self._keys.name)
             case [b"replaced"]:
                 raise replaced(self._keys.name)
-        self._refuse(reply)
+        raise corrupt(self._keys.record, reply)
 
-    def delete_parameters(
-        self, *, incarnation: str, finish: bool, timeout: float = TIMEOUT
-    ) -> Literal["closed", "deleted", "missing", "replaced"]:
+    def delete_parameters(self, *, incarnation: str, finish: bool, timeout: float = TIMEOUT) -> Deletion:
         """Closes the parameters for everybody, or removes their record once they are closed.
 
         Args:
@@ -150,25 +149,10 @@ class ParameterScripts:
             ),
             timeout=timeout,
         )
-        match reply:
-            case [b"closed"]:
-                return "closed"
-            case [b"deleted"]:
-                return "deleted"
-            case [b"missing"]:
-                return "missing"
-            case [b"replaced"]:
-                return "replaced"
-        self._refuse(reply)
-
-    def _refuse(self, reply: list[bytes]) -> NoReturn:
-        match reply:
-            case [b"corrupt", where, text]:
-                raise CorruptDataError(
-                    f"{self._keys.record}: {printable(where, QUOTED)} holds {shown(text)}, which redisacc does not "
-                    "write there"
-                )
-        raise CorruptDataError(f"{self._keys.record}: a script gave the unexpected reply {shown(reply)}")
+        done = deletion_of(reply)
+        if done is None:
+            raise corrupt(self._keys.record, reply)
+        return done
 
 
 def gone(name: str) -> ParametersNotFoundError:

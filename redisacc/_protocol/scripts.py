@@ -15,6 +15,7 @@ from redisacc._data.validation import shape_text
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import DELETING, Keys
 from redisacc._format.record import check_format
+from redisacc._protocol.script_replies import Deletion, corrupt, deletion_of
 from redisacc._protocol.sessions import Session
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.script_loader import load
@@ -672,7 +673,7 @@ class Scripts:
         )
         return None if reply[0] == b"fenced" else self._counted(reply, ())
 
-    def delete(self, *, finish: bool, timeout: float = TIMEOUT) -> Literal["closed", "deleted", "missing", "replaced"]:
+    def delete(self, *, finish: bool, timeout: float = TIMEOUT) -> Deletion:
         """Closes the accumulator for everybody, or removes it once it is closed.
 
         Args:
@@ -700,16 +701,10 @@ class Scripts:
             ),
             timeout=timeout,
         )
-        match reply:
-            case [b"closed"]:
-                return "closed"
-            case [b"deleted"]:
-                return "deleted"
-            case [b"missing"]:
-                return "missing"
-            case [b"replaced"]:
-                return "replaced"
-        self._refuse(reply)
+        done = deletion_of(reply)
+        if done is None:
+            self._refuse(reply)
+        return done
 
     def remove_orphans(self, *, owners: Mapping[str, str]) -> int:
         """Removes keys that have no owner. The caller has to know that no taken round holds gradients of these parts.
@@ -830,12 +825,7 @@ class Scripts:
                 raise StepOverflowError(
                     f"{name}: the global step is {printable(step, QUOTED)}, the largest int64, and cannot grow"
                 )
-            case [b"corrupt", where, text]:
-                raise CorruptDataError(
-                    f"{self._keys.record}: {printable(where, QUOTED)} holds {shown(text)}, which redisacc does not "
-                    "write there"
-                )
-        raise CorruptDataError(f"{self._keys.record}: a script gave the unexpected reply {shown(reply)}")
+        raise corrupt(self._keys.record, reply)
 
 
 def _text(data: bytes) -> str:

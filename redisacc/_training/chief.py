@@ -10,8 +10,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from redisacc._handles.base import host_and_process
 from redisacc._handles.environment import WORKERS, place
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.crew import Crew, Lease
+from redisacc._protocol.lifetime import Closing
 from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import open_gradients
@@ -42,7 +42,7 @@ logger = logging.getLogger("redisacc")
 LOOK_EVERY = 1.0
 
 
-class Chief:
+class Chief(Closing):
     """The chief of a training: it takes the mean gradient of each step, and publishes the parameters that follow.
 
     There is one chief and any number of workers (``Worker``), on any machines. They share an accumulator and
@@ -434,14 +434,6 @@ class Chief:
     def close(self) -> None:
         """Closes the handles, and gives the chief's lease back. The training can be continued. Twice does nothing."""
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _own(tree: Any) -> Any:

@@ -10,8 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from redisacc._data import validation
 from redisacc._data.results import ApplyResult
@@ -22,6 +21,7 @@ from redisacc._handles.existing import open_existing
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.contributors import has_contributed, read_contributors
 from redisacc._protocol.crew import Crew, Lease
+from redisacc._protocol.lifetime import Closing
 from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import apply_gradient
@@ -47,7 +47,7 @@ LOOK_EVERY = 1.0
 CONTINUED_WITHIN = 5.0
 
 
-class Worker:
+class Worker(Closing):
     """A worker of a training: for each step it gets the parameters, and applies a gradient.
 
     Workers may join, leave, die and return at any moment. Each holds a number under a lease, which tells it its share
@@ -292,11 +292,3 @@ class Worker:
     def close(self) -> None:
         """Closes the handles, and gives the number back. Closing twice does nothing."""
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

@@ -17,6 +17,7 @@ import redisacc
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import FORMAT
+from redisacc._protocol import script_replies
 from redisacc._protocol import scripts as scripts_module
 from redisacc._protocol.crew_scripts import CrewScripts
 from redisacc._protocol.parameter_scripts import ParameterScripts
@@ -288,7 +289,7 @@ def test_python_refuses_other_replies(name: str) -> None:
 
 
 def test_python_handles_no_reply_that_no_header_documents() -> None:
-    source = "".join(map(inspect.getsource, (Scripts, ParameterScripts, CrewScripts)))
+    source = "".join(map(inspect.getsource, (Scripts, ParameterScripts, CrewScripts, script_replies)))
     handled = set(re.findall(r'b"(\w+)"', source)) - {"yes"}
     documented = {word for name in SCRIPTS for word, *_ in documented_replies(name)}
     assert handled | scripts_outcomes() == documented
