@@ -86,7 +86,7 @@ def lead():
     optimizer = adagrad(model)
     sums = {name: optimizer.state[p]["sum"] for name, p in parameters.items()}
     with redisacc.Chief(NAME, parameters, state=sums, sparse=["words.weight"]) as chief:
-        # What an earlier process has published, if there was one.
+        # If an earlier process has published parameters, training continues from those.
         load(parameters, chief.parameters)
         load(sums, chief.state)
         for taken in chief.rounds(until=STEPS):

@@ -1,8 +1,8 @@
 """Foreign text for messages and terminals: escaped, and of bounded length.
 
 Names, workers, events, fields and error texts come from Redis, where anybody who may write can put any bytes. Printed
-as they are, they could send commands to the terminal of whoever reads them, reorder or hide what stands beside them,
-forge lines of a log, or fill it. So everything foreign passes `printable` before a person reads it.
+as they are, they could send commands to the reader's terminal, reorder or hide the text beside them, forge lines of a
+log, or fill it. So everything foreign passes `printable` before a person reads it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every peer of the benchmark of a step shares: it loads a model, and checks the weights after each job.
+"""The base of every peer of the step benchmark: it loads a model, and checks the weights after each job.
 
 A job is a number of steps, of which only the total time counts. A check would take the processor from processes that
 are not done, so the weights are compared when the next job is prepared.

@@ -43,9 +43,9 @@ _TAKES = (
     "hget hincrby hlen strlen publish hdel hscan get rename pexpire pttl unlink zadd zrange zrank zrem zscore "
     "llen lpush lrange ltrim subscribe unsubscribe"
 )
-# What a script needs that publishes, and what deletes the versions before.
+# Commands of the scripts that publish a version and delete earlier ones.
 _PUBLISHES = "hmget hsetnx set rename persist pexpire unlink strlen publish get exists"
-# What a worker may do with parameters. Only selectors can keep it from more.
+# Commands by which a worker reads parameters. Only selectors can restrict a role to these for some keys.
 _READS_PARAMETERS = "hmget get strlen"
 _LOOKS = (
     "hmget hget hgetall hkeys hvals hlen hscan zrange lrange get getrange strlen exists type pttl time subscribe "
@@ -136,7 +136,7 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         return [keys.record, f"{keys.record}:*"]
     current = keys.current
     found = [keys.record, current.sums, current.buffered, current.inline, current.workers, keys.sessions]
-    # Whoever applies or takes may be a worker or a chief, which hold leases.
+    # A role that applies or takes gradients may run a worker or a chief, and these hold leases.
     found += [f"{keys.record}:part:*", keys.crew]
     if role.applies:
         found += [f"{keys.record}:staged:*", keys.compacting]

@@ -24,7 +24,7 @@ PIPELINED_COMMANDS = 500
 
 @dataclass(frozen=True)
 class Target:
-    """What is read of each gradient: a section, or the elements of a dense leaf in it.
+    """The part of each gradient that is read: a section, or the elements of a dense leaf in it.
 
     Attributes:
         section: the number of the section.

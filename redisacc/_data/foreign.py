@@ -1,6 +1,6 @@
-"""Arrays of other libraries: PyTorch, JAX, TensorFlow, scipy.sparse, and whatever speaks DLPack.
+"""Arrays of other libraries: PyTorch, JAX, TensorFlow, scipy.sparse, and any other that supports DLPack.
 
-None of these libraries is imported: whoever holds one of their arrays has imported it. An array is recognised by the
+None of these libraries is imported: a program that has one of their arrays has imported it. An array is recognised by the
 names of its classes, or by the attributes that its protocol asks for. Numbers that are in host memory are not copied.
 """
 

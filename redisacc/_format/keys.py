@@ -129,7 +129,7 @@ class ParameterKeys:
     Attributes:
         name: the name of the parameters.
         record: the key of their record.
-        guard: a key that never exists. Who may touch it may delete.
+        guard: a key that never exists. A user whose ACL allows it may delete the parameters.
         events: the channel of events.
     """
 

@@ -201,7 +201,7 @@ class Parameters(Closing):
         self._publisher.check_agrees(tree, state)
 
     def finish(self, finished: bool = True) -> None:
-        """Says that the latest version is the last one. Whoever waits for another gets ParametersFinishedError.
+        """Declares that the latest version is the last one. A wait for a later one raises ParametersFinishedError.
 
         It remains so when further versions are published, until ``finish(False)``.
 

@@ -207,7 +207,7 @@ class Member:
             self._guard.tell(self._slot, 0)
         if not self._group:
             for descriptor in self.pipes:
-                # Whoever still holds it has left the process group, and is none of ours any more.
+                # A process that still holds it has left the process group on purpose, so it is not ours to stop.
                 if not _readable(descriptor):
                     self._close(descriptor)
 

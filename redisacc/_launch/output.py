@@ -58,7 +58,7 @@ class Output:
         """Appends a line.
 
         Args:
-            prefix: what stands in front of it.
+            prefix: the text in front of it.
             colour: parameters of an escape sequence for the prefix, such as "36".
             line: the line without its end.
         """

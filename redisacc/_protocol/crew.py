@@ -148,7 +148,7 @@ class Lease:
         self._pid = os.getpid()
         self._lost_to: str | None = None
         # Until when nobody else can have it, on this machine's clock. That the lease was taken a little earlier does
-        # no harm: whoever takes it next needs some time to begin.
+        # no harm: the next process that takes it needs some time to begin.
         self._sure_until = time.monotonic() + LEASE
         self._over = threading.Event()
         # Held while the lease is extended, so that it is not extended after it was given back.

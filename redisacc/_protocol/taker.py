@@ -211,7 +211,7 @@ class Taker(Generic[G]):
         try:
             return self._read_whole(granted, pieces, reader)
         except (PartMissingError, CorruptDataError) as error:
-            # Whoever deletes or recovers the round removes what was to be read, too.
+            # Deleting or recovering the round also removes the keys that were to be read.
             if not self._still_listed(granted.token, granted.global_step):
                 raise self._unlisted(granted.token, granted.global_step) from error
             raise CorruptDataError(f"{error}. The round stays listed in info().unacknowledged") from error

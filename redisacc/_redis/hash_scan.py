@@ -28,7 +28,7 @@ def scan_whole(transport: Transport, key: str, first: Any, *, timeout: float = T
 
     If that is not all, the hash is read from its beginning over one connection, because the first piece may have come
     over another: a cursor means something only to the server process that returned it. After a restart or a failover,
-    the fields have another order, and whoever went on would miss some.
+    the fields have another order, and a scan that went on would miss some.
     """
     if first == _EMPTY:
         return {}

@@ -248,8 +248,8 @@ class Transport:
             raise refusal_of(error) from error
         pause = _BACKOFF.compute(failures)
         if failures == 2 and deadline - time.monotonic() > PATIENT:
-            # The first attempt may have met a connection that had been idle for too long. Polls are brief, and whoever
-            # polls has messages of its own.
+            # The first attempt may have met a connection that had been idle for too long. Polls are brief, and their
+            # callers log outages themselves.
             logger.warning(
                 "%s: %s; trying again for %.0f s", self.address, reason_of(error), deadline - time.monotonic()
             )
