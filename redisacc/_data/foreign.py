@@ -1,7 +1,8 @@
 """Arrays of other libraries: PyTorch, JAX, TensorFlow, scipy.sparse, and any other that supports DLPack.
 
-None of these libraries is imported: a program that has one of their arrays has imported it. An array is recognised by the
-names of its classes, or by the attributes that its protocol asks for. Numbers that are in host memory are not copied.
+None of these libraries is imported: a program that has one of their arrays has imported it. An array is recognised by
+the names of its classes, or by the attributes that its protocol asks for. Numbers that are in host memory are not
+copied.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Guard:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", _SCRIPT, "redisacc run: guard", str(grace)],
                 stdin=reader,
-                # It outlives its owner. A reader of the owner's output would otherwise wait for the guard to end as well.
+                # The guard outlives its owner. A reader of the owner's output must not have to wait for it as well.
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
