@@ -6,6 +6,7 @@
 -- KEYS workers         redisacc:{NAME}:workers       worker -> its number of gradients in this round
 -- KEYS sessions        redisacc:{NAME}:sessions      session id -> its last request, the outcome, and totals
 -- KEYS staged...       redisacc:{NAME}:staged:ID:K   the parts as the client SET them, with an expiry
+-- KEYS place...        redisacc:{NAME}:staged:ID:place  the place that was reserved for the gradient, if it has parts
 -- KEYS parts...        redisacc:{NAME}:part:ID:K     the keys to which the staged parts are renamed
 -- KEYS replaced_parts... redisacc:{NAME}:part:ID:K   parts of the gradients that are replaced; large ones get an expiry
 -- ARGV incarnation     text      the incarnation that the handle opened
@@ -72,9 +73,12 @@ local record = admission.record
 -- These raise if a key has another type, before anything changes.
 redis.call('HLEN', keys.buffered)
 redis.call('HLEN', keys.inline)
--- A gradient takes the place of the oldest one that it replaces, and otherwise the last. The taker adds in this order,
--- so that sums are reproducible bit for bit.
-local order = count_text(record.num_accumulated)
+-- The taker adds in the order of places, so that sums are reproducible bit for bit. A gradient takes the place of the
+-- oldest one that it replaces, else the one that was reserved when its upload began, else the last.
+local order = keys.place[1] and redis.call('GET', keys.place[1])
+if order and not parse_count(order) then
+  return refuse({'corrupt', 'place', string.sub(order, 1, 64)})
+end
 local size = #args.data
 for _, length in ipairs(args.lengths) do
   size = size + length
@@ -108,11 +112,15 @@ if unstaged then
   return refuse(unstaged)
 end
 
+order = order or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
 redis.call('HSET', keys.buffered, args.gradient, order .. ' ' .. args.header)
 if #args.data > 0 then
   redis.call('HSET', keys.inline, args.gradient, args.data)
 end
 keep_parts(keys.staged, keys.parts)
+if keys.place[1] then
+  redis.call('UNLINK', keys.place[1])
+end
 for _, part in ipairs(keys.parts) do
   extend_leases(record.lease_ms, part)
 end

@@ -46,7 +46,7 @@ TOKENS_PER_CALL = 250
 SEARCHES = 10
 
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
-_PART = re.compile(r"(part|staged):([\w-]+):\d+")
+_PART = re.compile(r"(part|staged):([\w-]+):(?:\d+|place)")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|buffered|inline|workers)")
 _WHOLE = frozenset(
     ("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "recovered", "compacting", "crew")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
 from redisacc._format.keys import DELETING, Keys
 from redisacc._format.record import Record
-from redisacc._protocol.buffer_reader import add_buffered
+from redisacc._protocol.buffered_sections import whole_gradient
+from redisacc._protocol.inline_reader import InlineReader
 from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.snapshot import StartedRead, read_round, snapshot
 from redisacc._redis.hash_scan import scan
@@ -188,13 +188,15 @@ class CurrentRows:
             reducer.sections.append(DenseReducer(self._spec.sections[target.present[0]].dtype, (1,)))
         large = [gradient for gradient in gradients if not gradient.inline]
         places = dict(zip((g.id for g in large), find_rows(transport, keys, large, target, wanted), strict=True))
-        # A take adds them in order of arrival.
-        for inline, group in itertools.groupby(gradients, lambda gradient: gradient.inline):
-            if inline:
-                add_buffered(transport, keys, keys.current, list(group), sink=Filter(reducer, target, wanted))
+        inline = InlineReader(transport, keys.current, gradients)
+        wanted_of = Filter(reducer, target, wanted)
+        # A take adds them in the same order.
+        for gradient in gradients:
+            if gradient.inline:
+                where = f"{keys.current.inline} {gradient.id}"
+                wanted_of.add(whole_gradient(gradient, inline.read(gradient), where))
             else:
-                for gradient in group:
-                    reducer.add(read_part(transport, keys, gradient, target, places[gradient.id]))
+                reducer.add(read_part(transport, keys, gradient, target, places[gradient.id]))
         if self.is_sparse:
             self._add_rows(reducer, wanted, number, reduced_shape)
         else:

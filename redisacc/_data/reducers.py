@@ -82,15 +82,31 @@ class DenseReducer:
         with _ieee():
             np.add(self._sum, section.values, out=self._sum, casting="unsafe")
 
-    def add_piece(self, start: int, elements: Array) -> None:
-        """Adds consecutive elements of a section, from element ``start`` on, and keeps no reference to them.
+    def add_piece(self, start: int, elements: Array, *, begins: bool) -> None:
+        """Adds consecutive elements of a section, and keeps no reference to them.
 
-        The first section must be added whole.
+        Args:
+            start: the place of the first element in the section.
+            elements: the elements.
+            begins: whether they are the first that are added there. What was there before does not count.
         """
-        assert self._sum is not None
-        piece = self._sum.reshape(-1)[start : start + len(elements)]
+        piece = self.piece(start, len(elements))
+        if begins:
+            # They are not added to zeros, so -0.0 stays -0.0.
+            np.copyto(piece, elements, casting="unsafe")
+            return
         with _ieee():
             np.add(piece, elements, out=piece, casting="unsafe")
+
+    def piece(self, start: int, number: int) -> Array:
+        """Returns the memory of consecutive elements of the sum. Before ``add_piece``, it holds anything."""
+        if self._sum is None:
+            self._sum = np.empty(self.shape, self._dtype.sum)
+        return self._sum.reshape(-1)[start : start + number]
+
+    def clear(self) -> None:
+        """Makes the sum empty."""
+        self._sum = None
 
     def sum(self) -> Section:
         """Returns everything that was added, as one section of the sum dtype."""
@@ -143,6 +159,10 @@ class SparseReducer:
         self._bytes += section.nbytes
         if self._bytes > self._sum_bytes + max(self._sum_bytes // 2, WINDOW_BYTES):
             self._add_up()
+
+    def clear(self) -> None:
+        """Makes the sum empty."""
+        self._waiting, self._bytes, self._sum_bytes = [], 0, 0
 
     def result(self, reduction_type: str, num_accumulated: int, sparse_mean: str = "index") -> tuple[Array, Array]:
         """Returns the sorted unique indices, and the reduced row of each in the accumulator's dtype.

@@ -27,13 +27,18 @@ from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format.keys import Keys
+from redisacc._format.staging import part_arrived
 from redisacc._redis.fast_socket import Command, Pieces
+from redisacc._redis.transport import Hint
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError
 
-# Larger parts cost redis-py more copies, smaller ones cost more commands: see docs/measurements.md. The server's
-# allocator has blocks of 2 MiB and then of 2.5 MiB, so 64 bytes are left for the string's header and final zero.
-PART_BYTES = 2 * 2**20 - 64
+# A taker adds a part as soon as it has arrived, so a gradient is cut into about this many.
+PARTS = 8
+# Smaller parts cost more commands; larger ones leave the processor's cache before they are added, and cost redis-py
+# more copies: see docs/measurements.md. The server's allocator has blocks of these sizes, of which 64 bytes are left
+# for the string's header and its final zero.
+PART_SIZES = tuple([size * 2**20 // 2 - 64 for size in (1, 2, 4)])
 
 # Gradients of up to this many bytes travel inline.
 INLINE_BYTES = 64 * 1024
@@ -170,8 +175,15 @@ def _header(described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], number
     return packed
 
 
-def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> Staged:
-    """Prepares a gradient for its way to the server: inline if it is small, in parts otherwise."""
+def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool = False) -> Staged:
+    """Prepares a gradient for its way to the server: inline if it is small, in parts otherwise.
+
+    Args:
+        keys: the keys of the accumulator.
+        gradient_id: the id of the gradient.
+        gradient: the gradient.
+        announced: whether each part is announced when it has arrived.
+    """
     described = tuple([(section.dtype, section.shape) for section in gradient.sections])
     sparse, dense = _arrays(gradient)
     if gradient.nbytes <= INLINE_BYTES:
@@ -181,13 +193,24 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient) -> Staged:
             data = b"".join(_aligned([*sparse, *dense]))
         return Staged(_header(described, gradient.number, ()), data, [], [])
     # The sparse sections have parts of their own, padded so that the first dense one is aligned.
-    parts = [*cut(_aligned([*sparse, ()] if dense else sparse), PART_BYTES), *cut(_aligned(dense), PART_BYTES)]
+    parts = [
+        part
+        for arrays in (_aligned([*sparse, ()] if dense else sparse), _aligned(dense))
+        for part in cut(arrays, part_size(sum([piece.nbytes for piece in arrays])))
+    ]
     lengths = [part.nbytes for part in parts]
     header = _header(described, gradient.number, tuple(lengths))
-    commands: list[Command] = [
-        ("SET", keys.staged(gradient_id, number), part, "PX", STAGING_MS) for number, part in enumerate(parts)
-    ]
+    commands: list[Command] = []
+    for number, part in enumerate(parts):
+        commands.append(("SET", keys.staged(gradient_id, number), part, "PX", STAGING_MS))
+        if announced:
+            commands.append(Hint(("PUBLISH", keys.staging, part_arrived(gradient_id, number))))
     return Staged(header, b"", lengths, commands)
+
+
+def part_size(nbytes: int) -> int:
+    """Returns the length of the parts into which that many bytes are cut."""
+    return next((size for size in PART_SIZES if size * PARTS >= nbytes), PART_SIZES[-1])
 
 
 def _bytes_of(array: Array) -> memoryview:

@@ -68,6 +68,7 @@ class Keys:
         crew: the key of the leases of the chief and the workers who train under this name.
         events: the channel of events.
         wake: the channel on which waiting takers are woken.
+        staging: the channel on which gradients on their way are announced, part by part.
         current: the keys of the current round.
     """
 
@@ -82,6 +83,7 @@ class Keys:
         self.crew = f"{self.record}:crew"
         self.events = f"{self.record}:events"
         self.wake = f"{self.record}:wake"
+        self.staging = f"{self.record}:staging"
         self.current = RoundKeys.under(self.record)
         # The keys of the latest taken round. A take asks for them three times.
         self._latest: tuple[str | None, RoundKeys] = (None, self.current)
@@ -118,6 +120,10 @@ class Keys:
     def staged(self, gradient: str, number: int) -> str:
         """Returns the key of that part before the gradient is accepted. It has an expiry."""
         return f"{self.record}:staged:{gradient}:{number}"
+
+    def place(self, gradient: str) -> str:
+        """Returns the key of the place of a gradient whose parts are being staged. It has an expiry."""
+        return f"{self.record}:staged:{gradient}:place"
 
 
 class ParameterKeys:

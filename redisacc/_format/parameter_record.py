@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from redisacc._data.validation import INT64_MAX
-from redisacc._format.buffered import PART_BYTES
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema, ranges_text
 from redisacc._text import shown
@@ -41,6 +40,10 @@ _STEP = re.compile(r"-?[0-9]{1,19}")
 _COUNT = re.compile(r"([0-9]{1,6})=([0-9]{1,15})")
 # No list has more entries than this: a publisher keeps at most some 500.
 _MAX_ENTRIES = 10_000
+
+# The server's allocator has blocks of 2 MiB and then of 2.5 MiB, so 64 bytes are left for the string's header and its
+# final zero.
+PART_BYTES = 2 * 2**20 - 64
 
 
 def part_size(nbytes: int) -> int:

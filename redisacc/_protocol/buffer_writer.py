@@ -11,6 +11,7 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
+from redisacc._format.staging import ANNOUNCED_HEADER
 from redisacc._protocol.compaction import Compactor, Reply, no_room
 from redisacc._protocol.scripts import Counted, Full, Request, Scripts
 from redisacc._redis.transport import Transport
@@ -20,6 +21,10 @@ from redisacc.errors import ServerError
 # For a gradient of more bytes than this, the server is asked first whether it would accept it: a round trip takes less
 # time than an upload for nothing.
 ASK_BYTES = 4 * 2**20
+
+# A gradient of at least this many bytes is announced before it is uploaded, so that a waiting taker adds its parts up
+# while they arrive.
+ANNOUNCED_BYTES = 2**20
 
 # How long buffering a gradient is retried, in seconds, if its staged parts were lost, or if others filled the space
 # that compacting freed.
@@ -68,7 +73,9 @@ class BufferWriter:
         name = f"{request.session.id}-{request.sequence}"
         if replaced:
             name += f"-{secrets.token_hex(4)}"
-        staged = buffered_format.stage(self._keys, name, gradient)
+        announced = gradient.nbytes >= ANNOUNCED_BYTES and not replaced
+        staged = buffered_format.stage(self._keys, name, gradient, announced=announced)
+        announced = announced and len(staged.header) <= ANNOUNCED_HEADER and not ask
         # Sending an inline gradient costs no more than asking.
         ask = ask and not staged.data
         return self._scripts.buffer(
@@ -78,6 +85,7 @@ class BufferWriter:
             data=staged.data,
             lengths=staged.lengths,
             stage=() if ask else staged.commands,
+            announced=announced,
             replaced=[buffered.id for buffered in replaced] if replaced else (),
             replaced_parts=[key for buffered in replaced for key in buffered_format.part_keys(self._keys, buffered)],
         )

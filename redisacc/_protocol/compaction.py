@@ -20,7 +20,8 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._protocol.acknowledgement import PARTS_PER_CALL, free_dropped
-from redisacc._protocol.buffer_reader import add_buffered
+from redisacc._protocol.inline_reader import InlineReader
+from redisacc._protocol.part_sums import PartSums
 from redisacc._protocol.scripts import Counted, Full, Request
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
@@ -118,7 +119,8 @@ class Compactor:
 
     def _swap(self, gradient: Gradient, request: Request, send: Send, chosen: Sequence[BufferedGradient]) -> Reply:
         reducer = self._spec.reducer(request.round_shape, where=self._keys.current.sums)
-        add_buffered(self._transport, self._keys, self._keys.current, chosen, sink=reducer)
+        inline = InlineReader(self._transport, self._keys.current, chosen)
+        PartSums(self._transport, self._keys, reducer).complete(chosen, inline)
         reducer.add(gradient)
         logger.debug("%s: compacting %d buffered gradients", self._keys.name, len(chosen))
         reply = send(reducer.sum() if chosen else gradient, request, chosen)

@@ -24,9 +24,9 @@ from redisacc._format.parameter_record import (
     parse_schema,
     part_lengths,
 )
-from redisacc._protocol.buffer_reader import TRUSTED_BYTES
 from redisacc._protocol.parameter_memory import Memory, MemoryPool
 from redisacc._protocol.parameter_scripts import gone, replaced
+from redisacc._protocol.part_sums import TRUSTED_BYTES
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
@@ -427,11 +427,19 @@ class _Arrivals:
         return self._awaited[0][1]
 
     def begin(self, length: int) -> memoryview:
-        """Returns where the next part goes, given its length in bytes, or -1 if there is none."""
+        """Returns where the next part goes, given its length in bytes."""
         key, place = self._awaited[0]
         _check_length(key, length, len(place))
         return place
 
+    def missing(self) -> None:
+        """Raises, because the version is gone with the part."""
+        raise VersionGoneError(self._awaited[0][0])
+
     def finish(self) -> None:
         """Notes that the part has arrived."""
         self._awaited.popleft()
+
+    def more(self) -> list[str]:
+        """Returns none: everything was wanted from the beginning."""
+        return []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from redisacc._data.reducers import RoundReducer
@@ -14,7 +16,9 @@ from redisacc._format.buffered import BufferedGradient
 from redisacc._format.entries import parse_workers
 from redisacc._format.keys import Keys, RoundKeys
 from redisacc._format.shapes import round_shape_of
-from redisacc._protocol.buffer_reader import INLINE_FIELDS, add_buffered
+from redisacc._format.staging import PartArrived, UploadBegun
+from redisacc._protocol.inline_reader import INLINE_FIELDS, InlineReader
+from redisacc._protocol.part_sums import TRUSTED_BYTES, PartSums
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import Fields, scan, scan_command, scan_whole, scanned
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -61,6 +65,20 @@ def read_whole(pieces: Sequence[Any]) -> bool:
     return all(cursor in (b"0", 0) for cursor, _ in pieces)
 
 
+class Interruption(Enum):
+    """What a listener hears besides messages about gradients."""
+
+    OVER = "the round is over"
+    MISSED = "messages were missed"
+
+
+# The upload of a gradient, a part of it, the id of a gradient that was admitted, or an interruption.
+Heard = UploadBegun | PartArrived | str | Interruption
+
+# Maximum number of headers that are looked up in one round trip.
+TOGETHER = 256
+
+
 class RoundReader:
     """Adds up rounds of one accumulator, and may begin with a round while it is still growing."""
 
@@ -74,15 +92,85 @@ class RoundReader:
         """Drops what was added ahead: the round that it belongs to is over."""
         self._shape: tuple[int, ...] | None = None
         self._reducer: RoundReducer | None = None
-        # The ids of the buffered gradients that have been added, in order of arrival.
-        self._added: dict[str, None] = {}
+        self._sums: PartSums | None = None
+        self._inline = InlineReader(self._transport, self._keys.current, ())
+        # The ids of gradients that have been admitted, and are still to be looked up.
+        self._unknown: list[str] = []
 
-    def look_ahead(self, ids: Sequence[str] | None) -> None:
-        """Adds gradients that are buffered in the current round, in order of arrival.
+    def look_ahead(self, heard: deque[Heard], num_required: int, interrupted: Callable[[], bool]) -> None:
+        """Adds gradients of the current round as far as they have arrived.
 
         Args:
-            ids: the gradients that were announced since the last call. None: announcements may have been missed, so
-                all buffered gradients are looked up.
+            heard: what was heard of them, the oldest first. Another thread may append to it.
+            num_required: how many gradients the round will probably hold.
+            interrupted: returns whether to stop, because the round may be complete.
+
+        Raises:
+            PartMissingError, RedisAccError: something could not be read. Call ``forget``.
+        """
+
+        def listen() -> bool:
+            """Uses what has been heard. Returns whether to stop."""
+            while heard and not isinstance(heard[0], Interruption):
+                self._use(heard.popleft(), num_required)
+            return bool(heard or self._unknown) or interrupted()
+
+        while True:
+            listen()
+            if heard:
+                if heard.popleft() is Interruption.OVER:
+                    self.forget()
+                else:
+                    self._look_up(None, num_required)
+                continue
+            if self._unknown:
+                ids, self._unknown = self._unknown[:TOGETHER], self._unknown[TOGETHER:]
+                self._look_up(ids, num_required)
+            if self._sums is not None:
+                self._sums.skip_stalled()
+                self._sums.look_ahead(self._inline, listen)
+            if interrupted() or not (heard or self._unknown):
+                return
+
+    def _use(self, message: Heard, num_required: int) -> None:
+        if isinstance(message, UploadBegun):
+            self._announce(message, num_required)
+        elif isinstance(message, PartArrived):
+            if self._sums is not None:
+                self._sums.arrive(message.gradient, message.part)
+        elif isinstance(message, str):
+            if self._sums is not None and self._sums.knows(message):
+                self._sums.admit(message)
+            else:
+                self._unknown.append(message)
+
+    def _announce(self, message: UploadBegun, num_required: int) -> None:
+        shape = round_shape_of(self._keys, message.round_shape)
+        if shape is None or not self._begin(shape, num_required):
+            return
+        assert self._sums is not None
+        try:
+            (gradient,) = self._parse({message.gradient.encode(): message.entry}, shape)
+        except CorruptDataError:
+            # Anybody may publish. Should a gradient have this header, it shows when the round is read.
+            return
+        if gradient.nbytes <= TRUSTED_BYTES:
+            self._sums.announce(gradient)
+
+    def _begin(self, shape: tuple[int, ...], num_required: int) -> bool:
+        """Begins to add up a round of this shape. Returns False if a round of another shape was begun."""
+        if self._sums is None:
+            self._shape = shape
+            self._reducer = self._spec.reducer(shape, where=self._keys.current.sums)
+            self._sums = PartSums(self._transport, self._keys, self._reducer, bets=num_required)
+        return shape == self._shape
+
+    def _look_up(self, ids: Sequence[str] | None, num_required: int) -> None:
+        """Reads the headers of gradients that are buffered in the current round.
+
+        Args:
+            ids: which; None: all.
+            num_required: as for ``look_ahead``.
         """
         current = self._keys.current.buffered
         get_shape = ("HGET", self._keys.record, "round_shape")
@@ -93,14 +181,16 @@ class RoundReader:
             shape, found = self._transport.pipeline([get_shape, ("HMGET", current, *ids)])
             entries = {name.encode(): entry for name, entry in zip(ids, found, strict=True) if entry is not None}
         round_shape = round_shape_of(self._keys, (shape or b"").decode(errors="replace"))
-        if round_shape != self._shape:
-            self.forget()
-            self._shape = round_shape
-        if round_shape is None:
+        if round_shape is None or not entries:
             return
-        new = [gradient for gradient in self._parse(entries, round_shape) if gradient.id not in self._added]
-        if new:
-            self._add(self._keys.current, new, round_shape)
+        if not self._begin(round_shape, num_required):
+            self.forget()
+            self._begin(round_shape, num_required)
+        assert self._sums is not None
+        gradients = self._parse(entries, round_shape)
+        for gradient in gradients:
+            self._sums.announce(gradient, admitted=True)
+        self._inline.expect(gradients)
 
     def contents(self, of: RoundKeys, pieces: Sequence[Any], shape: tuple[int, ...]) -> RoundContents:
         """Returns a round's hashes: what the replies to ``read_commands`` say, and the pieces still missing there."""
@@ -113,7 +203,7 @@ class RoundReader:
         )
 
     def add_up(self, contents: RoundContents, shape: tuple[int, ...], num_accumulated: int) -> RoundReducer:
-        """Adds up everything in a round: buffered gradients in order of arrival, then what was summed in place.
+        """Adds up all gradients of a round: those that are buffered, in the order of their places, then the sums.
 
         Args:
             contents: the round's hashes.
@@ -124,39 +214,24 @@ class RoundReader:
             PartMissingError: a part of a buffered gradient is not there, or no longer.
             CorruptDataError: gradients that were counted are missing.
         """
-        left = contents.buffered
-        if self._added:
-            if shape != self._shape or not self._added.keys() <= {gradient.id for gradient in left}:
-                # Another taker got the round that was begun, or a gradient that was added has since been compacted.
-                self.forget()
-            left = [gradient for gradient in left if gradient.id not in self._added]
-        if left or self._reducer is None:
-            reducer = self._add(contents.of, left, shape, contents.inline)
-        else:
-            reducer = self._reducer
+        if shape != self._shape:
+            # Another taker got the round that was begun.
+            self.forget()
+            self._begin(shape, 0)
+        assert self._sums is not None
+        assert self._reducer is not None
+        reducer = self._reducer
+        inline = InlineReader(self._transport, contents.of, contents.buffered, contents.inline)
+        self._sums.complete(contents.buffered, inline)
+        self.forget()
         if contents.sums:
             reducer.add(in_place.unpack(contents.sums, self._spec, shape, self._keys.current.sums))
-        self.forget()
         if reducer.number != num_accumulated:
             raise CorruptDataError(
                 f"{self._keys.record}: of {num_accumulated} gradients only {reducer.number} were found: keys were "
                 "evicted (set maxmemory-policy noeviction) or removed"
             )
         return reducer
-
-    def _add(
-        self,
-        of: RoundKeys,
-        gradients: list[BufferedGradient],
-        shape: tuple[int, ...],
-        known: Mapping[bytes, bytes] | None = None,
-    ) -> RoundReducer:
-        if self._reducer is None:
-            self._reducer = self._spec.reducer(shape, where=self._keys.current.sums)
-        if gradients:
-            add_buffered(self._transport, self._keys, of, gradients, sink=self._reducer, known=known or {})
-            self._added.update((gradient.id, None) for gradient in gradients)
-        return self._reducer
 
     def _parse(self, entries: Fields, shape: tuple[int, ...]) -> list[BufferedGradient]:
         return buffered_format.parse(self._keys, entries, self._spec, shape)

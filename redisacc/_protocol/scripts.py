@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, Protocol
 
 from redisacc._data.validation import shape_text
+from redisacc._format.buffered import STAGING_MS
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import DELETING, Keys
 from redisacc._format.record import check_format
@@ -19,7 +20,7 @@ from redisacc._protocol.script_replies import Deletion, corrupt, deletion_of
 from redisacc._protocol.sessions import Session
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.script_loader import load
-from redisacc._redis.transport import OPENING_TIMEOUT, TIMEOUT, Transport
+from redisacc._redis.transport import OPENING_TIMEOUT, TIMEOUT, Hint, Transport
 from redisacc._text import QUOTED, printable, shown
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -405,6 +406,7 @@ class Scripts:
         data: bytes,
         lengths: Sequence[int],
         stage: Sequence[Command],
+        announced: bool = False,
         replaced: Sequence[str] = (),
         replaced_parts: Sequence[str] = (),
     ) -> Counted | Full | Literal["would_accept", "changed", "unstaged"]:
@@ -417,6 +419,7 @@ class Scripts:
             data: all bytes of an inline gradient; empty if it has parts.
             lengths: bytes of each part.
             stage: commands that stage the parts, sent before the script in the same round trip.
+            announced: whether the gradient is announced before its parts, and gets a place in the order then.
             replaced: ids of the buffered gradients whose sum is part of this one, the oldest first.
             replaced_parts: keys of their parts.
 
@@ -429,6 +432,8 @@ class Scripts:
             InvalidArgumentError: the round holds gradients of another shape.
         """
         keys, current, session = self._keys, self._keys.current, request.session
+        if announced:
+            stage = [self.stage(request, gradient=gradient, header=header), *stage]
         reply, replicas = self._transport.run_and_read(
             *load("buffer").bind(
                 keys={
@@ -439,6 +444,7 @@ class Scripts:
                     "sessions": keys.sessions,
                     "staged": [keys.staged(gradient, part) for part in range(len(lengths))] if lengths else (),
                     "parts": [keys.part(gradient, part) for part in range(len(lengths))] if lengths else (),
+                    "place": [keys.place(gradient)] if lengths and not replaced else (),
                     "replaced_parts": replaced_parts,
                 },
                 args={
@@ -470,6 +476,36 @@ class Scripts:
             case [b"full", buffered, limit]:
                 return Full(self._number(buffered, "buffered_bytes"), self._number(limit, "buffer_limit"))
         return self._counted(reply, request.round_shape, replicas)
+
+    def stage(self, request: Request, *, gradient: str, header: bytes) -> Hint:
+        """Returns the call of the script that announces a gradient. Nobody needs its reply.
+
+        Args:
+            request: who sends the gradient, and what every gradient carries.
+            gradient: id of the gradient.
+            header: header of the gradient.
+        """
+        keys = self._keys
+        return Hint.running(
+            *load("stage").bind(
+                keys={
+                    "record": keys.record,
+                    "buffered": keys.current.buffered,
+                    "workers": keys.current.workers,
+                    "place": keys.place(gradient),
+                },
+                args={
+                    "incarnation": self.incarnation,
+                    "worker": request.worker,
+                    "local_step": request.local_step,
+                    "once": int(request.once),
+                    "round_shape": shape_text(request.round_shape),
+                    "gradient": gradient,
+                    "header": header.hex(),
+                    "expiry_ms": STAGING_MS,
+                },
+            )
+        )
 
     def take(
         self,

@@ -13,11 +13,12 @@ from typing import Any
 
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
+from redisacc._format.staging import parse_message
 from redisacc._protocol.contributors import Contributors, read_contributors
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.outage_log import OutageLog
 from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
-from redisacc._protocol.round_reader import RoundReader, read_commands
+from redisacc._protocol.round_reader import Heard, Interruption, RoundReader, read_commands
 from redisacc._protocol.scripts import ForgottenError, Granted, Queued, Scripts, Take
 from redisacc._protocol.sessions import Session
 from redisacc._protocol.wait_log import WaitLog
@@ -40,8 +41,6 @@ TAKER_LEASE_MS = 3000
 # Maximum number of workers of each kind listed in a message, and of missing workers in an error's attribute.
 NAMED = 10
 LISTED = 100
-# Maximum number of announced gradients that are fetched ahead before the taker polls again.
-AHEAD = 256
 
 
 def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list[Any]]:
@@ -63,7 +62,10 @@ def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list
             # In most cases enough gradients are there already, and there is nothing to listen for.
             granted = pending.poll()
         if granted is None and pending.deadline > time.monotonic():
-            with pubsub.listen(pending.keys.wake, pending.on_event):
+            with (
+                pubsub.listen(pending.keys.wake, pending.on_event),
+                pubsub.listen(pending.keys.staging, pending.on_staging),
+            ):
                 granted = pending.until_granted(lifetime)
     except BaseException as error:
         # Ctrl-C included: the next taker in the queue must not wait until this one's lease has run out.
@@ -79,10 +81,6 @@ def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list
     if granted is None:
         raise pending.timed_out(time.monotonic() - started)
     return granted
-
-
-# Besides ids of buffered gradients, a listener may get these: the round is over, or messages were missed.
-_OVER, _MISSED = object(), object()
 
 
 @dataclass
@@ -123,7 +121,7 @@ class TakeWait:
     _seen: Queued | None = None
     _outage: OutageLog = field(init=False)
     # Filled by the thread that listens.
-    _heard: deque[object] = field(default_factory=deque)
+    _heard: deque[Heard] = field(default_factory=deque)
     _poll_now: bool = True
 
     def __post_init__(self) -> None:
@@ -149,11 +147,11 @@ class TakeWait:
         words = dict(word.partition("=")[::2] for word in event.split(" ", 4)) if event is not None else {}
         buffered = words.get("buffered")
         if event is None:
-            self._heard.append(_MISSED)
+            self._heard.append(Interruption.MISSED)
         elif "taken" in words:
-            self._heard.append(_OVER)
+            self._heard.append(Interruption.OVER)
         elif buffered == "*":
-            self._heard.append(_MISSED)
+            self._heard.append(Interruption.MISSED)
         elif buffered:
             self._heard.append(buffered[:64])
         if words.keys() & {"applied", "stale", "repeated", "waiting"}:
@@ -164,6 +162,14 @@ class TakeWait:
                 return
         self._poll_now = True
         self.alarm.set()
+
+    def on_staging(self, text: str | None) -> None:
+        """Handles a message about an upload, in the thread that listens."""
+        # A missed one only means that its gradient is added later.
+        message = None if text is None else parse_message(text)
+        if message is not None:
+            self._heard.append(message)
+            self.alarm.set()
 
     def until_granted(self, lifetime: Lifetime) -> tuple[Granted, list[Any]] | None:
         """Polls until the round is granted and returns it, or returns None once the deadline has passed."""
@@ -193,28 +199,17 @@ class TakeWait:
         """Adds some buffered gradients if this taker is next in the queue. Returns False if there is nothing to do."""
         if self._seen is None or self._seen.ahead or self._outage.error is not None:
             self._heard.clear()
-            self._heard.append(_MISSED)
+            self._heard.append(Interruption.MISSED)
             return False
-        ids: list[str] = []
-        missed = False
-        while self._heard and len(ids) < AHEAD:
-            heard = self._heard.popleft()
-            if heard is _OVER:
-                self.reader.forget()
-                ids, missed = [], False
-            elif heard is _MISSED:
-                missed = True
-            else:
-                ids.append(str(heard))
-        if not ids and not missed:
+        if not self._heard:
             return False
         try:
-            self.reader.look_ahead(None if missed else ids)
+            self.reader.look_ahead(self._heard, self.num_required, lambda: self._poll_now)
         except (RedisAccError, PartMissingError) as error:
             # Looking ahead only saves time. If something is wrong, it shows when the round is read.
             logger.debug("%s: could not look ahead: %s", self.label, error)
             self.reader.forget()
-            self._heard.append(_MISSED)
+            self._heard.append(Interruption.MISSED)
             return False
         return True
 

@@ -79,16 +79,22 @@ class PackedCommands(tuple[Command, ...]):
 
 
 class Arrivals(Protocol):
-    """Strings to fetch, in order. If the connection breaks, only those that are still missing are fetched again."""
+    """Strings to fetch, in order. If the connection breaks, only those that have not arrived are fetched again."""
 
     def wanted(self) -> list[str]:
-        """Returns the keys of the strings that have not arrived."""
+        """Returns the keys of all strings that are wanted now and have not arrived."""
+
+    def more(self) -> list[str]:
+        """Returns the keys that have been added to ``wanted`` since it was called, or this."""
 
     def expected(self) -> memoryview:
         """Returns where the next one goes if it has the expected length. It is written to before that is known."""
 
     def begin(self, length: int) -> memoryview:
-        """Returns where the next one goes, given its length in bytes, -1 if there is none. Raises if that is wrong."""
+        """Returns where the next one goes, given its length in bytes. Raises if that is wrong."""
+
+    def missing(self) -> None:
+        """Notes that there is no such string, or raises."""
 
     def finish(self) -> None:
         """Notes that the string has arrived."""
@@ -201,10 +207,12 @@ def put(replies: Sequence[Any], arrivals: Arrivals) -> None:
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
-        if reply is not None and not isinstance(reply, bytes):
+        if reply is None:
+            arrivals.missing()
+            continue
+        if not isinstance(reply, bytes):
             raise BrokenError(f"an unexpected reply to GET: {shown(reply)}")
-        view = arrivals.begin(-1 if reply is None else len(reply))
-        view[:] = reply or b""
+        arrivals.begin(len(reply))[:] = reply
         arrivals.finish()
 
 
@@ -293,21 +301,32 @@ class SocketConnection:
 
     def fetch(self, arrivals: Arrivals, deadline: float) -> None:
         keys = arrivals.wanted()
-        self._send(pack_commands([("GET", key) for key in keys]), deadline)
-        incoming = _Incoming(self._sock, deadline)
-        for _ in keys:
-            if incoming.put(arrivals.expected()):
-                arrivals.finish()
-                continue
-            head = incoming.line()
-            if head[:1] == b"-":
-                raise ReplyError(head[1:])
-            missing = head in (b"$-1", b"_")
-            if not missing and not (head[:1] == b"$" and head[1:].isdigit() and len(head) <= 20):
-                raise BrokenError(f"an unexpected reply to GET: {shown(head)}")
-            incoming.fill(arrivals.begin(-1 if missing else int(head[1:])))
-            incoming.line()
+        incoming, awaited = _Incoming(self._sock, deadline), 0
+        while keys or awaited:
+            if keys:
+                self._send(pack_commands([("GET", key) for key in keys]), incoming.deadline)
+                awaited += len(keys)
+            self._receive(incoming, arrivals)
+            awaited -= 1
+            keys = arrivals.more()
+
+    @staticmethod
+    def _receive(incoming: _Incoming, arrivals: Arrivals) -> None:
+        """Receives the reply to a GET."""
+        if incoming.put(arrivals.expected()):
             arrivals.finish()
+            return
+        head = incoming.line()
+        if head[:1] == b"-":
+            raise ReplyError(head[1:])
+        if head in (b"$-1", b"_"):
+            arrivals.missing()
+            return
+        if not (head[:1] == b"$" and head[1:].isdigit() and len(head) <= 20):
+            raise BrokenError(f"an unexpected reply to GET: {shown(head)}")
+        incoming.fill(arrivals.begin(int(head[1:])))
+        incoming.line()
+        arrivals.finish()
 
     def _send(self, buffers: list[bytes | memoryview], deadline: float) -> None:
         # The caller may send the same buffers again.
@@ -367,6 +386,11 @@ class _Incoming:
         self._start = self._end = 0
         self._received = 0
 
+    @property
+    def deadline(self) -> float:
+        """When the server counts as silent: what it has sent gives it more time."""
+        return self._deadline + self._received / SLOWEST
+
     def put(self, place: memoryview) -> bool:
         """Receives a bulk string that has the length of ``place``, mostly by two system calls.
 
@@ -423,7 +447,7 @@ class _Incoming:
                 raise BrokenError(_CLOSED)
             # Also if something came: a server that sends a byte now and then would go on forever.
             self._received += max(received, 0)
-            _check(self._deadline + self._received / SLOWEST)
+            _check(self.deadline)
             if received > 0:
                 return received
 

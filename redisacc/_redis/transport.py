@@ -89,6 +89,23 @@ class Call:
     commands: PackedCommands
 
 
+class Hint(tuple[Argument, ...]):
+    """A command before a script that only saves time, so it may fail.
+
+    Attributes:
+        script: the script that it runs, if any.
+    """
+
+    script: Script | None = None
+
+    @classmethod
+    def running(cls, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Hint:
+        """Returns the call of a script."""
+        hint = cls(("EVALSHA", script.sha, len(keys), *keys, *args))
+        hint.script = script
+        return hint
+
+
 class Transport:
     """The way to a server through one client. Threads and, after a fork, processes may share it.
 
@@ -173,6 +190,10 @@ class Transport:
     ) -> tuple[list[bytes], list[Any]]:
         """Exchanges commands of which the one at ``here`` runs a script."""
         replies = self._exchange(commands, timeout)
+        for number, command in enumerate(commands[:here]):
+            if isinstance(command, Hint) and isinstance(replies[number], ReplyError):
+                self._note_refused(command, replies[number])
+                replies[number] = None
         if isinstance(replies[here], ReplyError) and replies[here].code == "NOSCRIPT":
             # The server is new, was restarted, or its script cache was flushed.
             whole = ("EVAL", script.text, *commands[here][2:])
@@ -192,6 +213,12 @@ class Transport:
                 raise CorruptDataError(f"script {script.name} replied with something other than strings and numbers")
             reply = [item if isinstance(item, bytes) else str(item).encode() for item in reply]
         return reply, replies[here + 1 :]
+
+    def _note_refused(self, hint: Hint, error: ReplyError) -> None:
+        logger.debug("%s refused %s: %s", self.address, hint[0], reason_of(error))
+        if hint.script is not None and error.code == "NOSCRIPT":
+            # For the next time. A user who may not load it does without.
+            self._exchange([("SCRIPT", "LOAD", hint.script.text)], TIMEOUT)
 
     def fetch(self, arrivals: Arrivals, *, timeout: float = TIMEOUT) -> None:
         """GETs strings straight into the memory where they are used.
@@ -303,7 +330,8 @@ class Transport:
 
     def _fetch_once(self, arrivals: Arrivals, deadline: float) -> None:
         if self._pool is None:
-            fast_socket.put(self._exchange_by_client([("GET", key) for key in arrivals.wanted()]), arrivals)
+            while keys := arrivals.wanted():
+                fast_socket.put(self._exchange_by_client([("GET", key) for key in keys]), arrivals)
             return
         connection = self._borrow()
         try:

@@ -8,39 +8,56 @@ import numpy as np
 import pytest
 
 import redisacc
-from redisacc._protocol import round_reader as _rounds
-from redisacc._protocol.round_reader import RoundReader
+from redisacc._protocol.part_sums import PartSums
 
 # A taker that waits is woken for each gradient from 1 MiB on.
 COPIES = 100_000
 
 
+class Fetched:
+    """What takers have added up.
+
+    Attributes:
+        ids: gradients, in the order in which they were added whole.
+        ahead: how many of them before the round was known.
+        keys: the keys of all parts that were fetched.
+    """
+
+    def __init__(self):
+        self.ids, self.ahead, self.keys = [], 0, []
+
+    def __len__(self):
+        return len(self.ids)
+
+
 @pytest.fixture
 def fetched(monkeypatch):
-    """Ids of buffered gradients, in the order in which they were fetched."""
-    ids = []
-    add_buffered = _rounds.add_buffered
+    """What takers have added up."""
+    found = Fetched()
+    look_ahead, complete, request = PartSums.look_ahead, PartSums.complete, PartSums._request
 
-    def noting(transport, keys, of, buffered, **more):
-        ids.extend(gradient.id for gradient in buffered)
-        add_buffered(transport, keys, of, buffered, **more)
+    def note(sums):
+        ids = [upload.gradient.id for upload in sums._uploads[: sums._done]]
+        found.ids += [name for name in ids if name not in found.ids]
 
-    monkeypatch.setattr(_rounds, "add_buffered", noting)
-    return ids
+    def noting_look_ahead(self, *given):
+        look_ahead(self, *given)
+        note(self)
+        found.ahead = len(found)
 
+    def noting_complete(self, *given):
+        complete(self, *given)
+        note(self)
 
-@pytest.fixture
-def ahead(monkeypatch):
-    """Counts the looks ahead that found something to add."""
-    looks = []
-    look_ahead = RoundReader.look_ahead
+    def noting_request(self):
+        keys = request(self)
+        found.keys += keys
+        return keys
 
-    def noting(self, ids):
-        look_ahead(self, ids)
-        looks.append(len(self._added))
-
-    monkeypatch.setattr(RoundReader, "look_ahead", noting)
-    return looks
+    monkeypatch.setattr(PartSums, "look_ahead", noting_look_ahead)
+    monkeypatch.setattr(PartSums, "complete", noting_complete)
+    monkeypatch.setattr(PartSums, "_request", noting_request)
+    return found
 
 
 @pytest.fixture
@@ -58,7 +75,7 @@ def values(k):
 
 
 @pytest.mark.every_server
-def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, background, waiting, until, fetched, ahead):
+def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, background, waiting, until, fetched):
     acc = open_dense("float32", [3 * COPIES], "w", reduction_type="SUM", in_place_limit=0)
     acc.apply_grad(values(0))
     take = background(acc.take_grad, 6)
@@ -71,8 +88,9 @@ def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, backgr
     assert take.running
     acc.apply_grad(values(5))
     np.testing.assert_array_equal(take.result(), expected + values(5))
-    assert len(fetched) == len(set(fetched)) == 6
-    assert max(ahead) == 5
+    assert len(fetched) == 6
+    assert fetched.ahead >= 5
+    assert len(fetched.keys) == len({key.replace(":staged:", ":part:") for key in fetched.keys}) == 18
 
 
 @pytest.mark.every_server
@@ -182,4 +200,4 @@ def test_small_ones_are_fetched_when_there_are_many(open_dense, background, wait
     assert take.running
     acc.apply_grad(np.zeros(10_000))
     assert set(take.result()) == {sum(range(40))}
-    assert len(fetched) == len(set(fetched)) == 41
+    assert len(fetched) == 41

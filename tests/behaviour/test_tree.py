@@ -296,7 +296,7 @@ def test_a_sum_that_lua_cannot_hold_is_buffered_with_the_whole_tree(open_tree):
 @pytest.mark.parametrize("sections", ["dense", "mixed"])
 def test_large_trees_in_many_parts(open_tree, monkeypatch, background, until, sections):
     """Cuts fall into every section, also into the middle of an element of sixteen bytes."""
-    monkeypatch.setattr(buffered_format, "PART_BYTES", 2**16 - 64)
+    monkeypatch.setattr(buffered_format, "PART_SIZES", (2**16 - 64,))
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", 1000)
     spec = {
         "a": ("int8", (3,)),

@@ -130,7 +130,7 @@ def test_few_parts_are_removed_by_one_script(client: redis.Redis, monkeypatch: p
             return run(*args, **options)
 
         monkeypatch.setattr(Scripts, name, noting)
-    monkeypatch.setattr(buffered_format, "PART_BYTES", 8)
+    monkeypatch.setattr(buffered_format, "PART_SIZES", (8,))
     limit = acknowledgement.PARTS_PER_CALL
     with redisacc.SparseConditionalAccumulator(
         "float32", None, "bounded", redis=client, in_place_limit=0, buffer_limit=1_400

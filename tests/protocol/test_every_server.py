@@ -13,10 +13,11 @@ from support.planting import trees
 import redisacc
 from redisacc._admin import garbage
 from redisacc._format import buffered as buffered_format
+from redisacc._protocol import buffer_writer
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
-from redisacc._redis.transport import Transport
+from redisacc._redis.transport import Hint, Transport
 
 # The suffix of a key after the record's name, without tokens, ids and numbers.
 KINDS = {
@@ -37,6 +38,9 @@ class Recorder:
 
         def recorded_run(transport: Transport, script: Any, keys: Any, args: Any, **options: Any) -> Any:
             self._record(script, keys)
+            for command in options.get("before", ()):
+                if isinstance(command, Hint) and command.script is not None:
+                    self._record(command.script, command[3 : 3 + int(command[2])])
             return run(transport, script, keys, args, **options)
 
         def recorded_prepare(transport: Transport, script: Any, keys: Any, args: Any, **options: Any) -> Any:
@@ -91,6 +95,7 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
         assert buffering.apply_grad(np.full(4, value))
     with monkeypatch.context() as patch:
         patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        patch.setattr(buffer_writer, "ANNOUNCED_BYTES", 0)
         assert buffering.apply_grad(np.full(4, 16.0)).num_accumulated == 5
         assert buffering.apply_grad(np.full(4, 32.0)).num_accumulated == 6
     # A refusal of a copy, when another was lost.

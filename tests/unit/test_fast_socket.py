@@ -79,8 +79,15 @@ class Strings:
             raise LookupError(length)
         return memoryview(self.buffers[self.come])
 
+    def missing(self) -> None:
+        self.lengths.append(-1)
+        raise LookupError(-1)
+
     def finish(self) -> None:
         self.come += 1
+
+    def more(self) -> list[str]:
+        return []
 
 
 def soon() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
@@ -79,8 +80,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "resolve": lambda s: s.resolve(session=SESSION, sequence=1, worker="w"),
     "set_global_step": lambda s: s.set_global_step(session=SESSION, sequence=1, worker="w", new_global_step=1),
     "remove_orphans": lambda s: s.remove_orphans(owners={KEYS.part("ID", 0): "part ID"}),
+    "stage": lambda s: s.stage(REQUEST, gradient="ID", header=b"h"),
     "take": lambda s: s.take(token="TOKEN", session=SESSION, sequence=1, num_required=1, lease_ms=1, taker="w")(),
 }
+
+# Nobody reads the replies of the others: they only save time, so they travel ahead of another script, and may fail.
+READ = [name for name in SCRIPTS if name != "stage"]
 
 
 def file_text(name: str) -> str:
@@ -250,15 +255,15 @@ def test_the_keys_that_python_passes_are_those_of_the_header(name: str, monkeypa
         return bind(self, keys=keys, args=args)
 
     monkeypatch.setattr(Script, "bind", watch)
-    # The reply does not matter here.
-    with pytest.raises(redisacc.CorruptDataError):
+    with contextlib.suppress(redisacc.CorruptDataError):
         replayed(name, b"nonsense")
     fields = {field.name: field for field in script_loader.load(name).keys}
     assert passed.keys() == fields.keys()
     for key, value in passed.items():
         pattern = re.escape(fields[key].form).replace(r"\*", ".+").replace(":K", r":\d+")
         values = value if fields[key].many else [value]
-        assert values
+        # The sum of several gradients takes the place of the oldest.
+        assert values or (name, key) == ("buffer", "place")
         for each in values:
             assert re.fullmatch(pattern, each), (key, each)
 
@@ -269,7 +274,7 @@ def test_a_header_documents_the_replies_that_the_script_constructs(name: str) ->
     assert sorted(words) == sorted(constructed_replies(name))
 
 
-@pytest.mark.parametrize(("name", "reply"), [(name, reply) for name in SCRIPTS for reply in documented_replies(name)])
+@pytest.mark.parametrize(("name", "reply"), [(name, reply) for name in READ for reply in documented_replies(name)])
 def test_python_handles_every_documented_reply(name: str, reply: list[str]) -> None:
     word, *following = reply
     values = {"round_shape": b"[2]", "struct": b"yes"}
@@ -281,7 +286,7 @@ def test_python_handles_every_documented_reply(name: str, reply: list[str]) -> N
     assert "a script replied" not in said
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", READ)
 def test_python_refuses_other_replies(name: str) -> None:
     for reply in ([b"nonsense"], [b"nonsense", b"1", b"1"], [b"missing", b"1", b"1", b"1"]):
         with pytest.raises(redisacc.CorruptDataError, match="a script gave the unexpected reply"):
@@ -291,7 +296,7 @@ def test_python_refuses_other_replies(name: str) -> None:
 def test_python_handles_no_reply_that_no_header_documents() -> None:
     source = "".join(map(inspect.getsource, (Scripts, ParameterScripts, CrewScripts, script_replies)))
     handled = set(re.findall(r'b"(\w+)"', source)) - {"yes"}
-    documented = {word for name in SCRIPTS for word, *_ in documented_replies(name)}
+    documented = {word for name in READ for word, *_ in documented_replies(name)}
     assert handled | scripts_outcomes() == documented
 
 
@@ -305,12 +310,12 @@ def test_names_are_bound_in_the_order_of_the_header() -> None:
     script = script_loader.load("buffer")
     keys: dict[str, Any] = {field.name: f"key {field.name}" for field in script.keys if not field.many}
     args: dict[str, Any] = {field.name: field.name for field in script.args if not field.many}
-    keys |= {"staged": ["s0", "s1"], "parts": ["p0", "p1"], "replaced_parts": []}
+    keys |= {"staged": ["s0", "s1"], "parts": ["p0", "p1"], "place": [], "replaced_parts": []}
     args |= {"lengths": [3, 4], "replaced": ["r"]}
     bound, in_keys, in_args = script.bind(keys=dict(reversed(keys.items())), args=dict(reversed(args.items())))
     assert bound is script
     assert [*in_keys] == [*list(keys.values())[:5], "s0", "s1", "p0", "p1"]
-    assert [*in_args] == [*list(args.values())[:11], "2 2 0 2 1", 3, 4, "r"]
+    assert [*in_args] == [*list(args.values())[:11], "2 0 2 0 2 1", 3, 4, "r"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -298,8 +298,14 @@ class Wanted:
             raise redisacc.CorruptDataError("another length")
         return self.expected()
 
+    def missing(self):
+        raise redisacc.CorruptDataError("missing")
+
     def finish(self):
         self._lengths.pop(0)
+
+    def more(self):
+        return []
 
 
 def test_replies_on_the_wire(search):

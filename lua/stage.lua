@@ -1,0 +1,43 @@
+-- Gives a gradient whose parts are about to be staged a place in the order of its round, and announces it.
+--
+-- KEYS record          redisacc:{NAME}                    the record of the accumulator
+-- KEYS buffered        redisacc:{NAME}:buffered           gradient id -> "order header"
+-- KEYS workers         redisacc:{NAME}:workers            worker -> its number of gradients in this round
+-- KEYS place           redisacc:{NAME}:staged:ID:place    the place of the gradient, with an expiry
+-- ARGV incarnation     text      the incarnation that the handle opened
+-- ARGV worker          text      name under which the gradient will be counted
+-- ARGV local_step      int64     the step for which the gradient was computed
+-- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
+-- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
+-- ARGV gradient        text      id of the gradient
+-- ARGV header          text      its header, in hexadecimal, for the announcement
+-- ARGV expiry_ms       number    expiry of the place, in milliseconds: that of the parts
+--
+-- Replies:
+-- {'placed', place}                           the gradient has this place, and was announced
+-- {'ignored'}                                 it would not be accepted, or has been buffered: nothing changed
+-- {'missing'}                                 there is no such accumulator
+-- {'replaced'}                                the accumulator was deleted and created again
+-- {'corrupt', where, text}                    a key or field holds what redisacc never writes; nothing changed
+
+-- #include "read_record"
+-- #bind
+
+-- A waiting taker adds the parts one by one while they arrive. This only saves time: a gradient without a place gets
+-- one when it is buffered.
+
+local record, refusal = read_record(keys.record, args.incarnation, {'once_per_worker'})
+if not record then
+  return refusal
+end
+if integer_text_less(args.local_step, record.global_step)
+  or redis.call('HEXISTS', keys.buffered, args.gradient) == 1
+  or ((args.once or record.once_per_worker > 0) and redis.call('HEXISTS', keys.workers, args.worker) == 1) then
+  return {'ignored'}
+end
+-- If the request is sent again, it keeps its place.
+local place = redis.call('GET', keys.place) or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
+redis.call('SET', keys.place, place, 'PX', args.expiry_ms)
+redis.call('PUBLISH', keys.record .. ':staging',
+  string.format('gradient=%s place=%s shape=%s header=%s', args.gradient, place, args.round_shape, args.header))
+return {'placed', place}

@@ -1,0 +1,57 @@
+"""Messages about gradients that are on their way: one when the upload begins, and one for each part that has arrived.
+
+They are sent to a channel of their own, ``redisacc:{NAME}:staging``. A waiting taker adds the parts up while the rest
+is still being uploaded. Messages may get lost, and anybody who may publish can forge them, so nothing that is read
+because of one counts until the round has been granted: see ``_protocol/part_sums.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+# A longer header is not announced. One of a tree with 50 sparse leaves has about 1.5 kB.
+ANNOUNCED_HEADER = 8 * 1024
+
+_BEGUN = re.compile(r"gradient=([0-9a-z-]{1,64}) place=(\d{1,15}) shape=(\[[\d,]*\]) header=([0-9a-f]*)")
+_ARRIVED = re.compile(r"gradient=([0-9a-z-]{1,64}) part=(\d{1,6})")
+
+
+class UploadBegun(NamedTuple):
+    """The upload of a gradient begins (``lua/stage.lua``).
+
+    Attributes:
+        gradient: the id of the gradient.
+        entry: the entry that the ``buffered`` hash will have for it, in all likelihood.
+        round_shape: the shape that binds its round, as text.
+    """
+
+    gradient: str
+    entry: bytes
+    round_shape: str
+
+
+class PartArrived(NamedTuple):
+    """A part of a gradient has been staged.
+
+    Attributes:
+        gradient: the id of the gradient.
+        part: the number of the part, from 0.
+    """
+
+    gradient: str
+    part: int
+
+
+def part_arrived(gradient: str, part: int) -> str:
+    """Returns the message that a client sends after each part."""
+    return f"gradient={gradient} part={part}"
+
+
+def parse_message(text: str) -> UploadBegun | PartArrived | None:
+    """Returns what a message says, or None if it is none of ours."""
+    if (match := _ARRIVED.fullmatch(text)) is not None:
+        return PartArrived(match[1], int(match[2]))
+    if len(text) <= 3 * ANNOUNCED_HEADER and (match := _BEGUN.fullmatch(text)) is not None and len(match[4]) % 2 == 0:
+        return UploadBegun(match[1], f"{match[2]} ".encode() + bytes.fromhex(match[4]), match[3])
+    return None

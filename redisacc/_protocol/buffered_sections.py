@@ -1,0 +1,58 @@
+"""Adds the sections of a buffered gradient to sums, given its bytes, which are checked first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from redisacc._data.gradient import Gradient, Section
+from redisacc._data.reducers import RoundReducer
+from redisacc._format.buffered import BufferedGradient, BufferedSection, section_view
+from redisacc.errors import CorruptDataError
+
+
+def whole_gradient(gradient: BufferedGradient, data: Any, where: str) -> Gradient:
+    """Returns a buffered gradient.
+
+    Args:
+        gradient: its description.
+        data: all its bytes: memory of our own, or immutable bytes.
+        where: the key of the bytes, for errors.
+
+    Raises:
+        CorruptDataError: its indices are not ascending, or its counts are invalid.
+    """
+    ours = isinstance(data, np.ndarray)
+    sections = [_checked(section, gradient.number, data, where, ours=ours) for section in gradient.sections]
+    return Gradient(tuple(sections), gradient.number)
+
+
+def add_sparse_sections(reducer: RoundReducer, gradient: BufferedGradient, data: Any, where: str) -> None:
+    """Adds the sparse sections of a gradient, and does not count it.
+
+    Args:
+        reducer: the sum.
+        gradient: the description of the gradient.
+        data: its bytes, at least those before the dense sections: memory of our own.
+        where: the key of the bytes, for errors.
+
+    Raises:
+        CorruptDataError: its indices are not ascending, or its counts are invalid.
+    """
+    for section, of in zip(gradient.sections, reducer.sections, strict=True):
+        if section.is_sparse:
+            of.add(_checked(section, gradient.number, data, where, ours=True))
+
+
+def _checked(section: BufferedSection, number: int, data: Any, where: str, *, ours: bool) -> Section:
+    """Returns a section of a gradient that is the sum of ``number``, checked."""
+    found = section_view(section, data)
+    indices, counts = found.indices, found.counts
+    if indices is not None and len(indices):
+        if indices[0] < 0 or not np.logical_and.reduce(indices[1:] > indices[:-1]):
+            raise CorruptDataError(f"{where}: indices that are not ascending")
+        if counts is not None and not ((counts >= 1) & (counts <= number)).all():
+            raise CorruptDataError(f"{where}: counts of a sum of {number} gradients")
+    found.ours = ours
+    return found
