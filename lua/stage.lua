@@ -31,8 +31,8 @@ if not record then
   return refusal
 end
 if integer_text_less(args.local_step, record.global_step)
-  or redis.call('HEXISTS', keys.buffered, args.gradient) == 1
-  or ((args.once or record.once_per_worker > 0) and redis.call('HEXISTS', keys.workers, args.worker) == 1) then
+  or redis.call('HSTRLEN', keys.buffered, args.gradient) > 0
+  or ((args.once or record.once_per_worker > 0) and redis.call('HSTRLEN', keys.workers, args.worker) > 0) then
   return {'ignored'}
 end
 -- If the request is sent again, it keeps its place.

@@ -107,7 +107,8 @@ def rules(role: str, pattern: str, *, selectors: bool = True, eval_: bool = Fals
         commands |= dict.fromkeys(given.names_commands.split())
     keys = _keys(given, Keys(pattern))
     parameters = ParameterKeys(pattern)
-    channels = [Keys(pattern).events, Keys(pattern).wake, parameters.events]
+    of = Keys(pattern)
+    channels = [of.events, of.wake, of.staging, parameters.events]
     reads = [parameters.record, f"{parameters.record}:object:*"] if given.applies else []
     selected = [_selector(_READS_PARAMETERS, reads)] if selectors and reads else []
     if not selectors:

@@ -1,0 +1,254 @@
+"""Sums that grow part by part, whatever arrives in whatever order: compared with plain additions, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import redisacc
+from redisacc._data.gradient import Gradient
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.tree_gradient import tree_gradient
+from redisacc._data.tree_spec import TreeSpec, described_by
+from redisacc._format import buffered as buffered_format
+from redisacc._format.buffered import BufferedGradient, PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._protocol import part_sums
+from redisacc._protocol.inline_reader import InlineReader
+from redisacc._protocol.part_sums import PartSums
+
+KEYS = Keys("name")
+ELEMENTS, ROWS = 45, 30
+
+
+def spec_of(**leaves: Any) -> AccumulatorSpec:
+    return TreeSpec.of(*described_by(leaves), reduction_type="SUM")
+
+
+SPECS = {
+    "dense": spec_of(d=("float32", [ELEMENTS])),
+    "sparse": spec_of(s=redisacc.Sparse("float32", [ROWS, 3])),
+    "both": spec_of(d=("float32", [ELEMENTS]), e=("float64", [7]), s=redisacc.Sparse("float32", [ROWS, 3])),
+    # Gradients have float16, and their sum float32.
+    "wider": spec_of(d=("float16", [2 * ELEMENTS])),
+}
+
+
+def gradient_of(spec: AccumulatorSpec, seed: int) -> Gradient:
+    random = np.random.default_rng(seed)
+    tree: dict[str, Any] = {}
+    assert isinstance(spec, TreeSpec)
+    for path, leaf in ((leaf.path, leaf) for leaf in spec.leaves):
+        if leaf.is_sparse:
+            rows = np.sort(random.choice(ROWS, int(random.integers(0, 20)), replace=False))
+            tree[path] = (rows, (random.normal(size=(len(rows), 3)) * 10.0 ** random.integers(-3, 4)).astype("f4"))
+        else:
+            values = random.normal(size=leaf.shape) * 10.0 ** random.integers(-3, 3, leaf.shape)
+            tree[path] = values.astype(leaf.dtype.storage)
+    return tree_gradient(spec, tree, "a gradient")
+
+
+class Server:
+    """Strings under keys, and what happens while they are fetched."""
+
+    def __init__(self) -> None:
+        self.strings: dict[str, bytes] = {}
+        self.inline: dict[str, bytes] = {}
+        self.between: Iterator[Any] = iter(())
+        self.fetched: list[str] = []
+
+    def fetch(self, arrivals: Any) -> None:
+        """As ``Transport.fetch``: everything is requested ahead, and answered in order."""
+        requested = list(arrivals.wanted())
+        while requested:
+            key = requested.pop(0)
+            data = self.strings.get(key)
+            self.fetched.append(key)
+            if data is None:
+                arrivals.missing()
+            else:
+                arrivals.begin(len(data))[:] = data
+                arrivals.finish()
+            next(self.between, None)
+            requested += arrivals.more()
+
+    def pipeline(self, commands: list[Any]) -> list[Any]:
+        replies: list[Any] = []
+        for command in commands:
+            if command[0] == "STRLEN":
+                replies.append(len(self.strings.get(command[1], b"")))
+            else:
+                assert command[0] == "HMGET"
+                replies.append([self.inline.get(name) for name in command[2:]])
+        return replies
+
+
+class Upload:
+    """A gradient of the test.
+
+    Attributes:
+        buffered: its description; its place is known once it was announced or admitted.
+    """
+
+    def __init__(self, number: int, spec: AccumulatorSpec, seed: int, size: int) -> None:
+        self.gradient = gradient_of(spec, seed)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(buffered_format, "PART_SIZES", (size,))
+            self.staged = buffered_format.stage(KEYS, f"g-{number}", self.gradient)
+        fields = {f"g-{number}".encode(): b"0 " + self.staged.header}
+        (self.buffered,) = buffered_format.parse(KEYS, fields, spec, ())
+        self.place: int | None = None
+        self.admitted = self.refused = False
+
+    def bytes_of(self, part: int) -> bytes:
+        argument: Any = self.staged.commands[part][2]
+        return b"".join(argument) if isinstance(argument, tuple) else bytes(argument)
+
+    def at(self, place: int) -> BufferedGradient:
+        found = self.buffered
+        return BufferedGradient(
+            *(found.id, place, found.number, found.inline, found.sections),
+            *(found.lengths, found.sparse_bytes, found.nbytes),
+        )
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject) -> None:
+    spec = SPECS[data.draw(st.sampled_from(sorted(SPECS)))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffered_format, "INLINE_BYTES", data.draw(st.sampled_from([0, 0, 300])))
+        patch.setattr(part_sums, "WINDOW_BYTES", data.draw(st.sampled_from([1, 100, 10**6])))
+        patch.setattr(part_sums, "WAITING_BYTES", data.draw(st.sampled_from([0, 100, 10**6])))
+        patch.setattr(part_sums, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
+        patch.setattr(part_sums, "STALLED", data.draw(st.sampled_from([0.0, 10**6])))
+        sizes = st.sampled_from([64, 64, 64, 128])
+        uploads = [Upload(number, spec, data.draw(st.integers(0, 9)), data.draw(sizes)) for number in range(4)]
+        _play(spec, uploads, data)
+
+
+def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> None:
+    server, places = Server(), iter(range(1, 10**6))
+    reducer = spec.reducer((), where="the test")
+    sums = PartSums(server, KEYS, reducer, bets=data.draw(st.integers(0, 5)))  # type: ignore[arg-type]
+    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+
+    def act() -> None:
+        """Something that a worker does, which the taker may not hear of."""
+        upload = data.draw(st.sampled_from(uploads))
+        if upload.place is not None and not sums.knows(upload.buffered.id) and data.draw(st.booleans()):
+            # It is heard of late.
+            sums.announce(upload.at(upload.place), admitted=upload.admitted)
+            inline.expect([upload.at(upload.place)])
+            return
+        if upload.admitted or upload.refused:
+            return
+        heard = data.draw(st.booleans()) or data.draw(st.booleans())
+        name, found = upload.buffered.id, upload.buffered
+        what = data.draw(st.sampled_from(["begin", "part", "part", "part", "admit", "refuse", "stalled"]))
+        if what == "begin" and upload.place is None and not found.inline:
+            upload.place = next(places)
+            if heard:
+                # Anybody may forge the place.
+                forged = data.draw(st.sampled_from([0, 0, 0, 5, -5]))
+                sums.announce(upload.at(max(upload.place + forged, 0)))
+        elif what == "part" and found.lengths:
+            part = data.draw(st.integers(0, len(found.lengths) - 1))
+            stage(upload, part)
+            if heard:
+                sums.arrive(name, part)
+        elif what == "admit":
+            for part in range(len(found.lengths)):
+                stage(upload, part)
+            admit(upload)
+            if heard:
+                if not sums.knows(name) or data.draw(st.booleans()):
+                    assert upload.place is not None
+                    sums.announce(upload.at(upload.place), admitted=True)
+                    inline.expect([upload.at(upload.place)])
+                else:
+                    sums.admit(name)
+        elif what == "refuse" and data.draw(st.booleans()):
+            upload.refused = True
+            for part in range(len(found.lengths)):
+                server.strings.pop(KEYS.staged(name, part), None)
+        elif what == "stalled":
+            sums.skip_stalled()
+
+    def stage(upload: Upload, part: int) -> None:
+        key, length = KEYS.staged(upload.buffered.id, part), upload.buffered.lengths[part]
+        server.strings[key] = upload.bytes_of(part)
+        assert len(server.strings[key]) == length
+
+    def admit(upload: Upload) -> None:
+        upload.admitted = True
+        if upload.place is None:
+            upload.place = next(places)
+        name = upload.buffered.id
+        if upload.buffered.inline:
+            server.inline[name] = upload.staged.data
+        for part in range(len(upload.buffered.lengths)):
+            server.strings[KEYS.part(name, part)] = server.strings.pop(KEYS.staged(name, part))
+
+    def events() -> Iterator[None]:
+        while True:
+            if data.draw(st.booleans()):
+                act()
+            yield
+
+    server.between = events()
+    for _ in range(data.draw(st.integers(0, 12))):
+        act()
+        if data.draw(st.booleans()):
+            stop = data.draw(st.booleans())
+            sums.look_ahead(inline, lambda stop=stop: stop and data.draw(st.booleans()))
+    server.between = iter(())
+    taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
+    wanted = spec.reducer((), where="the test")
+    for upload in taken:
+        wanted.add(upload.gradient)
+    server.fetched.clear()
+    described = [upload.at(upload.place or 0) for upload in taken]
+    sums.complete(described, InlineReader(server, KEYS.current, described))  # type: ignore[arg-type]
+    assert reducer.number == wanted.number == len(taken)
+    for found, expected in zip(reducer.sum().sections, wanted.sum().sections, strict=True):
+        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
+        if expected.indices is not None:
+            np.testing.assert_array_equal(found.indices, expected.indices)
+            np.testing.assert_array_equal(found.counts, expected.counts)
+
+
+def test_what_was_added_ahead_is_not_fetched_again() -> None:
+    spec, server = SPECS["both"], Server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        uploads = [Upload(number, spec, number, 64) for number in range(3)]
+    sums = PartSums(server, KEYS, spec.reducer((), where="the test"), bets=3)  # type: ignore[arg-type]
+    described = [upload.at(place) for place, upload in enumerate(uploads)]
+    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+    for gradient, upload in zip(described, uploads, strict=True):
+        sums.announce(gradient)
+        for part in range(len(gradient.lengths)):
+            data = upload.bytes_of(part)
+            server.strings[KEYS.staged(gradient.id, part)] = server.strings[KEYS.part(gradient.id, part)] = data
+            sums.arrive(gradient.id, part)
+            sums.look_ahead(inline, lambda: False)
+    assert len(server.fetched) == len(set(server.fetched)) == sum(len(gradient.lengths) for gradient in described)
+    server.fetched.clear()
+    sums.complete(described, inline)
+    assert server.fetched == []
+
+
+def test_a_part_of_the_round_that_is_missing_is_an_error() -> None:
+    spec, server = SPECS["dense"], Server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        upload = Upload(0, spec, 0, 64)
+    sums = PartSums(server, KEYS, spec.reducer((), where="the test"))  # type: ignore[arg-type]
+    with pytest.raises(PartMissingError, match="part:g-0:0"):
+        sums.complete([upload.at(1)], InlineReader(server, KEYS.current, ()))  # type: ignore[arg-type]
