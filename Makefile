@@ -9,7 +9,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-all client-matrix chaos soak fuzz bench conformance record lint types
+.PHONY: help demo server test test-fast test-all client-matrix chaos soak fuzz bench bench-network conformance record lint types
 .PHONY: wheel compose docs examples foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -140,6 +140,11 @@ $(VENV)/.bench: pyproject.toml
 B ?=
 bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | measure beside TensorFlow, torch and others; writes docs/performance
 	$(BIN)/python -m benchmarks --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
+
+# The network is made of namespaces, so this needs Linux, root and iproute2.
+# Options, for example: make bench-network B="--quick --rate 1 --workers 4 --only dense-4MB"
+bench-network: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 60 min | measure between hosts with links of 1 and 10 Gbit/s; needs root
+	$(BIN)/python -m benchmarks.network --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
 
 $(VENV)/.docs: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

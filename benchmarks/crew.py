@@ -17,7 +17,7 @@ import selectors
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,8 @@ from typing import Any, Self
 PEERS = Path(__file__).with_name("peers")
 # Seconds between the start of the take and the signal to the workers.
 SETTLE = 0.01
-START_TIMEOUT = 120.0
+# Long, because dozens of processes may import TensorFlow at once. A process that ends is noticed at once.
+START_TIMEOUT = 600.0
 ROUND_TIMEOUT = 150.0
 
 
@@ -46,9 +47,27 @@ def free_ports(number: int) -> list[int]:
 
 
 class Member:
-    """One process of a crew."""
+    """One process of a crew, or a server.
 
-    def __init__(self, python: str, program: str, settings: dict[str, Any], signal: int, directory: Path) -> None:
+    Args:
+        python: interpreter of its environment.
+        program: its program in ``peers/``, without ``.py``.
+        settings: its settings; ``role`` and ``number`` say which process it is.
+        signal: the pipe from which it reads the signal to begin; None: it gets no jobs.
+        directory: folder for settings and log.
+        prefix: words before the command, to run it on another host.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        program: str,
+        settings: dict[str, Any],
+        signal: int | None,
+        directory: Path,
+        *,
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.label = f"{program} {settings['role']} {settings['number']}"
         stem = f"{directory.name}-{program}-{settings['role']}-{settings['number']}-{time.monotonic_ns()}"
         path = directory / f"{stem}.json"
@@ -56,12 +75,12 @@ class Member:
         self._log = directory / f"{stem}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [python, str(PEERS / f"{program}.py"), str(path)],
+                [*prefix, python, str(PEERS / f"{program}.py"), str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                pass_fds=[signal],
+                pass_fds=[] if signal is None else [signal],
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -157,6 +176,7 @@ class Crew:
         taker: whether to start one more process that takes.
         shared: whether one process holds all workers.
         helpers: roles of processes that only have to run, such as the parameter server.
+        host: returns for a role and a number with which words a command begins that runs on that process's host.
     """
 
     def __init__(
@@ -171,6 +191,7 @@ class Crew:
         taker: bool = True,
         shared: bool = False,
         helpers: tuple[str, ...] = (),
+        host: Callable[[str, int], Sequence[str]] = lambda *_: (),
     ) -> None:
         self.name = name
         self._size = workers
@@ -185,7 +206,7 @@ class Crew:
             for role, number in roles:
                 own = {**settings, "workers": workers, "role": role, "number": number}
                 signal, _ = self._signals["taker" if role == "taker" else "worker"]
-                self._members.append(Member(python, program, own, signal, directory))
+                self._members.append(Member(python, program, own, signal, directory, prefix=host(role, number)))
             self.versions = [member.receive(START_TIMEOUT)["versions"] for member in self._members][-1]
         except BaseException:
             self.end()

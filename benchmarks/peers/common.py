@@ -68,17 +68,17 @@ class Actor:
         """Compares a result ``(indices or None, mean)`` with numpy's."""
         job = self.job
         indices, mean, _ = self.expected(job["workload"], job["workers"], job["variant"])
-        compare(job, result, (indices if result[0] is not None else None, mean))
+        compare(job, result, (indices if result[0] is not None else None, mean), self.settings.get("tolerance", 0))
 
 
-def compare(job, result, expected):
-    """Raises WrongResult if the two differ by more than the rounding of one division."""
+def compare(job, result, expected, tolerance=0):
+    """Raises WrongResult if the two differ by more than the rounding of one division, and the tolerance."""
     for what, given, wanted in zip(("indices", "values"), result, expected, strict=True):
         if wanted is None:
             continue
         got = np.asarray(given)
         same = got.shape == wanted.shape and (
-            np.array_equal(got, wanted) or (what == "values" and np.allclose(got, wanted, rtol=1e-6, atol=0))
+            np.array_equal(got, wanted) or (what == "values" and np.allclose(got, wanted, rtol=1e-6, atol=tolerance))
         )
         if not same:
             raise WrongResult(f"wrong {what} in {job}: {got!r:.300}, not {wanted!r:.300}")

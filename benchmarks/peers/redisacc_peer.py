@@ -36,6 +36,7 @@ class Peer(common.Actor):
                 name,
                 redis=self.settings["url"],
                 in_place_limit=workload["in_place_limit"],
+                **self.settings.get("options", {}),
             )
         return self.opened[name]
 

@@ -4,6 +4,7 @@ It does less than redisacc: ranks are fixed, each must take part in every round,
 a process. A sparse all_reduce returns only sums, so only sums are checked.
 """
 
+import os
 import platform
 
 import common
@@ -19,9 +20,12 @@ class Rank(common.Actor):
         super().__init__(settings)
         # Four ranks share the machine.
         torch.set_num_threads(1)
+        if "interface" in settings:
+            # Otherwise gloo looks for the address of the machine's name, which is that of another host.
+            os.environ["GLOO_SOCKET_IFNAME"] = settings["interface"]
         dist.init_process_group(
             "gloo",
-            init_method=f"tcp://127.0.0.1:{settings['port']}",
+            init_method=f"tcp://{settings.get('address', '127.0.0.1')}:{settings['port']}",
             rank=settings["number"],
             world_size=settings["workers"],
         )

@@ -6,8 +6,10 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from benchmarks import workloads
@@ -26,6 +28,8 @@ class Peer:
     crew: Crew
     server_pids: list[int]
     takes_part: Callable[[Workload], bool] = lambda _: True
+    # Returns growing totals, such as bytes on a link; their growth in a round becomes part of the results.
+    totals: Callable[[], dict[str, float]] = dict
 
 
 def _crew_at(
@@ -79,7 +83,9 @@ def tensorflow_crew(run: Run, stack: contextlib.ExitStack, settings: dict[str, A
     return Peer("tensorflow", crew, crew.helper_pids)
 
 
-def compete(peers: list[Peer], rows: list[Workload], rounds: int, budget: float, warm_up: int) -> dict[str, Any]:
+def compete(
+    peers: list[Peer], rows: list[Workload], rounds: int, budget: float, warm_up: int, *, block: int = 1
+) -> dict[str, Any]:
     """Runs rounds of several peers in alternation (A B C, A B C, …) for each row.
 
     Args:
@@ -88,6 +94,7 @@ def compete(peers: list[Peer], rows: list[Workload], rounds: int, budget: float,
         rounds: number of rounds for each peer.
         budget: seconds after which a slow peer leaves a row, but not before 3 rounds.
         warm_up: number of rounds before those that count.
+        block: number of rounds that a peer runs before the next one has its turn.
 
     Returns:
         For each row, the figures of each peer and the ratios to the first.
@@ -98,20 +105,21 @@ def compete(peers: list[Peer], rows: list[Workload], rounds: int, budget: float,
         times: dict[str, list[Timing]] = {peer.key: [] for peer in here}
         spent = {peer.key: 0.0 for peer in here}
         server_cpu = {peer.key: 0.0 for peer in here}
-        for number in range(-warm_up, rounds):
-            for peer in here:
-                if spent[peer.key] > budget and len(times[peer.key]) >= 3:
-                    continue
-                before = cpu_seconds(peer.server_pids)
-                started = time.monotonic()
-                timing = peer.crew.round(row.name)
-                spent[peer.key] += time.monotonic() - started
-                if number >= 0 or spent[peer.key] > budget:
-                    times[peer.key].append(timing)
-                    server_cpu[peer.key] += cpu_seconds(peer.server_pids) - before
+        totals: dict[str, Counter[str]] = {peer.key: Counter() for peer in here}
+        for counted, peer in _turns(here, rounds, warm_up, block):
+            if spent[peer.key] > budget and len(times[peer.key]) >= 3:
+                continue
+            before, total = cpu_seconds(peer.server_pids), peer.totals()
+            started = time.monotonic()
+            timing = peer.crew.round(row.name)
+            spent[peer.key] += time.monotonic() - started
+            if counted or spent[peer.key] > budget:
+                times[peer.key].append(timing)
+                server_cpu[peer.key] += cpu_seconds(peer.server_pids) - before
+                totals[peer.key].update({name: value - total[name] for name, value in peer.totals().items()})
         results[row.name] = {
             "bytes_of_a_gradient": row.bytes,
-            "peers": {key: _row(timings, server_cpu[key]) for key, timings in times.items()},
+            "peers": {key: _row(timings, server_cpu[key], totals[key]) for key, timings in times.items()},
             "ratios": {
                 key: ratio([t.elapsed for t in times[here[0].key]], [t.elapsed for t in timings])
                 for key, timings in times.items()
@@ -122,7 +130,15 @@ def compete(peers: list[Peer], rows: list[Workload], rounds: int, budget: float,
     return results
 
 
-def _row(timings: list[Timing], server_cpu: float) -> dict[str, Any]:
+def _turns(peers: list[Peer], rounds: int, warm_up: int, block: int) -> Iterator[tuple[bool, Peer]]:
+    """Yields whether a round counts, and whose it is."""
+    yield from ((False, peer) for _ in range(warm_up) for peer in peers)
+    for start in range(0, rounds, block):
+        for peer in peers:
+            yield from repeat((True, peer), min(block, rounds - start))
+
+
+def _row(timings: list[Timing], server_cpu: float, totals: Counter[str]) -> dict[str, Any]:
     return {
         "seconds": summary([t.elapsed for t in timings]),
         "apply_seconds": summary([apply for t in timings for apply in t.applies]),
@@ -132,6 +148,7 @@ def _row(timings: list[Timing], server_cpu: float) -> dict[str, Any]:
             "taker": sum(t.taker_cpu for t in timings) / len(timings),
             "server": server_cpu / len(timings),
         },
+        **({"totals_a_round": {name: value / len(timings) for name, value in totals.items()}} if totals else {}),
         "rounds": [t.elapsed for t in timings],
     }
 

