@@ -441,7 +441,7 @@ local function span(coordinates, dims)
   return first, number
 end
 
--- Returns all buffered gradients, in order of arrival.
+-- Returns all buffered gradients, in the order of their places.
 local function buffered_gradients(sections)
   local buffered_key = record_key .. ':buffered'
   local number = redis.call('HLEN', buffered_key)
@@ -458,8 +458,8 @@ local function buffered_gradients(sections)
   return gradients
 end
 
--- Adds up elements of a section, as a take does: the buffered gradients first, in order of arrival, and then the sums
--- in place.
+-- Adds up elements of a section, as a take does: the buffered gradients first, in the order of their places, and then
+-- the sums in place.
 --
 -- `row` is the index of a row as text, or nil for a dense section. `first` is the place of the first element in the row
 -- or section. Returns the sum of each component, and how many gradients are in it: those added in place, and those

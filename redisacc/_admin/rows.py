@@ -193,8 +193,7 @@ class CurrentRows:
         # A take adds them in the same order.
         for gradient in gradients:
             if gradient.inline:
-                where = f"{keys.current.inline} {gradient.id}"
-                wanted_of.add(whole_gradient(gradient, inline.read(gradient), where))
+                wanted_of.add(whole_gradient(gradient, inline.read(gradient), inline.where(gradient)))
             else:
                 reducer.add(read_part(transport, keys, gradient, target, places[gradient.id]))
         if self.is_sparse:

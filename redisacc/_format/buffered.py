@@ -81,7 +81,7 @@ class BufferedGradient:
 
     Attributes:
         id: the gradient's id, which is the field of the hash.
-        order: its place in the order of arrival.
+        order: its place in the order of the round.
         number: how many gradients it is the sum of.
         inline: whether its bytes are a field of the ``inline`` hash; otherwise they are in parts.
         sections: where its sections lie in its bytes.
@@ -278,7 +278,7 @@ def cut(pieces: Sequence[memoryview], size: int) -> list[memoryview | Pieces]:
 def parse(
     keys: Keys, fields: Mapping[bytes, bytes], spec: AccumulatorSpec, round_shape: tuple[int, ...]
 ) -> list[BufferedGradient]:
-    """Returns the buffered gradients of a round, in order of arrival.
+    """Returns the buffered gradients of a round, in the order of their places.
 
     Args:
         keys: the keys of the accumulator.

@@ -48,6 +48,10 @@ class InlineReader:
         """Notes gradients that will be asked for after all others."""
         self._gradients += [gradient for gradient in gradients if gradient.inline]
 
+    def where(self, gradient: BufferedGradient) -> str:
+        """Returns where the bytes of a gradient are, for errors."""
+        return f"{self._of.inline} {gradient.id}"
+
     def read(self, gradient: BufferedGradient) -> bytes:
         """Returns the bytes of a gradient.
 
@@ -63,10 +67,10 @@ class InlineReader:
             if data is None:
                 data = self._fetched.pop(gradient.id, None)
         if data is None:
-            raise PartMissingError(f"{self._of.inline} {gradient.id}")
+            raise PartMissingError(self.where(gradient))
         if len(data) != gradient.nbytes:
             raise CorruptDataError(
-                f"{self._of.inline} {gradient.id} has {len(data)} bytes, and its header says {gradient.nbytes}"
+                f"{self.where(gradient)} has {len(data)} bytes, and its header says {gradient.nbytes}"
             )
         return data
 

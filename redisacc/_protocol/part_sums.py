@@ -526,7 +526,7 @@ class PartSums:
             self._clear_dense()
         data: Any
         if gradient.inline:
-            data, where = inline.read(gradient), gradient.id
+            data, where = inline.read(gradient), inline.where(gradient)
         else:
             whole = WholeParts(self._keys, gradient)
             self._transport.fetch(whole)

@@ -38,7 +38,7 @@ class RoundContents:
     Attributes:
         of: their keys.
         sums: the ``sums`` hash.
-        buffered: the buffered gradients, in order of arrival. Their parts are still to be fetched.
+        buffered: the buffered gradients, in the order of their places. Their parts are still to be fetched.
         inline: some fields of the ``inline`` hash. The others are still to be fetched.
         workers: worker's name → number of its gradients.
     """

@@ -158,6 +158,7 @@ class Planted:
         client.hset(self.keys.crew, mapping={"chief": f"one {now + 600_000} ann:1", "worker 0": f"two {now} bob:2"})
         client.set(self.keys.compacting, "token", px=600_000)
         client.set(self.keys.staged("other-1", 0), "part", px=600_000)
+        client.set(self.keys.place("other-1"), "1", px=600_000)
         self.parameter_keys = ParameterKeys("w")
         parameters = redisacc.Parameters("w", redis=client, publisher="chief")
         for step, tree in enumerate(trees()):
@@ -177,7 +178,7 @@ class Planted:
             AssertionError: that module makes a key that is unknown here.
         """
         keys = self.keys
-        channels, others = {"events", "wake"}, {"name", "of_ref", "current"}
+        channels, others = {"events", "wake", "staging"}, {"name", "of_ref", "current"}
         made = {
             "record": [keys.record],
             "sessions": [keys.sessions],
@@ -190,6 +191,7 @@ class Planted:
             "taken_round": list(keys.taken_round(self.token).hashes),
             "part": [keys.part(self.gradient, 0)],
             "staged": [keys.staged("other-1", 0)],
+            "place": [keys.place("other-1")],
         }
         public = {name for name in dir(keys) if not name.startswith("_")}
         assert public == made.keys() | channels | others
