@@ -156,6 +156,7 @@ def test_server_killed_while_it_leaves_its_append_only_file(
             with monkeypatch.context() as patch:
                 patch.setattr("shutil.rmtree", lambda *_, **__: None)
                 remove(directory)
+            assert not directory.has_append_only_file()
         signed = (tmp_path / "server.lock").read_text()
         os.kill(int(signed.rpartition("process ")[2].rstrip(")\n")), signal.SIGKILL)
 
