@@ -65,21 +65,23 @@ class Run:
         return found
 
     @contextlib.contextmanager
-    def start_server(self, label: str, *, persistent: bool) -> Iterator[tuple[Server, redis.Redis]]:
+    def start_server(
+        self, label: str, *, persistent: bool, durable: bool = False
+    ) -> Iterator[tuple[Server, redis.Redis]]:
         """Starts an embedded server on loopback TCP.
 
         Args:
             label: name of the server in the report.
-            persistent: whether it writes an append-only file, as the embedded server does by default.
+            persistent: whether it keeps its data on disk, by default as the embedded server and `redisacc server` do.
+            durable: whether it writes an append-only file instead of snapshots.
 
         Yields:
             The server, and a client of it.
         """
         from benchmarks.sections import scripts
 
-        with Server(executable=self.server) as server, server.client() as client:
-            if not persistent:
-                client.config_set("appendonly", "no")
+        directory = tempfile.mkdtemp(prefix="server-", dir=self.directory) if persistent else None
+        with Server(directory, durable=durable, executable=self.server) as server, server.client() as client:
             client.config_set("slowlog-log-slower-than", SLOW_US)
             client.config_set("slowlog-max-len", SLOW_ENTRIES)
             yield server, client

@@ -63,6 +63,7 @@ NAMES = {
     "tensorflow": "TensorFlow, gRPC",
     "redisacc": "redisacc, as embedded",
     "redisacc-memory": "redisacc, nothing on disk",
+    "redisacc-durable": "redisacc, durable",
     "bare": "bare sockets",
     "tensorflow-local": "TensorFlow, one process",
     "gloo": "torch all_reduce, gloo",

@@ -49,13 +49,20 @@ def _crew_at(
 
 
 def redisacc_crew(
-    run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], section: str, *, persistent: bool
+    run: Run,
+    stack: contextlib.ExitStack,
+    settings: dict[str, Any],
+    section: str,
+    *,
+    persistent: bool,
+    durable: bool = False,
 ) -> Peer:
     """Starts redisacc on a server of its own."""
-    label = "as embedded" if persistent else "nothing on disk"
-    server, _ = stack.enter_context(run.start_server(f"{section}, {label}", persistent=persistent))
+    label = "durable" if durable else "as embedded" if persistent else "nothing on disk"
+    server, _ = stack.enter_context(run.start_server(f"{section}, {label}", persistent=persistent, durable=durable))
     crew = _crew_at(run, stack, settings, server, name=f"redisacc, {label}", program="redisacc_peer")
-    return Peer("redisacc" if persistent else "redisacc-memory", crew, [server.pid])
+    key = "redisacc-durable" if durable else "redisacc" if persistent else "redisacc-memory"
+    return Peer(key, crew, [server.pid])
 
 
 def bare_crew(run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], section: str) -> Peer:
@@ -167,12 +174,12 @@ def _say(row: Workload, peers: list[Peer], result: dict[str, Any]) -> None:
 
 
 def six_rows(run: Run) -> dict[str, Any]:
-    """Compares TensorFlow over gRPC with redisacc on two servers.
+    """Compares TensorFlow over gRPC with redisacc on three servers.
 
     The first server writes nothing to disk, and bare sockets take part as well. The second is the embedded server with
-    its default settings. The two comparisons run one after the other: a server that writes to disk goes on writing
-    after its round, at the cost of the peer whose round comes next. The report has TensorFlow's figures from the first
-    comparison, and the ratios from both.
+    its default settings, the third the same with an append-only file. The comparisons run one after the other: a server
+    that writes to disk goes on writing after its round, at the cost of the peer whose round comes next. The report has
+    TensorFlow's figures from the first comparison, and the ratios from all.
     """
     # A quick run leaves out the largest row.
     rows = workloads.TINY if run.tiny else list(workloads.SIX_ROWS)[: -1 if run.quick else None]
@@ -183,9 +190,9 @@ def six_rows(run: Run) -> dict[str, Any]:
         settings = run.arrays(rows, [run.workers])
         tensorflow = [tensorflow_crew(run, stack, settings)] if run.tensorflow else []
         crews += [peer.crew for peer in tensorflow]
-        for persistent in (True,) if run.tiny else (False, True):
+        for persistent, durable in ((True, False),) if run.tiny else ((False, False), (True, False), (True, True)):
             with contextlib.ExitStack() as own:
-                ours = [redisacc_crew(run, own, settings, "six rows", persistent=persistent)]
+                ours = [redisacc_crew(run, own, settings, "six rows", persistent=persistent, durable=durable)]
                 if not persistent or run.tiny:
                     ours.append(bare_crew(run, own, settings, "six rows"))
                 crews += [peer.crew for peer in ours]

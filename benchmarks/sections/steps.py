@@ -54,16 +54,19 @@ def steps(run: Run) -> dict[str, Any]:
     blocks = 2 if run.tiny else 4 if run.quick else 30
     results["model"] = {"name": model.name, "arrays": len(model.leaves), "bytes_of_a_gradient": model.bytes}
     folder = _write(run, [model])
-    for label, persistent in (("in memory", False), ("as embedded", True)):
+    for label, persistent in (("in memory", False), ("as embedded", True), ("durable", True)):
+        durable = label == "durable"
         print(f"  {model.name}, {label}")
         with contextlib.ExitStack() as stack:
             peers = [_tensorflow(run, stack, folder, model)] if run.tensorflow else []
             peers += [
-                _redisacc(run, stack, folder, model, method, persistent=persistent) for method in ("direct", "loop")
+                _redisacc(run, stack, folder, model, method, persistent=persistent, durable=durable)
+                for method in ("direct", "loop")
             ]
             if not persistent:
                 peers.append(_bare(run, stack, folder, model))
-            results[label] = {**(PERSISTENT if persistent else IN_MEMORY), **_compete(peers, blocks)}
+            bars = {} if durable else PERSISTENT if persistent else IN_MEMORY
+            results[label] = {**bars, **_compete(peers, blocks)}
     results["growth"] = _growth(run, 2 if run.tiny else 4 if run.quick else 12)
     results["small"] = {"bar": SMALL_BAR, **_small(run)}
     return results
@@ -86,11 +89,20 @@ def _crew(run: Run, stack: contextlib.ExitStack, name: str, python: str, program
 
 
 def _redisacc(
-    run: Run, stack: contextlib.ExitStack, folder: Path, model: Model, method: str, *, persistent: bool
+    run: Run,
+    stack: contextlib.ExitStack,
+    folder: Path,
+    model: Model,
+    method: str,
+    *,
+    persistent: bool,
+    durable: bool = False,
 ) -> Peer:
     """Starts redisacc on a server of its own: by Chief and Worker ("loop"), or by their parts ("direct")."""
-    label = f"steps, {method}, {'as embedded' if persistent else 'nothing on disk'}"
-    server, client = stack.enter_context(run.start_server(label, persistent=persistent))
+    disk = "durable" if durable else "as embedded" if persistent else "nothing on disk"
+    server, client = stack.enter_context(
+        run.start_server(f"steps, {method}, {disk}", persistent=persistent, durable=durable)
+    )
     crew = _crew(
         run,
         stack,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from redisacc._redis.faults import FAULTS, BrokenError, RejectedError, ReplyError, SilentError, reason_of
 from redisacc._text import printable
+from redisacc.errors import InvalidArgumentError
 
 _LIBRARIES = ("redis", "valkey")
 
@@ -75,6 +76,22 @@ def is_cluster(client: object) -> bool:
     return not _CLUSTERS.isdisjoint(_ancestors(client))
 
 
+def check_usable(client: Any) -> None:
+    """Raises if a client can never connect, whatever its server does.
+
+    Raises:
+        InvalidArgumentError: redis-py 7.0 to 8.0.0 asks for notifications of maintenance under RESP3, which needs the
+            name of a host, and a Unix socket has none: making a connection raises a ValueError (its issue 4086).
+    """
+    settings = getattr(getattr(client, "connection_pool", None), "connection_kwargs", None) or {}
+    if "path" in settings and getattr(settings.get("maint_notifications_config"), "enabled", False):
+        raise InvalidArgumentError(
+            "this client cannot connect: redis-py 7.0 to 8.0.0 fails over a Unix socket with RESP3 (redis-py issue "
+            "4086). Upgrade to redis-py 8.0.1 or later, or give the client protocol=2, or "
+            "maint_notifications_config=redis.maint_notifications.MaintNotificationsConfig(enabled=False)"
+        )
+
+
 def wire_of(pooled: Any) -> Literal["plain", "tls", "unknown"]:
     """Returns what carries the bytes of a connection: a plain socket, a TLS socket, or something of its own."""
     name = _ancestors(pooled)[0]
@@ -93,7 +110,7 @@ def fault_of(error: Exception) -> Exception | None:
     if isinstance(error, FAULTS):
         return error
     if isinstance(error, STUMBLES):
-        return BrokenError(f"another thread may have closed the client ({type(error).__name__})")
+        return BrokenError(f"another thread may have closed the client ({type(error).__name__}: {reason_of(error)})")
     if isinstance(error, (RecursionError, MemoryError)):
         return BrokenError(f"a reply is too large or too deeply nested for the client ({type(error).__name__})")
     names = [name.rpartition(".")[2] for name in _ancestors(error) if name.partition(".")[0] in _LIBRARIES]
@@ -124,6 +141,11 @@ def _fault_of(names: list[str], text: str) -> Exception:
     if "AuthenticationError" in names or "AuthorizationError" in names:
         return RejectedError(text)
     return SilentError(text) if "TimeoutError" in names else BrokenError(text)
+
+
+def is_of_library(error: BaseException) -> bool:
+    """Returns whether an error is one of a library's own."""
+    return any(name.partition(".")[0] in _LIBRARIES for name in _ancestors(error))
 
 
 @contextlib.contextmanager

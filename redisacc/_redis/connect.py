@@ -16,7 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from redisacc._redis.client_libraries import ACCEPTED, is_client
+from redisacc._redis.client_libraries import ACCEPTED, check_usable, is_client
 from redisacc._redis.handshake import TIMEOUT as HANDSHAKE_TIMEOUT
 from redisacc._redis.handshake import HandshakeParser
 from redisacc._redis.transport import Transport
@@ -41,7 +41,8 @@ def connect(where: object) -> Transport:
             ``redis://localhost:6379/0``.
 
     Raises:
-        InvalidArgumentError: it is neither, or the URL cannot be read.
+        InvalidArgumentError: it is none of these, the URL cannot be read, or the client's version of redis-py cannot
+            connect with its settings.
     """
     if where is None:
         where = os.environ.get("REDISACC_URL") or DEFAULT_URL
@@ -58,7 +59,9 @@ def connect(where: object) -> Transport:
     with _lock:
         transport = _transports.get(key)
         if transport is None:
-            transport = Transport(_client_of(where) if isinstance(where, str) else where)
+            client = _client_of(where) if isinstance(where, str) else where
+            check_usable(client)
+            transport = Transport(client)
             _transports[key] = transport
         return transport
 

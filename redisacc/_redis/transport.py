@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from redis.backoff import ExponentialBackoff
 
 from redisacc._redis import fast_socket
-from redisacc._redis.client_libraries import STUMBLES, fault_of, is_cluster, translated
+from redisacc._redis.client_libraries import STUMBLES, fault_of, is_cluster, is_of_library, translated
 from redisacc._redis.fast_socket import VALUES, Argument, Arrivals, Command, Connection, PackedCommands
 from redisacc._redis.faults import FAULTS, BrokenError, RejectedError, ReplyError, SilentError, reason_of
 from redisacc._redis.reply_errors import PASSING, refusal_of
@@ -432,12 +432,23 @@ def _getter(pool: Any) -> Callable[[], Any]:
     def get() -> Any:
         try:
             return pool.get_connection(*arguments)
-        except Exception as error:
+        except BaseException as error:
+            # An error of the library's own closes the connection that was being made. Another one, such as an
+            # interrupt, leaves it in the pool as it is, and the pool would hand it out as ready: without a password, or
+            # with database 0 where another one was asked for.
+            if not is_of_library(error):
+                close_idle()
             # Spelled out, because a context manager would cost a small command too much.
-            fault = fault_of(error)
+            fault = fault_of(error) if isinstance(error, Exception) else None
             if fault is None or fault is error:
                 raise
             raise fault from error
+
+    def close_idle() -> None:
+        # Before redis-py 7, the blocking pool has no argument that leaves connections in use open.
+        arguments = (False,) if inspect.signature(pool.disconnect).parameters else ()
+        with contextlib.suppress(Exception):
+            pool.disconnect(*arguments)
 
     return get
 

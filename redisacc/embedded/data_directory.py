@@ -22,6 +22,14 @@ _log = logging.getLogger("redisacc")
 
 _LOCK_NAME = "server.lock"
 
+_SNAPSHOT = "dump.rdb"
+# Redis 6.2 has one append-only file. Later servers have a directory, of which a manifest lists the valid files; they
+# move a file of 6.2 into it.
+_FILE_OF_62 = "appendonly.aof"
+_MANIFEST = Path("appendonlydir", "appendonly.aof.manifest")
+# Files that a server was writing when it was killed.
+_UNFINISHED = ("temp-*.rdb", "temp-rewriteaof-*.aof")
+
 
 class DirectoryInUseError(ServerError):
     """Another server holds the lock of the directory."""
@@ -34,6 +42,10 @@ class DataDirectory:
     Attributes:
         path: its absolute path.
         temporary: whether it is removed after the server has ended.
+
+    The data are in an append-only file or in a snapshot. If both exist, the append-only file is the valid one: it is
+    removed only after the snapshot has been saved, and a snapshot becomes an append-only file by being renamed. So
+    whenever a change from one to the other is interrupted, the next server finds all data.
     """
 
     path: Path
@@ -58,10 +70,52 @@ class DataDirectory:
             ServerError: the server would ignore the data.
         """
         # 6.2 ignores the append-only directory of 7.0 and would start empty, as if all data had been lost.
-        if program.release < (7, 0) and (self.path / "appendonlydir").exists():
+        if program.release < (7, 0) and (self.path / _MANIFEST).exists():
             raise ServerError(
                 f"{self.path} was written by Valkey, or by Redis 7.0 or newer; {program.version} cannot read it"
             )
+
+    def has_append_only_file(self) -> bool:
+        """Returns whether the data are in an append-only file."""
+        return (self.path / _MANIFEST).exists() or (self.path / _FILE_OF_62).exists()
+
+    def append_to_snapshot(self) -> None:
+        """Makes the snapshot, if there is one, the beginning of an append-only file. The caller holds the lock.
+
+        An append-only file may begin with a snapshot, in every version of the server. Without this, a server that is
+        started with `appendonly yes` ignores the snapshot and starts empty.
+        """
+        if not self.has_append_only_file() and (self.path / _SNAPSHOT).is_file():
+            (self.path / _SNAPSHOT).replace(self.path / _FILE_OF_62)
+            _sync(self.path)
+
+    def remove_append_only_file(self) -> None:
+        """Removes the append-only file. The snapshot is valid from then on, so it must have been saved before."""
+        _sync(self.path)
+        # This order keeps the data readable at every moment. Beside a manifest, a file of 6.2 is out of date and must
+        # not outlive it. Without the manifest, the rest of its directory is ignored.
+        (self.path / _FILE_OF_62).unlink(missing_ok=True)
+        _sync(self.path)
+        (self.path / _MANIFEST).unlink(missing_ok=True)
+        directory = self.path / _MANIFEST.parent
+        if directory.exists():
+            _sync(directory)
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def unfinished_snapshot_bytes(self) -> int:
+        """Returns the size of the snapshots that are not complete yet. It grows while a server is saving one."""
+        size = 0
+        for path in self.path.glob(_UNFINISHED[0]):
+            with contextlib.suppress(OSError):  # it has just been completed
+                size += path.stat().st_size
+        return size
+
+    def remove_unfinished_files(self) -> None:
+        """Removes what servers were writing when they were killed. The caller holds the lock."""
+        for pattern in _UNFINISHED:
+            for path in self.path.glob(pattern):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
@@ -101,3 +155,12 @@ class DataDirectory:
         """Removes a temporary directory, if it still exists."""
         if self.temporary:
             shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    """Writes the names in a directory to the disk, so that a power failure does not undo a change of one of them."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

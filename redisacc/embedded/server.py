@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -14,34 +15,45 @@ import redis
 
 from redisacc.embedded.addresses import Address, TCPAddress, UnixAddress, free_port
 from redisacc.embedded.data_directory import DataDirectory
+from redisacc.embedded.persistence import Persistence
 from redisacc.embedded.program import Program, find_program
 from redisacc.embedded.server_process import PortInUseError, ServerProcess
 from redisacc.errors import InvalidArgumentError, ServerError
 
 __all__ = ["Server"]
 
+_log = logging.getLogger("redisacc")
+
 _PORT_ATTEMPTS = 10
 
 
 class Server:
-    """A server that belongs to this process: append-only persistence, no eviction, reachable from this machine only.
+    """A server that belongs to this process, evicts nothing, and is reachable from this machine only.
 
     `start()` or a `with` block starts it. It ends with `stop()`, with the block, when the object is garbage
     collected, and with the process that called `start()`, even if that process is killed with SIGKILL. A forked child
     may use `url` and `client()`; neither its end nor its `stop()` affects the server. Methods may be called from any
     thread.
 
+    With a `dir`, the server saves a snapshot of its data there a minute after a change, and whenever it ends by one of
+    these ways. A crash of the server itself, or of the machine, loses what changed since the last snapshot. With
+    `durable`, it appends every change to a file instead, which is written to the disk once a second: a crash loses at
+    most about two seconds, and rounds of large gradients take up to twice as long. A directory may be used in both ways
+    in turn; a server that finds data of the other kind takes them over. If snapshots fail, for example on a full disk,
+    the server goes on without them, and its log says so.
+
     Args:
         dir: the data directory. It is created with mode 700 if it doesn't exist, and kept. Two servers in one
             directory would overwrite each other's data, so the second one is refused. None: a temporary directory,
-            which is removed when the server ends.
+            which is removed when the server ends; no data are written to it.
+        durable: whether every change is written to disk, instead of snapshots. Needs `dir`.
         port: the TCP port, 1 to 65535, on 127.0.0.1 and, where the machine has it, ::1. None: a free port.
         socket: the path of a Unix socket, which gets mode 700. The server then has no TCP port.
         executable: the server program, a path or a name on the `PATH`. None: `find_server()`.
 
     Raises:
-        InvalidArgumentError: the port is out of range, both a port and a socket are given, or the path of the socket
-            is too long (more than 107 bytes; 103 on macOS).
+        InvalidArgumentError: the port is out of range, both a port and a socket are given, `durable` is given without
+            `dir`, or the path of the socket is too long (more than 107 bytes; 103 on macOS).
     """
 
     def __init__(
@@ -49,6 +61,7 @@ class Server:
         # It shadows a builtin, which nothing here needs: the short name is what users write.
         dir: str | os.PathLike[str] | None = None,  # noqa: A002
         *,
+        durable: bool = False,
         port: int | None = None,
         socket: str | os.PathLike[str] | None = None,
         executable: str | os.PathLike[str] | None = None,
@@ -61,6 +74,14 @@ class Server:
             self._address = TCPAddress(port)
         elif socket is not None:
             self._address = UnixAddress(Path(os.path.abspath(os.fspath(socket))))
+        if dir is None:
+            if durable:
+                raise InvalidArgumentError(
+                    "durable=True needs dir=, because a temporary directory is removed when the server ends"
+                )
+            self._persistence = Persistence.NONE
+        else:
+            self._persistence = Persistence.APPEND_ONLY_FILE if durable else Persistence.SNAPSHOTS
         self._directory = None if dir is None else Path(os.path.abspath(os.fspath(dir)))
         self._executable = None if executable is None else os.fspath(executable)
         self._lock = threading.RLock()
@@ -82,12 +103,14 @@ class Server:
 
         Args:
             timeout: maximum number of seconds without an answer. While the server loads its data, the time starts
-                again whenever the server reports progress.
+                again whenever the server reports progress. Not limited is the time to save a snapshot of the data
+                that an earlier server with `durable` has left.
 
         Raises:
             ServerError: no server program was found, or it is older than 6.2; the port, the socket or the directory
                 is in use; the server ended at once (the message quotes the end of its log); it didn't answer in
-                time. No process is left running.
+                time; the data of an earlier server with `durable` could not be saved as a snapshot. No process is left
+                running.
         """
         with self._lock:
             if self.running:
@@ -120,19 +143,22 @@ class Server:
                 directory = DataDirectory.create(self._directory)
                 on_failure.callback(directory.remove_if_temporary)
                 directory.check_readable_by(program)
-                child = ServerProcess(program, directory, address)
+                child = ServerProcess(program, directory, address, self._persistence)
             except OSError as error:
                 raise ServerError(f"cannot start {program.path}: {error}") from error
             on_failure.callback(child.end)
             child.wait_until_ready(timeout)
+            child.leave_append_only_file()
             on_failure.pop_all()
+        _log.info("%s at %s %s", program.version, address.url, self._persistence.value)
         return child
 
     def stop(self) -> None:
         """Stops the server and blocks until it has ended and its last data are on the disk.
 
         Has no effect if it isn't running, or in a forked child. A server that hasn't ended 10 seconds after SIGTERM
-        is killed.
+        is killed, but not while the file of its snapshot grows. A warning is logged if it was killed, because its last
+        data are lost then; so they are if the disk is full.
         """
         child = self._child
         # Checked before the lock is taken: in a forked child, a thread that no longer exists may hold it.

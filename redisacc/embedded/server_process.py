@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
+
+import redis
 
 from redisacc.embedded.addresses import Address, TCPAddress
 from redisacc.embedded.command_line import ENVIRONMENT, server_command
 from redisacc.embedded.data_directory import DataDirectory, DirectoryInUseError
 from redisacc.embedded.forks import disown_after_fork, fork_lock
 from redisacc.embedded.log_file import LogFile
+from redisacc.embedded.persistence import Persistence
 from redisacc.embedded.program import Program
 from redisacc.embedded.status import ask_status
 from redisacc.embedded.supervisor import Supervisor
@@ -17,7 +21,10 @@ from redisacc.errors import ServerError
 
 __all__ = ["PortInUseError", "ServerProcess"]
 
-_LOCK_TIMEOUT = 1.0  # seconds
+_log = logging.getLogger("redisacc")
+
+# Seconds to wait for the lock of the directory, which start again while a snapshot grows there.
+_LOCK_TIMEOUT = 1.0
 
 # Seconds that a server may take to answer one request for its status: while it starts, and when it runs. The first
 # is short, because a stranger on the same port may never answer, while the new server has already failed to bind it.
@@ -36,6 +43,7 @@ class ServerProcess:
         program: the server program.
         directory: the data directory.
         address: where the server listens.
+        persistence: how the server keeps its data.
         supervisor: the process that ends the server.
         server_pid: the process id of the server; 0 before `wait_until_ready`.
         owned: whether this process started the server; False in a forked child.
@@ -45,13 +53,15 @@ class ServerProcess:
         OSError: the log, the lock file or the shell can't be opened or started.
     """
 
-    def __init__(self, program: Program, directory: DataDirectory, address: Address) -> None:
+    def __init__(self, program: Program, directory: DataDirectory, address: Address, persistence: Persistence) -> None:
         self.program = program
         self.directory = directory
         self.address = address
+        self.persistence = persistence
+        self._ready = False
         self.server_pid = 0
         self.owned = True
-        deadline = time.monotonic() + _LOCK_TIMEOUT
+        deadline, saved = 0.0, -1
         while True:
             try:
                 # While the lock isn't held, a fork in another thread would copy the supervisor's socket and the lock
@@ -61,8 +71,11 @@ class ServerProcess:
                     disown_after_fork(self)
                 return
             except DirectoryInUseError:
-                # A server that crashed may have left a process that still rewrites the append-only file.
-                if time.monotonic() >= deadline:
+                # The previous server may still be saving its last snapshot, although its owner is gone.
+                before, saved = saved, self.directory.unfinished_snapshot_bytes()
+                if saved != before:
+                    deadline = time.monotonic() + _LOCK_TIMEOUT
+                elif time.monotonic() >= deadline:
                     raise
             time.sleep(0.05)
 
@@ -70,13 +83,24 @@ class ServerProcess:
         path = self.directory.path
         with contextlib.ExitStack() as on_failure:
             with self.directory.locked() as lock:
+                self.directory.remove_unfinished_files()
+                append_only = self.persistence is Persistence.APPEND_ONLY_FILE
+                if append_only:
+                    self.directory.append_to_snapshot()
+                # A server without an append-only file of its own still loads that of an earlier server.
+                self._leaves_file = not append_only and self.directory.has_append_only_file()
                 self._log = LogFile(path)
                 on_failure.callback(self._log.close)
                 with self._log.open_writer() as writer:
                     self.supervisor = Supervisor(
-                        server_command(self.program, path, self.address),
-                        directory=path,
-                        remove_directory=self.directory.temporary,
+                        server_command(
+                            self.program,
+                            path,
+                            self.address,
+                            self.persistence,
+                            append_only=append_only or self._leaves_file,
+                        ),
+                        directory=self.directory,
                         lock=lock,
                         log=writer.fileno(),
                         environment=ENVIRONMENT,
@@ -104,6 +128,7 @@ class ServerProcess:
             status = ask_status(self.address, _STARTING_STATUS_TIMEOUT)
             if status is not None and status.pid == self.server_pid:
                 if status.ready:
+                    self._ready = True
                     self.directory.sign(f"{self.address.url} (process {self.server_pid})")
                     return
                 if status.loaded_bytes != loaded_bytes:
@@ -119,6 +144,32 @@ class ServerProcess:
             f"{self.program.version} ended during its start with status {self.supervisor.exit_status()}"
             f"{self._end_of_log()}"
         )
+
+    def leave_append_only_file(self) -> None:
+        """Moves the data of an earlier server's append-only file into a snapshot. Blocks until that is saved.
+
+        Has no effect if there was no such file. The server doesn't answer other clients meanwhile.
+
+        Raises:
+            ServerError: the snapshot could not be saved. The append-only file is still there.
+        """
+        if not self._leaves_file:
+            return
+        # Saving takes as long as it takes, and a server that ends closes the connection.
+        with contextlib.closing(redis.Redis.from_url(self.address.url, socket_timeout=None)) as client:
+            try:
+                _save(client)
+                self.directory.remove_append_only_file()
+                client.config_set("appendonly", "no")
+            except (redis.RedisError, OSError) as error:
+                # The server would not end while it cannot save another snapshot.
+                with contextlib.suppress(redis.RedisError):
+                    client.config_set("save", "")
+                raise ServerError(
+                    f"the data in {self.directory.path} are in an append-only file and could not be saved as a "
+                    f"snapshot ({error}): make room on the disk, or start the server with durable=True (--durable)"
+                    f"{self._end_of_log()}"
+                ) from error
 
     def alive(self) -> bool:
         """Returns whether the server process is alive; in a forked child, whether it answers."""
@@ -138,7 +189,15 @@ class ServerProcess:
         """
         if not self.owned:
             return
+        stops = self._ready and self.supervisor.exit_status() is None
         self.supervisor.end()
+        if stops and self.persistence is not Persistence.NONE and self.supervisor.exit_status() != 0:
+            _log.warning(
+                "%s did not end as it should, and changes since it last wrote to %s are lost%s",
+                self.program.version,
+                self.directory.path,
+                self._end_of_log(),
+            )
         # The supervisor has removed a temporary directory, unless it was killed.
         self.directory.remove_if_temporary()
         self._log.close()
@@ -152,3 +211,15 @@ class ServerProcess:
     def _end_of_log(self) -> str:
         tail = self.log_tail(10)
         return f"; its log ends with:\n{tail}" if tail else "; its log is empty"
+
+
+def _save(client: redis.Redis) -> None:
+    """Saves a snapshot, after the one that the server may be saving already."""
+    while True:
+        try:
+            client.save()
+            return
+        except redis.ResponseError as error:
+            if "in progress" not in str(error):
+                raise
+        time.sleep(0.05)

@@ -11,18 +11,18 @@ import socket
 import subprocess
 import time
 from importlib import resources
-from pathlib import Path
 
+from redisacc.embedded.data_directory import DataDirectory
 from redisacc.errors import ServerError
 
 __all__ = ["Supervisor"]
 
 _log = logging.getLogger("redisacc")
 
-# Seconds that the server has between SIGTERM and SIGKILL, a whole number.
+# Seconds that the server has between SIGTERM and SIGKILL, a whole number. They start again while its snapshot grows.
 GRACE = 10
 
-# Seconds after which `end` kills a supervisor and a server that are still alive.
+# Seconds after which `end` kills a supervisor and a server that are still alive, unless a snapshot has grown meanwhile.
 END_TIMEOUT = GRACE + 5.0
 
 # Read once, with the Python code that knows its arguments. The shell gets the text and not the path: a shell reads its
@@ -37,8 +37,7 @@ class Supervisor:
 
     Args:
         command: the server's command.
-        directory: the working directory.
-        remove_directory: whether the supervisor removes the directory after the server has ended.
+        directory: the working directory, which the supervisor removes after the server has ended if it is temporary.
         lock: descriptor that the server keeps open as long as it lives.
         log: descriptor of the server's standard output and standard error.
         environment: variables that are set unless this process has them already.
@@ -51,13 +50,13 @@ class Supervisor:
         self,
         command: list[str],
         *,
-        directory: Path,
-        remove_directory: bool,
+        directory: DataDirectory,
         lock: int,
         log: int,
         environment: dict[str, str],
     ) -> None:
-        removed = str(directory) if remove_directory else ""
+        removed = str(directory.path) if directory.temporary else ""
+        self._directory = directory
         self._socket, inherited = socket.socketpair()
         try:
             with inherited:
@@ -66,7 +65,7 @@ class Supervisor:
                     stdin=inherited.fileno(),
                     stdout=lock,
                     stderr=log,
-                    cwd=directory,
+                    cwd=directory.path,
                     env=environment | os.environ,
                     # Ctrl-C in the terminal is for the owner, which decides when the server ends.
                     start_new_session=True,
@@ -105,11 +104,14 @@ class Supervisor:
     def end(self) -> None:
         """Ends the server and blocks until it and the supervisor have ended. May be called more than once."""
         self._socket.close()
-        if not self._ends_within(END_TIMEOUT):
-            _log.warning("the server's supervisor (process %d) does not end; killing its session", self.pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self._ends_within(math.inf)
+        saved = self._directory.unfinished_snapshot_bytes()
+        while not self._ends_within(END_TIMEOUT):
+            before, saved = saved, self._directory.unfinished_snapshot_bytes()
+            if saved == before:
+                _log.warning("the server's supervisor (process %d) does not end; killing its session", self.pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                self._ends_within(math.inf)
 
     def disown(self) -> None:
         """Lets go, in a forked child, of the socket and the process."""

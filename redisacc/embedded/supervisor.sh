@@ -2,7 +2,8 @@
 # Runs a server for as long as its owner lives. supervisor.py passes this text to `sh -c`.
 #
 # Arguments: GRACE DIRECTORY COMMAND [ARGUMENT...]
-#   GRACE      whole seconds between SIGTERM and SIGKILL once the owner is gone
+#   GRACE      whole seconds between SIGTERM and SIGKILL once the owner is gone, counted while the server's snapshot does
+#              not grow
 #   DIRECTORY  directory to remove after the server has ended, or ""
 #   COMMAND    command that runs the server in the foreground
 # File descriptors:
@@ -27,16 +28,20 @@ exec 3<&0 4>&1 1>&2 </dev/null
 "$@" 3<&- &
 server=$!
 
-# The watcher ends the server once the owner's end of the pair is closed. It closes descriptor 4, because otherwise its
-# last `sleep` would keep the directory locked after the server has ended.
+# The watcher ends the server once the owner's end of the pair is closed. A server that is writing its last snapshot to
+# temp-PID.rdb, in the working directory, gets the time that it needs. The watcher closes descriptor 4, because
+# otherwise its last `sleep` would keep the directory locked after the server has ended.
 (
     exec 4>&- >/dev/null 2>&1
     read -r _ <&3
     kill -TERM "$server"
     waited=0
+    saved=
     while [ "$waited" -lt "$grace" ] && kill -0 "$server"; do
         sleep 1
-        waited=$((waited + 1))
+        before=$saved
+        saved=$(wc -c <"temp-$server.rdb")
+        if [ "$saved" = "$before" ]; then waited=$((waited + 1)); else waited=0; fi
     done
     kill -KILL "$server"
 ) &
@@ -58,5 +63,9 @@ done
 # SIGKILL, because a subshell that dash has just forked still has the trap above, which would swallow SIGTERM.
 kill -KILL "$watcher" 2>/dev/null
 wait "$watcher" 2>/dev/null
+# A server that was killed while it saved a snapshot or rewrote its append-only file leaves a child that goes on, and
+# that keeps the directory locked meanwhile. SIGUSR1 is how a server ends such a child. It goes to the whole group.
+trap '' USR1
+kill -USR1 0
 [ -z "$directory" ] || rm -rf -- "$directory"
 exit "$status"

@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import fakeredis
@@ -119,6 +120,54 @@ def test_a_unix_socket(real_server, tmp_path):
         exercise(server.url)
         with redis.Redis(unix_socket_path=str(path)) as client:
             exercise(client)
+
+
+@pytest.mark.servers("valkey")
+def test_a_unix_socket_with_resp3(real_server, tmp_path):
+    path = tmp_path / "s"
+    with embedded.Server(socket=path), redis.Redis(unix_socket_path=str(path), protocol=3, db=3) as client:
+        try:
+            client.ping()
+        except ValueError:
+            # redis-py 7.0 to 8.0.0: also a caller of the client itself gets an error.
+            with pytest.raises(redisacc.InvalidArgumentError, match=r"issue 4086.*redis-py 8\.0\.1"):
+                redisacc.ConditionalAccumulator("float32", [1], redis=client)
+        else:
+            exercise(client)
+
+
+def test_a_client_that_can_never_connect():
+    with redis.Redis(unix_socket_path="/nonexistent", protocol=3) as client:
+        # As redis-py 7.0 to 8.0.0 sets it for every client with RESP3.
+        client.connection_pool.connection_kwargs["maint_notifications_config"] = SimpleNamespace(enabled="auto")
+        with pytest.raises(redisacc.InvalidArgumentError, match=r"issue 4086.*redis-py 8\.0\.1"):
+            redisacc.ConditionalAccumulator("float32", [1], redis=client)
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("kind", [redis.ConnectionPool, redis.BlockingConnectionPool])
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+def test_a_connection_whose_handshake_was_cut_short_is_not_used(real_server, real_client, kind, failure):
+    # redis-py puts it back into its pool, open: there it would be one that uses database 0.
+    failures = [failure("in the middle of a handshake")]
+
+    def connect(connection):
+        if failures:
+            raise failures.pop()
+        connection.on_connect()
+
+    pool = kind.from_url(real_server.url.replace("/0", "/3"), redis_connect_func=connect)
+    with redis.Redis(connection_pool=pool) as client:
+        if failure is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                redisacc.ConditionalAccumulator("float32", [1], "cut", redis=client)
+        with redisacc.ConditionalAccumulator("float32", [1], "cut", redis=client) as acc:
+            acc.apply_grad([1.0])
+            assert not failures
+            assert real_client.keys() == []
+            assert client.exists("redisacc:{cut}")
+            acc.delete()
+    pool.disconnect()
 
 
 @pytest.mark.every_server

@@ -86,7 +86,7 @@ def test_the_smallest_run_of_steps(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     steps = json.loads((tmp_path / "results.json").read_text())["steps"]
     assert set(steps["in memory"]["peers"]) == {"direct", "loop", "bare"}
-    assert set(steps["as embedded"]["peers"]) == {"direct", "loop"}
+    assert set(steps["as embedded"]["peers"]) == set(steps["durable"]["peers"]) == {"direct", "loop"}
     assert [point["arrays"] for point in steps["growth"]] == [1, 4]
     assert "## A training step of four workers" in (tmp_path / "README.md").read_text()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 import pytest
@@ -18,11 +19,14 @@ pytestmark = pytest.mark.servers("valkey")
 def test_doctor_on_a_server_of_ours(cli, cli_json, client, monkeypatch):
     # While other tests run, round trips are slow.
     monkeypatch.setattr("redisacc.cli.doctor._SLOW", 1.0)
+    # The tests' servers keep nothing on disk.
+    client.config_set("save", "60 1")
     client.config_set("maxmemory", 2**30)
     try:
         findings = {finding["what"]: finding for finding in cli_json("doctor")}
     finally:
         client.config_set("maxmemory", 0)
+        client.config_set("save", "")
     assert {what: finding["status"] for what, finding in findings.items()} == dict.fromkeys(findings, "ok")
     assert set(findings) == {
         "client", "version", "role", "eviction", "memory", "persistence", "access", "lua", "clock", "latency", "trial",
@@ -40,7 +44,7 @@ def test_doctor_on_a_server_of_ours(cli, cli_json, client, monkeypatch):
         ({"maxmemory-policy": "volatile-ttl", "maxmemory": 0}, "eviction", "warn", "noeviction"),
         ({"maxmemory": 0}, "memory", "warn", "maxmemory"),
         ({"maxmemory": 10**6}, "memory", "bad", "more memory"),
-        ({"appendonly": "no"}, "persistence", "warn", "appendonly yes"),
+        ({"appendonly": "no", "save": ""}, "persistence", "warn", "appendonly yes"),
     ],
 )
 def test_doctor_finds_settings_that_are_wrong(cli, client, real_server, settings, what, status, advice):
@@ -58,6 +62,28 @@ def test_doctor_finds_settings_that_are_wrong(cli, client, real_server, settings
     assert advice in findings[what].advice
     # A server without room for a gradient also fails the trial.
     assert code == (1 if any(finding.status == "bad" for finding in findings.values()) else 0)
+
+
+def test_doctor_knows_each_kind_of_persistence(tmp_path):
+    def finding(url):
+        return next(found for found in examine(connect(url), url) if found.what == "persistence")
+
+    with Server(tmp_path) as server:
+        assert (finding(server.url).status, finding(server.url).found) == (
+            "ok",
+            "snapshots; a crash now would lose 0 changes",
+        )
+        with contextlib.closing(server.client()) as client:
+            client.set("a", 1)
+            assert finding(server.url).found == "snapshots; a crash now would lose 1 change"
+            client.acl_setuser("looker", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-config"])
+        unknown = finding(server.url.replace("redis://", "redis://looker:x@"))
+        assert unknown.status == "warn"
+        assert "may not run CONFIG GET" in unknown.found
+    with Server(tmp_path, durable=True) as server:
+        assert (finding(server.url).status, finding(server.url).found) == ("ok", "append-only file")
+    with Server() as server:
+        assert (finding(server.url).status, finding(server.url).found) == ("warn", "nothing is kept on disk")
 
 
 def test_doctor_as_a_user_who_may_do_little(client, real_server, cli):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from support import servers
 
 REAL = tuple(name for name in servers.NAMES if name != servers.FAKE)
@@ -50,6 +51,12 @@ def wait_until(condition: Callable[[], object], seconds: float = 10) -> bool:
     return True
 
 
+def written(url: str) -> bool:
+    """Whether the append-only file, if there is one, got all changes in time. On a busy disk, it gets them late."""
+    with contextlib.closing(redis.Redis.from_url(url)) as client:
+        return wait_until(lambda: not client.info("persistence").get("aof_buffer_length"))
+
+
 def gone(pid: int, seconds: float = 10) -> bool:
     """Whether the process ended in time."""
     return wait_until(lambda: not alive(pid), seconds)
@@ -65,6 +72,10 @@ class Owner:
     def line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip("\n")
+
+    def error_line(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.readline().rstrip("\n")
 
     def say(self, text: str = "") -> None:
         assert self.process.stdin is not None

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 import redis
-from owners import REAL, Owner, alive, executable_of, gone, run
+from owners import REAL, Owner, alive, executable_of, gone, run, written
 
 import redisacc
 from redisacc import cli, embedded
@@ -67,9 +67,40 @@ def test_it_says_what_one_needs(executable: str, server_name: str, tmp_path: Pat
         assert f"redis-cli -p {port} SMEMBERS redisacc:names\n" in text
         assert "redisacc-data\n" in text
         assert max(map(len, lines)) <= 80
+        assert "  crash    loses about a minute (snapshots); with --durable, two seconds\n" in text
         with client(url) as connection:
-            assert connection.config_get("appendonly") == {"appendonly": "yes"}
+            assert connection.config_get("appendonly") == {"appendonly": "no"}
         owner.kill(signal.SIGINT)
+        assert owner.result()[0] == 0
+
+
+def test_durable(any_executable: str, tmp_path: Path) -> None:
+    port = free_port()
+    options = ["--port", str(port), "--durable"]
+    for count in (1, 2):
+        with serving(*options, executable=any_executable, cwd=tmp_path) as (owner, lines):
+            assert "  crash    loses at most about two seconds (append-only file)" in lines
+            with client(f"redis://127.0.0.1:{port}/0") as connection:
+                assert connection.config_get("appendonly") == {"appendonly": "yes"}
+                assert connection.incr("starts") == count
+                assert written(f"redis://127.0.0.1:{port}/0")
+                os.kill(connection.info()["process_id"], signal.SIGKILL)
+            assert owner.result()[0] == 1
+
+
+def test_it_says_when_snapshots_fail(any_executable: str, tmp_path: Path) -> None:
+    port = free_port()
+    with serving("--port", str(port), executable=any_executable, cwd=tmp_path) as (owner, _):
+        blocked = tmp_path / "redisacc-data" / "dump.rdb"
+        (blocked / "full").mkdir(parents=True)
+        with client(f"redis://127.0.0.1:{port}/0") as connection:
+            connection.bgsave()
+            assert owner.error_line() == "The server cannot save its data, and a crash would lose them. See its log."
+            (blocked / "full").rmdir()
+            blocked.rmdir()
+            connection.bgsave()
+            assert owner.error_line() == "The server saves its data again."
+        owner.kill(signal.SIGTERM)
         assert owner.result()[0] == 0
 
 
@@ -217,7 +248,7 @@ def test_help_of_the_server(tmp_path: Path) -> None:
     status, out, _ = redisacc_command("server", "--help", cwd=tmp_path)
     assert status == 0
     assert out.startswith("Usage: redisacc server [OPTIONS]")
-    for word in ("--dir", "--port", "--socket", "6379", "redisacc-data"):
+    for word in ("--dir", "--durable", "--port", "--socket", "6379", "redisacc-data"):
         assert word in out
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from owners import REAL, alive, executable_of, gone, run, wait_until
+from owners import REAL, alive, executable_of, gone, run, wait_until, written
 
 from redisacc.embedded import Server, find_server
 from redisacc.embedded.addresses import free_port
@@ -149,18 +149,16 @@ def test_a_running_server(executable: str, server_name: str) -> None:
 
 @pytest.mark.parametrize(("free", "least"), [(2**40, 2**30), (2**30, 2**28), (10**8, 2**26), (0, 2**26)])
 def test_the_append_only_file_leaves_room_on_a_small_disk(
-    executable: str, monkeypatch: pytest.MonkeyPatch, free: int, least: int
+    executable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, least: int
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**41, 0, free))
-    with Server(executable=executable) as server:
+    with Server(tmp_path, durable=True, executable=executable) as server:
         assert ask(server, "CONFIG", "GET", "auto-aof-rewrite-min-size")["auto-aof-rewrite-min-size"] == str(least)
 
 
 def test_configuration(executable: str) -> None:
     with Server(executable=executable) as server:
         expected = {
-            "appendonly": "yes",
-            "save": "",
             "maxmemory-policy": "noeviction",
             "protected-mode": "yes",
             "dir": str(server.dir.resolve()),
@@ -420,9 +418,11 @@ def test_data_outlive_stop_and_crash(executable: str, tmp_path: Path) -> None:
         assert server.dir == directory
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         ask(server, "SET", "a", "1")
+    server = Server(directory, durable=True, executable=executable)
     with server:
         assert ask(server, "GET", "a") == "1"
         ask(server, "SET", "a", "2")
+        assert written(server.url)
         os.kill(server.pid, signal.SIGKILL)
         assert wait_until(lambda: not server.running)
         server.start()
@@ -507,17 +507,25 @@ def test_starting_server_is_not_taken_for_the_previous_one(tmp_path: Path) -> No
 
 def test_redis_62_does_not_pass_over_newer_data(any_executable: str, tmp_path: Path) -> None:
     old = executable_of("redis62")
-    with Server(tmp_path, executable=any_executable) as server:
+    with Server(tmp_path, durable=True, executable=any_executable) as server:
         ask(server, "SET", "a", "1")
     with pytest.raises(ServerError, match="cannot read it"):
+        Server(tmp_path, executable=old).start()
+    with Server(tmp_path, executable=any_executable):
+        pass
+    # The snapshot that there is now has a newer format, which 6.2 refuses itself.
+    with pytest.raises(ServerError, match=r"(?i)can't handle rdb format|wrong signature"):
         Server(tmp_path, executable=old).start()
 
 
 def test_newer_servers_read_the_data_of_redis_62(any_executable: str, tmp_path: Path) -> None:
-    with Server(tmp_path, executable=executable_of("redis62")) as server:
-        ask(server, "SET", "a", "1")
-    with Server(tmp_path, executable=any_executable) as server:
-        assert ask(server, "GET", "a") == "1"
+    for durable in (False, True):
+        directory = tmp_path / str(durable)
+        with Server(directory, durable=durable, executable=executable_of("redis62")) as server:
+            ask(server, "SET", "a", "1")
+        for then in (durable, not durable):
+            with Server(directory, durable=then, executable=any_executable) as server:
+                assert ask(server, "GET", "a") == "1"
 
 
 def test_directory_that_cannot_be_one(any_executable: str, tmp_path: Path) -> None:
@@ -617,7 +625,7 @@ def test_the_end_of_a_server_is_noticed_however_soon_it_comes(tmp_path: Path) ->
 
 
 def test_data_that_cannot_be_loaded(executable: str, tmp_path: Path) -> None:
-    server = Server(tmp_path, executable=executable)
+    server = Server(tmp_path, durable=True, executable=executable)
     with server:
         for number in range(100):
             ask(server, "SET", f"key:{number}", "v")

@@ -81,6 +81,7 @@ class ClientKind:
             else:
                 kind = "Connection"
                 if self.wire == "unix":
+                    options |= _without_maintenance(library)
                     options["path"] = stack.enter_context(unix_gateway(port))
                     kind = "UnixDomainSocketConnection"
                 elif self.wire == "tls":
@@ -139,6 +140,15 @@ def kinds(library: str) -> list[ClientKind]:
 
 
 ALL = {str(kind): kind for library in LIBRARIES for kind in kinds(library)}
+
+
+def _without_maintenance(library: Any) -> dict[str, Any]:
+    """Returns what redis-py 7.0 to 8.0.0 needs for RESP3 over a Unix socket, which has no maintenance to notify of."""
+    try:
+        notifications = importlib.import_module(f"{library.__name__}.maint_notifications")
+    except ImportError:
+        return {}
+    return {"maint_notifications_config": notifications.MaintNotificationsConfig(enabled=False)}
 
 
 # Gateways

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import numpy as np
 import pytest
 
 import redisacc
+from redisacc import embedded
 
 pytestmark = pytest.mark.one_server
 
@@ -44,6 +48,25 @@ def at_step(training, background, until):
         return chief
 
     return train
+
+
+@pytest.mark.servers("valkey")
+def test_a_server_that_saves_snapshots_crashes(training, at_step, tmp_path, until):
+    with embedded.Server(tmp_path) as server:
+        training.client = server.client()
+
+        def crash():
+            os.kill(server.pid, signal.SIGKILL)
+            until(lambda: not server.running)
+            server.start()
+
+        chief = at_step(12, {3: training.client.save, 7: crash})
+        assert chief.parameters["w"].tolist() == [12, 12]
+        with redisacc.Parameters("train", redis=training.client) as parameters:
+            step, tree = parameters.latest()
+            assert (step, tree["w"].tolist()) == (12, [12, 12])
+        training.close()
+        training.client.close()
 
 
 def test_the_server_is_restarted_from_older_data(training, at_step, caplog):
