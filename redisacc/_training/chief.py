@@ -22,6 +22,7 @@ from redisacc._handles.environment import WORKERS, place
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.crew import Crew, Lease
 from redisacc._protocol.lifetime import Closing
+from redisacc._protocol.take_wait import TAKER_LEASE_MS
 from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import open_gradients
@@ -266,7 +267,9 @@ class Chief(Closing):
             left = stack.enter_context(self._accumulator.recover())
             if left is not None:
                 return left
-            self._agree()
+            if self._agree():
+                # What was put right may have left a round, which has to be acknowledged.
+                return None
         self._may_be_left = True
         self._has_to_agree = False
         self._next_look = time.monotonic() + LOOK_EVERY
@@ -294,8 +297,12 @@ class Chief(Closing):
         )
         return self._has_to_agree
 
-    def _agree(self) -> None:
-        """Makes the server agree with this process about the step, after a restart or a loss of data."""
+    def _agree(self) -> bool:
+        """Makes the server agree with this process about the step, after a restart or a loss of data.
+
+        Returns:
+            Whether the accumulator had to be brought to another step.
+        """
         published = self._parameters.step()
         if published is None or published < self.step:
             self._warn(
@@ -311,6 +318,8 @@ class Chief(Closing):
             raise self._lost(step)
         if step < self.step:
             self._catch_up(step)
+            return True
+        return False
 
     def _catch_up(self, step: int) -> None:
         """Brings the accumulator from an earlier step to that of the parameters, with an empty round.
@@ -318,12 +327,13 @@ class Chief(Closing):
         Its gradients are of earlier steps, and were used before. A worker whose gradient of this very step is thrown
         away with them applies it again.
         """
+        timeout = 0.0
         while True:
             if step < self.step - 1:
                 self._set_step(self.step - 1)
             try:
                 # Takes whatever is there, and in the same instant ends the step, so that nothing can be added to it.
-                with self._accumulator.take(1, timeout=0) as taken:
+                with self._accumulator.take(1, timeout=timeout) as taken:
                     self._warn("%d gradients were lost with older parameters", taken.num_accumulated)
                 return
             except DataLossError as error:
@@ -335,9 +345,10 @@ class Chief(Closing):
             self._set_step(self.step)
             if self._accumulator.num_accumulated() == 0:
                 return
-            # They came between the two commands, so they may be of an earlier step.
+            # They came between the two commands, so they may be of an earlier step. Or a take of this process that has
+            # long ended has come back with the older data, and is the first in the queue until its lease ends.
             self._set_step(self.step - 1)
-            step = self.step - 1
+            step, timeout = self.step - 1, TAKER_LEASE_MS / 1000
 
     def _set_step(self, step: int) -> None:
         while True:
@@ -357,7 +368,8 @@ class Chief(Closing):
         )
 
     def _clear_away(self) -> None:
-        """Acknowledges the rounds that a predecessor had used and not acknowledged."""
+        """Acknowledges rounds that were used: a predecessor had not done it, or they came back with older data."""
+        self._may_be_left = True
         while self._may_be_left:
             with self._accumulator.recover() as left:
                 if left is None or left.global_step >= self.step:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import redis
+from support.daemons import PowerFailure
 from support.leaks import leftovers
 from support.selection import thorough
 from support.servers import contents
@@ -205,41 +204,6 @@ def test_a_server_that_comes_back_empty_is_an_error_and_no_new_accumulator(
             call()
     left = [key for key in server.client().scan_iter() if b":staged:" not in key]
     assert left == []
-
-
-class PowerFailure:
-    """A loss as from an append-only file that is flushed once a second: its end, from some moment on."""
-
-    def __init__(self, server):
-        self._server = server
-        self._size = None
-
-    def _file(self) -> Path:
-        # The newest incremental file, or the one file of servers before 7.0.
-        files = [*self._server.folder.rglob("*.incr.aof"), *self._server.folder.glob("appendonly.aof")]
-        assert files
-        return max(files, key=lambda path: path.stat().st_mtime)
-
-    def last_flush(self) -> None:
-        """Everything after this moment will be lost."""
-        self._written()
-        self._size = self._file().stat().st_size
-
-    def _written(self) -> None:
-        # A server whose disk is slow holds back what it would write, for up to two seconds.
-        deadline = time.monotonic() + 20
-        with self._server.client() as client:
-            while client.info("persistence")["aof_buffer_length"]:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-
-    def strike(self, extra: int = 0) -> None:
-        self._written()
-        self._server.kill()
-        with open(self._file(), "r+b") as file:
-            assert file.seek(0, 2) > self._size + extra
-            file.truncate(self._size + extra)
-        self._server.start()
 
 
 @pytest.fixture
