@@ -39,6 +39,8 @@ logger = logging.getLogger("redisacc")
 
 # How long a worker waits before it looks whether its gradient is still there, in seconds. Each time, twice as long.
 LOOK_AFTER = 10.0
+# It looks less and less often, but at least this often, in seconds: the server may lose it after a long wait, too.
+LOOK_AT_LEAST_EVERY = 30.0
 
 # How often a worker that waits looks whether the step is still the one that it waits for, in seconds.
 LOOK_EVERY = 1.0
@@ -210,7 +212,7 @@ class Worker(Closing):
             self._went_back = True
             return True
         if self._has_applied and now >= self._next_look:
-            self._pause *= 2
+            self._pause = min(2 * self._pause, LOOK_AT_LEAST_EVERY)
             self._next_look = now + self._pause
             self._look_after_gradient(self._step)
         return False

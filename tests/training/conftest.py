@@ -21,6 +21,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redisacc._training.chief.LOOK_EVERY", 0.05)
     monkeypatch.setattr("redisacc._training.worker.LOOK_EVERY", 0.05)
     monkeypatch.setattr("redisacc._training.worker.LOOK_AFTER", 0.2)
+    monkeypatch.setattr("redisacc._training.worker.LOOK_AT_LEAST_EVERY", 1.0)
     monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.3)
     for name in ("REDISACC_ROLE", "REDISACC_WORKER_NUMBER", "REDISACC_WORKERS", "REDISACC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
