@@ -73,7 +73,7 @@ class Run:
     def code(self, *, server: bool = False) -> int:
         """Waits for the end, after which no process may be left. Returns the exit code.
 
-        With a server, the shell that supervised it may leave a `sleep 1`.
+        With a server, the shell that supervised it ends its last `sleep` with a signal, which takes a moment.
         """
         code = self.process.wait(30)
         for reader in self._readers:
