@@ -47,9 +47,10 @@ _TAKES = (
 _PUBLISHES = "hmget hsetnx set rename persist pexpire unlink strlen publish get exists"
 # Commands by which a worker reads parameters. Only selectors can restrict a role to these for some keys.
 _READS_PARAMETERS = "hmget get strlen"
+# What handles read, and the scripts of lua/inspect.
 _LOOKS = (
-    "hmget hget hgetall hkeys hvals hlen hscan zrange lrange get getrange strlen exists type pttl time subscribe "
-    "unsubscribe info"
+    "hmget hget hgetall hkeys hvals hlen hstrlen hscan zcard zrange llen lrange get getrange strlen exists type pttl "
+    "time subscribe unsubscribe info"
 )
 ROLES = {
     "worker": Role(

@@ -12,14 +12,14 @@ __all__ = ["completion"]
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script that completes commands, options and names of accumulators.
+    """Print the script that completes commands, options, names of accumulators and paths of leaves.
 
     \b
     bash   eval "$(redisacc completion bash)"          in ~/.bashrc
     zsh    eval "$(redisacc completion zsh)"           in ~/.zshrc
     fish   redisacc completion fish | source           in config.fish
 
-    Names of accumulators are read from the server that --redis or REDISACC_URL gives.
+    Names and paths are read from the server that --redis or REDISACC_URL gives.
     """
     found = get_completion_class(shell)
     assert found is not None

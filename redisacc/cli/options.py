@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from redisacc._admin.catalogue import escape_glob, list_names
+from redisacc._admin.rows import read_spec
+from redisacc._data.tree_spec import TreeSpec
 from redisacc._format.keys import PREFIX, Keys
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport
@@ -19,7 +22,7 @@ from redisacc._text import is_unicode, shown
 from redisacc.cli.failures import USAGE, fail
 from redisacc.errors import InvalidArgumentError, RedisAccError
 
-# How many names the shell is offered at most.
+# How many names or paths the shell is offered at most.
 _COMPLETIONS = 100
 
 P = ParamSpec("P")
@@ -68,14 +71,33 @@ def names_argument(function: Callable[P, R]) -> Callable[P, R]:
     return click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)(function)
 
 
+def leaf_option(help_text: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Adds the option --leaf PATH, as the parameter ``path``. The shell completes it once NAME is there."""
+    return click.option("--leaf", "path", metavar="PATH", shell_complete=_complete_leaves, help=help_text)
+
+
 def _complete_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    # Silent where no server answers: this runs while somebody types.
+    return _offered(context, lambda server: list_names(server, escape_glob(incomplete) + "*"))
+
+
+def _complete_leaves(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def paths(server: Transport) -> Iterable[str]:
+        # An option that lacks its value ends click's parsing before the arguments get their names.
+        name = context.params.get("name") or next(iter(context.args), "")
+        spec = read_spec(server, keys_of(name))
+        leaves = spec.leaves if isinstance(spec, TreeSpec) else ()
+        return (leaf.path for leaf in leaves if leaf.path.startswith(incomplete))
+
+    return _offered(context, paths)
+
+
+def _offered(context: click.Context, find: Callable[[Transport], Iterable[str]]) -> list[CompletionItem]:
+    # Silent where no server answers, or nothing has that name: this runs while somebody types.
     try:
-        url = context.params.get("url") or os.environ.get("REDISACC_URL")
-        names = list_names(connect(url), escape_glob(incomplete) + "*")
+        found = find(connect(context.params.get("url") or os.environ.get("REDISACC_URL")))
     except RedisAccError:
         return []
-    return [CompletionItem(name) for name in names if name.isprintable()][:_COMPLETIONS]
+    return [CompletionItem(text) for text in itertools.islice(filter(str.isprintable, found), _COMPLETIONS)]
 
 
 def keys_of(name: str) -> Keys:

@@ -18,7 +18,7 @@ from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameter_info import ParametersInfo, read_parameters_info
 from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, report_failures
-from redisacc.cli.options import json_option, keys_of, name_argument, redis_option, transport_of
+from redisacc.cli.options import json_option, keys_of, leaf_option, name_argument, redis_option, transport_of
 from redisacc.cli.output import (
     age_text,
     bytes_text,
@@ -42,7 +42,7 @@ _LEAVES = 20
 
 @click.command(epilog=EXIT_CODES)
 @name_argument
-@click.option("--leaf", "path", metavar="PATH", help="Show this leaf of a tree, or the rows of it.")
+@leaf_option("Show this leaf of a tree, or the rows of it.")
 @click.option("--leaves", "list_leaves", is_flag=True, help="List all leaves of a tree.")
 @click.option(
     "--index",

@@ -13,6 +13,8 @@
 #   2  the log
 # Exit status: that of the server.
 #
+# The script leads a process group of its own, and ends what is left of it when the server has ended.
+#
 # Only the kernel can report that the owner was killed: it closes the owner's end of the socket pair. PR_SET_PDEATHSIG
 # would fire when the thread that started the server ends, and macOS lacks it.
 
@@ -64,7 +66,8 @@ done
 kill -KILL "$watcher" 2>/dev/null
 wait "$watcher" 2>/dev/null
 # A server that was killed while it saved a snapshot or rewrote its append-only file leaves a child that goes on, and
-# that keeps the directory locked meanwhile. SIGUSR1 is how a server ends such a child. It goes to the whole group.
+# that keeps the directory locked meanwhile. SIGUSR1 is how a server ends such a child. It goes to the whole group,
+# in which the watcher leaves its last `sleep`.
 trap '' USR1
 kill -USR1 0
 [ -z "$directory" ] || rm -rf -- "$directory"

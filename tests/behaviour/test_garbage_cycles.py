@@ -26,10 +26,7 @@ def collected():
 
     gc.collect()
     gc.disable()
-    # The collector passes over what is there already, which is a hundred times what a test makes.
-    gc.freeze()
     yield collect
-    gc.unfreeze()
     gc.enable()
 
 

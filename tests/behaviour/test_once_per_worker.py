@@ -43,6 +43,27 @@ def test_a_single_gradient_may_ask_for_it(open_sparse_stored):
     assert acc.take_grad(2)[1].tolist() == [[3.0]]
 
 
+@pytest.mark.every_server
+def test_a_second_tree_of_a_worker_is_dropped_with_all_its_leaves(open_tree_stored):
+    spec = {"d": ("float32", (2,)), "s": redisacc.Sparse("float32", (9, 1))}
+    options = {"reduction_type": "SUM", "missing": "skip"}
+    ann = open_tree_stored(spec, "crew", worker="ann", once_per_worker=True, **options)
+    bob = open_tree_stored(spec, "crew", worker="bob", **options)
+    assert ann.apply_grad({"d": [1.0, 2.0], "s": None})
+    # Its first gradient lacked this leaf, and the second one counts for none all the same.
+    again = ann.apply_grad({"d": [10.0, 20.0], "s": ([3], [[10.0]])})
+    assert (again.outcome, again.global_step, again.num_accumulated) == ("repeated", 0, 1)
+    assert bob.apply_grad({"d": None, "s": ([3], [[4.0]])})
+    info = ann.info()
+    assert (info.applied, info.repeated, info.workers) == (2, 1, {"ann": 1, "bob": 1})
+    gradient = ann.take_grad(2)
+    assert gradient["d"].tolist() == [1.0, 2.0]
+    assert (gradient["s"].indices.tolist(), gradient["s"].values.tolist()) == ([3], [[4.0]])
+    # The next round accepts both again.
+    assert ann.apply_grad({"d": [1.0, 1.0], "s": None}, local_step=1)
+    ann.delete()
+
+
 @pytest.mark.servers("fakeredis", "valkey")
 def test_stale_comes_first_and_a_repeated_gradient_may_have_any_shape(open_dense_stored):
     acc = open_dense_stored("float32", [None], worker="ann", once_per_worker=True)

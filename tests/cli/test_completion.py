@@ -1,4 +1,4 @@
-"""The command `completion`, and the names that a shell is offered."""
+"""The command `completion`, and the names and paths that a shell is offered."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import pytest
 from click.shell_completion import BashComplete
 
+import redisacc
 from redisacc.cli import main
 
 pytestmark = pytest.mark.servers("valkey")
@@ -22,14 +23,16 @@ def test_completion_scripts(offline_cli, shell):
         subprocess.run(["bash", "-n"], input=said, text=True, check=True, timeout=20)
 
 
+def complete(*words: str) -> list[str]:
+    """What the shell is offered for the last word, which may be incomplete."""
+    shell = BashComplete(main, {}, "redisacc", "_REDISACC_COMPLETE")
+    return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+
 def test_names_are_completed(real_server, open_dense, client, monkeypatch):
     for name in ("weights-1", "weights-2", "other"):
         open_dense("float32", [1], name)
     client.sadd("redisacc:names", "weights-\x1b[2J")
-
-    def complete(*words: str) -> list[str]:
-        shell = BashComplete(main, {}, "redisacc", "_REDISACC_COMPLETE")
-        return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
 
     def complete_in_a_process(*words: str) -> list[str]:
         environment = {
@@ -50,3 +53,21 @@ def test_names_are_completed(real_server, open_dense, client, monkeypatch):
     client.srem("redisacc:names", "weights-\x1b[2J")
     for name in ("weights-1", "weights-2", "other"):
         open_dense("float32", [1], name).delete()
+
+
+def test_paths_of_leaves_are_completed(real_server, open_dense, open_tree, monkeypatch):
+    spec = {"embed": redisacc.Sparse("float32", (9, 2)), "layers": [{"b": ("float32", (2,)), "w": ("float32", (2,))}]}
+    opened = [open_tree(spec, "model"), open_dense("float32", [1], "dense")]
+    opened.append(open_tree({f"leaf{number:03}": ("float32", ()) for number in range(150)}, "large"))
+    assert complete("show", "model", "--redis", real_server.url, "--leaf", "e") == ["embed"]
+    monkeypatch.setenv("REDISACC_URL", real_server.url)
+    assert complete("show", "model", "--leaf", "") == ["embed", "layers/0/b", "layers/0/w"]
+    assert complete("show", "model", "--leaf", "layers/0/w") == ["layers/0/w"]
+    assert complete("show", "large", "--leaf", "leaf") == [f"leaf{number:03}" for number in range(100)]
+    # Without a name, or with one that has no leaves, nothing is offered.
+    for words in (["--leaf"], ["dense", "--leaf"], ["missing", "--leaf"], ["{}", "--leaf"]):
+        assert complete("show", *words, "") == []
+    monkeypatch.setenv("REDISACC_URL", "redis://127.0.0.1:1")
+    assert complete("show", "model", "--leaf", "") == []
+    for acc in opened:
+        acc.delete()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from owners import REAL, alive, executable_of, gone, run, wait_until, written
+from owners import REAL, alive, executable_of, gone, run, session, wait_until, written
 
 from redisacc.embedded import Server, find_server
 from redisacc.embedded.addresses import free_port
@@ -719,11 +719,45 @@ def test_server_that_takes_a_while_to_end_is_not_killed(tmp_path: Path) -> None:
     """
     with pytest.raises(ServerError, match="has not answered"):
         Server(tmp_path / "data", executable=program(tmp_path / "slow", text)).start(timeout=0.5)
-    # The supervisor's `sleep`, which may live a little longer, doesn't keep the directory locked.
+    # Nothing keeps the directory locked.
     with DataDirectory.create(tmp_path / "data").locked():
         pass
     assert (tmp_path / "saved").exists()
     assert not alive(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
+@pytest.mark.parametrize("how", ["stopped", "its owner is killed"])
+def test_no_process_is_left_when_a_server_has_ended(any_executable: str, tmp_path: Path, how: str) -> None:
+    # The supervisor sleeps while the server ends. Here it would oversleep.
+    program(tmp_path / "sleep", "#!/bin/sh\nexec /bin/sleep 1000\n")
+    script = """
+import sys
+from redisacc.embedded import Server
+server = Server(executable=sys.argv[1])
+server.start()
+print(server.pid)
+print(server._child.supervisor.pid)
+sys.stdin.readline()
+server.stop()
+print("stopped")
+"""
+    with run("-c", script, any_executable, cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}") as owner:
+        pid, leader = int(owner.line()), int(owner.line())
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            before = len(session(leader))
+            if how == "stopped":
+                owner.say()
+            else:
+                owner.kill()
+            assert wait_until(lambda: len(session(leader)) > before)
+            os.kill(pid, signal.SIGCONT)
+            assert wait_until(lambda: session(leader) == [])
+            assert owner.line() == ("stopped" if how == "stopped" else "")
+        finally:
+            for left in session(leader):
+                os.kill(left, signal.SIGKILL)
 
 
 def test_hanging_server_is_killed_though_the_owner_is_gone(any_executable: str, tmp_path: Path) -> None:

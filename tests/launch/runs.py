@@ -6,13 +6,14 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from support.warm_python import WarmPython
 
 # A variable that every process of one test inherits, wherever it moves to.
 _MARK = "REDISACC_TEST_MARK"
@@ -30,11 +31,8 @@ class Run:
 
     def __init__(self, command: list[str], cwd: Path, environment: dict[str, str], *, read: bool) -> None:
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "redisacc", "run", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+        self.process = WarmPython(
+            ["-W", "error", "-m", "redisacc", "run", *command],
             cwd=cwd,
             env={**os.environ, **environment, _MARK: self._mark.partition("=")[2]},
             start_new_session=True,
@@ -73,7 +71,7 @@ class Run:
     def code(self, *, server: bool = False) -> int:
         """Waits for the end, after which no process may be left. Returns the exit code.
 
-        With a server, the shell that supervised it may leave a `sleep 1`.
+        With a server, the shell that supervised it ends its last `sleep` with a signal, which takes a moment.
         """
         code = self.process.wait(30)
         for reader in self._readers:

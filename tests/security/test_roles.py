@@ -160,6 +160,43 @@ def observer_works(place):
     return acc
 
 
+@pytest.mark.parametrize("role", ["observer", "operator"])
+@pytest.mark.usefixtures("force_parts")
+def test_the_scripts_of_lua_inspect_run(daemon, server_name, open_accumulator, background, until, role):
+    """An operator, and an observer that may use EVAL, can run both scripts on every kind of accumulator."""
+    place = Place(daemon().start(), server_name, open_accumulator, "--eval")
+    dense, admin, user = place.shared, place.client(None), place.client(role)
+    sparse = open_accumulator("sparse", "float32", [9, 2], "train-sparse", redis=admin, in_place_limit=0)
+    sparse.apply_grad([3], [[4, 5]])
+    spec = {"d": ("float32", (2,)), "s": redisacc.Sparse("float32", (9, 2))}
+    tree = open_accumulator("tree", spec, "train-tree", redis=admin, in_place_limit=0)
+    tree.apply_grad({"d": [1, 2], "s": ([3], [[4, 5]])})
+    # A round that nobody acknowledged, and then another taker recovered, and a take that waits.
+    with pytest.raises(ZeroDivisionError), dense.take(1, timeout=20):
+        raise ZeroDivisionError
+    with dense.recover():
+        pass
+    waiting = background(dense.take_grad, 2, timeout=60)
+    until(lambda: dense.info().waiting)
+    place.refused()
+
+    def run(script, acc, *arguments):
+        text = (script_loader.folder() / "inspect" / f"{script}.lua").read_text()
+        return user.eval(text, 1, acc.accumulator_ref, *arguments)
+
+    said = run("summary", dense)
+    assert b"waiting takers: 1" in said
+    assert b"recovered rounds: 1" in said
+    assert b"leaves: 2" in run("summary", tree)
+    for arguments in ((sparse, 3), (tree, "d", 1), (tree, "s", 3)):
+        assert b"count 1" in run("index", *arguments)
+    place.apply(dense, local_step=1)
+    assert b"count 1" in run("index", dense, 3)
+    assert place.refused() == []
+    place.apply(dense, local_step=1)
+    waiting.result()
+
+
 def test_a_worker_can_do_its_work(place):
     place.refused()
     worker_works(place)

@@ -6,6 +6,7 @@
 | `daemons` | a server of the test's own, with settings of its own, which it may kill and start again |
 | `proxy` | a proxy that breaks connections at a given place of a given message |
 | `child_processes`, `fork_server` | processes that do one operation each and may be killed in the middle of it |
+| `warm_python` | starts programs by a fork of a process that has imported redisacc, which saves half a second each |
 | `crew_member` | the program of one of many processes that work on one accumulator |
 | `terminal` | what a program writes to a terminal of 80 columns |
 | `timeouts` | shorter timeouts, for tests in which a server is silent |

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from support.warm_python import PIPE, WarmPython
 
 PROGRAM = Path(__file__).with_name("fork_server.py")
 
@@ -62,9 +63,7 @@ class ChildProcesses:
 
     def __init__(self, url: str, folder: Path) -> None:
         self._folder = folder
-        self._fork_server = subprocess.Popen(
-            [sys.executable, str(PROGRAM), url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._fork_server = WarmPython([str(PROGRAM), url], stdin=PIPE, stderr=sys.stderr, text=True)
         self._started: list[ChildProcess] = []
 
     def start(self, operation: str, limit: int, size: int, kind: str = "dense") -> ChildProcess:

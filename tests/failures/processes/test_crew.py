@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import support
+from support.warm_python import PIPE, WarmPython
 
 import redisacc
 
@@ -29,9 +29,7 @@ class Crew:
         self._common = url, kind, storage
         self._directory = directory
         self._pids = {}
-        self._program = subprocess.Popen(
-            [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._program = WarmPython([str(PROGRAM)], stdin=PIPE, stderr=sys.stderr, text=True)
 
     def start(self, role, number, count):
         out = self._directory / f"{role}{number}"
