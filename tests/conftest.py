@@ -170,8 +170,9 @@ def _opener(kind: Callable[..., Any], client: Any, in_place_limit: int | None) -
 
 @pytest.fixture
 def force_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes this process buffer every gradient in parts, as it does with large ones."""
+    """Makes this process buffer every gradient in parts and announce them, as it does with large ones."""
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
+    monkeypatch.setattr(buffered_format, "ANNOUNCED_BYTES", 0)
 
 
 @pytest.fixture

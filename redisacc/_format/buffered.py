@@ -43,6 +43,10 @@ PART_SIZES = tuple([size * 2**20 // 2 - 64 for size in (1, 2, 4)])
 # Gradients of up to this many bytes travel inline.
 INLINE_BYTES = 64 * 1024
 
+# A gradient of at least this many bytes is announced before it is uploaded, so that a waiting taker adds its parts up
+# while they arrive.
+ANNOUNCED_BYTES = 2**20
+
 # The expiry of a staged part, in milliseconds, in case no script admits it.
 STAGING_MS = 60_000
 

@@ -22,10 +22,6 @@ from redisacc.errors import ServerError
 # time than an upload for nothing.
 ASK_BYTES = 4 * 2**20
 
-# A gradient of at least this many bytes is announced before it is uploaded, so that a waiting taker adds its parts up
-# while they arrive.
-ANNOUNCED_BYTES = 2**20
-
 # How long buffering a gradient is retried, in seconds, if its staged parts were lost, or if others filled the space
 # that compacting freed.
 BUFFER_TIMEOUT = 30.0
@@ -73,9 +69,9 @@ class BufferWriter:
         name = f"{request.session.id}-{request.sequence}"
         if replaced:
             name += f"-{secrets.token_hex(4)}"
-        announced = gradient.nbytes >= ANNOUNCED_BYTES and not replaced
+        announced = gradient.nbytes >= buffered_format.ANNOUNCED_BYTES and not replaced
         staged = buffered_format.stage(self._keys, name, gradient, announced=announced)
-        announced = announced and len(staged.header) <= ANNOUNCED_HEADER and not ask
+        announced = announced and len(staged.commands) > 0 and len(staged.header) <= ANNOUNCED_HEADER and not ask
         # Sending an inline gradient costs no more than asking.
         ask = ask and not staged.data
         return self._scripts.buffer(

@@ -232,7 +232,8 @@ class PartSums:
         cut = _cut_of(gradient, sparse_parts) if start == gradient.sparse_bytes and not gradient.inline else None
         if cut is not None and self._cut is None:
             self._cut = cut
-            self._cells = [_Cell(number) for number in range(len(cut))]
+            # Whatever has been added before was added whole.
+            self._cells = [_Cell(number, self._sparse_added, self._sparse_added) for number in range(len(cut))]
         if cut == self._cut:
             # The same object, for comparisons.
             cut = self._cut

@@ -103,6 +103,7 @@ class Accumulators(RuleBasedStateMachine):
         # The smallest buffered gradients are inline, the others in parts.
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(buffered_format, "INLINE_BYTES", 24)
+        self.patch.setattr(buffered_format, "ANNOUNCED_BYTES", 40)
 
     def teardown(self) -> None:
         self.patch.undo()

@@ -33,6 +33,7 @@ import numpy as np
 from chaos.journal import Journal
 
 import redisacc
+from redisacc._format import buffered as buffered_format
 
 NAME = "chaos"
 # Elements of a row. Every gradient holds row 0 and a row that no other gradient has.
@@ -129,6 +130,10 @@ class Actor:
         self._journal = journal
         self._stop = stop
         self._random = random.Random(seed)
+        if self._random.random() < 0.5:
+            # Gradients are announced and uploaded in parts, as large ones are.
+            buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = 0
+            buffered_format.PART_SIZES = (self._random.choice([32, 32, 1024]),)
 
     @property
     def over(self) -> bool:

@@ -6,6 +6,7 @@ gradient, and prints what was compared.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -499,9 +500,8 @@ def replay(cases: Iterable[Case], client: redis.Redis, storage: str, *, sparing:
     summary = Summary()
     for case in cases:
         # In parts, as if every gradient were large.
-        with mock.patch.object(
-            buffered_format, "INLINE_BYTES", 0 if storage == "buffered_parts" else buffered_format.INLINE_BYTES
-        ):
+        in_parts = {"INLINE_BYTES": 0, "ANNOUNCED_BYTES": 0} if storage == "buffered_parts" else {}
+        with mock.patch.multiple(buffered_format, **in_parts) if in_parts else contextlib.nullcontext():
             ours = CaseRun(case, client, storage, sparing=sparing).outcomes()
         compare(case, ours, summary, exact=storage != "mixed")
     return summary

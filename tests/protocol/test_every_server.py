@@ -13,7 +13,6 @@ from support.planting import trees
 import redisacc
 from redisacc._admin import garbage
 from redisacc._format import buffered as buffered_format
-from redisacc._protocol import buffer_writer
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
@@ -95,7 +94,7 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
         assert buffering.apply_grad(np.full(4, value))
     with monkeypatch.context() as patch:
         patch.setattr(buffered_format, "INLINE_BYTES", 0)
-        patch.setattr(buffer_writer, "ANNOUNCED_BYTES", 0)
+        patch.setattr(buffered_format, "ANNOUNCED_BYTES", 0)
         assert buffering.apply_grad(np.full(4, 16.0)).num_accumulated == 5
         assert buffering.apply_grad(np.full(4, 32.0)).num_accumulated == 6
     # A refusal of a copy, when another was lost.

@@ -61,6 +61,7 @@ def buffer_in_parts(
 ) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        patch.setattr(buffered_format, "ANNOUNCED_BYTES", 0)
         return buffer(scripts, client, sequence, values, local_step)
 
 

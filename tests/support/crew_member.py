@@ -76,7 +76,7 @@ def take_once(acc: Any) -> dict[str, Any]:
 def work(role: str, url: str, kind: str, storage: str, number: int, count: int, out: str) -> None:
     """Does the work of one process of the crew, and writes its results into the file ``out``."""
     if storage == "buffered_parts":
-        buffered_format.INLINE_BYTES = 0
+        buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = 0
     # The usual timeout of a take's last poll, half a second, is shorter than a busy machine may stall.
     take_wait.LAST_POLL_TIMEOUT = take_wait.POLL_TIMEOUT = 30.0
     if role == "once":
