@@ -126,7 +126,7 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject
         patch.setattr(part_sums, "WINDOW_BYTES", data.draw(st.sampled_from([1, 100, 10**6])))
         patch.setattr(part_sums, "WAITING_BYTES", data.draw(st.sampled_from([0, 100, 10**6])))
         patch.setattr(part_sums, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
-        patch.setattr(part_sums, "STALLED", data.draw(st.sampled_from([0.0, 10**6])))
+        patch.setattr(part_sums, "STALLED", data.draw(st.sampled_from([-1.0, 10.0**6])))
         sizes = st.sampled_from([64, 64, 64, 128])
         uploads = [Upload(number, spec, data.draw(st.integers(0, 9)), data.draw(sizes)) for number in range(4)]
         _play(spec, uploads, data)
