@@ -27,7 +27,7 @@ from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format.keys import Keys
-from redisacc._format.staging import part_arrived
+from redisacc._format.staging import parts_arrived
 from redisacc._redis.fast_socket import Command, Pieces
 from redisacc._redis.transport import Hint
 from redisacc._text import printable, shown
@@ -186,7 +186,7 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
         keys: the keys of the accumulator.
         gradient_id: the id of the gradient.
         gradient: the gradient.
-        announced: whether each part is announced when it has arrived.
+        announced: whether parts are announced when they have arrived.
     """
     described = tuple([(section.dtype, section.shape) for section in gradient.sections])
     sparse, dense = _arrays(gradient)
@@ -205,10 +205,14 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
     lengths = [part.nbytes for part in parts]
     header = _header(described, gradient.number, tuple(lengths))
     commands: list[Command] = []
+    unannounced = 0
     for number, part in enumerate(parts):
+        # The script announces the last ones. A message costs a taker about as much as fetching 64 KiB.
+        if announced and unannounced >= PART_SIZES[0] // 2:
+            commands.append(Hint(("PUBLISH", keys.staging, parts_arrived(gradient_id, number))))
+            unannounced = 0
         commands.append(("SET", keys.staged(gradient_id, number), part, "PX", STAGING_MS))
-        if announced:
-            commands.append(Hint(("PUBLISH", keys.staging, part_arrived(gradient_id, number))))
+        unannounced += part.nbytes
     return Staged(header, b"", lengths, commands)
 
 

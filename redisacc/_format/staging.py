@@ -1,4 +1,4 @@
-"""Messages about gradients that are on their way: one when the upload begins, and one for each part that has arrived.
+"""Messages about gradients that are on their way: one when the upload begins, and others when parts have arrived.
 
 They are sent to a channel of their own, ``redisacc:{NAME}:staging``. A waiting taker adds the parts up while the rest
 is still being uploaded. Messages may get lost, and anybody who may publish can forge them, so nothing that is read
@@ -14,7 +14,7 @@ from typing import NamedTuple
 ANNOUNCED_HEADER = 8 * 1024
 
 _BEGUN = re.compile(r"gradient=([0-9a-z-]{1,64}) place=(\d{1,15}) shape=(\[[\d,]*\]) header=([0-9a-f]*)")
-_ARRIVED = re.compile(r"gradient=([0-9a-z-]{1,64}) part=(\d{1,6})")
+_ARRIVED = re.compile(r"gradient=([0-9a-z-]{1,64}) parts=(\d{1,6})")
 
 
 class UploadBegun(NamedTuple):
@@ -31,27 +31,27 @@ class UploadBegun(NamedTuple):
     round_shape: str
 
 
-class PartArrived(NamedTuple):
-    """A part of a gradient has been staged.
+class PartsArrived(NamedTuple):
+    """The first parts of a gradient have been staged.
 
     Attributes:
         gradient: the id of the gradient.
-        part: the number of the part, from 0.
+        parts: how many.
     """
 
     gradient: str
-    part: int
+    parts: int
 
 
-def part_arrived(gradient: str, part: int) -> str:
-    """Returns the message that a client sends after each part."""
-    return f"gradient={gradient} part={part}"
+def parts_arrived(gradient: str, parts: int) -> str:
+    """Returns the message that a client sends between parts."""
+    return f"gradient={gradient} parts={parts}"
 
 
-def parse_message(text: str) -> UploadBegun | PartArrived | None:
+def parse_message(text: str) -> UploadBegun | PartsArrived | None:
     """Returns what a message says, or None if it is none of ours."""
     if (match := _ARRIVED.fullmatch(text)) is not None:
-        return PartArrived(match[1], int(match[2]))
+        return PartsArrived(match[1], int(match[2]))
     if len(text) <= 3 * ANNOUNCED_HEADER and (match := _BEGUN.fullmatch(text)) is not None and len(match[4]) % 2 == 0:
         return UploadBegun(match[1], f"{match[2]} ".encode() + bytes.fromhex(match[4]), match[3])
     return None

@@ -64,8 +64,12 @@ class InlineReader:
             data = self._known.get(gradient.id.encode())
             while data is None and gradient.id not in self._fetched and self._next < len(self._gradients):
                 self._fetch()
+            if data is None and gradient.id not in self._fetched:
+                # It was asked for before, or never expected.
+                self._gradients.append(gradient)
+                self._fetch()
             if data is None:
-                data = self._fetched.pop(gradient.id, None)
+                data = self._fetched.pop(gradient.id)
         if data is None:
             raise PartMissingError(self.where(gradient))
         if len(data) != gradient.nbytes:

@@ -205,14 +205,17 @@ class PartSums:
         """Returns whether this gradient was announced."""
         return gradient in self._by_id
 
-    def arrive(self, gradient: str, part: int) -> None:
-        """Notes that the server has this part."""
+    def arrive(self, gradient: str, parts: int) -> None:
+        """Notes that the server has this many parts of a gradient, from the first on."""
         upload = self._by_id.get(gradient)
-        if upload is not None and part < len(upload.there):
-            upload.there[part] = True
-            upload.moved_at = time.monotonic()
-            if upload.sparse_parts <= part and self._cells and upload.cut is self._cut:
-                self._advance(self._cells[part - upload.sparse_parts])
+        if upload is None:
+            return
+        upload.moved_at = time.monotonic()
+        for part in range(min(parts, len(upload.there))):
+            if not upload.there[part]:
+                upload.there[part] = True
+                if upload.cut is not None and part >= upload.sparse_parts:
+                    self._advance(self._cells[part - upload.sparse_parts])
 
     def admit(self, gradient: str) -> None:
         """Notes that the round has this gradient, all of whose parts are at the server."""

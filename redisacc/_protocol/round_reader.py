@@ -16,7 +16,7 @@ from redisacc._format.buffered import BufferedGradient
 from redisacc._format.entries import parse_workers
 from redisacc._format.keys import Keys, RoundKeys
 from redisacc._format.shapes import round_shape_of
-from redisacc._format.staging import PartArrived, UploadBegun
+from redisacc._format.staging import PartsArrived, UploadBegun
 from redisacc._protocol.inline_reader import INLINE_FIELDS, InlineReader
 from redisacc._protocol.part_sums import TRUSTED_BYTES, PartSums
 from redisacc._redis.fast_socket import Command
@@ -73,7 +73,7 @@ class Interruption(Enum):
 
 
 # The upload of a gradient, a part of it, the id of a gradient that was admitted, or an interruption.
-Heard = UploadBegun | PartArrived | str | Interruption
+Heard = UploadBegun | PartsArrived | str | Interruption
 
 # Maximum number of headers that are looked up in one round trip.
 TOGETHER = 256
@@ -135,9 +135,9 @@ class RoundReader:
     def _use(self, message: Heard, num_required: int) -> None:
         if isinstance(message, UploadBegun):
             self._announce(message, num_required)
-        elif isinstance(message, PartArrived):
+        elif isinstance(message, PartsArrived):
             if self._sums is not None:
-                self._sums.arrive(message.gradient, message.part)
+                self._sums.arrive(message.gradient, message.parts)
         elif isinstance(message, str):
             if self._sums is not None and self._sums.knows(message):
                 self._sums.admit(message)

@@ -34,7 +34,7 @@ class Fetched:
 def fetched(monkeypatch):
     """What takers have added up."""
     found = Fetched()
-    look_ahead, complete, request = PartSums.look_ahead, PartSums.complete, PartSums._request
+    look_ahead, complete, finish = PartSums.look_ahead, PartSums.complete, PartSums.finish
 
     def note(sums):
         ids = [upload.gradient.id for upload in sums._uploads[: sums._done]]
@@ -49,14 +49,13 @@ def fetched(monkeypatch):
         complete(self, *given)
         note(self)
 
-    def noting_request(self):
-        keys = request(self)
-        found.keys += keys
-        return keys
+    def noting_finish(self):
+        found.keys.append(self._awaited[0].key)
+        finish(self)
 
     monkeypatch.setattr(PartSums, "look_ahead", noting_look_ahead)
     monkeypatch.setattr(PartSums, "complete", noting_complete)
-    monkeypatch.setattr(PartSums, "_request", noting_request)
+    monkeypatch.setattr(PartSums, "finish", noting_finish)
     return found
 
 
