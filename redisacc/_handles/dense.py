@@ -6,6 +6,7 @@ import numpy.typing as npt
 
 from redisacc._data import validation
 from redisacc._data.dtypes import DTypeLike
+from redisacc._data.encodings import Wire
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.results import ApplyResult
 from redisacc._data.validation import Array, shape_text
@@ -55,6 +56,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         *,
         redis: object = None,
         worker: str | None = None,
+        wire: Wire | None = None,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
@@ -69,6 +71,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             reduction_type=reduction_type,
             redis=redis,
             worker=worker,
+            wire=wire,
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
@@ -77,7 +80,13 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         )
 
     def apply_grad(
-        self, grad: npt.ArrayLike, local_step: int = 0, name: str | None = None, *, once_per_worker: bool = False
+        self,
+        grad: npt.ArrayLike,
+        local_step: int = 0,
+        name: str | None = None,
+        *,
+        once_per_worker: bool = False,
+        wire: Wire | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
 
@@ -96,6 +105,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
+            wire: how the elements of this gradient travel, instead of the handle's ``wire``. None: as that says.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -122,6 +132,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             local_step=step,
             round_shape=values.shape,
             once_per_worker=once_per_worker,
+            wire=wire,
             label=label,
         )
 

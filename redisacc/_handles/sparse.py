@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from redisacc._data import foreign, validation
 from redisacc._data.dtypes import DTypeLike
+from redisacc._data.encodings import Wire
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
@@ -68,6 +69,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         sparse_mean: Literal["index", "round"] = "index",
         redis: object = None,
         worker: str | None = None,
+        wire: Wire | None = None,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
@@ -83,6 +85,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             sparse_mean=sparse_mean,
             redis=redis,
             worker=worker,
+            wire=wire,
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
@@ -99,6 +102,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         name: str | None = None,
         *,
         once_per_worker: bool = False,
+        wire: Wire | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
 
@@ -121,6 +125,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
+            wire: how the elements of this gradient travel, instead of the handle's ``wire``. None: as that says.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -148,11 +153,18 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             local_step=step,
             round_shape=section.values.shape[1:],
             once_per_worker=once_per_worker,
+            wire=wire,
             label=label,
         )
 
     def apply_indexed_slices_grad(
-        self, grad: Any, local_step: int = 0, name: str | None = None, *, once_per_worker: bool = False
+        self,
+        grad: Any,
+        local_step: int = 0,
+        name: str | None = None,
+        *,
+        once_per_worker: bool = False,
+        wire: Wire | None = None,
     ) -> ApplyResult:
         """Adds a gradient that is given as one object.
 
@@ -169,6 +181,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
+            wire: how the elements of this gradient travel, instead of the handle's ``wire``. None: as that says.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -193,7 +206,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 f"JAX, TensorFlow or scipy, not {shown(grad)}. IndexedSlices.from_dense() makes one of a dense array"
             )
         return self.apply_grad(
-            rows.indices, rows.values, rows.dense_shape, local_step, name, once_per_worker=once_per_worker
+            rows.indices, rows.values, rows.dense_shape, local_step, name, once_per_worker=once_per_worker, wire=wire
         )
 
     def take_grad(

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from redisacc._data import validation
+from redisacc._data.encodings import Wire
 from redisacc._data.results import ApplyResult
 from redisacc._format.keys import Keys
 from redisacc._handles.base import host_and_process
@@ -71,6 +72,8 @@ class Worker(Closing):
         number: the number of this worker, from 0. None: the environment variable ``REDISACC_WORKER_NUMBER``, which
             `redisacc run` sets, else the lowest that nobody holds.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        wire: how the elements of this worker's gradients of float32 travel: "float32" (or None), "bfloat16" or "int8",
+            as for ``ConditionalAccumulator``. Workers may differ.
         patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
             lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
             error after a few seconds.
@@ -92,6 +95,7 @@ class Worker(Closing):
         *,
         number: int | None = None,
         redis: object = None,
+        wire: Wire | None = None,
         patience: float | None = None,
     ) -> None:
         here = place()
@@ -102,6 +106,7 @@ class Worker(Closing):
         self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
         self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
         self._redis = redis
+        self._wire = wire
         self._transport = connect(redis)
         self._is_launched = here.role is not None
         self._opened = ExitStack()
@@ -284,7 +289,7 @@ class Worker(Closing):
         if self._accumulator is None:
             # The chief creates the accumulator before it publishes parameters.
             self._accumulator = self._opened.enter_context(
-                open_existing(Keys(self.shared_name), redis=self._redis, worker=self._place)
+                open_existing(Keys(self.shared_name), redis=self._redis, worker=self._place, wire=self._wire)
             )
         return apply_gradient(self._accumulator, gradient, step)
 
