@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from redisacc._data import validation
-from redisacc._data.encodings import checked_wire
+from redisacc._data.encodings import Wire, checked_wire
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.spec import AccumulatorSpec
@@ -521,7 +521,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         label: str,
     ) -> ApplyResult:
         once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
-        used = self._wire if wire is None else checked_wire(wire, self._dtypes)
+        used = self._wire_of(wire)
         self._lifetime.check()
         return self._applier.apply(
             gradient,
@@ -532,6 +532,17 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             wire=used,
             label=label,
         )
+
+    def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object) -> G:
+        """Returns what a round gets of a gradient, in the form of the result of a take."""
+        reducer = self._spec.reducer(round_shape, where=self._keys.record)
+        reducer.add(self._applier.as_sent(gradient, self._wire_of(wire)))
+        sent: G = self._spec.result(reducer, 1)
+        return sent
+
+    def _wire_of(self, wire: object) -> Wire:
+        """Returns how a gradient travels, given what the caller has said about it."""
+        return self._wire if wire is None else checked_wire(wire, self._dtypes)
 
     # Ending
 

@@ -124,9 +124,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         """
         label = self._own_label if name is None else self._label(name)
         step = validation.integer(local_step, "local_step")
-        given = validation.array(grad, "grad")
-        self._check_shape(given)
-        values = validation.cast(given, self._spec.dtype, "grad", value=grad)
+        values = self._values(grad)
         return self._apply(
             Gradient((Section(values),)),
             local_step=step,
@@ -170,6 +168,37 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
                 the round stays, listed in ``info().unacknowledged``.
         """
         return self._take_gradient(num_required, timeout, name, lambda gradient: gradient)
+
+    def as_sent(self, grad: npt.ArrayLike, *, wire: Wire | None = None) -> Array:
+        """Returns what a round gets of a gradient: the same array, rounded if it travels encoded. Sends nothing.
+
+        The difference is what an encoding loses; a worker may add it to its next gradient (error feedback).
+
+        Example:
+            >>> import numpy as np
+            >>> import redisacc
+            >>> with redisacc.ConditionalAccumulator("float32", [3000], wire="bfloat16") as acc:
+            ...     float(acc.as_sent(np.full(3000, 0.1))[0])
+            0.10009765625
+
+        Args:
+            grad: as for ``apply_grad``.
+            wire: as for ``apply_grad``.
+
+        Returns:
+            An array of the same shape in the accumulator's dtype, in memory of its own.
+
+        Raises:
+            InvalidArgumentError: the gradient or ``wire`` is invalid.
+        """
+        values = self._values(grad)
+        return self._as_sent(Gradient((Section(values),)), values.shape, wire)
+
+    def _values(self, grad: npt.ArrayLike) -> Array:
+        """Returns a gradient as an array of the declared shape and the accumulator's dtype."""
+        given = validation.array(grad, "grad")
+        self._check_shape(given)
+        return validation.cast(given, self._spec.dtype, "grad", value=grad)
 
     def _check_shape(self, values: Array) -> None:
         declared = self._spec.shape

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from redisacc._data import foreign, validation
 from redisacc._data.dtypes import DTypeLike
 from redisacc._data.encodings import Wire
-from redisacc._data.gradient import Gradient
+from redisacc._data.gradient import Gradient, Section
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
 from redisacc._data.sparse_rows import check_whole, sparse_section
@@ -146,8 +146,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         step = validation.integer(local_step, "local_step")
         if grad_shape is not None:
             check_whole(grad_shape, self._spec.shape, "grad_shape")
-        names = ("grad_indices", "grad_values")
-        section = sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, names)
+        section = self._section(grad_indices, grad_values)
         return self._apply(
             Gradient((section,)),
             local_step=step,
@@ -208,6 +207,32 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         return self.apply_grad(
             rows.indices, rows.values, rows.dense_shape, local_step, name, once_per_worker=once_per_worker, wire=wire
         )
+
+    def as_sent(
+        self, grad_indices: npt.ArrayLike, grad_values: npt.ArrayLike, *, wire: Wire | None = None
+    ) -> IndexedSlices:
+        """Returns what a round gets of a gradient: its rows, rounded if they travel encoded. Sends nothing.
+
+        The difference is what an encoding loses; a worker may add it to its next gradient (error feedback).
+
+        Args:
+            grad_indices: as for ``apply_grad``.
+            grad_values: as for ``apply_grad``.
+            wire: as for ``apply_grad``.
+
+        Returns:
+            The rows, sorted by index, each index once, in memory of their own.
+
+        Raises:
+            InvalidArgumentError: the gradient or ``wire`` is invalid.
+        """
+        section = self._section(grad_indices, grad_values)
+        return self._as_sent(Gradient((section,)), section.values.shape[1:], wire)
+
+    def _section(self, grad_indices: npt.ArrayLike, grad_values: npt.ArrayLike) -> Section:
+        """Returns a gradient as rows with strictly increasing indices."""
+        names = ("grad_indices", "grad_values")
+        return sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, names)
 
     def take_grad(
         self, num_required: int, name: str | None = None, *, timeout: float | None = None

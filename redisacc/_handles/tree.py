@@ -188,6 +188,23 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             label=label,
         )
 
+    def as_sent(self, grad: object, *, wire: Wire | None = None) -> Any:
+        """Returns what a round gets of a gradient: the same tree, rounded if it travels encoded. Sends nothing.
+
+        The difference is what an encoding loses; a worker may add it to its next gradient (error feedback).
+
+        Args:
+            grad: as for ``apply_grad``.
+            wire: as for ``apply_grad``.
+
+        Returns:
+            A tree like the result of ``take_grad``, in memory of its own.
+
+        Raises:
+            InvalidArgumentError: the gradient or ``wire`` is invalid.
+        """
+        return self._as_sent(tree_gradient(self._spec, grad, "grad"), (), wire)
+
     def take_grad(self, num_required: int, name: str | None = None, *, timeout: float | None = None) -> Any:
         """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
 

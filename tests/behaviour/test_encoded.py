@@ -293,3 +293,38 @@ def test_the_caller_may_write_to_the_gradient_before_it_is_sent_again(open_dense
     assert len(staged) == 2
     assert staged[0] == staged[1]
     np.testing.assert_array_equal(acc.take_grad(1), sent(given_one, wire))
+
+
+@pytest.mark.parametrize("in_place_limit", [0, 10**9])
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_is_sent_can_be_known_beforehand(open_dense, open_sparse, open_tree, client, wire, in_place_limit):
+    """as_sent() returns what a take of this gradient alone returns, and sends nothing."""
+    dense = open_dense("float32", [5, 100], "d", in_place_limit=in_place_limit)
+    sparse = open_sparse("float32", [50, 40], "s", in_place_limit=in_place_limit, wire=wire)
+    tree = open_tree(SPEC, "t", missing="skip", in_place_limit=in_place_limit, wire=wire)
+    (values,), (rows,) = gradients(1, [5, 100]), gradients(1, [30, 40])
+    order = np.random.default_rng(1).permutation(30)
+    whole = {"wide": gradients(1, [300, 5])[0], "half": np.ones(300), "rows": (range(30), rows[:, :16])}
+    whole |= {"bias": None, "count": 2, "few": None}
+    before = sorted(client.keys()), [client.hgetall(f"redisacc:{{{name}}}") for name in "dst"]
+    given_values = values.copy()
+    found = dense.as_sent(values, wire=wire), sparse.as_sent(order, rows), tree.as_sent(whole)
+    assert before == (sorted(client.keys()), [client.hgetall(f"redisacc:{{{name}}}") for name in "dst"])
+    found[0][0] += 0
+    np.testing.assert_array_equal(values, given_values)
+    dense.apply_grad(values, wire=wire)
+    sparse.apply_grad(order, rows)
+    tree.apply_grad(whole)
+    np.testing.assert_array_equal(found[0], dense.take_grad(1), strict=True)
+    taken = sparse.take_indexed_slices_grad(1)
+    np.testing.assert_array_equal(found[1].indices, taken.indices)
+    np.testing.assert_array_equal(found[1].values, taken.values, strict=True)
+    taken = tree.take_grad(1)
+    assert taken["bias"] is taken["few"] is found[2]["bias"] is found[2]["few"] is None
+    for name in ("wide", "half", "count"):
+        np.testing.assert_array_equal(found[2][name], taken[name], strict=True)
+    np.testing.assert_array_equal(found[2]["rows"].values, taken["rows"].values, strict=True)
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"declared shape \[5,100\]"):
+        dense.as_sent(values[0])
+    with pytest.raises(redisacc.InvalidArgumentError, match="wire must be one of"):
+        dense.as_sent(values, wire="half")
