@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import redisacc
 from redisacc import raw_ops
+from redisacc._data.reducers import DenseReducer
 from redisacc._format import buffered as buffered_format
 
 WIRES = ("float32", "bfloat16", "int8")
@@ -328,3 +329,36 @@ def test_what_is_sent_can_be_known_beforehand(open_dense, open_sparse, open_tree
         dense.as_sent(values[0])
     with pytest.raises(redisacc.InvalidArgumentError, match="wire must be one of"):
         dense.as_sent(values, wire="half")
+
+
+def test_parts_end_with_blocks(open_tree, client, monkeypatch):
+    """A part of a dense section can be added when it has arrived; no part waits for another one."""
+    monkeypatch.setattr(buffered_format, "PART_BYTES", 8 * 200)
+    monkeypatch.setattr(buffered_format, "INLINE_BYTES", 0)
+    spec = {"a": ("int64", (301,)), "b": ("float32", (5000,)), "c": ("float16", (9,)), "s": SPEC["rows"]}
+    acc = open_tree(spec, "t", reduction_type="SUM", in_place_limit=0)
+    tree = {"a": np.arange(301), "c": np.ones(9), "s": (range(20), np.ones((20, 16)))}
+    (vector,) = gradients(1, [5000])
+    for wire in ("int8", "bfloat16", "int8"):
+        acc.apply_grad({**tree, "b": vector}, wire=wire)
+    entries = client.hvals("redisacc:{t}:buffered")
+    (lengths, _, _) = [
+        msgpack.unpackb(entry.partition(b" ")[2])["parts"] for entry in sorted(entries, key=lambda entry: entry[:1])
+    ]
+    # Sparse: 160 bytes of indices and 520 of blocks. int64: 2,408 bytes. 20 blocks in parts of six. float16: 18 bytes.
+    assert lengths == [680, 1600, 808, 1560, 1560, 1560, 520, 18]
+    pieces = []
+    add_piece = DenseReducer.add_piece
+
+    def noting(self, start, elements):
+        pieces.append((elements.dtype.name, start, len(elements)))
+        add_piece(self, start, elements)
+
+    monkeypatch.setattr(DenseReducer, "add_piece", noting)
+    np.testing.assert_array_equal(
+        acc.take_grad(3)["b"], total([sent(vector, wire) for wire in ("int8", "bfloat16", "int8")])
+    )
+    # The first gradient begins the sum. A part of the second, in bfloat16, begins where that of the int64 ends.
+    assert [piece for piece in pieces if piece[0] == "float32"] == [
+        ("float32", start, min(1536, 5000 - start)) for start in range(0, 5000, 1536)
+    ]
