@@ -101,9 +101,13 @@ def test_the_same_again_and_something_else(open_parameters):
 
 
 @pytest.mark.every_server
-def test_the_encoding_may_change_with_any_version(open_parameters, client):
-    """A publisher with another encoding uploads everything, and nothing of the old one is left behind."""
-    tree, reader = random_tree(5), open_parameters()
+@pytest.mark.parametrize("rows", [2000, 150_000])
+def test_the_encoding_may_change_with_any_version(open_parameters, client, rows):
+    """A publisher with another encoding uploads everything, and nothing of the old one is left behind.
+
+    A blob of the large table has three parts as float32, and two as bfloat16.
+    """
+    tree, reader = random_tree(5, rows), open_parameters()
     chiefs = [open_parameters(wire=wire) for wire in ("float32", "bfloat16")]
     step = 0
     chiefs[0].publish(tree, step, state=[0])
