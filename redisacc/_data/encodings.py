@@ -100,7 +100,7 @@ def stored_dtype(dtype: DType, name: object) -> np.dtype[Any]:
     if dtype.storage == _FLOAT32:
         known |= {"bfloat16": _BFLOAT16, "int8": BLOCKS}
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"it stores elements as {shown(name)}, and not as one of {', '.join(known)}")
+        raise ValueError(f"it stores elements as {shown(name)}, and this version of redisacc reads {', '.join(known)}")
     return known[name].newbyteorder("<")
 
 
