@@ -142,7 +142,9 @@ def test_an_encoding_where_nothing_is_encoded(open_dense, client, dtype):
     header = {**msgpack.unpackb(entry.partition(b" ")[2]), "sections": [["int8", [600]]]}
     client.hset(f"{RECORD}:buffered", identity, b"0 " + msgpack.packb(header))
     before = contents(client)
-    with pytest.raises(redisacc.CorruptDataError, match="it stores elements as 'int8', and this version of redisacc reads"):
+    with pytest.raises(
+        redisacc.CorruptDataError, match="it stores elements as 'int8', and this version of redisacc reads"
+    ):
         acc.peek()
     assert contents(client) == before
 

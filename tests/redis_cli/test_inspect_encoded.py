@@ -46,7 +46,7 @@ def rows_of(real_server, monkeypatch):
 def stored(request, monkeypatch):
     monkeypatch.setattr(buffered_format, "INLINE_BYTES", 2**20 if request.param == "inline" else 0)
     if request.param == "many parts":
-        monkeypatch.setattr(buffered_format, "PART_BYTES", 520)
+        monkeypatch.setattr(buffered_format, "PART_SIZES", (520,))
 
 
 @pytest.mark.usefixtures("stored")
