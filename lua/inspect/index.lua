@@ -211,6 +211,11 @@ local function eight(data, at)
   return {high, low}
 end
 
+-- The elements in a block of the encoding int8: a scale, and an int8 for each element, by which it is multiplied. The
+-- last block is filled up.
+local BLOCK = 256
+local in_blocks = {bytes = BLOCK + 4, elements = BLOCK}
+
 local stored = {
   float32 = by_struct(4, '<f'), float64 = by_struct(8, '<d'), complex64 = by_struct(4, '<f'),
   complex128 = by_struct(8, '<d'), float16 = {bytes = 2, read = float16}, bfloat16 = {bytes = 2, read = bfloat16},
@@ -259,9 +264,12 @@ local function sizes(value)
   return value, total
 end
 
+-- How elements of float32 are stored that were encoded.
+local encoded = {bfloat16 = stored.bfloat16, int8 = in_blocks}
+
 -- Returns how the values of a section are stored and how many rows it has, if that fits what the section is.
 local function described(listed, section)
-  local how = type(listed) == 'table' and stored[listed[1]]
+  local how = type(listed) == 'table' and (section.dtype == 'float32' and encoded[listed[1]] or stored[listed[1]])
   local shape = how and sizes(listed[2])
   if not shape then
     return nil
@@ -309,7 +317,7 @@ local function parse(id, entry, sections)
         placed[number] = {
           how = how, rows = rows, summed = summed, indices = place(sparse and rows * 8 or 0),
           counts = place(summed and rows * 8 or 0),
-          values = place(rows * section.elements * how.bytes * section.components),
+          values = place(math.ceil(rows * section.elements * section.components / (how.elements or 1)) * how.bytes),
         }
       end
     end
@@ -458,6 +466,23 @@ local function buffered_gradients(sections)
   return gradients
 end
 
+-- Returns elements that are stored in blocks, given the place of the first. It is packed as float32, as the encoded
+-- elements are before they are added.
+local function widened(gradient, of, first, shown)
+  local low, high = math.floor(first / BLOCK), math.floor((first + shown - 1) / BLOCK)
+  local data = bytes_of(gradient, of.values + low * in_blocks.bytes, (high - low + 1) * in_blocks.bytes)
+  local elements = {}
+  for place = first, first + shown - 1 do
+    local start = (math.floor(place / BLOCK) - low) * in_blocks.bytes
+    local scale = struct.unpack('<f', data, start + 1)
+    if not (scale >= 0 and scale < 2 ^ 122) then
+      fail('gradient %s has a block whose scale is %g, so redisacc did not write it', gradient.id, scale)
+    end
+    elements[#elements + 1] = struct.pack('<f', scale * struct.unpack('<i1', data, start + 5 + place % BLOCK))
+  end
+  return table.concat(elements)
+end
+
 -- Adds up elements of a section, as a take does: the buffered gradients first, in the order of their places, and then
 -- the sums in place.
 --
@@ -483,9 +508,13 @@ local function add_up(gradients, sections, number, row, first, shown, chunk)
     if place then
       buffered = buffered + (not row and gradient.number
         or of.summed and struct.unpack('<I8', bytes_of(gradient, of.counts + place * 8, 8)) or 1)
-      local element = of.how.bytes * components
-      local from = of.values + (place * section.elements + first) * element
-      add(bytes_of(gradient, from, shown * element), of.how, same, 0)
+      local from = place * section.elements + first
+      if of.how == in_blocks then
+        add(shown > 0 and widened(gradient, of, from, shown) or '', stored.float32, same, 0)
+      else
+        local element = of.how.bytes * components
+        add(bytes_of(gradient, of.values + from * element, shown * element), of.how, same, 0)
+      end
     end
   end
 
@@ -518,8 +547,8 @@ local function section_of(sparse, dtype, dims, prefix)
   for _, dim in ipairs(dims) do
     elements = elements * dim
   end
-  return {sparse = sparse, dims = dims, elements = elements, components = components, packed_as = packed_as,
-    arithmetic = arithmetic, prefix = prefix}
+  return {sparse = sparse, dtype = dtype, dims = dims, elements = elements, components = components,
+    packed_as = packed_as, arithmetic = arithmetic, prefix = prefix}
 end
 
 -- Trees.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from redisacc._data.encodings import BLOCKS, decode, per_item
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.reducers import RoundReducer
 from redisacc._data.spec import SectionSpec
@@ -181,9 +182,9 @@ def _read_rows(
     transport: Transport, keys: Keys, gradient: BufferedGradient, section: BufferedSection, places: dict[int, int]
 ) -> Section:
     row_shape = section.shape[1:]
-    row = section.dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
-    first = section.values[0]
-    values = b"".join(_read(transport, keys, [(gradient, first + place * row, row) for place in places.values()]))
+    row = math.prod(row_shape)
+    spans = [(place * row, row) for place in places.values()]
+    rows = np.concatenate([np.empty(0, _read_dtype(section)), *_read_values(transport, keys, gradient, section, spans)])
     counts = None
     if gradient.number > 1:
         first = section.counts[0]
@@ -191,17 +192,43 @@ def _read_rows(
         counts = np.frombuffer(data, "<u8")
         if not ((counts >= 1) & (counts <= gradient.number)).all():
             raise CorruptDataError(f"{keys.part(gradient.id, 0)}: counts of a sum of {gradient.number} gradients")
-    rows = np.frombuffer(bytearray(values), section.dtype).reshape(len(places), *row_shape)
-    return Section(rows, np.array(list(places), np.int64), counts)
+    return Section(rows.reshape(len(places), *row_shape), np.array(list(places), np.int64), counts)
 
 
 def _read_elements(
     transport: Transport, keys: Keys, gradient: BufferedGradient, section: BufferedSection, *, start: int, size: int
 ) -> Array:
     """Returns consecutive elements of a dense section."""
-    item = section.dtype.itemsize
-    (data,) = _read(transport, keys, [(gradient, section.values[0] + start * item, size * item)])
-    return np.frombuffer(data, section.dtype)
+    (elements,) = _read_values(transport, keys, gradient, section, [(start, size)])
+    return elements
+
+
+def _read_values(
+    transport: Transport,
+    keys: Keys,
+    gradient: BufferedGradient,
+    section: BufferedSection,
+    spans: Sequence[tuple[int, int]],
+) -> list[Array]:
+    """Returns elements of the values of a section, for each span: the place of the first, and their number."""
+    item, each = section.dtype.itemsize, per_item(section.dtype)
+    # What is stored in blocks is read in whole blocks.
+    ranges = [(start // each, -(-(start + size) // each) if size else start // each) for start, size in spans]
+    found = _read(
+        transport, keys, [(gradient, section.values[0] + low * item, (high - low) * item) for low, high in ranges]
+    )
+    elements = []
+    for (start, size), (low, _), data in zip(spans, ranges, found, strict=True):
+        items = np.frombuffer(data, section.dtype)
+        if section.dtype == BLOCKS:
+            items = decode(items, len(items) * each, keys.part(gradient.id, 0))
+        elements.append(items[start - low * each :][:size])
+    return elements
+
+
+def _read_dtype(section: BufferedSection) -> np.dtype[np.generic]:
+    """Returns the dtype of the elements that are read from a section."""
+    return np.dtype(np.float32) if section.dtype == BLOCKS else section.dtype
 
 
 def _read(transport: Transport, keys: Keys, ranges: Sequence[tuple[BufferedGradient, int, int]]) -> list[bytes]:

@@ -77,17 +77,6 @@ class DType:
         """Whether results are integers, so that a mean truncates toward zero."""
         return self.storage.kind in "iu"
 
-    def buffered_dtype(self, name: object) -> np.dtype[Any]:
-        """Returns the little-endian dtype of a name in a buffered gradient's header.
-
-        Raises:
-            ValueError: the name is neither that of the storage dtype nor that of the sum dtype.
-        """
-        for dtype in (self.storage, self.sum):
-            if name == dtype.name:
-                return dtype.newbyteorder("<")
-        raise ValueError(f"buffered elements of dtype {shown(name)}")
-
 
 def _table() -> dict[str, DType]:
     table: dict[str, DType] = {}

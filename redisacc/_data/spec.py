@@ -93,6 +93,15 @@ class AccumulatorSpec(ABC):
         """
 
     @abstractmethod
+    def name_of(self, section: int, element: int) -> str:
+        """Returns what errors call the array that an element of a gradient is in.
+
+        Args:
+            section: the number of the section.
+            element: its place in the section, in row-major order.
+        """
+
+    @abstractmethod
     def result(self, reducer: RoundReducer, num_accumulated: int) -> Any:
         """Returns the reduced gradient, in the form in which a take hands it out.
 
@@ -173,6 +182,10 @@ class ArraySpec(AccumulatorSpec):
     def section_shapes(self, round_shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Returns the shape of the round."""
         return (round_shape,)
+
+    def name_of(self, section: int, element: int) -> str:  # noqa: ARG002 - there is only one
+        """Returns the name of the argument that holds the values."""
+        return "grad_values" if self.section.is_sparse else "grad"
 
     def result(self, reducer: RoundReducer, num_accumulated: int) -> Any:
         """Returns an array for a dense accumulator, and ``IndexedSlices`` for a sparse one."""

@@ -215,6 +215,14 @@ class TreeSpec(AccumulatorSpec):
         del round_shape
         return self.shapes
 
+    def name_of(self, section: int, element: int) -> str:
+        """Returns the path of the leaf that an element of a gradient belongs to, as a part of a sentence."""
+        leaves = [leaf for leaf in self.leaves if leaf.section == section]
+        # A sparse section is one leaf, and the leaves of a dense one are in the order in which they begin. A leaf
+        # without elements begins where the next one does.
+        leaf = leaves[0] if leaves[0].is_sparse else [leaf for leaf in leaves if leaf.start <= element][-1]
+        return f"grad at {shown(leaf.path)}"
+
     def result(self, reducer: RoundReducer, num_accumulated: int) -> Any:
         """Returns the tree of reduced leaves: arrays that share memory, and ``IndexedSlices`` for sparse leaves.
 

@@ -17,12 +17,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
 from redisacc._data.dtypes import EXACT_IN_DOUBLE
+from redisacc._data.encodings import BLOCKS, decode, stored_bytes, stored_dtype, stored_name
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.validation import INT64_MAX, Array
@@ -64,7 +66,7 @@ class BufferedSection(NamedTuple):
 
     Attributes:
         is_sparse: whether it consists of rows and their indices.
-        dtype: the dtype of its values, little-endian.
+        dtype: the dtype of what its values are stored as, little-endian: elements, or BLOCKS.
         shape: the shape of its values.
         indices: the first byte of its indices, and the one after the last; equal if it has none.
         counts: the same for its counts.
@@ -117,7 +119,7 @@ def _lay_out(
     """Returns where sections lie in the bytes of a gradient, how many bytes are before the dense ones, and in total.
 
     Args:
-        described: the dtype and shape of the values of each section.
+        described: what the values of each section are stored as, and their shape.
         specs: what the sections are.
         number: how many gradients it is the sum of. Sparse sections of a sum have counts.
     """
@@ -139,7 +141,7 @@ def _lay_out(
             if spec.is_sparse == is_sparse:
                 indices = place(shape[0] * INDEX.itemsize if is_sparse else 0)
                 counts = place(shape[0] * COUNT.itemsize if is_sparse and number > 1 else 0)
-                values = place(math.prod(shape) * dtype.itemsize)
+                values = place(stored_bytes(dtype, math.prod(shape)))
                 sections[at] = BufferedSection(is_sparse, dtype, shape, indices, counts, values)
     return tuple(sections), sparse_bytes, end
 
@@ -171,7 +173,7 @@ def _header(described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], number
     packed: bytes = msgpack.packb(
         {
             "version": _HEADER_VERSION,
-            "sections": [[dtype.name, list(shape)] for dtype, shape in described],
+            "sections": [[stored_name(dtype), list(shape)] for dtype, shape in described],
             "gradients": number,
             "parts": list(parts),
         }
@@ -196,12 +198,7 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
         else:
             data = b"".join(_aligned([*sparse, *dense]))
         return Staged(_header(described, gradient.number, ()), data, [], [])
-    # The sparse sections have parts of their own, padded so that the first dense one is aligned.
-    parts = [
-        part
-        for arrays in (_aligned([*sparse, ()] if dense else sparse), _aligned(dense))
-        for part in cut(arrays, part_size(sum([piece.nbytes for piece in arrays])))
-    ]
+    parts = _parts(sparse, dense)
     lengths = [part.nbytes for part in parts]
     header = _header(described, gradient.number, tuple(lengths))
     commands: list[Command] = []
@@ -219,6 +216,34 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
 def part_size(nbytes: int) -> int:
     """Returns the length of the parts into which that many bytes are cut."""
     return next((size for size in PART_SIZES if size * PARTS >= nbytes), PART_SIZES[-1])
+
+
+def _parts(sparse: list[Sequence[Array]], dense: list[Sequence[Array]]) -> list[memoryview | Pieces]:
+    """Returns the parts of a gradient, given the arrays of its sparse sections and of its dense ones.
+
+    The sparse sections have parts of their own, and so has each dense section in blocks: a part that ends with a block
+    can be added as soon as it has arrived.
+    """
+    runs = [sparse] if sparse else []
+    for in_blocks, group in groupby(dense, _is_in_blocks):
+        arrays = list(group)
+        runs += [[pieces] for pieces in arrays] if in_blocks else [arrays]
+    dense_size = part_size(sum([piece.nbytes for piece in _aligned(dense)]))
+    parts: list[memoryview | Pieces] = []
+    for number, run in enumerate(runs, start=1):
+        # All runs but the last are padded, so that the next one is aligned.
+        pieces = _aligned(run if number == len(runs) else [*run, ()])
+        size = dense_size
+        if run is sparse:
+            size = part_size(sum([piece.nbytes for piece in pieces]))
+        elif _is_in_blocks(run[0]):
+            size = max(size // BLOCKS.itemsize, 1) * BLOCKS.itemsize
+        parts += cut(pieces, size)
+    return parts
+
+
+def _is_in_blocks(pieces: Sequence[Array]) -> bool:
+    return pieces[0].dtype == BLOCKS
 
 
 def _bytes_of(array: Array) -> memoryview:
@@ -353,7 +378,7 @@ def _parse_header(packed: bytes, spec: AccumulatorSpec, round_shape: tuple[int, 
 
 
 def _described(listed: Any, spec: SectionSpec, shape: tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Returns the dtype and shape of the values of a section, checked.
+    """Returns what the values of a section are stored as, and their shape, checked.
 
     Args:
         listed: what the header says.
@@ -362,7 +387,7 @@ def _described(listed: Any, spec: SectionSpec, shape: tuple[int, ...]) -> tuple[
     """
     if not isinstance(listed, list) or len(listed) != 2:
         raise ValueError("a section is not a pair")
-    dtype = spec.dtype.buffered_dtype(listed[0])
+    dtype = stored_dtype(spec.dtype, listed[0])
     found = _sizes(listed[1], "shape")
     rows = found[:1] if spec.is_sparse else []
     if tuple(found[len(rows) :]) != shape or (spec.is_sparse and not rows):
@@ -416,16 +441,25 @@ def part_keys(keys: Keys, buffered: BufferedGradient) -> list[str]:
     return [keys.part(buffered.id, number) for number in range(len(buffered.lengths))]
 
 
-def section_view(section: BufferedSection, data: Any) -> Section:
-    """Returns a section of a gradient, given its bytes. Its arrays are views of these bytes, not yet checked.
+def section_view(section: BufferedSection, data: Any, where: str) -> Section:
+    """Returns a section of a gradient, given its bytes. Its arrays are views of these bytes, or decoded blocks.
+
+    Indices and counts are not yet checked.
 
     Args:
         section: the section.
         data: a buffer with the bytes of the gradient, at least up to the end of the section.
+        where: the source of the bytes, for errors.
+
+    Raises:
+        CorruptDataError: a block has a scale that redisacc does not write.
     """
     has_counts = section.counts[0] < section.counts[1]
+    values = _view(data, section.dtype, section.values)
+    if section.dtype == BLOCKS:
+        values = decode(values, math.prod(section.shape), where)
     return Section(
-        _view(data, section.dtype, section.values).reshape(section.shape),
+        values.reshape(section.shape),
         _view(data, INDEX, section.indices) if section.is_sparse else None,
         _view(data, COUNT, section.counts) if has_counts else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -108,10 +108,15 @@ class Leaf:
         return math.prod(self.shape[1:]) * self.stored.itemsize
 
     def bytes_of(self, values: Array) -> Array:
-        """Returns the elements in row-major order, little-endian, as a flat array of bytes; a view if possible."""
+        """Returns the elements in row-major order, little-endian, as a flat array of bytes; a view if possible.
+
+        Elements of float32 are rounded to nearest even if the leaf is one of bfloat16.
+        """
         if values.dtype != self.stored:
             # A quantised type is stored without its structure; a big-endian array is turned round.
-            values = values.astype(self.given, copy=False) if values.dtype != self.given else values
+            # Elements that are encoded are rounded, maybe to infinity.
+            with np.errstate(all="ignore"):
+                values = values.astype(self.given, copy=False) if values.dtype != self.given else values
             values = np.ascontiguousarray(values).view(self.stored.newbyteorder("=")).astype(self.stored, copy=False)
         return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
@@ -153,6 +158,7 @@ class Schema:
         self.structure = structure
         self.leaves = tuple(leaves)
         self.nbytes = sum(leaf.nbytes for leaf in self.leaves)
+        self._encoded: Schema | None = None
         self._layouts: dict[str, Layout] = {}
         self._shares: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
@@ -165,6 +171,15 @@ class Schema:
         """
         structure, texts = parse_structure(text)
         return cls(structure, [Leaf.parse(leaf) for leaf in texts])
+
+    def stored(self, wire: str) -> Schema:
+        """Returns what the leaves are in blobs: for the encoding "bfloat16", leaves of float32 are leaves of that."""
+        if wire == "float32":
+            return self
+        if self._encoded is None:
+            leaves = [replace(leaf, dtype=wire) if leaf.dtype == "float32" else leaf for leaf in self.leaves]
+            self._encoded = Schema(self.structure, leaves)
+        return self._encoded
 
     @cached_property
     def booleans(self) -> frozenset[int]:

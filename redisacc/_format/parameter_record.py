@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 from redisacc._data.validation import INT64_MAX
 from redisacc._format.keys import ParameterKeys
@@ -31,6 +32,9 @@ MAX_PARTS = 16
 
 # A string of Redis may have 512 MiB.
 MAX_BLOB_BYTES = MAX_PARTS * 512 * 2**20
+
+# How elements of float32 may be stored. A record without this field stores them as they are.
+WIRES = ("float32", "bfloat16")
 
 # The bytes of an index of a row.
 INDEX_BYTES = 8
@@ -145,7 +149,11 @@ class Manifest:
     retired: tuple[Blob, ...] = ()
 
     def blobs(self, schema: Schema) -> dict[str, Blob]:
-        """Returns all blobs that the version consists of, by id, without the retired ones."""
+        """Returns all blobs that the version consists of, by id, without the retired ones.
+
+        Args:
+            schema: what the leaves are in blobs.
+        """
         found = [Blob(blob.id, schema.layout(blob.leaves).nbytes) for blob in self.full]
         found += [Blob(blob.id, blob.nbytes(schema)) for blob in self.rows]
         if self.state is not None:
@@ -178,25 +186,33 @@ class ParameterRecord:
         version: a random id of the version.
         step: its step.
         finished: whether it is the last one, as far as its publisher has said.
+        wire: how its elements of float32 are stored, one of WIRES.
     """
 
-    FIELDS = ("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "finished")
+    FIELDS = ("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "finished", "wire")
+    # Fields that may be absent, and what that means.
+    _DEFAULTS: ClassVar = {"finished": b"0", "wire": b"float32"}
 
     def __init__(self, keys: ParameterKeys, reply: Sequence[bytes]) -> None:
         texts = []
-        # Only a publisher that has said something about the end has written the last field.
-        *values, last = reply
-        for name, value in zip(self.FIELDS, [*values, b"0" if last is None else last], strict=True):
+        for name, given in zip(self.FIELDS, reply, strict=True):
+            value = self._DEFAULTS.get(name) if given is None else given
             # The server has sent it all by now; this keeps it from being copied and searched.
             if not isinstance(value, bytes) or len(value) > 2**22 or not value.isascii():
                 raise self._foreign(keys, name, value)
             texts.append(value.decode())
-        found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, finished = texts
+        found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, *texts = texts
+        finished, self.wire = texts
         self.finished = finished == "1"
         if found != FORMAT:
             raise SchemaMismatchError(
                 f"parameters {shown(keys.name)} have format {shown(found)} of the data model, but this version of "
                 f"redisacc reads format {FORMAT!r}: delete them with the version that published them"
+            )
+        if self.wire not in WIRES:
+            raise SchemaMismatchError(
+                f"parameters {shown(keys.name)} are stored with the encoding {shown(self.wire)}, but this version of "
+                f"redisacc reads {' and '.join(WIRES)}: read them with the version that published them"
             )
         self._keys = keys
         for name, text in (("incarnation", self.incarnation), ("version", self.version)):

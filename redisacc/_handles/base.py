@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from redisacc._data import validation
+from redisacc._data.encodings import Wire, checked_wire
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.spec import AccumulatorSpec
@@ -76,6 +77,11 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             ``redis://localhost:6379/0``. While a take waits, a client's pool needs two
             connections to spare: one to work with and one to listen on.
         worker: the name under which gradients of this handle are counted. None: "host:pid".
+        wire: how the elements of this handle's gradients of float32 travel if they are buffered: "float32" (or None),
+            as they are; "bfloat16", rounded to half as many bytes; or "int8", in blocks of 256 with one scale each, a
+            quarter of the bytes. They are added as float32, and sums and results are float32 in any case. Handles on
+            one accumulator may differ. Gradients small enough to be added in place travel as float32. For other dtypes:
+            None.
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
             up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
             for 72 more, except for the first. 0 buffers all. None: 2,048, which was measured.
@@ -111,6 +117,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         *,
         redis: object,
         worker: str | None,
+        wire: str | None,
         in_place_limit: int | None,
         buffer_limit: int | None,
         once_per_worker: bool | None,
@@ -119,6 +126,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     ) -> None:
         self._name = validation.text(name, "name", max_bytes=512)
         self._given_worker = None if worker is None else validation.text(worker, "worker", max_bytes=200)
+        self._dtypes = [section.dtype for section in spec.sections]
+        self._wire = checked_wire(wire, self._dtypes)
         given_in_place_limit = in_place_limit
         if in_place_limit is None:
             in_place_limit = IN_PLACE_LIMIT
@@ -142,6 +151,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             "shared_name": shared_name,
             "name": name,
             "worker": self._given_worker,
+            "wire": wire,
             "in_place_limit": given_in_place_limit,
             "min_replicas": min_replicas,
         }
@@ -501,13 +511,38 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         return self._taker.acknowledge(taken, form(taken.round.gradient))
 
     def _apply(
-        self, gradient: Gradient, *, local_step: int, round_shape: tuple[int, ...], once_per_worker: object, label: str
+        self,
+        gradient: Gradient,
+        *,
+        local_step: int,
+        round_shape: tuple[int, ...],
+        once_per_worker: object,
+        wire: object,
+        label: str,
     ) -> ApplyResult:
         once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
+        used = self._wire_of(wire)
         self._lifetime.check()
         return self._applier.apply(
-            gradient, local_step=local_step, round_shape=round_shape, once=once, worker=self._worker, label=label
+            gradient,
+            local_step=local_step,
+            round_shape=round_shape,
+            once=once,
+            worker=self._worker,
+            wire=used,
+            label=label,
         )
+
+    def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object) -> G:
+        """Returns what a round gets of a gradient, in the form of the result of a take."""
+        reducer = self._spec.reducer(round_shape, where=self._keys.record)
+        reducer.add(self._applier.as_sent(gradient, self._wire_of(wire)))
+        sent: G = self._spec.result(reducer, 1)
+        return sent
+
+    def _wire_of(self, wire: object) -> Wire:
+        """Returns how a gradient travels, given what the caller has said about it."""
+        return self._wire if wire is None else checked_wire(wire, self._dtypes)
 
     # Ending
 

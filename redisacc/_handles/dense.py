@@ -6,6 +6,7 @@ import numpy.typing as npt
 
 from redisacc._data import validation
 from redisacc._data.dtypes import DTypeLike
+from redisacc._data.encodings import Wire
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.results import ApplyResult
 from redisacc._data.validation import Array, shape_text
@@ -55,6 +56,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         *,
         redis: object = None,
         worker: str | None = None,
+        wire: Wire | None = None,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
@@ -69,6 +71,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             reduction_type=reduction_type,
             redis=redis,
             worker=worker,
+            wire=wire,
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
@@ -77,7 +80,13 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         )
 
     def apply_grad(
-        self, grad: npt.ArrayLike, local_step: int = 0, name: str | None = None, *, once_per_worker: bool = False
+        self,
+        grad: npt.ArrayLike,
+        local_step: int = 0,
+        name: str | None = None,
+        *,
+        once_per_worker: bool = False,
+        wire: Wire | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
 
@@ -96,6 +105,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
+            wire: how the elements of this gradient travel, instead of the handle's ``wire``. None: as that says.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -114,14 +124,13 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         """
         label = self._own_label if name is None else self._label(name)
         step = validation.integer(local_step, "local_step")
-        given = validation.array(grad, "grad")
-        self._check_shape(given)
-        values = validation.cast(given, self._spec.dtype, "grad", value=grad)
+        values = self._values(grad)
         return self._apply(
             Gradient((Section(values),)),
             local_step=step,
             round_shape=values.shape,
             once_per_worker=once_per_worker,
+            wire=wire,
             label=label,
         )
 
@@ -159,6 +168,37 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
                 the round stays, listed in ``info().unacknowledged``.
         """
         return self._take_gradient(num_required, timeout, name, lambda gradient: gradient)
+
+    def as_sent(self, grad: npt.ArrayLike, *, wire: Wire | None = None) -> Array:
+        """Returns what a round gets of a gradient: the same array, rounded if it travels encoded. Sends nothing.
+
+        The difference is what an encoding loses; a worker may add it to its next gradient (error feedback).
+
+        Example:
+            >>> import numpy as np
+            >>> import redisacc
+            >>> with redisacc.ConditionalAccumulator("float32", [3000], wire="bfloat16") as acc:
+            ...     float(acc.as_sent(np.full(3000, 0.1))[0])
+            0.10009765625
+
+        Args:
+            grad: as for ``apply_grad``.
+            wire: as for ``apply_grad``.
+
+        Returns:
+            An array of the same shape in the accumulator's dtype, in memory of its own.
+
+        Raises:
+            InvalidArgumentError: the gradient or ``wire`` is invalid.
+        """
+        values = self._values(grad)
+        return self._as_sent(Gradient((Section(values),)), values.shape, wire)
+
+    def _values(self, grad: npt.ArrayLike) -> Array:
+        """Returns a gradient as an array of the declared shape and the accumulator's dtype."""
+        given = validation.array(grad, "grad")
+        self._check_shape(given)
+        return validation.cast(given, self._spec.dtype, "grad", value=grad)
 
     def _check_shape(self, values: Array) -> None:
         declared = self._spec.shape

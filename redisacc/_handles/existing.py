@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from redisacc._data.encodings import Wire
 from redisacc._data.spec import ArraySpec
 from redisacc._data.tree_spec import TreeSpec
 from redisacc._format.keys import Keys
@@ -15,13 +16,16 @@ from redisacc._handles.tree import TreeAccumulator
 from redisacc._redis.connect import connect
 
 
-def open_existing(keys: Keys, *, redis: object, worker: str | None = None) -> ConditionalAccumulatorBase[Any]:
+def open_existing(
+    keys: Keys, *, redis: object, worker: str | None = None, wire: Wire | None = None
+) -> ConditionalAccumulatorBase[Any]:
     """Opens the accumulator of these keys, and returns a handle on it.
 
     Args:
         keys: the keys of the accumulator.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         worker: the name under which gradients of the handle are counted. None: "host:pid".
+        wire: how the elements of its gradients travel, as for ``ConditionalAccumulator``.
 
     Raises:
         AccumulatorNotFoundError: there is no such accumulator.
@@ -40,10 +44,11 @@ def open_existing(keys: Keys, *, redis: object, worker: str | None = None) -> Co
             missing=spec.missing,
             redis=redis,
             worker=worker,
+            wire=wire,
         )
     assert isinstance(spec, ArraySpec)
     schema = (spec.dtype.name, spec.shape, keys.name)
-    options: dict[str, Any] = {"reduction_type": spec.reduction_type, "redis": redis, "worker": worker}
+    options: dict[str, Any] = {"reduction_type": spec.reduction_type, "redis": redis, "worker": worker, "wire": wire}
     if spec.kind == "sparse":
         return SparseConditionalAccumulator(*schema, sparse_mean=spec.sparse_mean, **options)
     return ConditionalAccumulator(*schema, **options)

@@ -6,10 +6,11 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from redisacc._data import validation
 from redisacc._format.keys import ParameterKeys
+from redisacc._format.parameter_record import WIRES
 from redisacc._handles.base import host_and_process
 from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol.lifetime import Closing, Lifetime
@@ -22,7 +23,7 @@ from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting
 from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc._text import shown
-from redisacc.errors import ParametersNotFoundError
+from redisacc.errors import InvalidArgumentError, ParametersNotFoundError
 
 
 class Parameters(Closing):
@@ -60,6 +61,10 @@ class Parameters(Closing):
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         name: labels log records.
         publisher: the name under which this handle publishes, which ``redisacc show`` shows. None: "host:pid".
+        wire: how this handle publishes elements of float32: "float32" (or None), as they are, or "bfloat16", rounded to
+            half as many bytes, which NaN and infinities survive. Readers get them widened to float32 again, whatever
+            their own ``wire`` is: they get rounded values, and so does the handle that has published them. Other
+            dtypes, and the state, are published as they are.
         create: whether the parameters need not exist yet. If it is False and nothing has been published, an error is
             raised, which suggests similar names.
 
@@ -79,18 +84,24 @@ class Parameters(Closing):
         redis: object = None,
         name: str = "parameters",
         publisher: str | None = None,
+        wire: Literal["float32", "bfloat16"] | None = None,
         create: bool = True,
     ) -> None:
         shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
         self._name = validation.text(name, "name", max_bytes=512)
         self._given_publisher = None if publisher is None else validation.text(publisher, "publisher", max_bytes=200)
+        self._wire = "float32" if wire is None else wire
+        if not isinstance(wire, str | None) or self._wire not in WIRES:
+            raise InvalidArgumentError(
+                f"wire of parameters must be one of {', '.join(WIRES)}, or None, not {shown(wire)}"
+            )
         create = validation.flag(create, "create")
         self._where = picklable_where(redis)
         self._transport = connect(redis)
         self._keys = keys = ParameterKeys(shared_name)
         self._lifetime = Lifetime(shared_name)
         self._reader = ParameterReader(self._transport, keys, self._reopens)
-        self._publisher = Publisher(self._transport, keys, self._reader)
+        self._publisher = Publisher(self._transport, keys, self._reader, self._wire)
         if self._reader.poll(timeout=OPENING_TIMEOUT) is None and not create:
             raise ParametersNotFoundError(
                 f"nothing has been published under the name {shown(shared_name)}, and create=False requires it"
@@ -106,7 +117,7 @@ class Parameters(Closing):
         """
         self._lifetime.check()
         check_picklable(self._where, self.shared_name)
-        arguments = {"name": self._name, "publisher": self._given_publisher}
+        arguments = {"name": self._name, "publisher": self._given_publisher, "wire": self._wire}
         return _reopen, (type(self), self.shared_name, self._where, arguments, self._reader.incarnation)
 
     # What it is
@@ -162,7 +173,7 @@ class Parameters(Closing):
 
         Args:
             tree: the values: anything that numpy makes an array of, in nested dicts, lists and tuples. dtypes are those
-                of accumulators, and bool.
+                of accumulators, and bool. With ``wire="bfloat16"``, float32 is rounded.
             step: integer scalar in [-2**63, 2**63 - 1], higher than that of the version before.
             changed: path of a leaf → indices of the entries of its first dimension that differ from the version before.
                 Only these rows are uploaded, and readers who hold the version before fetch only these. An empty list

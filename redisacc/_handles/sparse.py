@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from redisacc._data import foreign, validation
 from redisacc._data.dtypes import DTypeLike
-from redisacc._data.gradient import Gradient
+from redisacc._data.encodings import Wire
+from redisacc._data.gradient import Gradient, Section
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
 from redisacc._data.sparse_rows import check_whole, sparse_section
@@ -68,6 +69,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         sparse_mean: Literal["index", "round"] = "index",
         redis: object = None,
         worker: str | None = None,
+        wire: Wire | None = None,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
@@ -83,6 +85,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             sparse_mean=sparse_mean,
             redis=redis,
             worker=worker,
+            wire=wire,
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
@@ -99,6 +102,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         name: str | None = None,
         *,
         once_per_worker: bool = False,
+        wire: Wire | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
 
@@ -121,6 +125,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
+            wire: how the elements of this gradient travel, instead of the handle's ``wire``. None: as that says.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -141,18 +146,24 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         step = validation.integer(local_step, "local_step")
         if grad_shape is not None:
             check_whole(grad_shape, self._spec.shape, "grad_shape")
-        names = ("grad_indices", "grad_values")
-        section = sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, names)
+        section = self._section(grad_indices, grad_values)
         return self._apply(
             Gradient((section,)),
             local_step=step,
             round_shape=section.values.shape[1:],
             once_per_worker=once_per_worker,
+            wire=wire,
             label=label,
         )
 
     def apply_indexed_slices_grad(
-        self, grad: Any, local_step: int = 0, name: str | None = None, *, once_per_worker: bool = False
+        self,
+        grad: Any,
+        local_step: int = 0,
+        name: str | None = None,
+        *,
+        once_per_worker: bool = False,
+        wire: Wire | None = None,
     ) -> ApplyResult:
         """Adds a gradient that is given as one object.
 
@@ -169,6 +180,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
+            wire: how the elements of this gradient travel, instead of the handle's ``wire``. None: as that says.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -193,8 +205,34 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 f"JAX, TensorFlow or scipy, not {shown(grad)}. IndexedSlices.from_dense() makes one of a dense array"
             )
         return self.apply_grad(
-            rows.indices, rows.values, rows.dense_shape, local_step, name, once_per_worker=once_per_worker
+            rows.indices, rows.values, rows.dense_shape, local_step, name, once_per_worker=once_per_worker, wire=wire
         )
+
+    def as_sent(
+        self, grad_indices: npt.ArrayLike, grad_values: npt.ArrayLike, *, wire: Wire | None = None
+    ) -> IndexedSlices:
+        """Returns what a round gets of a gradient: its rows, rounded if they travel encoded. Sends nothing.
+
+        The difference is what an encoding loses; a worker may add it to its next gradient (error feedback).
+
+        Args:
+            grad_indices: as for ``apply_grad``.
+            grad_values: as for ``apply_grad``.
+            wire: as for ``apply_grad``.
+
+        Returns:
+            The rows, sorted by index, each index once, in memory of their own.
+
+        Raises:
+            InvalidArgumentError: the gradient or ``wire`` is invalid.
+        """
+        section = self._section(grad_indices, grad_values)
+        return self._as_sent(Gradient((section,)), section.values.shape[1:], wire)
+
+    def _section(self, grad_indices: npt.ArrayLike, grad_values: npt.ArrayLike) -> Section:
+        """Returns a gradient as rows with strictly increasing indices."""
+        names = ("grad_indices", "grad_values")
+        return sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, names)
 
     def take_grad(
         self, num_required: int, name: str | None = None, *, timeout: float | None = None

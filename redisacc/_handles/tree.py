@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any, Literal, Self
 
 from redisacc._data import validation
+from redisacc._data.encodings import Wire
 from redisacc._data.results import ApplyResult
 from redisacc._data.tree_gradient import tree_gradient
 from redisacc._data.tree_spec import TreeSpec, described_by, described_like
@@ -65,6 +66,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         sparse_mean: Literal["index", "round"] = "round",
         redis: object = None,
         worker: str | None = None,
+        wire: Wire | None = None,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
@@ -82,6 +84,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             name,
             redis=redis,
             worker=worker,
+            wire=wire,
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
@@ -131,7 +134,13 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         return self._spec.schema["shape"]
 
     def apply_grad(
-        self, grad: object, local_step: int = 0, name: str | None = None, *, once_per_worker: bool = False
+        self,
+        grad: object,
+        local_step: int = 0,
+        name: str | None = None,
+        *,
+        once_per_worker: bool = False,
+        wire: Wire | None = None,
     ) -> ApplyResult:
         """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
 
@@ -149,6 +158,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
+            wire: how the elements of this gradient travel, instead of the handle's ``wire``. None: as that says.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -174,8 +184,26 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             local_step=step,
             round_shape=(),
             once_per_worker=once_per_worker,
+            wire=wire,
             label=label,
         )
+
+    def as_sent(self, grad: object, *, wire: Wire | None = None) -> Any:
+        """Returns what a round gets of a gradient: the same tree, rounded if it travels encoded. Sends nothing.
+
+        The difference is what an encoding loses; a worker may add it to its next gradient (error feedback).
+
+        Args:
+            grad: as for ``apply_grad``.
+            wire: as for ``apply_grad``.
+
+        Returns:
+            A tree like the result of ``take_grad``, in memory of its own.
+
+        Raises:
+            InvalidArgumentError: the gradient or ``wire`` is invalid.
+        """
+        return self._as_sent(tree_gradient(self._spec, grad, "grad"), (), wire)
 
     def take_grad(self, num_required: int, name: str | None = None, *, timeout: float | None = None) -> Any:
         """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.

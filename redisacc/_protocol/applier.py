@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from redisacc._data.encodings import Wire, check_finite, encode
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.spec import AccumulatorSpec
@@ -68,6 +69,7 @@ class Applier:
         round_shape: tuple[int, ...],
         once: bool,
         worker: str,
+        wire: Wire,
         label: str,
     ) -> ApplyResult:
         """Applies a gradient.
@@ -78,10 +80,16 @@ class Applier:
             round_shape: dense: its shape; sparse: that of its rows; tree: ().
             once: whether it is dropped if the round has a gradient of this worker.
             worker: the name under which it is counted.
+            wire: how its elements of float32 travel if it is buffered.
             label: the accumulator's name in log records and errors.
+
+        Raises:
+            InvalidArgumentError: ``wire`` is "int8", and an element is infinite or NaN.
         """
         spec = self._spec
-        adds_in_place = self._in_place_limit > 0 and in_place.fits(gradient, spec, self._in_place_limit)
+        adds_in_place = self._adds_in_place(gradient)
+        if wire != "float32":
+            gradient = self.as_sent(gradient, wire)
 
         def send(session: Session, sequence: int) -> Counted:
             request = Request(session, sequence, worker, local_step, round_shape, once)
@@ -121,6 +129,22 @@ class Applier:
 
         result: ApplyResult = self._requests.execute(Attempt(send, finish, worker, f"{label}: to apply a gradient"))
         return result
+
+    def as_sent(self, gradient: Gradient, wire: Wire) -> Gradient:
+        """Returns a gradient as it is sent: encoded, unless it is small enough to be added in place.
+
+        Raises:
+            InvalidArgumentError: ``wire`` is "int8", and an element is infinite or NaN.
+        """
+        if not self._adds_in_place(gradient):
+            return encode(gradient, wire, self._spec.name_of)
+        if wire == "int8":
+            # Whether a gradient is refused must not depend on how many elements it has.
+            check_finite(gradient, self._spec.name_of)
+        return gradient
+
+    def _adds_in_place(self, gradient: Gradient) -> bool:
+        return self._in_place_limit > 0 and in_place.fits(gradient, self._spec, self._in_place_limit)
 
     def _warn_of_step_0(self, counted: Counted, label: str) -> None:
         """Logs one warning if gradients are stale again and again because nobody says what step they are for."""

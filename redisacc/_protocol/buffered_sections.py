@@ -21,7 +21,7 @@ def whole_gradient(gradient: BufferedGradient, data: Any, where: str) -> Gradien
         where: the key of the bytes, for errors.
 
     Raises:
-        CorruptDataError: its indices are not ascending, or its counts are invalid.
+        CorruptDataError: its indices are not ascending, its counts are invalid, or the scale of a block is.
     """
     ours = isinstance(data, np.ndarray)
     sections = [_checked(section, gradient.number, data, where, ours=ours) for section in gradient.sections]
@@ -38,7 +38,7 @@ def add_sparse_sections(reducer: RoundReducer, gradient: BufferedGradient, data:
         where: the key of the bytes, for errors.
 
     Raises:
-        CorruptDataError: its indices are not ascending, or its counts are invalid.
+        CorruptDataError: its indices are not ascending, its counts are invalid, or the scale of a block is.
     """
     for section, of in zip(gradient.sections, reducer.sections, strict=True):
         if section.is_sparse:
@@ -47,7 +47,7 @@ def add_sparse_sections(reducer: RoundReducer, gradient: BufferedGradient, data:
 
 def _checked(section: BufferedSection, number: int, data: Any, where: str, *, ours: bool) -> Section:
     """Returns a section of a gradient that is the sum of ``number``, checked."""
-    found = section_view(section, data)
+    found = section_view(section, data, where)
     indices, counts = found.indices, found.counts
     if indices is not None and len(indices):
         if indices[0] < 0 or not np.logical_and.reduce(indices[1:] > indices[:-1]):

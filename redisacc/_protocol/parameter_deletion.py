@@ -43,7 +43,7 @@ def listed_objects(transport: Transport, keys: ParameterKeys, *, timeout: float 
         if record is None:
             return []
         schema = parse_schema(keys, "structure", text)
-        blobs = [*record.manifest(schema).blobs(schema).values(), *record.retired(retired)]
+        blobs = [*record.manifest(schema).blobs(schema.stored(record.wire)).values(), *record.retired(retired)]
     except (CorruptDataError, SchemaMismatchError):
         # What cannot be found this way is found by `redisacc gc`.
         return []

@@ -23,6 +23,7 @@ class ParametersInfo:
         step: the step of the latest version.
         leaves: the number of arrays in their tree.
         nbytes: the size of these arrays together in bytes.
+        wire: how elements of float32 are stored: "float32" or "bfloat16".
         state_bytes: the size of the publisher's state in bytes; 0 if it has none.
         stored_bytes: the size of everything that is stored, earlier versions for slow readers included, in bytes.
         publisher: the name of who published the latest version.
@@ -36,6 +37,7 @@ class ParametersInfo:
     step: int
     leaves: int
     nbytes: int
+    wire: str
     state_bytes: int
     stored_bytes: int
     publisher: str
@@ -70,13 +72,14 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         times = [time_of(int(value)) for value in (created, published)]
     except (ValueError, OverflowError, OSError):
         raise CorruptDataError(f"{keys.record}: created_ms or published_ms is no time") from None
-    stored = [*manifest.blobs(schema).values(), *record.retired(retired)]
+    stored = [*manifest.blobs(schema.stored(record.wire)).values(), *record.retired(retired)]
     return ParametersInfo(
         name=keys.name,
         incarnation=record.incarnation,
         step=record.step,
         leaves=len(schema.leaves),
         nbytes=schema.nbytes,
+        wire=record.wire,
         state_bytes=0 if manifest.state is None else manifest.state.nbytes,
         stored_bytes=sum(blob.nbytes for blob in stored),
         publisher=printable(publisher or b""),

@@ -14,7 +14,7 @@ import numpy as np
 
 from redisacc._data.validation import Array
 from redisacc._format.keys import DELETING, ParameterKeys
-from redisacc._format.leaves import Schema, ranges_text
+from redisacc._format.leaves import Leaf, Schema, ranges_text
 from redisacc._format.parameter_record import (
     INDEX_BYTES,
     Blob,
@@ -276,14 +276,29 @@ class ParameterReader:
         needed, since = self._needed(manifest, schema, known)
         full = [blob for blob in manifest.full if blob.id in needed]
         rows = [blob for blob in manifest.rows if any(since[leaf] < blob.step for leaf, _ in blob.counts)]
-        sizes = [Blob(blob.id, schema.layout(blob.leaves).nbytes) for blob in full]
-        sizes += [Blob(blob.id, blob.nbytes(schema)) for blob in rows]
+        stored = schema.stored(record.wire)
+        sizes = [Blob(blob.id, stored.layout(blob.leaves).nbytes) for blob in full]
+        sizes += [Blob(blob.id, blob.nbytes(stored)) for blob in rows]
         self._check_lengths(sizes)
-        memories: list[Memory] = []
+        received: list[Memory] = []
         for size in sizes[: len(full)]:
-            memories.append(self._pool.get(size.nbytes, (*busy, *memories)))
+            received.append(self._pool.get(size.nbytes, (*busy, *received)))
         changes = [np.empty(size.nbytes, np.uint8) for size in sizes[len(full) :]]
-        self._fetch(list(zip(sizes, [*(m.bytes for m in memories), *changes], strict=True)), fetched)
+        self._fetch(list(zip(sizes, [*(m.bytes for m in received), *changes], strict=True)), fetched)
+        memories = received
+        if stored is not schema:
+            memories = []
+            for blob, memory in zip(full, received, strict=True):
+                layout = schema.layout(blob.leaves)
+                wide = self._pool.get(layout.nbytes, (*busy, *received, *memories))
+                for leaf in needed[blob.id]:
+                    start, narrow = layout.offset_of[leaf], stored.layout(blob.leaves).offset_of[leaf]
+                    wide.bytes[start : start + schema.leaves[leaf].nbytes] = _widened(
+                        memory.bytes[narrow : narrow + stored.leaves[leaf].nbytes],
+                        stored.leaves[leaf],
+                        schema.leaves[leaf],
+                    )
+                memories.append(wide)
         places: list[_Place | None] = [None] * len(schema.leaves) if known is None else [*known.places]
         for blob, memory in zip(full, memories, strict=True):
             offsets = schema.layout(blob.leaves).offset_of
@@ -292,14 +307,15 @@ class ParameterReader:
             self._check_booleans(schema, needed[blob.id], offsets, memory, blob.id)
         patches: dict[int, list[_Rows]] = {}
         for change, data in zip(rows, changes, strict=True):
-            for leaf, part in self._parsed(change, data, schema).items():
+            for leaf, part in self._parsed(change, data, stored).items():
                 if since[leaf] < change.step:
-                    patches.setdefault(leaf, []).append(part)
+                    wide_rows = _widened(part.rows, stored.leaves[leaf], schema.leaves[leaf])
+                    patches.setdefault(leaf, []).append(_Rows(part.indices, wide_rows))
         whole = [place for place in places if place is not None]
         assert len(whole) == len(places)
         for leaf, parts in patches.items():
             whole[leaf] = _patched(whole[leaf], schema.leaves[leaf].nbytes, parts)
-        self._pool.keep(memories)
+        self._pool.keep(memories if stored is schema else [*memories, *received])
         return _Snapshot(record.version, record.step, tuple(whole))
 
     @staticmethod
@@ -377,6 +393,11 @@ class ParameterReader:
 
     def _not_boolean(self, blob: str) -> CorruptDataError:
         return CorruptDataError(f"{self._keys.object(blob, 0)}: a boolean that is neither 0 nor 1")
+
+
+def _widened(data: Array, stored: Leaf, leaf: Leaf) -> Array:
+    """Returns the bytes of elements as readers get them, given those in a blob; the same if they are not encoded."""
+    return data if stored is leaf else data.view(stored.stored).astype(leaf.stored).view(np.uint8)
 
 
 def _patched(place: _Place, nbytes: int, parts: list[_Rows]) -> _Place:

@@ -11,14 +11,16 @@ it is added up again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from redisacc._data.encodings import BLOCKS, decode_by_piece, per_item, stored_bytes
 from redisacc._data.reducers import DenseReducer, RoundReducer
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient, PartMissingError
@@ -46,7 +48,7 @@ class _Piece(NamedTuple):
 
     Attributes:
         section: the number of the section.
-        dtype: the dtype of its elements.
+        dtype: what they are stored as: elements, or BLOCKS.
         first: the place of the first element in the section.
         number: the number of elements.
         start: their first byte in the part.
@@ -58,9 +60,24 @@ class _Piece(NamedTuple):
     number: int
     start: int
 
-    def of(self, part: Array) -> Array:
-        """Returns the elements, given the bytes of the part."""
-        return part[self.start : self.start + self.number * self.dtype.itemsize].view(self.dtype)
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the elements have in the part."""
+        return stored_bytes(self.dtype, self.number)
+
+    def elements(self, part: Array, where: str) -> Iterator[tuple[int, Array]]:
+        """Yields the elements, maybe in pieces, each with the place of its first element in the section.
+
+        Args:
+            part: the bytes of the part.
+            where: the key of the part, for errors.
+        """
+        stored = part[self.start : self.start + self.nbytes].view(self.dtype)
+        if self.dtype == BLOCKS:
+            for first, elements in decode_by_piece(stored, self.number, where):
+                yield self.first + first, elements
+        else:
+            yield self.first, stored
 
 
 # What each part that holds dense sections holds of them.
@@ -323,7 +340,7 @@ class PartSums:
             if len(self._passage) < length:
                 self._passage = np.empty(length, np.uint8)
             part = _Part(self._key(upload, number), upload, number, self._passage[:length], cell, turn, place == 0)
-            if part.begins and len(pieces) == 1 and pieces[0].number * pieces[0].dtype.itemsize == length:
+            if part.begins and len(pieces) == 1 and pieces[0].nbytes == length:
                 place_in_sum = self._piece_of_sum(pieces[0])
                 if place_in_sum.dtype == pieces[0].dtype:
                     part.memory, part.placed = place_in_sum.view(np.uint8), True
@@ -423,7 +440,8 @@ class PartSums:
                 for piece in upload.cut[cell.number]:
                     section = self._reducer.sections[piece.section]
                     assert isinstance(section, DenseReducer)
-                    section.add_piece(piece.first, piece.of(part.memory), begins=part.begins)
+                    for first, elements in piece.elements(part.memory, part.key):
+                        section.add_piece(first, elements, begins=part.begins)
             cell.added += 1
 
     def _arrived(self) -> _Part:
@@ -619,7 +637,7 @@ def _alike(one: BufferedGradient, other: BufferedGradient) -> bool:
 
 
 def _cut_of(gradient: BufferedGradient, sparse_parts: int) -> _Cut | None:
-    """Returns what each part holds of dense sections; None if a part ends within an element."""
+    """Returns what each part holds of dense sections; None if a part ends within an element or a block."""
     every: list[tuple[_Piece, ...]] = []
     start = gradient.sparse_bytes
     for length in gradient.lengths[sparse_parts:]:
@@ -633,7 +651,9 @@ def _cut_of(gradient: BufferedGradient, sparse_parts: int) -> _Cut | None:
             if low < high:
                 if (low - offset) % size or (high - low) % size:
                     return None
-                pieces.append(_Piece(number, section.dtype, (low - offset) // size, (high - low) // size, low - start))
+                first, end = [(at - offset) // size * per_item(section.dtype) for at in (low, high)]
+                end = min(end, math.prod(section.shape))
+                pieces.append(_Piece(number, section.dtype, first, end - first, low - start))
         every.append(tuple(pieces))
         start = stop
     return tuple(every)

@@ -45,22 +45,25 @@ def plan(
     step: int,
     *,
     before: Manifest | None,
+    stored_before: Schema | None = None,
     changed: Mapping[int, Array],
     state: Blob | None,
 ) -> Publication:
     """Returns what a version uploads.
 
     Args:
-        schema: what the leaves are.
+        schema: what the leaves are in blobs.
         version: the id of the version.
         step: its step.
         before: the manifest of the version before; None for the first one.
+        stored_before: what the leaves are in its blobs, if that is something else. Then all leaves are uploaded whole.
         changed: leaf → the indices of the rows that differ from the version before, ascending. Leaves that are not
             among them are uploaded whole.
         state: the blob of the publisher's state, if the version has one.
     """
-    if before is None:
-        before, changed = Manifest(()), {}
+    blobs_before = {} if before is None else before.blobs(stored_before or schema)
+    if before is None or stored_before is not None:
+        before, changed = Manifest((), retired=() if before is None else before.retired), {}
     # Most of the rows of a leaf, with their indices, are more than the whole leaf.
     changed = {leaf: rows for leaf, rows in sorted(changed.items()) if not len(rows) or _are_few(schema, leaf, rows)}
     rows = {leaf: indices for leaf, indices in changed.items() if len(indices)}
@@ -81,7 +84,7 @@ def plan(
         rows = {}
     manifest = Manifest(full=full, rows=tuple(listed), rows_since=rows_since, state=state)
     still = manifest.blobs(schema)
-    retired = [blob for blob in before.blobs(schema).values() if blob.id not in still]
+    retired = [blob for blob in blobs_before.values() if blob.id not in still]
     waiting, removed = [*before.retired], []
     size = sum(blob.nbytes for blob in (*waiting, *retired))
     while waiting and (size > RETIRED_BYTES or len(waiting) + len(retired) > RETIRED_BLOBS):

@@ -75,6 +75,7 @@ class _Published:
     version: str
     step: int
     manifest: Manifest
+    wire: str
 
 
 class _Uploads:
@@ -106,12 +107,14 @@ class Publisher:
         transport: the way to the server.
         keys: the keys of the parameters.
         reader: reads them for the same handle.
+        wire: how elements of float32 are stored, one of WIRES.
     """
 
-    def __init__(self, transport: Transport, keys: ParameterKeys, reader: ParameterReader) -> None:
+    def __init__(self, transport: Transport, keys: ParameterKeys, reader: ParameterReader, wire: str) -> None:
         self._transport = transport
         self._keys = keys
         self._reader = reader
+        self._wire = wire
         self._scripts = ParameterScripts(transport, keys)
         # After a fork, the lock may be another thread's of the parent.
         self._lock = threading.Lock()
@@ -188,12 +191,13 @@ class Publisher:
                 manifest = self._reader.manifest(record)
                 if manifest is None:
                     return False
-                last = _Published(record.version, record.step, manifest)
+                last = _Published(record.version, record.step, manifest, record.wire)
         planned = plan(
-            wanted.schema,
+            wanted.schema.stored(self._wire),
             version,
             wanted.step,
             before=None if last is None else last.manifest,
+            stored_before=None if last is None or last.wire == self._wire else wanted.schema.stored(last.wire),
             # If the caller does not know the last version, it cannot know which rows differ from that one.
             changed=wanted.changed if last is not None and last.version == self._callers else {},
             state=None if wanted.state is None else Blob(f"{version}-state", _whole(wanted.state[0]).nbytes),
@@ -203,7 +207,7 @@ class Publisher:
         if reply == "published":
             self._reader.learn(incarnation, wanted.schema)
             self._schema = wanted.schema
-            self._last = _Published(version, wanted.step, planned.manifest)
+            self._last = _Published(version, wanted.step, planned.manifest, self._wire)
             self._callers = version
             return True
         self._last = None
@@ -222,12 +226,12 @@ class Publisher:
         incarnation: str,
         publisher: str,
     ) -> Reply:
-        whole = [(blob.id, wanted.schema.layout(blob.leaves)) for blob in planned.full]
-        blobs = [(blob, packed(wanted.schema, wanted.arrays, layout)) for blob, layout in whole]
+        stored = wanted.schema.stored(self._wire)
+        blobs = [(blob.id, packed(stored, wanted.arrays, stored.layout(blob.leaves))) for blob in planned.full]
         if planned.rows:
-            blobs.append((f"{version}-rows", packed_rows(wanted.schema, wanted.arrays, planned.rows)))
+            blobs.append((f"{version}-rows", packed_rows(stored, wanted.arrays, planned.rows)))
         told = announcement(wanted.step, [_blob_of(*blob) for blob in blobs])
-        fields = [*planned.manifest.fields(), "publisher", publisher, "state_structure"]
+        fields = [*planned.manifest.fields(), "publisher", publisher, "wire", self._wire, "state_structure"]
         if wanted.state is None:
             fields.append("")
         else:
@@ -293,7 +297,9 @@ class Publisher:
         except VersionGoneError as error:
             self._reader.after_loss(record, error, math.inf)
             return False
-        path = _difference(wanted.schema, wanted.arrays, wanted.schema.structure.leaves_of(tree, "tree"))
+        # What is published was rounded, so what is wanted is rounded for the comparison.
+        stored = wanted.schema.stored(record.wire)
+        path = _difference(stored, wanted.arrays, stored.structure.leaves_of(tree, "tree"))
         where = None if path is None else f"the tree at {shown(path)}"
         if where is None:
             where = _state_difference(wanted.state, None if state is None else schema_of(state, "state"))

@@ -25,6 +25,7 @@ from redisacc._protocol.lifetime import Closing
 from redisacc._protocol.take_wait import TAKER_LEASE_MS
 from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
+from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
 from redisacc._training.gradients import open_gradients
 from redisacc._training.patience import Patience
 from redisacc.errors import (
@@ -83,6 +84,10 @@ class Chief(Closing):
         missing: as for ``TreeAccumulator``.
         sparse_mean: as for ``TreeAccumulator``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        wire: how parameters of float32 travel to the workers: "float32" (or None), or "bfloat16", rounded to half as
+            many bytes. Workers then compute with rounded parameters. The chief goes on with its own, also after a
+            restart, because they are published in float32 as a part of the state: see ``publish``. How gradients
+            travel is up to each ``Worker``.
         patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
             lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
             error after a few seconds.
@@ -117,6 +122,7 @@ class Chief(Closing):
         missing: Literal["zero", "skip"] = "zero",
         sparse_mean: Literal["index", "round"] = "round",
         redis: object = None,
+        wire: Literal["float32", "bfloat16"] | None = None,
         patience: float | None = None,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
@@ -135,8 +141,9 @@ class Chief(Closing):
         self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
         self._opened = ExitStack()
         self._parameters = self._opened.enter_context(
-            Parameters(shared_name, redis=redis, publisher=f"chief {host_and_process(os.getpid())}")
+            Parameters(shared_name, redis=redis, wire=wire, publisher=f"chief {host_and_process(os.getpid())}")
         )
+        self._rounds_parameters = wire == "bfloat16"
         self._crew = Crew(
             connect(redis),
             self.shared_name,
@@ -182,13 +189,13 @@ class Chief(Closing):
         if latest is None:
             # The accumulator comes first: a worker that finds parameters also finds it.
             self.step, self.parameters, self.state = 0, parameters, state
-            self._parameters.publish(parameters, 0, state=state)
+            self._send_parameters()
             return
         self.step, tree = latest
-        self.parameters = _own(tree)
         found = self._parameters.latest_state()
         assert found is not None
-        self.state = found[1]
+        exact, self.state = unpack_state(found[1])
+        self.parameters = _own(tree) if exact is None else with_exact(tree, exact, self.shared_name)
         logger.info(
             "%s: continuing at step %d",
             self.shared_name,
@@ -310,7 +317,7 @@ class Chief(Closing):
                 self.step,
                 published,
             )
-            self._parameters.publish(self.parameters, self.step, state=self.state)
+            self._send_parameters()
         elif published > self.step:
             raise self._lost(published)
         step = self._accumulator.global_step()
@@ -320,6 +327,11 @@ class Chief(Closing):
             self._catch_up(step)
             return True
         return False
+
+    def _send_parameters(self) -> None:
+        """Publishes the parameters and the state that this process has, whole."""
+        state = pack_state(self.parameters, self.state) if self._rounds_parameters else self.state
+        self._parameters.publish(self.parameters, self.step, state=state)
 
     def _catch_up(self, step: int) -> None:
         """Brings the accumulator from an earlier step to that of the parameters, with an empty round.
@@ -401,7 +413,9 @@ class Chief(Closing):
                 ``publish``: if the server loses it, it is published again.
             changed: path of a leaf → indices of its rows that differ from the parameters before. Only these rows are
                 sent. Leaves that are not mentioned are sent whole.
-            state: what the chief needs after a restart, such as the optimiser's state. None: nothing.
+            state: what the chief needs after a restart, such as the optimiser's state. None: nothing. With
+                ``wire="bfloat16"``, the parameters of float32 are published with it, as they are and whole, even if
+                ``changed`` names rows. Workers do not fetch them.
 
         Raises:
             InvalidArgumentError: there is no current round: publish once in the body of a loop over ``rounds()``.
@@ -415,8 +429,9 @@ class Chief(Closing):
             raise InvalidArgumentError("publish() needs the round of a loop over rounds(), and publishes once for each")
         self._check_lease()
         step = self.step + 1
+        stored = pack_state(parameters, state) if self._rounds_parameters else state
         self._patience.call(
-            lambda: self._parameters.publish(parameters, step, changed=changed, state=state), f"to publish step {step}"
+            lambda: self._parameters.publish(parameters, step, changed=changed, state=stored), f"to publish step {step}"
         )
         self.step, self.parameters, self.state = step, parameters, state
         self._acknowledge()

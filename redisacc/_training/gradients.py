@@ -41,6 +41,15 @@ def open_gradients(
     return ConditionalAccumulator(array.dtype, array.shape, shared_name, **options)
 
 
+def gradient_as_sent(accumulator: ConditionalAccumulatorBase[Any], gradient: Any) -> Any:
+    """Returns what a round gets of a gradient. A single sparse one is IndexedSlices, or a tuple as for an apply."""
+    if isinstance(accumulator, SparseConditionalAccumulator):
+        indices, values = gradient if type(gradient) is tuple else (gradient.indices, gradient.values)
+        return accumulator.as_sent(indices, values)
+    assert isinstance(accumulator, (ConditionalAccumulator, TreeAccumulator))
+    return accumulator.as_sent(gradient)
+
+
 def apply_gradient(accumulator: ConditionalAccumulatorBase[Any], gradient: Any, step: int) -> ApplyResult:
     """Applies a gradient. A single sparse one is IndexedSlices, or a tuple of indices and values."""
     if isinstance(accumulator, SparseConditionalAccumulator):

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from redisacc._data import validation
+from redisacc._data.encodings import Wire
 from redisacc._data.results import ApplyResult
 from redisacc._format.keys import Keys
 from redisacc._handles.base import host_and_process
@@ -24,7 +25,7 @@ from redisacc._protocol.crew import Crew, Lease
 from redisacc._protocol.lifetime import Closing
 from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
-from redisacc._training.gradients import apply_gradient
+from redisacc._training.gradients import apply_gradient, gradient_as_sent
 from redisacc._training.patience import Patience
 from redisacc.errors import (
     CancelledError,
@@ -71,6 +72,8 @@ class Worker(Closing):
         number: the number of this worker, from 0. None: the environment variable ``REDISACC_WORKER_NUMBER``, which
             `redisacc run` sets, else the lowest that nobody holds.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
+        wire: how the elements of this worker's gradients of float32 travel: "float32" (or None), "bfloat16" or "int8",
+            as for ``ConditionalAccumulator``. Workers may differ.
         patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
             lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
             error after a few seconds.
@@ -92,6 +95,7 @@ class Worker(Closing):
         *,
         number: int | None = None,
         redis: object = None,
+        wire: Wire | None = None,
         patience: float | None = None,
     ) -> None:
         here = place()
@@ -102,6 +106,7 @@ class Worker(Closing):
         self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
         self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
         self._redis = redis
+        self._wire = wire
         self._transport = connect(redis)
         self._is_launched = here.role is not None
         self._opened = ExitStack()
@@ -271,6 +276,26 @@ class Worker(Closing):
         self._gradient, self._has_applied = gradient, True
         return result
 
+    def as_sent(self, gradient: Any) -> Any:
+        """Returns what the round gets of a gradient: the same, rounded if it travels encoded (``wire``).
+
+        The difference is what the encoding loses. A worker may add it to its next gradient if ``apply`` was successful
+        (error feedback). Nothing is sent, but the first call opens the accumulator.
+
+        Args:
+            gradient: as for ``apply``.
+
+        Returns:
+            A tree like the chief's gradients, an array, or ``IndexedSlices``, in memory of its own.
+
+        Raises:
+            InvalidArgumentError: the gradient is invalid.
+            AccumulatorNotFoundError: the training does not exist, or was deleted.
+            ServerUnavailableError: the server did not answer for longer than ``patience``.
+        """
+        gradients = self._patience.call(self._gradients, "to open the accumulator")
+        return gradient_as_sent(gradients, gradient)
+
     def _apply(self, gradient: Any, step: int) -> ApplyResult:
         what = f"to apply the gradient of step {step}"
         while True:
@@ -281,12 +306,16 @@ class Worker(Closing):
                 logger.warning("%s: %s", self.shared_name, error, extra={"accumulator": self.shared_name})
 
     def _apply_once(self, gradient: Any, step: int) -> ApplyResult:
+        return apply_gradient(self._gradients(), gradient, step)
+
+    def _gradients(self) -> Any:
+        """Returns the accumulator, and opens it first if it is not open yet."""
         if self._accumulator is None:
             # The chief creates the accumulator before it publishes parameters.
             self._accumulator = self._opened.enter_context(
-                open_existing(Keys(self.shared_name), redis=self._redis, worker=self._place)
+                open_existing(Keys(self.shared_name), redis=self._redis, worker=self._place, wire=self._wire)
             )
-        return apply_gradient(self._accumulator, gradient, step)
+        return self._accumulator
 
     def _check_lease(self) -> None:
         self._patience.call(self._lease.check, f"to extend the lease of {self._place}")

@@ -288,7 +288,8 @@ def _print_parameters(info: ParametersInfo) -> None:
 
     click.echo(f"{click.style(printable(info.name), bold=True)}  parameters")
     line("step", str(info.step))
-    line("leaves", f"{info.leaves} ({bytes_text(info.nbytes)})")
+    encoded = "" if info.wire == "float32" else f", stored as {info.wire} where they are float32"
+    line("leaves", f"{info.leaves} ({bytes_text(info.nbytes)}{encoded})")
     if info.state_bytes:
         line("state", bytes_text(info.state_bytes))
     line("stored", bytes_text(info.stored_bytes))

@@ -39,7 +39,10 @@ NAME = "chaos"
 # Elements of a row. Every gradient holds row 0 and a row that no other gradient has.
 ROW = 4
 # Enough for some buffered gradients; beyond that, they are compacted.
-BUFFER_LIMIT = 8_000
+BUFFER_LIMIT = 16_000
+# Elements of a leaf that travels encoded: a block of int8.
+CODED = 256
+WIRES: list[Any] = ["float32", "bfloat16", "int8"]
 # The indices of an actor: from its first one. Each process that it forks has some of its own.
 STRIDE = 10_000_000
 CHILD_STRIDE = 10_000
@@ -50,16 +53,18 @@ ROBBED_AFTER = datetime.timedelta(seconds=1.5)
 NEVER = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
-# A sparse leaf like the sparse accumulator, and dense ones, one of which only gradients with an even index have.
+# A sparse leaf like the sparse accumulator, and dense ones. Only gradients with an even index have one of them, and one
+# travels encoded.
 TREE = {
     "rows": redisacc.Sparse("float64", (None, ROW)),
     "dense": [("float64", (2,)), ("int32", ())],
     "even": ("float64", ()),
+    "coded": ("float32", (CODED,)),
 }
 KINDS = ("sparse", "tree")
 
 
-def opened(redis: Any, worker: str, kind: str, in_place_limit: int = 10**9) -> Any:
+def opened(redis: Any, worker: str, kind: str, in_place_limit: int = 10**9, wire: Any = None) -> Any:
     """Opens the accumulator of a run, which is of one of KINDS."""
     options: dict[str, Any] = {
         "reduction_type": "SUM",
@@ -69,7 +74,7 @@ def opened(redis: Any, worker: str, kind: str, in_place_limit: int = 10**9) -> A
         "buffer_limit": BUFFER_LIMIT,
     }
     if kind == "tree":
-        return redisacc.TreeAccumulator(TREE, NAME, missing="skip", **options)
+        return redisacc.TreeAccumulator(TREE, NAME, missing="skip", wire=wire, **options)
     return redisacc.SparseConditionalAccumulator("float64", [None, ROW], NAME, **options)
 
 
@@ -79,7 +84,13 @@ def gradient(kind: str, index: int) -> tuple[Any, ...]:
     if kind == "sparse":
         return indices, values
     even = None if index % 2 else float(index)
-    return ({"rows": (indices, values), "dense": [[1.0, index], 1], "even": even},)
+    coded = np.full(CODED, coded_element(index), np.float32)
+    return ({"rows": (indices, values), "dense": [[1.0, index], 1], "even": even, "coded": coded},)
+
+
+def coded_element(index: int) -> float:
+    """Returns each element of the leaf that travels encoded: a number that every encoding keeps."""
+    return 127.0 * 2 ** (index % 3)
 
 
 def indices_of(taken: Any) -> list[int]:
@@ -99,6 +110,8 @@ def indices_of(taken: Any) -> list[int]:
         even = [index for index in listed if index % 2 == 0]
         assert (taken["even"] is None) == (not even), f"even is {taken['even']} of {even[:10]}"
         assert not even or taken["even"] == sum(even), f"even sums to {taken['even']}, not {sum(even)}"
+        coded = sum(map(coded_element, listed))
+        assert (taken["coded"] == coded).all(), f"coded sums to {taken['coded'][:3]}, not {coded}"
     return listed
 
 
@@ -139,10 +152,10 @@ class Actor:
     def over(self) -> bool:
         return self._stop.exists()
 
-    def open(self, in_place_limit: int = 10**9) -> Any:
+    def open(self, in_place_limit: int = 10**9, wire: Any = None) -> Any:
         while True:
             try:
-                return opened(self._url, self.name, self._kind, in_place_limit)
+                return opened(self._url, self.name, self._kind, in_place_limit, wire)
             except redisacc.ServerUnavailableError:
                 continue
 
@@ -162,7 +175,7 @@ class Actor:
 
     def _open_for_applying(self) -> Any:
         # In place, buffered, and in both ways within one round.
-        return self.open(in_place_limit=self._random.choice([0, 10**9]))
+        return self.open(in_place_limit=self._random.choice([0, 10**9]), wire=self._random.choice(WIRES))
 
     def _apply(self, acc: Any, first: int, number: int = STRIDE) -> None:
         step = 0

@@ -6,6 +6,7 @@ import importlib.util
 
 NEEDED = {
     "test_digits.py": ["sklearn"],
+    "test_encoding_errors.py": ["sklearn"],
     "test_federated.py": ["sklearn"],
     "test_jax_mlp.py": ["jax", "sklearn"],
     "test_torch_embeddings.py": ["torch"],

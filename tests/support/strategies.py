@@ -57,7 +57,7 @@ TREE_SECTIONS = [["float32", [2]], ["float32", [1, 2]], ["int32", [2]]]
 @st.composite
 def headers(draw):
     """Entries of the buffered hash, nearly right or entirely wrong."""
-    dtypes = st.sampled_from(["float32", "float32", "float64", "int64", "O", "V8", "", None, [1]])
+    dtypes = st.sampled_from(["float32", "float32", "float64", "int64", "int8", "bfloat16", "O", "V8", "", None, [1]])
     section = st.tuples(dtypes, st.one_of(st.sampled_from([[2], [3, 2]]), SIZES)).map(list)
     header = {
         "version": draw(st.sampled_from([2, 2, 2, 2, 0, 1, "2", None, True])),

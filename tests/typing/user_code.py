@@ -36,6 +36,9 @@ def chief(url: str) -> npt.NDArray[np.float32]:
 
 def worker(acc: redisacc.ConditionalAccumulator, gradient: npt.NDArray[np.float64]) -> bool:
     result = acc.apply_grad(gradient, local_step=acc.global_step())
+    assert_type(acc.as_sent(gradient, wire="int8"), npt.NDArray[Any])
+    acc.apply_grad(gradient, wire="bfloat16")
+    redisacc.Parameters("w", wire="bfloat16").close()
     if not result:
         print(result.outcome, result.global_step)
     return bool(acc.apply_grad([1.0, 2.0, 3.0]))

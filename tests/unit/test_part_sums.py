@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import redisacc
+from redisacc._data.encodings import Wire, encode
 from redisacc._data.gradient import Gradient
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.tree_gradient import tree_gradient
@@ -36,6 +37,8 @@ SPECS = {
     "both": spec_of(d=("float32", [ELEMENTS]), e=("float64", [7]), s=redisacc.Sparse("float32", [ROWS, 3])),
     # Gradients have float16, and their sum float32.
     "wider": spec_of(d=("float16", [2 * ELEMENTS])),
+    # Some blocks, if it travels as int8.
+    "long": spec_of(d=("float32", [700]), e=("float64", [7]), s=redisacc.Sparse("float32", [ROWS, 3])),
 }
 
 
@@ -95,8 +98,8 @@ class Upload:
         buffered: its description; its place is known once it was announced or admitted.
     """
 
-    def __init__(self, number: int, spec: AccumulatorSpec, seed: int, size: int) -> None:
-        self.gradient = gradient_of(spec, seed)
+    def __init__(self, number: int, spec: AccumulatorSpec, seed: int, size: int, wire: Wire = "float32") -> None:
+        self.gradient = encode(gradient_of(spec, seed), wire, spec.name_of)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(buffered_format, "PART_SIZES", (size,))
             self.staged = buffered_format.stage(KEYS, f"g-{number}", self.gradient)
@@ -129,7 +132,11 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject
         patch.setattr(part_sums, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
         patch.setattr(part_sums, "STALLED", data.draw(st.sampled_from([-1.0, 10.0**6])))
         sizes = st.sampled_from([64, 64, 64, 128])
-        uploads = [Upload(number, spec, data.draw(st.integers(0, 9)), data.draw(sizes)) for number in range(4)]
+        wires = data.draw(st.sampled_from([["float32"], ["bfloat16"], ["int8"], ["float32", "bfloat16", "int8"]]))
+        uploads = [
+            Upload(number, spec, data.draw(st.integers(0, 9)), data.draw(sizes), data.draw(st.sampled_from(wires)))
+            for number in range(4)
+        ]
         _play(spec, uploads, data)
 
 

@@ -140,6 +140,16 @@ class ApplyLarge(Apply):
     size = LARGE
 
 
+class ApplyEncoded(Apply):
+    """In parts, of bytes that were encoded once. Ones are exact as int8, too."""
+
+    limit = 0
+    size = LARGE
+
+    def do(self, scene):
+        return scene.through.apply_grad(scene.grad(1.0), wire="int8")
+
+
 class ApplyStale(Operation):
     def prepare(self, scene):
         scene.direct.set_global_step(3)
@@ -417,6 +427,7 @@ OPERATIONS = [
     ApplyBuffered,
     ApplyInParts,
     ApplyLarge,
+    ApplyEncoded,
     ApplyStale,
     ApplyRefused,
     ApplyWithRoomToMake,

@@ -71,6 +71,7 @@ NAMES = (
     "name",
     "reduction_type",
     "worker",
+    "wire",
     "in_place_limit",
     "buffer_limit",
     "once_per_worker",

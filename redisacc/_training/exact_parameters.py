@@ -1,0 +1,60 @@
+"""The parameters of a chief as they are, beside those that workers get rounded.
+
+A chief that continues with rounded parameters would compute something else than one that was not interrupted. A chief
+whose parameters travel as bfloat16 therefore publishes those of float32 as they are, too, as a part of its state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from redisacc._data.tree import flatten
+from redisacc._data.validation import array
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError
+
+# The key of the parameters of float32 in the state, in the order of the leaves. The chief's own state is beside them.
+EXACT = "redisacc:float32"
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+def pack_state(parameters: Any, state: Any) -> dict[str, Any]:
+    """Returns the state that is published: the parameters of float32 and the chief's own state."""
+    _, leaves = flatten(parameters, "parameters")
+    arrays = [array(leaf, "parameters") for leaf in leaves]
+    return {EXACT: [values for values in arrays if values.dtype == _FLOAT32], "state": state}
+
+
+def unpack_state(published: Any) -> tuple[list[Any] | None, Any]:
+    """Returns the parameters of float32 in a state that was published, None if it has none, and the chief's own state.
+
+    A chief whose parameters are not rounded publishes its own state alone.
+    """
+    if isinstance(published, dict) and EXACT in published:
+        return published[EXACT], published.get("state")
+    return None, published
+
+
+def with_exact(tree: Any, exact: list[Any], name: str) -> Any:
+    """Returns parameters with those of float32 as they were before they were rounded. Their memory is the caller's.
+
+    Args:
+        tree: the parameters as workers get them.
+        exact: what ``unpack_state`` returned.
+        name: the name of the training, for errors.
+
+    Raises:
+        CorruptDataError: the two do not belong together.
+    """
+    structure, leaves = flatten(tree, "parameters")
+    rounded = [leaf.shape for leaf in leaves if leaf.dtype == _FLOAT32]
+    if not isinstance(exact, list) or [(leaf.dtype, leaf.shape) for leaf in exact] != [(_FLOAT32, s) for s in rounded]:
+        raise CorruptDataError(
+            f"{shown(name)}: the state of the parameters has {shown(EXACT)}, but not the leaves of float32 that the "
+            "parameters have"
+        )
+    left = iter(exact)
+    return structure.build([next(left) if leaf.dtype == _FLOAT32 else np.array(leaf) for leaf in leaves])

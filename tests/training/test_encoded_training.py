@@ -1,0 +1,124 @@
+"""Trainings whose parameters or gradients travel encoded: a restart gives the same as an undisturbed run."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import msgpack
+import numpy as np
+import pytest
+
+import redisacc
+
+pytestmark = pytest.mark.servers("valkey")
+
+START = {"w": np.linspace(-1, 1, 600, dtype=np.float32), "n": np.zeros(2)}
+
+
+def rounded(values):
+    return values.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def gradient(number, step, weights):
+    # Small enough that rounded weights would not move.
+    return {"w": 1e-4 * weights["w"] + np.float32(1e-5), "n": np.ones(2)}
+
+
+def move(chief, taken):
+    moved = {"w": chief.parameters["w"] - taken.gradient["w"], "n": chief.parameters["n"] + taken.gradient["n"]}
+    chief.publish(moved, state={"step": np.array(chief.step + 1)})
+
+
+@pytest.mark.parametrize("wires", [("bfloat16",) * 3, ("bfloat16", "float32", "bfloat16"), (None, "bfloat16", None)])
+def test_a_chief_continues_with_its_own_parameters(training, wires):
+    working = training.work(gradient=gradient)
+    weights = START["w"]
+    for number, wire in enumerate(wires):
+        chief = training.chief(START, wire=wire)
+        assert (chief.step, chief.state) == (2 * number, {"step": 2 * number} if number else None)
+        np.testing.assert_array_equal(chief.parameters["w"], weights)
+        for taken in chief.rounds():
+            # The gradient of the first step may have been computed from what the chief before published.
+            seen = wires[number - 1] if number and chief.step == 2 * number else wire
+            parameters = {"w": rounded(weights) if seen == "bfloat16" else weights}
+            weights = weights - gradient(0, chief.step, parameters)["w"]
+            move(chief, taken)
+            np.testing.assert_array_equal(chief.parameters["w"], weights)
+            if chief.step == 2 * number + 2:
+                break
+        if number == 2:
+            chief.finish()
+        chief.close()
+    assert working.result() == (0, list(range(7)))
+    assert not np.array_equal(weights, rounded(weights))
+
+
+def test_parameters_that_the_server_has_lost_are_published_again(training, client):
+    chief = training.chief(START, wire="bfloat16")
+    before = {key: client.dump(key) for key in client.keys("redisacc:{train}:parameters*")}
+    working = training.work(gradient=gradient)
+    for taken in chief.rounds():
+        move(chief, taken)
+        if chief.step == 2:
+            weights = chief.parameters["w"]
+            # As if the server had been restarted from older data.
+            client.delete(*client.keys("redisacc:{train}:parameters*"))
+            for key, value in before.items():
+                client.restore(key, 0, value)
+        if chief.step == 3:
+            break
+    assert chief.parameters["w"].tolist() == (weights - gradient(0, 2, {"w": rounded(weights)})["w"]).tolist()
+    chief.finish()
+    chief.close()
+    working.result()
+    assert training.chief(START).parameters["w"].tolist() == chief.parameters["w"].tolist()
+
+
+@pytest.mark.forges
+def test_a_state_that_does_not_fit(training, client):
+    training.chief(START).close()
+    redisacc.Parameters("train", redis=client, wire="bfloat16").publish(
+        START, 1, state={"redisacc:float32": [START["w"][:9]], "state": None}
+    )
+    with pytest.raises(redisacc.CorruptDataError, match="'train': the state of the parameters has 'redisacc:float32'"):
+        training.chief(START)
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_gradients_of_a_worker(training, client, wire):
+    chief = training.chief(START, in_place_limit=0)
+    worker = training.worker(wire=wire)
+    vector = np.random.default_rng(1).standard_normal(600).astype(np.float32)
+    steps = worker.steps()
+    next(steps)
+    # The worker decides how small a gradient must be to be added in place, so one that is not small.
+    wide = {"w": vector, "n": np.zeros(2)}
+    sent = worker.as_sent(wide)
+    worker.apply(wide)
+    entries = client.hvals("redisacc:{train}:buffered")
+    if entries:
+        (entry,) = entries
+        names = [name for name, _ in msgpack.unpackb(entry.partition(b" ")[2])["sections"]]
+        assert names == ["float64", wire]
+    taken = next(rounds := chief.rounds())
+    np.testing.assert_array_equal(taken.gradient["w"], sent["w"])
+    error = np.abs(taken.gradient["w"] - vector).max()
+    assert (0 < error < 0.02) == bool(entries)
+    rounds.close()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_what_a_worker_sends_of_a_single_array(training, sparse):
+    chief = training.chief(np.zeros((50, 100), np.float32), sparse=sparse)
+    worker = training.worker(wire="int8")
+    next(worker.steps())
+    rows = np.random.default_rng(1).standard_normal((50, 100)).astype(np.float32)
+    sent = [worker.as_sent(rows)] if not sparse else []
+    if sparse:
+        slices = redisacc.IndexedSlices(rows, np.arange(50))
+        sent = [worker.as_sent(given).values for given in (slices, (np.arange(50), rows))]
+        rows = slices
+    worker.apply(rows)
+    taken = next(rounds := chief.rounds())
+    for found in sent:
+        np.testing.assert_array_equal(found, taken.gradient.values if sparse else taken.gradient)
+    rounds.close()

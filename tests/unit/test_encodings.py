@@ -1,0 +1,195 @@
+"""The encodings in memory: what rounding costs, and what blocks refuse."""
+
+from __future__ import annotations
+
+import warnings
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import redisacc
+from redisacc._data import dtypes
+from redisacc._data.encodings import (
+    BLOCK,
+    BLOCKS,
+    BlockSection,
+    check_finite,
+    checked_wire,
+    decode,
+    decode_by_piece,
+    encode,
+    stored_bytes,
+    stored_dtype,
+    stored_name,
+)
+from redisacc._data.gradient import Gradient, Section
+
+LARGEST = np.finfo(np.float32).max
+
+
+def named(section, element):
+    return f"element {element} of {section}"
+
+
+def encoded(values, wire):
+    (section,) = encode(Gradient((Section(np.asarray(values, np.float32)),)), wire, named).sections
+    return section
+
+
+def reference(values):
+    """What int8 blocks should hold, one block at a time, and with no regard for speed."""
+    found = []
+    for start in range(0, len(values), BLOCK):
+        block = values[start : start + BLOCK]
+        scale = np.float32(np.abs(block).max() / np.float32(127))
+        if scale < np.finfo(np.float32).tiny:
+            found += [np.float32(0)] * len(block)
+            continue
+        while np.isinf(np.float32(127) * scale):
+            scale = np.nextafter(scale, np.float32(0))
+        found += [np.float32(np.rint(x * (np.float32(1) / scale))) * scale for x in block]
+    return np.array(found, np.float32)
+
+
+FINITE = st.floats(-float(LARGEST), float(LARGEST), width=32)
+VECTORS = hnp.arrays(np.float32, st.integers(BLOCK, 3 * BLOCK + 5), elements=FINITE, fill=FINITE)
+
+
+@settings(max_examples=60, deadline=None)
+@given(VECTORS)
+def test_blocks_are_the_references(values):
+    with np.errstate(all="ignore"):
+        expected = reference(values)
+    found = encoded(values, "int8").values
+    np.testing.assert_array_equal(found, expected)
+    assert np.isfinite(found).all()
+    # Half a step, and what float32 rounds.
+    padded = np.pad(values.astype(np.float64), (0, -len(values) % BLOCK)).reshape(-1, BLOCK)
+    step = np.repeat(np.abs(padded).max(axis=1) / 127, BLOCK)[: len(values)]
+    assert (np.abs(found.astype(np.float64) - values) <= step * 0.50001 + 127 * np.finfo(np.float32).tiny).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)))
+def test_bfloat16_rounds_to_nearest_even_and_keeps_what_is_not_finite(values):
+    found = encoded(values, "bfloat16").values.astype(np.float32)
+    bits = values.view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)) << np.uint64(16)
+    expected = rounded.astype(np.uint32).view(np.float32)
+    numbers = ~np.isnan(values)
+    np.testing.assert_array_equal(found[numbers], expected[numbers])
+    assert np.isnan(found[~numbers]).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size", [1, BLOCK, 70_000])
+def test_int8_refuses_what_is_not_finite(value, size):
+    values = np.ones(size, np.float32)
+    values[-1] = value
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"^element {size - 1} of 0 must be finite.*{value}"):
+        encoded(values, "int8")
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"element {size - 1} of 0 must be finite"):
+        check_finite(Gradient((Section(values),)), named)
+
+
+def test_extremes():
+    values = np.zeros(3 * BLOCK, np.float32)
+    values[0], values[1] = LARGEST, -LARGEST
+    values[BLOCK] = np.finfo(np.float32).smallest_subnormal
+    # A 127th of these is a subnormal number.
+    values[2 * BLOCK :] = np.linspace(1e-40, 1e-36, BLOCK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = encoded(values, "int8").values
+    # The largest number has no multiple of 127 above it, so it loses a little.
+    assert 0.999999 * LARGEST < found[0] <= LARGEST
+    assert found[1] == -found[0]
+    assert not found[2:].any()
+
+
+def test_small_sections_and_other_dtypes_stay_as_they_are():
+    small, wide = Section(np.ones(BLOCK - 1, np.float32)), Section(np.ones(BLOCK, np.float64))
+    gradient = encode(Gradient((small, wide)), "int8", named)
+    assert gradient.sections == (small, wide)
+    rounded, same = encode(Gradient((small, wide)), "bfloat16", named).sections
+    assert rounded.dtype == ml_dtypes.bfloat16
+    assert same is wide
+
+
+def test_rows_keep_their_indices_and_shape():
+    rows = np.arange(4 * 96, dtype=np.float32).reshape(4, 2, 48)
+    section = Section(rows, np.arange(4))
+    (found,) = encode(Gradient((section,), 1), "int8", named).sections
+    assert isinstance(found, BlockSection)
+    assert found.shape == found.values.shape == (4, 2, 48)
+    assert (found.indices is section.indices, found.size, found.nbytes) == (True, 384, 32 + 2 * 260)
+
+
+def test_several_arrays_and_any_layout_are_one_section():
+    one, two = np.arange(300, dtype=np.float32), np.arange(50, dtype=np.float32)[::-1]
+    together = encoded(np.concatenate([one, two]), "int8").values
+    for wire, expected in (("int8", together), ("bfloat16", np.concatenate([one, two]).astype(ml_dtypes.bfloat16))):
+        (found,) = encode(Gradient((Section([one, two]),)), wire, named).sections
+        np.testing.assert_array_equal(found.values, expected)
+    grid = np.arange(600, dtype=np.float32).reshape(20, 30).T
+    np.testing.assert_array_equal(encoded(grid, "int8").values, encoded(grid.copy(), "int8").values)
+
+
+def test_the_memory_is_its_own():
+    values = np.ones(BLOCK, np.float32)
+    found = [encoded(values, wire) for wire in ("bfloat16", "int8")]
+    values[:] = 7
+    assert all((section.values == 1).all() for section in found)
+
+
+@pytest.mark.parametrize("scale", [-1.0, -1e-40, np.nan, np.inf, 2.7e36])
+def test_scales_that_are_not_ours(scale):
+    blocks = encoded(np.ones(70_000, np.float32), "int8").arrays[0]
+    blocks["scale"][-2] = scale
+    for read in (decode, lambda *given: list(decode_by_piece(*given))):
+        with pytest.raises(redisacc.CorruptDataError, match=r"^part 3: a block of int8 has the scale .*from 0 to 2\.6"):
+            read(blocks, 70_000, "part 3")
+
+
+def test_pieces_are_the_whole():
+    values = np.linspace(-1, 1, 200_001).astype(np.float32)
+    blocks = encoded(values, "int8").arrays[0]
+    whole = decode(blocks, len(values), "")
+    pieces = [(first, elements.copy()) for first, elements in decode_by_piece(blocks, len(values), "")]
+    assert [first for first, _ in pieces] == [0, 65536, 131072, 196608]
+    np.testing.assert_array_equal(np.concatenate([elements for _, elements in pieces]), whole)
+
+
+def test_names_in_headers():
+    of = dtypes.TABLE["float32"]
+    for name, stored, size in (("float32", "<f4", 4), ("bfloat16", ml_dtypes.bfloat16, 2), ("int8", BLOCKS, 260)):
+        assert stored_dtype(of, name) == np.dtype(stored)
+        assert stored_name(stored_dtype(of, name)) == name
+        assert stored_bytes(stored_dtype(of, name), 1) == size
+    assert stored_bytes(BLOCKS, 0) == 0
+    assert stored_bytes(BLOCKS, BLOCK + 1) == 520
+    # An int8 is no block in an accumulator of int8.
+    assert stored_dtype(dtypes.TABLE["int8"], "int8") == np.int8
+    for dtype, name in (("float32", "int4"), ("float64", "bfloat16"), ("float16", "int8"), ("float32", ["int8"])):
+        with pytest.raises(ValueError, match=r"it stores elements as .*, and this version of redisacc reads"):
+            stored_dtype(dtypes.TABLE[dtype], name)
+
+
+@pytest.mark.parametrize("value", ["float16", "fp8", "", 8, b"int8", np.int8, ["int8"], "INT8", "float64"])
+def test_encodings_that_do_not_exist(value):
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"wire must be one of float32, bfloat16, int8, or None"):
+        checked_wire(value, [dtypes.TABLE["float32"]])
+
+
+@pytest.mark.parametrize("dtype", [name for name in dtypes.TABLE if name != "float32"])
+def test_only_float32_is_encoded(dtype):
+    own = [dtypes.TABLE[dtype]]
+    assert checked_wire(None, own) == checked_wire(dtype, own) == "float32"
+    for wire in {"float32", "bfloat16", "int8"} - {dtype}:
+        with pytest.raises(redisacc.InvalidArgumentError, match=f"wire must be None.*this accumulator are {dtype}$"):
+            checked_wire(wire, own)
+    assert checked_wire("int8", [*own, dtypes.TABLE["float32"]]) == "int8"
