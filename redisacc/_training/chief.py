@@ -150,6 +150,9 @@ class Chief(Closing):
         self._may_be_left = True
         self._has_to_agree = False
         self._next_look = 0.0
+        # The step with which the loop ends, and whether the parameters were declared the last ones.
+        self._last: int | None = None
+        self._is_finished = False
         try:
             self._crew.wait_for("chief")
             self._lease = Lease(self._crew, "chief")
@@ -207,8 +210,10 @@ class Chief(Closing):
         published. If the process dies before that, its successor gets the round again.
 
         Args:
-            until: the loop ends when the parameters of this step are published, and so does the training: workers'
-                loops end as well (``finish``). None: the loop goes on forever.
+            until: the loop ends when the parameters of this step are published, and so does the training: in the same
+                instant workers learn that no step follows, and their loops end without another gradient. A training
+                that was finished at an earlier step is continued. None: the loop ends after
+                ``publish(…, finished=True)``, and at once if the training is finished already.
 
         Yields:
             The round: its ``gradient``, a tree like the parameters; its ``global_step``; the ``workers`` that it is
@@ -221,17 +226,17 @@ class Chief(Closing):
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: what else ``take`` raises.
         """
-        last = None if until is None else validation.integer(until, "until")
-        if last is None or self.step < last:
-            self._patience.call(self._continue, "to continue the training")
-        while last is None or self.step < last:
+        self._last = last = None if until is None else validation.integer(until, "until")
+        self._is_finished = self._patience.call(self._parameters.finished, "to read the parameters")
+        if self._is_finished and last is not None and self.step < last:
+            self._patience.call(lambda: self._parameters.finish(False), "to continue the training")
+            self._is_finished = False
+        while not self._is_finished and (last is None or self.step < last):
             yield from self._round()
         self._patience.call(self._clear_away, "to acknowledge rounds")
-        self.finish()
-
-    def _continue(self) -> None:
-        if self._parameters.finished():
-            self._parameters.finish(False)
+        if not self._is_finished:
+            # Its last step was published before, by a loop that was to go on.
+            self.finish()
 
     def _round(self) -> Iterator[Round[Any]]:
         """Yields the next round, or nothing if there was only something to be put right."""
@@ -393,7 +398,14 @@ class Chief(Closing):
         # There may be older ones.
         self._may_be_left = taken.global_step < self.step - 1
 
-    def publish(self, parameters: Any, *, changed: Mapping[str, Any] | None = None, state: Any = None) -> None:
+    def publish(
+        self,
+        parameters: Any,
+        *,
+        changed: Mapping[str, Any] | None = None,
+        state: Any = None,
+        finished: bool = False,
+    ) -> None:
         """Publishes the parameters that follow from the current round, as those of the next step.
 
         Args:
@@ -402,6 +414,8 @@ class Chief(Closing):
             changed: path of a leaf → indices of its rows that differ from the parameters before. Only these rows are
                 sent. Leaves that are not mentioned are sent whole.
             state: what the chief needs after a restart, such as the optimiser's state. None: nothing.
+            finished: whether to end the training with this step, in a loop without ``until``. The loop over
+                ``rounds()`` ends, and so do those of the workers, without another gradient.
 
         Raises:
             InvalidArgumentError: there is no current round: publish once in the body of a loop over ``rounds()``.
@@ -413,12 +427,16 @@ class Chief(Closing):
         """
         if self._block is None:
             raise InvalidArgumentError("publish() needs the round of a loop over rounds(), and publishes once for each")
-        self._check_lease()
         step = self.step + 1
+        # In one request: between two, the workers would compute one more gradient, in vain.
+        is_last = validation.flag(finished, "finished") or step == self._last
+        self._check_lease()
         self._patience.call(
-            lambda: self._parameters.publish(parameters, step, changed=changed, state=state), f"to publish step {step}"
+            lambda: self._parameters.publish(parameters, step, changed=changed, state=state, finished=is_last),
+            f"to publish step {step}",
         )
         self.step, self.parameters, self.state = step, parameters, state
+        self._is_finished = self._is_finished or is_last
         self._acknowledge()
 
     def _check_lease(self) -> None:
@@ -430,13 +448,16 @@ class Chief(Closing):
     def finish(self) -> None:
         """Ends the training: the loops of workers end by themselves, and those of workers that start later end at once.
 
-        A chief that is started again with a higher ``until`` continues the training.
+        The loop over ``rounds()`` ends, too. Workers may have begun with the next step by now;
+        ``publish(…, finished=True)`` spares them that. A chief that is started again with a higher ``until`` continues
+        the training.
 
         Raises:
             LeaseLostError: another process has become the chief.
         """
         self._check_lease()
         self._patience.call(self._parameters.finish, "to finish the training")
+        self._is_finished = True
 
     def delete(self) -> None:
         """Removes the training, with its gradients and parameters, for everybody. Workers get an error."""

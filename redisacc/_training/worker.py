@@ -146,7 +146,8 @@ class Worker(Closing):
 
         Blocks until the parameters of a later step are published; a message after 5 seconds, and then less often, says
         who is missing and who is gone. Steps may be skipped if this worker is slow. The loop ends when the chief
-        finishes the training, and at once if it has finished before.
+        finishes the training, and at once if it has finished before. The last parameters are not yielded, because no
+        gradient of them is needed; ``Parameters(shared_name).latest()`` returns them.
 
         Yields:
             The step, and the parameters as a tree of read-only arrays.
@@ -195,7 +196,7 @@ class Worker(Closing):
         self._next_check = time.monotonic() + LOOK_EVERY
         self._pause = LOOK_AFTER
         self._next_look = time.monotonic() + self._pause
-        return self._parameters.wait(self._step, cancel=self._is_over, describe=self._describe)
+        return self._parameters.wait(self._step, skip_last=True, cancel=self._is_over, describe=self._describe)
 
     def _is_over(self) -> bool:
         """Looks, once a second, whether waiting for the next step still makes sense."""
