@@ -144,6 +144,10 @@ def test_older_gradients_that_come_back_are_not_used(training, background, until
     second.apply({"w": [2, 2]})
     taken = waiting.result()
     assert (taken.global_step, taken.gradient["w"].tolist()) == (3, [3, 3])
+    chief.publish({"w": chief.parameters["w"] + 1})
+    assert list(chief.rounds(until=4)) == []
+    # The round that came back was acknowledged, too.
+    assert training.client.hlen("redisacc:{train}:taken") == 0
 
 
 def test_a_gradient_that_the_server_has_lost_is_applied_again(training, background, until):
