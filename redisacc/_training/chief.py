@@ -31,6 +31,8 @@ from redisacc.errors import (
     CancelledError,
     DataLossError,
     InvalidArgumentError,
+    LeaseLostError,
+    RedisAccError,
     RoundNotPublishedError,
     RoundRecoveredError,
     StaleSequenceError,
@@ -227,16 +229,26 @@ class Chief(Closing):
             RedisAccError: what else ``take`` raises.
         """
         self._last = last = None if until is None else validation.integer(until, "until")
-        self._is_finished = self._patience.call(self._parameters.finished, "to read the parameters")
-        if self._is_finished and last is not None and self.step < last:
-            self._patience.call(lambda: self._parameters.finish(False), "to continue the training")
-            self._is_finished = False
+        self._check_lease()
+        self._is_finished = self._patience.call(lambda: self._ends_before(last), "to read the parameters")
         while not self._is_finished and (last is None or self.step < last):
             yield from self._round()
         self._patience.call(self._clear_away, "to acknowledge rounds")
         if not self._is_finished:
             # Its last step was published before, by a loop that was to go on.
             self.finish()
+
+    def _ends_before(self, last: int | None) -> bool:
+        """Returns whether the training is finished. If it was, but its last step is to be a later one, continues it."""
+        published = self._parameters.step()
+        if published is not None and published > self.step:
+            raise self._lost(published)
+        if not self._parameters.finished():
+            return False
+        if last is None or self.step >= last:
+            return True
+        self._parameters.finish(False)
+        return False
 
     def _round(self) -> Iterator[Round[Any]]:
         """Yields the next round, or nothing if there was only something to be put right."""
@@ -365,7 +377,16 @@ class Chief(Closing):
             else:
                 return
 
-    def _lost(self, step: int) -> DataLossError:
+    def _lost(self, step: int) -> RedisAccError:
+        """Returns the error that says why a later step has begun than the one whose parameters this process has."""
+        published = self._parameters.step()
+        if published is not None and published > self.step:
+            # Its lease may have been given back since, so that it is this process's again.
+            return LeaseLostError(
+                f"{self.shared_name}: another process has published step {published}, while the chief in this process "
+                f"was at step {self.step}: this process or the server stood still, and another one was the chief "
+                f"meanwhile. This process has to end; a chief that is started again continues with step {published}"
+            )
         return DataLossError(
             f"{self.shared_name}: step {step} has begun, but the parameters are those of step {self.step}: "
             "a round in between was taken by another process, or the server has lost a version of the parameters. "

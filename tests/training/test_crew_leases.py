@@ -140,6 +140,24 @@ def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monk
     assert without_leases(training.client) == before
 
 
+def test_a_chief_that_stood_still_while_another_one_led_the_training_to_its_end(training, monkeypatch):
+    """The other one has given the lease back, so it is free again."""
+    monkeypatch.setattr("redisacc._protocol.crew.RENEWALS", 0.001)
+    monkeypatch.setattr("redisacc._protocol.crew.LEASE", 0.5)
+    old, one = training.chief(), training.work()
+    time.sleep(0.6)
+    with training.chief() as new:
+        training.lead(new, 2)
+    one.join()
+    before = without_leases(training.client)
+    for until in (None, 1, 5):
+        with pytest.raises(
+            redisacc.LeaseLostError, match=r"published step 2, while .* was at step 0: .* continues with"
+        ):
+            next(old.rounds(until))
+    assert without_leases(training.client) == before
+
+
 def test_a_chief_gets_a_round_that_its_predecessor_takes_after_a_pause(training, background):
     """A chief that stood still may be granted a round before it notices, while its successor waits for that round."""
     chief, worker = training.chief(), training.worker()
