@@ -8,7 +8,7 @@ variable                   meaning
 ``REDISACC_WORKERS``       the number of workers on all machines, if it is known
 ``REDISACC_RUN_ID``        a random id of this place in this run. A process that is started again after a death has the
                            id of its predecessor, and no other living process has it; so it may take over at once what
-                           its predecessor had leased.
+                           its predecessor had leased, and a worker without a number keeps that of its predecessor.
 ``REDISACC_URL``           the server; `redisacc._redis.connect` reads it
 =========================  ====================================================================
 

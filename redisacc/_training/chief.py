@@ -102,8 +102,8 @@ class Chief(Closing):
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker.
         SchemaMismatchError: another model is trained under this name. The message names the first leaf that differs.
-        LeaseHeldError: another process is the chief. Its predecessor may still be; that is waited for, for up to 10
-            seconds.
+        LeaseHeldError: another process is the chief. Its predecessor may still be: if that is a process on this machine
+            that is dead, its lease is taken at once; else it is waited for, for up to 10 seconds.
         ServerUnavailableError: no server answers.
     """
 

@@ -69,7 +69,8 @@ class Worker(Closing):
     Args:
         shared_name: the name of the training.
         number: the number of this worker, from 0. None: the environment variable ``REDISACC_WORKER_NUMBER``, which
-            `redisacc run` sets, else the lowest that nobody holds.
+            `redisacc run` sets; else that of the predecessor with the same ``REDISACC_RUN_ID``; else the lowest that
+            nobody holds.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
             lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
@@ -81,8 +82,8 @@ class Worker(Closing):
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is the chief.
-        LeaseHeldError: another process has this number. Its predecessor may still have it; that is waited for, for up
-            to 10 seconds.
+        LeaseHeldError: another process has this number. Its predecessor may still have it: if that is a process on this
+            machine that is dead, its lease is taken at once; else it is waited for, for up to 10 seconds.
         ServerUnavailableError: no server answers.
     """
 
