@@ -7,7 +7,6 @@ At the end the chief trains once more, in its process alone, and compares the we
 """
 
 import argparse
-import os
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -94,8 +93,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plot", metavar="FILE", help="file for a plot of the training")
     args = parser.parse_args()
-    workers = int(os.environ["REDISACC_WORKERS"])
-    if os.environ["REDISACC_ROLE"] == "worker":
+    workers = redisacc.place().workers
+    if redisacc.place().role == "worker":
         work(workers)
         return
 
