@@ -173,7 +173,11 @@ class Publisher:
 
     def finish(self, finished: bool) -> None:
         """Notes whether the version that is published is the last one."""
-        self._scripts.finish(incarnation=self._reader.incarnation, finished=finished)
+        self._scripts.amend(
+            incarnation=self._reader.incarnation,
+            event="finished" if finished else "continued",
+            fields=["finished", "1" if finished else "0"],
+        )
 
     def _try(self, wanted: Wanted, version: str, publisher: str) -> bool:
         """Tries to publish a version. Returns False if what is published has changed meanwhile."""

@@ -17,11 +17,13 @@ import numpy as np
 from redisacc._data import validation
 from redisacc._data.results import Round
 from redisacc._data.tree import flatten
+from redisacc._format.keys import ParameterKeys
 from redisacc._handles.base import host_and_process
 from redisacc._handles.environment import WORKERS, place
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.crew import Crew, Lease
 from redisacc._protocol.lifetime import Closing
+from redisacc._protocol.quorum import announce_quorum
 from redisacc._protocol.take_wait import TAKER_LEASE_MS
 from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
@@ -76,8 +78,8 @@ class Chief(Closing):
         parameters: the parameters to begin with, a tree of arrays or an array. Gradients have the same structure,
             dtypes and shapes. If parameters were published under this name before, those count, and these only have to
             have the same structure.
-        workers: how many gradients a step needs, at least 1. None: the environment variable ``REDISACC_WORKERS``, which
-            `redisacc run` sets.
+        workers: how many gradients a step needs, at least 1, which ``Worker.workers`` tells the workers. None: the
+            environment variable ``REDISACC_WORKERS``, which `redisacc run` sets.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
             fetch it.
         sparse: the paths of leaves of which gradients hold rows (``IndexedSlices``). For a single array: True or False.
@@ -135,12 +137,13 @@ class Chief(Closing):
         seconds = validation.timeout(patience, "patience")
         self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
         self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
+        self._transport = connect(redis)
         self._opened = ExitStack()
         self._parameters = self._opened.enter_context(
             Parameters(shared_name, redis=redis, publisher=f"chief {host_and_process(os.getpid())}")
         )
         self._crew = Crew(
-            connect(redis),
+            self._transport,
             self.shared_name,
             holder=here.run_id or secrets.token_hex(8),
             who=host_and_process(os.getpid()),
@@ -188,18 +191,24 @@ class Chief(Closing):
             # The accumulator comes first: a worker that finds parameters also finds it.
             self.step, self.parameters, self.state = 0, parameters, state
             self._parameters.publish(parameters, 0, state=state)
+            self._announce()
             return
         self.step, tree = latest
         self.parameters = _own(tree)
         found = self._parameters.latest_state()
         assert found is not None
         self.state = found[1]
+        self._announce()
         logger.info(
             "%s: continuing at step %d",
             self.shared_name,
             self.step,
             extra={"accumulator": self.shared_name, "global_step": self.step},
         )
+
+    def _announce(self) -> None:
+        """Says how many gradients a step needs, for workers that cut the data into shares."""
+        announce_quorum(self._transport, ParameterKeys(self.shared_name), self.workers)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shared_name!r}, step={self.step}, workers={self.workers})"
@@ -328,6 +337,7 @@ class Chief(Closing):
                 published,
             )
             self._parameters.publish(self.parameters, self.step, state=self.state)
+            self._announce()
         elif published > self.step:
             raise self._lost(published)
         step = self._accumulator.global_step()

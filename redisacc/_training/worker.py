@@ -14,7 +14,7 @@ from typing import Any
 
 from redisacc._data import validation
 from redisacc._data.results import ApplyResult
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._handles.base import host_and_process
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
@@ -22,6 +22,8 @@ from redisacc._handles.parameters import Parameters
 from redisacc._protocol.contributors import has_contributed, read_contributors
 from redisacc._protocol.crew import Crew, Lease
 from redisacc._protocol.lifetime import Closing
+from redisacc._protocol.quorum import read_quorum
+from redisacc._protocol.wait_log import WaitLog
 from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import apply_gradient
@@ -44,6 +46,9 @@ LOOK_AT_LEAST_EVERY = 30.0
 
 # How often a worker that waits looks whether the step is still the one that it waits for, in seconds.
 LOOK_EVERY = 1.0
+
+# How often a worker asks for the number of workers before there is a chief, in seconds.
+ASK_EVERY = 0.2
 
 # A worker that is started together with a chief, which may continue a finished training, waits so many seconds for it.
 CONTINUED_WITHIN = 5.0
@@ -79,6 +84,7 @@ class Worker(Closing):
     Attributes:
         shared_name: the name of the training.
         number: the number of this worker.
+        workers: how many gradients a step needs.
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is the chief.
@@ -134,6 +140,9 @@ class Worker(Closing):
         self._next_check = self._next_look = 0.0
         self._pause = LOOK_AFTER
         self._went_back = False
+        # How many gradients a step needs, as the chief has said at this step; None: it was not read yet.
+        self._workers: int | None = None
+        self._has_warned = False
 
     @property
     def _place(self) -> str:
@@ -141,6 +150,53 @@ class Worker(Closing):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shared_name!r}, number={self.number})"
+
+    @property
+    def workers(self) -> int:
+        """How many gradients a step needs, as the chief says: the number of workers, unless some are spare.
+
+        With it, a worker cuts its share of the data: ``data[worker.number :: worker.workers]``. If there are more
+        workers than a step needs, so that the slowest need not be waited for, cut it by ``place().workers`` instead; a
+        warning says so once in a worker whose number is not below this one.
+
+        Blocks for a round trip; before the training has begun, until a chief begins it. In a loop over ``steps()``, it
+        is read again in each step in which you ask for it.
+
+        Raises:
+            LeaseLostError: another process has this worker's number now.
+            ParametersNotFoundError: the training was deleted.
+            ServerUnavailableError: the server did not answer for longer than ``patience``.
+        """
+        if self._workers is None:
+            self._workers = self._patience.call(self._read_workers, "to read how many workers there are")
+        if self.number >= self._workers and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s: this is worker %d, and a step needs %d gradients, so workers 0 to %d have all shares of the data "
+                "already. If it is a spare one, cut the data by the number of all workers instead; else start the "
+                "chief with more workers",
+                self.shared_name,
+                self.number,
+                self._workers,
+                self._workers - 1,
+                extra={"accumulator": self.shared_name},
+            )
+        return self._workers
+
+    def _read_workers(self) -> int:
+        keys, log = ParameterKeys(self.shared_name), WaitLog(time.monotonic())
+        while (found := read_quorum(self._transport, keys)) is None:
+            self._lease.check()
+            now = time.monotonic()
+            if log.is_due(now):
+                logger.warning(
+                    "%s: still waiting for a chief to say how many workers there are; %s",
+                    self.shared_name,
+                    crew_text(self._crew),
+                    extra={"accumulator": self.shared_name},
+                )
+            time.sleep(ASK_EVERY)
+        return found
 
     def steps(self) -> Iterator[tuple[int, Any]]:
         """Yields each step and its parameters, for a loop that computes a gradient and applies it.
@@ -180,6 +236,8 @@ class Worker(Closing):
                 self._step, self._went_back = None, False
                 continue
             self._step, self._gradient, self._has_applied = step, None, False
+            # Another chief may need another number.
+            self._workers = None
             yield step, tree
 
     def _is_finished(self) -> bool:

@@ -103,7 +103,7 @@ def test_finishing_what_is_gone(client: redis.Redis, incarnation: str) -> None:
         client.hset(f"{KEYS.record}:parameters", "incarnation", incarnation)
     before = client.hgetall(f"{KEYS.record}:parameters")
     with pytest.raises(redisacc.ParametersNotFoundError, match="published again" if incarnation else "no parameters"):
-        scripts.finish(incarnation="mine", finished=True)
+        scripts.amend(incarnation="mine", event="finished", fields=["finished", "1"])
     assert client.hgetall(f"{KEYS.record}:parameters") == before
 
 

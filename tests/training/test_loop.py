@@ -9,6 +9,9 @@ import pytest
 from support.servers import contents
 
 import redisacc
+from redisacc._format.keys import ParameterKeys
+from redisacc._protocol.quorum import announce_quorum
+from redisacc._redis.connect import connect
 
 pytestmark = pytest.mark.one_server
 
@@ -380,6 +383,64 @@ def test_a_number_is_free_when_its_holder_closes(training):
 def test_the_number_of_workers_comes_from_the_environment(training, monkeypatch):
     monkeypatch.setenv("REDISACC_WORKERS", "3")
     assert training.chief(workers=None).workers == 3
+
+
+def test_a_worker_learns_how_many_workers_there_are(training, background, caplog, monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.3)
+    one, spare = training.worker(), training.worker(3)
+    waiting = background(lambda: one.workers)
+    # By hand, so nobody says how many there are.
+    with redisacc.Parameters("train", redis=training.client) as parameters:
+        parameters.publish({"w": np.zeros(2, np.int64)}, 0)
+    while not caplog.records:
+        assert waiting.running
+    assert caplog.records[0].getMessage() == (
+        "train: still waiting for a chief to say how many workers there are; 2 workers with a lease; no chief"
+    )
+    caplog.clear()
+    first = training.chief(workers=3)
+    assert waiting.result() == 3
+    assert [spare.workers, spare.workers] == [3, 3]
+    assert [record.getMessage()[:70] for record in caplog.records] == [
+        "train: this is worker 3, and a step needs 3 gradients, so workers 0 to"
+    ]
+    first.close()
+    # Another chief needs another number, which a worker learns at its next step.
+    second = training.chief(workers=1)
+    assert one.workers == 3
+    seen = []
+
+    def gradient(_number, step, _parameters):
+        seen.append(one.workers)
+        return {"w": [1, step]}
+
+    loop = training.work(one, gradient=gradient)
+    training.lead(second, 2)
+    loop.join()
+    assert seen == [1, 1]
+
+
+@pytest.mark.forges
+@pytest.mark.parametrize("value", ["", "0", "-1", "x", "9" * 19])
+def test_a_number_of_workers_that_somebody_else_has_written(training, value):
+    training.chief()
+    training.client.hset("redisacc:{train}:parameters", "workers", value)
+    with pytest.raises(redisacc.CorruptDataError, match="workers holds"):
+        _ = training.worker().workers
+
+
+def test_a_worker_that_waits_for_the_number_of_workers_may_lose_its_own(training):
+    worker = training.worker(0)
+    training.give_lease("worker 0", "host:9", 60_000)
+    with pytest.raises(redisacc.LeaseLostError, match="host:9"):
+        _ = worker.workers
+
+
+def test_the_number_of_workers_is_said_of_published_parameters_only(training):
+    transport, keys = connect(training.client), ParameterKeys("train")
+    with pytest.raises(redisacc.ParametersNotFoundError, match="no parameters"):
+        announce_quorum(transport, keys, 3)
+    assert training.client.keys() == []
 
 
 def test_a_worker_waits_for_a_chief_that_starts_later(training, until):

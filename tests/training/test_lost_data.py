@@ -103,6 +103,7 @@ def test_it_is_restarted_from_older_data_while_the_chief_waits(training, backgro
     steps = worker.steps()
     for step in range(4):
         if step == 2:
+            training.client.hdel("redisacc:{train}:parameters", "workers")
             kept = Snapshot(training.client)
         assert next(steps)[0] == step
         worker.apply({"w": [1, step]})
@@ -116,6 +117,8 @@ def test_it_is_restarted_from_older_data_while_the_chief_waits(training, backgro
     kept.restore()
     # The chief makes the server agree with it.
     until(lambda: training.record.get(b"global_step") == b"4")
+    # Also about how many workers there are.
+    assert worker.workers == 1
     worker.apply({"w": [7, 7]})
     taken = waiting.result()
     assert (taken.global_step, taken.gradient["w"].tolist()) == (4, [7, 7])
