@@ -242,10 +242,8 @@ class Chief(Closing):
         self._is_finished = self._patience.call(lambda: self._ends_before(last), "to read the parameters")
         while not self._is_finished and (last is None or self.step < last):
             yield from self._round()
-        self._patience.call(self._clear_away, "to acknowledge rounds")
-        if not self._is_finished:
-            # Its last step was published before, by a loop that was to go on.
-            self.finish()
+        self._check_lease()
+        self._patience.call(self._end, "to finish the training")
 
     def _ends_before(self, last: int | None) -> bool:
         """Returns whether the training is finished. If it was, but its last step is to be a later one, continues it."""
@@ -402,6 +400,16 @@ class Chief(Closing):
             "a round in between was taken by another process, or the server has lost a version of the parameters. "
             f"Publish the parameters of step {step} with Parameters.publish() if you have them, or delete the training"
         )
+
+    def _end(self) -> None:
+        """Makes sure that the server has the last step, says so, and lists no round any more."""
+        self._agree()
+        self._clear_away()
+        # Usually the last publication has said it. But that step may have been published by a loop that was to go on,
+        # and the server may have lost it.
+        if not self._parameters.finished():
+            self._parameters.finish()
+        self._is_finished = True
 
     def _clear_away(self) -> None:
         """Acknowledges rounds that were used: a predecessor had not done it, or they came back with older data."""

@@ -97,6 +97,17 @@ def test_the_server_is_restarted_from_older_data(training, at_step, caplog):
     assert training.client.hlen("redisacc:{train}:taken") == 0
 
 
+def test_it_is_restarted_from_older_data_after_the_last_step(training, at_step):
+    kept = []
+    chief = at_step(5, {2: lambda: kept.append(Snapshot(training.client)), 5: lambda: kept[0].restore()})
+    with redisacc.Parameters("train", redis=training.client) as parameters:
+        step, tree = parameters.latest()
+        assert (step, tree["w"].tolist()) == (5, [5, 5]) == (chief.step, chief.parameters["w"].tolist())
+        assert parameters.finished()
+    assert training.record[b"global_step"] == b"5"
+    assert training.client.hlen("redisacc:{train}:taken") == 0
+
+
 def test_it_is_restarted_from_older_data_while_the_chief_waits(training, background, until):
     chief = training.chief()
     worker = training.worker()
