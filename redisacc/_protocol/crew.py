@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from redisacc._format.entries import clock_ms
 from redisacc._format.keys import Keys
 from redisacc._protocol.crew_scripts import CrewScripts, HeldByOther
 from redisacc._protocol.process_identity import fate_of, own_identity
@@ -69,7 +70,7 @@ class Crew:
     def members(self) -> list[Member]:
         """Returns all leases that somebody holds, or held within the last hour and did not give back."""
         clock, first = self._transport.pipeline([("TIME",), scan_command(self._key)])
-        now = int(clock[0]) * 1000 + int(clock[1]) // 1000
+        now = clock_ms(clock)
         members = []
         for field, entry in scan_whole(self._transport, self._key, first).items():
             place, held = _PLACE.fullmatch(field), _ENTRY.fullmatch(entry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass
 
-from redisacc._format.entries import time_of
+from redisacc._format.entries import clock_ms, time_of
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.parameter_record import ParameterRecord, parse_schema
 from redisacc._redis.transport import Transport
@@ -82,5 +82,5 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         publisher=printable(publisher or b""),
         created_at=times[0],
         published_at=times[1],
-        read_at=time_of(int(clock[0]) * 1000 + int(clock[1]) // 1000),
+        read_at=time_of(clock_ms(clock)),
     )

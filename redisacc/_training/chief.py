@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
-import secrets
 import time
-import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
@@ -18,17 +14,12 @@ from redisacc._data import validation
 from redisacc._data.results import Round
 from redisacc._data.tree import flatten
 from redisacc._format.keys import ParameterKeys
-from redisacc._handles.base import host_and_process
 from redisacc._handles.environment import WORKERS, place
-from redisacc._handles.parameters import Parameters
-from redisacc._protocol.crew import Crew, Lease
-from redisacc._protocol.lifetime import Closing
 from redisacc._protocol.quorum import announce_quorum
 from redisacc._protocol.take_wait import TAKER_LEASE_MS
-from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import open_gradients
-from redisacc._training.patience import Patience
+from redisacc._training.participant import Participant
 from redisacc.errors import (
     CancelledError,
     DataLossError,
@@ -47,7 +38,7 @@ logger = logging.getLogger("redisacc")
 LOOK_EVERY = 1.0
 
 
-class Chief(Closing):
+class Chief(Participant):
     """The chief of a training: it takes the mean gradient of each step, and publishes the parameters that follow.
 
     There is one chief and any number of workers (``Worker``), on any machines. They share an accumulator and
@@ -134,20 +125,7 @@ class Chief(Closing):
             if workers is None:
                 raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
         self.workers = validation.integer(workers, "workers", low=1)
-        seconds = validation.timeout(patience, "patience")
-        self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
-        self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
-        self._transport = connect(redis)
-        self._opened = ExitStack()
-        self._parameters = self._opened.enter_context(
-            Parameters(shared_name, redis=redis, publisher=f"chief {host_and_process(os.getpid())}")
-        )
-        self._crew = Crew(
-            self._transport,
-            self.shared_name,
-            holder=here.run_id or secrets.token_hex(8),
-            who=host_and_process(os.getpid()),
-        )
+        super().__init__("chief", shared_name, here, redis=redis, patience=patience)
         # The round that the body of the loop has, and the block that acknowledges it.
         self._current: Round[Any] | None = None
         self._block: ExitStack | None = None
@@ -158,10 +136,9 @@ class Chief(Closing):
         # The step with which the loop ends, and whether the parameters were declared the last ones.
         self._last: int | None = None
         self._is_finished = False
-        try:
+        with self._closed_on_failure():
             self._crew.wait_for("chief")
-            self._lease = Lease(self._crew, "chief")
-            self._opened.callback(self._lease.give_back)
+            self._keep("chief")
             self._begin(
                 parameters,
                 state,
@@ -174,11 +151,6 @@ class Chief(Closing):
                 buffer_limit=buffer_limit,
                 min_replicas=min_replicas,
             )
-        except BaseException:
-            self._opened.close()
-            raise
-        # The next chief need not wait for the lease, also without ``with``.
-        weakref.finalize(self, self._opened.close)
 
     def _begin(self, parameters: Any, state: Any, **options: Any) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
@@ -302,7 +274,7 @@ class Chief(Closing):
                 self._accumulator.take(self.workers, cancel=self._is_over, describe=lambda: crew_text(self._crew))
             )
         except DataLossError as error:
-            logger.warning("%s", error, extra={"accumulator": self.shared_name})
+            self._warn("%s", error)
         except CancelledError:
             if not self._has_to_agree:
                 raise
@@ -432,7 +404,7 @@ class Chief(Closing):
             self._patience.call(block.close, f"to acknowledge the round of step {taken.global_step}")
         except (DataLossError, RoundRecoveredError) as error:
             # It was used all the same. Whether the server has lost more shows before the next round.
-            logger.warning("%s", error, extra={"accumulator": self.shared_name})
+            self._warn("%s", error)
             return
         # There may be older ones.
         self._may_be_left = taken.global_step < self.step - 1
@@ -478,12 +450,6 @@ class Chief(Closing):
         self._is_finished = self._is_finished or is_last
         self._acknowledge()
 
-    def _check_lease(self) -> None:
-        self._patience.call(self._lease.check, "to extend the lease of the chief")
-
-    def _warn(self, text: str, *values: object) -> None:
-        logger.warning(f"%s: {text}", self.shared_name, *values, extra={"accumulator": self.shared_name})
-
     def finish(self) -> None:
         """Ends the training: the loops of workers end by themselves, and those of workers that start later end at once.
 
@@ -502,10 +468,6 @@ class Chief(Closing):
         """Removes the training, with its gradients and parameters, for everybody. Workers get an error."""
         self._patience.call(self._accumulator.delete, "to delete the gradients")
         self._patience.call(self._parameters.delete, "to delete the parameters")
-
-    def close(self) -> None:
-        """Closes the handles, and gives the chief's lease back. The training can be continued. Twice does nothing."""
-        self._opened.close()
 
 
 def _own(tree: Any) -> Any:

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
-import secrets
 import time
-import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 from redisacc._data import validation
 from redisacc._data.results import ApplyResult
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._handles.base import host_and_process
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
-from redisacc._handles.parameters import Parameters
 from redisacc._protocol.contributors import has_contributed, read_contributors
-from redisacc._protocol.crew import Crew, Lease
-from redisacc._protocol.lifetime import Closing
 from redisacc._protocol.quorum import read_quorum
 from redisacc._protocol.wait_log import WaitLog
-from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import apply_gradient
-from redisacc._training.patience import Patience
+from redisacc._training.participant import Participant
 from redisacc.errors import (
     CancelledError,
     DataLossError,
@@ -54,7 +44,7 @@ ASK_EVERY = 0.2
 CONTINUED_WITHIN = 5.0
 
 
-class Worker(Closing):
+class Worker(Participant):
     """A worker of a training: for each step it gets the parameters, and applies a gradient.
 
     Workers may join, leave, die and return at any moment. Each holds a number under a lease, which tells it its share
@@ -105,33 +95,15 @@ class Worker(Closing):
         if here.role == "chief":
             raise InvalidArgumentError("the environment says that this process is the chief, so it cannot be a worker")
         given = here.number if number is None else validation.integer(number, "number", low=0, high=MAX_WORKERS - 1)
-        seconds = validation.timeout(patience, "patience")
-        self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
-        self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
-        self._redis = redis
-        self._transport = connect(redis)
+        super().__init__("worker", shared_name, here, redis=redis, patience=patience)
         self._is_launched = here.role is not None
-        self._opened = ExitStack()
-        self._parameters = self._opened.enter_context(Parameters(shared_name, redis=redis))
-        self._crew = Crew(
-            self._transport,
-            self.shared_name,
-            holder=here.run_id or secrets.token_hex(8),
-            who=host_and_process(os.getpid()),
-        )
-        try:
+        with self._closed_on_failure():
             if given is None:
                 self.number = self._crew.take_number()
             else:
                 self.number = given
-                self._crew.wait_for(self._place)
-            self._lease = Lease(self._crew, self._place)
-            self._opened.callback(self._lease.give_back)
-        except BaseException:
-            self._opened.close()
-            raise
-        # A number that nobody uses any more is free at once, also without ``with``.
-        weakref.finalize(self, self._opened.close)
+                self._crew.wait_for(f"worker {given}")
+            self._keep(f"worker {self.number}")
         self._accumulator: Any = None
         # The step of the parameters that the loop got last; the gradient of that step, and what became of it.
         self._step: int | None = None
@@ -143,10 +115,6 @@ class Worker(Closing):
         # How many gradients a step needs, as the chief has said at this step; None: it was not read yet.
         self._workers: int | None = None
         self._has_warned = False
-
-    @property
-    def _place(self) -> str:
-        return f"worker {self.number}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shared_name!r}, number={self.number})"
@@ -171,15 +139,13 @@ class Worker(Closing):
             self._workers = self._patience.call(self._read_workers, "to read how many workers there are")
         if self.number >= self._workers and not self._has_warned:
             self._has_warned = True
-            logger.warning(
-                "%s: this is worker %d, and a step needs %d gradients, so workers 0 to %d have all shares of the data "
+            self._warn(
+                "this is worker %d, and a step needs %d gradients, so workers 0 to %d have all shares of the data "
                 "already. If it is a spare one, cut the data by the number of all workers instead; else start the "
                 "chief with more workers",
-                self.shared_name,
                 self.number,
                 self._workers,
                 self._workers - 1,
-                extra={"accumulator": self.shared_name},
             )
         return self._workers
 
@@ -189,12 +155,7 @@ class Worker(Closing):
             self._lease.check()
             now = time.monotonic()
             if log.is_due(now):
-                logger.warning(
-                    "%s: still waiting for a chief to say how many workers there are; %s",
-                    self.shared_name,
-                    crew_text(self._crew),
-                    extra={"accumulator": self.shared_name},
-                )
+                self._warn("still waiting for a chief to say how many workers there are; %s", crew_text(self._crew))
             time.sleep(ASK_EVERY)
         return found
 
@@ -227,11 +188,8 @@ class Worker(Closing):
                 if not self._went_back:
                     raise
                 # The server was restarted from older data, so the gradients of an earlier step are needed again.
-                logger.warning(
-                    "%s: the server has lost the parameters of step %s; continuing with those that it has",
-                    self.shared_name,
-                    self._step,
-                    extra={"accumulator": self.shared_name},
+                self._warn(
+                    "the server has lost the parameters of step %s; continuing with those that it has", self._step
                 )
                 self._step, self._went_back = None, False
                 continue
@@ -282,11 +240,9 @@ class Worker(Closing):
         # In this order: if the round is taken between the two, the step has moved on.
         is_there = has_contributed(self._transport, Keys(self.shared_name), self._place)
         if not is_there and self._accumulator.global_step() <= step:
-            logger.warning(
-                "%s: the gradient of step %s is not in the round, because the server has lost it; applying it again",
-                self.shared_name,
+            self._warn(
+                "the gradient of step %s is not in the round, because the server has lost it; applying it again",
                 step,
-                extra={"accumulator": self.shared_name},
             )
             self._apply(self._gradient, step)
 
@@ -338,7 +294,7 @@ class Worker(Closing):
                 return self._patience.call(lambda: self._apply_once(gradient, step), what)
             except (DataLossError, StaleSequenceError) as error:
                 # The handle has noticed that the server lost something. Applying it again cannot count it twice.
-                logger.warning("%s: %s", self.shared_name, error, extra={"accumulator": self.shared_name})
+                self._warn("%s", error)
 
     def _apply_once(self, gradient: Any, step: int) -> ApplyResult:
         if self._accumulator is None:
@@ -347,10 +303,3 @@ class Worker(Closing):
                 open_existing(Keys(self.shared_name), redis=self._redis, worker=self._place)
             )
         return apply_gradient(self._accumulator, gradient, step)
-
-    def _check_lease(self) -> None:
-        self._patience.call(self._lease.check, f"to extend the lease of {self._place}")
-
-    def close(self) -> None:
-        """Closes the handles, and gives the number back. Closing twice does nothing."""
-        self._opened.close()

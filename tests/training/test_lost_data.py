@@ -99,7 +99,7 @@ def test_the_server_is_restarted_from_older_data(training, at_step, caplog):
 
 def test_it_is_restarted_from_older_data_after_the_last_step(training, at_step):
     kept = []
-    chief = at_step(5, {2: lambda: kept.append(Snapshot(training.client)), 5: lambda: kept[0].restore()})
+    chief = at_step(5, {2: lambda: kept.append(Snapshot(training.client)), 5: lambda: [old.restore() for old in kept]})
     with redisacc.Parameters("train", redis=training.client) as parameters:
         step, tree = parameters.latest()
         assert (step, tree["w"].tolist()) == (5, [5, 5]) == (chief.step, chief.parameters["w"].tolist())
