@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from redisacc._format.entries import clock_ms, time_of
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.parameter_record import ParameterRecord, parse_schema
+from redisacc._protocol.quorum import parse_quorum
 from redisacc._redis.transport import Transport
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError
@@ -21,6 +22,8 @@ class ParametersInfo:
         name: their name.
         incarnation: a random id that they got with their first version.
         step: the step of the latest version.
+        finished: whether its publisher has said that it is the last.
+        workers: how many gradients a step needs, as the chief of a training has said; None without a chief.
         leaves: the number of arrays in their tree.
         nbytes: the size of these arrays together in bytes.
         state_bytes: the size of the publisher's state in bytes; 0 if it has none.
@@ -34,6 +37,8 @@ class ParametersInfo:
     name: str
     incarnation: str
     step: int
+    finished: bool
+    workers: int | None
     leaves: int
     nbytes: int
     state_bytes: int
@@ -53,11 +58,19 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
     """
     reply, clock = transport.pipeline(
         [
-            (*ParameterRecord.command(keys), "structure", "retired", "publisher", "created_ms", "published_ms"),
+            (
+                *ParameterRecord.command(keys),
+                "structure",
+                "retired",
+                "publisher",
+                "created_ms",
+                "published_ms",
+                "workers",
+            ),
             ("TIME",),
         ]
     )
-    *fields, structure, retired, publisher, created, published = reply
+    *fields, structure, retired, publisher, created, published, workers = reply
     record = ParameterRecord.parse(keys, fields)
     if record is None or record.incarnation.startswith(DELETING):
         return None
@@ -75,6 +88,8 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         name=keys.name,
         incarnation=record.incarnation,
         step=record.step,
+        finished=record.finished,
+        workers=parse_quorum(keys, workers),
         leaves=len(schema.leaves),
         nbytes=schema.nbytes,
         state_bytes=0 if manifest.state is None else manifest.state.nbytes,

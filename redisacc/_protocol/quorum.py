@@ -34,6 +34,15 @@ def read_quorum(transport: Transport, keys: ParameterKeys) -> int | None:
     """
     # The rules for workers let them read the record by this command only.
     [text] = transport.call("HMGET", keys.record, "workers")
+    return parse_quorum(keys, text)
+
+
+def parse_quorum(keys: ParameterKeys, text: bytes | None) -> int | None:
+    """Returns what the field of the record says; None if it is absent.
+
+    Raises:
+        CorruptDataError: redisacc did not write it.
+    """
     if text is None:
         return None
     if not (text.isdigit() and len(text) <= _DIGITS and int(text) > 0):
