@@ -7,7 +7,6 @@ At the end the chief trains once more, in its process alone, and compares the we
 """
 
 import argparse
-import os
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -38,11 +37,12 @@ def descend(weights, loss, gradient, count):
     return weights - RATE * (gradient / count + DECAY * weights), loss / count
 
 
-def work(workers):
+def work():
     """Runs a worker. Shards differ in size, so the number of images and the loss travel beside the gradient."""
     x, _, y, _ = images()
     with redisacc.Worker(NAME) as worker:
-        x, y = x[worker.number :: workers], y[worker.number :: workers]
+        share = slice(worker.number, None, worker.workers)
+        x, y = x[share], y[share]
         for _, parameters in worker.steps():
             loss, gradient = loss_and_gradient(parameters["weights"], x, y)
             worker.apply({"weights": gradient, "loss": loss, "images": float(len(y))})
@@ -94,9 +94,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plot", metavar="FILE", help="file for a plot of the training")
     args = parser.parse_args()
-    workers = int(os.environ["REDISACC_WORKERS"])
-    if os.environ["REDISACC_ROLE"] == "worker":
-        work(workers)
+    here = redisacc.place()
+    if here.role == "worker":
+        work()
         return
 
     together, alone = train(), train_alone()
@@ -105,7 +105,7 @@ def main():
     difference = np.abs(together[0] - alone[0]).max()
     print(f"test accuracy {accuracy:.3f}; largest difference of a weight from one process: {difference:.1e}")
     if args.plot:
-        plot(args.plot, together, alone, accuracy, workers)
+        plot(args.plot, together, alone, accuracy, here.workers)
     if not difference < 1e-12:
         raise SystemExit("the difference is larger than rounding explains")
 

@@ -9,7 +9,6 @@ The server waits for five clients, whichever they are, and moves the common weig
 weighted by the number of images.
 """
 
-import os
 import time
 
 import numpy as np
@@ -79,7 +78,8 @@ def serve():
 
 
 if __name__ == "__main__":
-    if os.environ["REDISACC_ROLE"] == "worker":
-        take_part(int(os.environ["REDISACC_WORKER_NUMBER"]))
+    here = redisacc.place()
+    if here.role == "worker":
+        take_part(here.number)
     else:
         serve()

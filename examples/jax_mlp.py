@@ -7,8 +7,6 @@ The images are scikit-learn's handwritten digits. The optimiser's momentum survi
 the parameters.
 """
 
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,7 +74,7 @@ def lead():
 
 
 if __name__ == "__main__":
-    if os.environ["REDISACC_ROLE"] == "worker":
+    if redisacc.place().role == "worker":
         work()
     else:
         lead()

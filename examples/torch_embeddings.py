@@ -7,8 +7,6 @@ The optimiser is Adagrad, whose state survives a restart of the chief together w
 trains once more, in its process alone, and compares the parameters.
 """
 
-import os
-
 import torch
 from torch import nn
 
@@ -112,11 +110,11 @@ def train_alone(workers):
 
 
 def main():
-    if os.environ["REDISACC_ROLE"] == "worker":
+    if redisacc.place().role == "worker":
         work()
         return
     together = lead()
-    alone, losses = train_alone(int(os.environ["REDISACC_WORKERS"]))
+    alone, losses = train_alone(redisacc.place().workers)
     texts, cheerful = (torch.cat(parts) for parts in zip(*(batch(10**6, index) for index in range(32)), strict=True))
     with torch.no_grad():
         accuracy = ((together(texts) > 0) == (cheerful > 0)).float().mean().item()

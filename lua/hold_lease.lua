@@ -1,14 +1,16 @@
 -- Gives a lease in the crew of a training to a holder, or extends it.
 --
--- KEYS crew      redisacc:{NAME}:crew   "chief" or "worker NUMBER" -> "holder lease_end_ms who"
+-- KEYS crew      redisacc:{NAME}:crew   "chief" or "worker NUMBER" -> "holder lease_end_ms process who"
 -- ARGV place      text     which lease: "chief" or "worker NUMBER"
 -- ARGV holder    text     random id of the holder; a process that is started again in the same place has the same
+-- ARGV process   text     identity of the holder's process, which no other process ever has; without spaces
 -- ARGV who       text     what people call the holder
 -- ARGV lease_ms  number   how long the lease lasts unless the holder extends it
+-- ARGV dead      text     identity of a process that is known to be dead, whose lease counts as run out; "" for none
 --
 -- Replies:
 -- {'held'}                     the caller holds the lease
--- {'taken', left_ms, who}      somebody else holds it, for that much longer unless it is extended
+-- {'taken', left_ms, process, who}   somebody else holds it, for that much longer unless it is extended
 -- {'corrupt', where, text}     the entry holds what redisacc never writes; nothing changed
 
 -- #include "now_ms"
@@ -21,15 +23,16 @@ local KEPT_MS = 3600000
 local now = now_ms()
 local entry = redis.call('HGET', keys.crew, args.place)
 if entry then
-  local holder, lease_end, who = string.match(entry, '^(%S+) (%d+) (.*)$')
+  local holder, lease_end, process, who = string.match(entry, '^(%S+) (%d+) (%S+) (.*)$')
   lease_end = parse_count(lease_end)
   if not lease_end then
     return {'corrupt', 'crew', string.sub(entry, 1, 64)}
   end
-  if holder ~= args.holder and lease_end > now then
-    return {'taken', count_text(lease_end - now), string.sub(who, 1, 200)}
+  if holder ~= args.holder and process ~= args.dead and lease_end > now then
+    return {'taken', count_text(lease_end - now), string.sub(process, 1, 200), string.sub(who, 1, 200)}
   end
 end
-redis.call('HSET', keys.crew, args.place, args.holder .. ' ' .. count_text(now + args.lease_ms) .. ' ' .. args.who)
+redis.call('HSET', keys.crew, args.place,
+  table.concat({args.holder, count_text(now + args.lease_ms), args.process, args.who}, ' '))
 redis.call('PEXPIRE', keys.crew, KEPT_MS)
 return {'held'}

@@ -1,6 +1,6 @@
 -- Gives back a lease in the crew of a training.
 --
--- KEYS crew      redisacc:{NAME}:crew   "chief" or "worker NUMBER" -> "holder lease_end_ms who"
+-- KEYS crew      redisacc:{NAME}:crew   "chief" or "worker NUMBER" -> "holder lease_end_ms process who"
 -- ARGV place      text     which lease: "chief" or "worker NUMBER"
 -- ARGV holder    text     id of the holder
 --

@@ -7,6 +7,7 @@ from redisacc._data.tree_spec import Sparse
 from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._handles.environment import Place, place
 from redisacc._handles.parameters import Parameters
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
@@ -71,6 +72,7 @@ __all__ = [
     "ParametersNotFoundError",
     "ParametersTimeoutError",
     "PeekTimeoutError",
+    "Place",
     "RedisAccError",
     "Round",
     "RoundNotPublishedError",
@@ -93,5 +95,6 @@ __all__ = [
     "Worker",
     "WorkerInfo",
     "errors",
+    "place",
     "raw_ops",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from redisacc._format.keys import Keys
@@ -162,6 +162,12 @@ def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, Unacknowled
 def time_of(ms: int) -> datetime.datetime:
     """Converts milliseconds of the server's clock to a time in UTC."""
     return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
+
+
+def clock_ms(reply: Sequence[bytes]) -> int:
+    """Converts the reply to TIME to milliseconds of the server's clock."""
+    seconds, micros = reply
+    return int(seconds) * 1000 + int(micros) // 1000
 
 
 def parse_known_workers(

@@ -8,7 +8,7 @@ variable                   meaning
 ``REDISACC_WORKERS``       the number of workers on all machines, if it is known
 ``REDISACC_RUN_ID``        a random id of this place in this run. A process that is started again after a death has the
                            id of its predecessor, and no other living process has it; so it may take over at once what
-                           its predecessor had leased.
+                           its predecessor had leased, and a worker without a number keeps that of its predecessor.
 ``REDISACC_URL``           the server; `redisacc._redis.connect` reads it
 =========================  ====================================================================
 
@@ -44,7 +44,12 @@ _NUMBER = re.compile(r"[0-9]{1,12}", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The place of a process in a run. What is None was not given.
+    """The place of a process in a run, as ``place()`` returns it. What is None was not given.
+
+    Example:
+        >>> import redisacc
+        >>> str(redisacc.place({"REDISACC_ROLE": "worker", "REDISACC_WORKER_NUMBER": "2"}))
+        'worker 2'
 
     Attributes:
         role: "chief" or "worker".
@@ -74,6 +79,15 @@ class Place:
 
 def place(environment: Mapping[str, str] | None = None) -> Place:
     """Returns the place that the environment gives to this process. Its fields are None where no variable is set.
+
+    `redisacc run` sets the variables ``REDISACC_ROLE``, ``REDISACC_WORKER_NUMBER``, ``REDISACC_WORKERS`` and
+    ``REDISACC_RUN_ID`` for each process that it starts; so may any other launcher. ``Chief`` and ``Worker`` read them,
+    too. An empty variable counts as unset.
+
+    Example:
+        >>> import redisacc
+        >>> redisacc.place({"REDISACC_ROLE": "worker", "REDISACC_WORKER_NUMBER": "2", "REDISACC_WORKERS": "4"})
+        Place(role='worker', number=2, workers=4, run_id=None)
 
     Args:
         environment: None for that of this process.

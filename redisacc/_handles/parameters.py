@@ -150,6 +150,7 @@ class Parameters(Closing):
         *,
         changed: Mapping[str, Any] | None = None,
         state: Any = None,
+        finished: bool = False,
     ) -> None:
         """Publishes a version. Readers see either all of it or the version before.
 
@@ -182,9 +183,11 @@ class Parameters(Closing):
                 now, all leaves are uploaded whole.
             state: a tree of any structure that workers do not fetch, such as the optimiser's state, for a publisher
                 that is started again. It belongs to this version: ``latest_state`` returns None for a version without.
+            finished: True: declares in the same instant that this version is the last one, as ``finish()`` does. False:
+                leaves that as it is.
 
         Raises:
-            InvalidArgumentError: the step, the tree, the state or an index is invalid.
+            InvalidArgumentError: the step, the tree, the state, an index or ``finished`` is invalid.
             SchemaMismatchError: the structure, a dtype or a shape differs from the first version's. The message names
                 the first path that differs.
             StepConflictError: something else is published for this step, or a later step is published.
@@ -195,7 +198,8 @@ class Parameters(Closing):
         """
         number = validation.integer(step, "step")
         self._lifetime.check()
-        wanted = self._publisher.check(tree, number, changed, state)
+        finished = validation.flag(finished, "finished")
+        wanted = self._publisher.check(tree, number, changed, state, finished=finished)
         self._publisher.publish(wanted, self._given_publisher or host_and_process(os.getpid()))
 
     def check(self, tree: Any, *, state: Any = None) -> None:
@@ -266,6 +270,7 @@ class Parameters(Closing):
         after: int | None = None,
         timeout: float | None = None,
         *,
+        skip_last: bool = False,
         cancel: Callable[[], bool] | None = None,
         describe: Callable[[], str] | None = None,
     ) -> tuple[int, Any]:
@@ -287,6 +292,10 @@ class Parameters(Closing):
         Args:
             after: integer scalar: the step that is known already. None: any version will do.
             timeout: seconds to wait at most, 0 or more. None: forever. Reading a version that is there may take longer.
+            skip_last: what to do with a version that its publisher has declared the last one. False: return it, and
+                raise ParametersFinishedError in a wait for a later one. True: raise ParametersFinishedError instead of
+                returning it, without fetching its values. A reader that computes the next step from each version has no
+                use for the last one.
             cancel: asked at least once a second while the server answers; if it returns True, the wait is cancelled.
             describe: called for a message about the wait; returns what else it should say, or "".
 
@@ -296,7 +305,8 @@ class Parameters(Closing):
 
         Raises:
             ParametersTimeoutError: no such version was published in time.
-            ParametersFinishedError: no such version will be published, as its publisher has said (``finish``).
+            ParametersFinishedError: no such version will be published, as its publisher has said; or, with
+                ``skip_last``, the version that is there is the last one.
             CancelledError: the handle was closed, or ``cancel`` returned True.
             ParametersNotFoundError: the parameters were deleted since this handle has seen them.
             PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
@@ -304,6 +314,7 @@ class Parameters(Closing):
         """
         wanted = None if after is None else validation.integer(after, "after")
         seconds = validation.timeout(timeout)
+        skip_last = validation.flag(skip_last, "skip_last")
         self._lifetime.check()
         record, tree = wait_for_version(
             self._transport,
@@ -313,6 +324,7 @@ class Parameters(Closing):
             after=wanted,
             deadline=math.inf if seconds is None else time.monotonic() + seconds,
             label=f"{self._name} ({self._keys.name})",
+            skip_last=skip_last,
             cancel=cancel,
             describe=describe,
         )

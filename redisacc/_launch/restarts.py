@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["STEADY", "Restarts"]
+__all__ = ["PERMANENT", "STEADY", "Restarts"]
+
+# Exit codes by which a program usually says that the same command would fail again: wrong usage, also of Python or a
+# shell itself; EX_USAGE and EX_CONFIG of sysexits.h; what a shell cannot execute or find.
+PERMANENT = (2, 64, 78, 126, 127)
 
 # A process that lived for this many seconds was not in a crash loop: its death counts as the first one.
 STEADY = 60.0

@@ -11,14 +11,14 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType
 
 from redisacc._handles.environment import Place
 from redisacc._launch.guard import Guard
 from redisacc._launch.member import Member
 from redisacc._launch.output import outputs
-from redisacc._launch.restarts import Restarts
+from redisacc._launch.restarts import PERMANENT, Restarts
 from redisacc._text import MESSAGE, printable
 
 __all__ = ["STOPPED_BY_SIGNAL", "CannotStartError", "Run", "places"]
@@ -69,6 +69,7 @@ class Run:
         command: the program of every process, and its arguments.
         environment: the variables of every process, but for those of its place.
         restarts: maximum number of deaths in succession, after each of which a process is started again.
+        give_up_on: exit codes after which no process is started again.
         grace: seconds that workers have to end after the chief has finished, and that every process has between SIGTERM
             and SIGKILL.
         problem: called now and then; returns a text if the run has to end, for example because the server has.
@@ -81,9 +82,11 @@ class Run:
         environment: Mapping[str, str],
         *,
         restarts: int,
+        give_up_on: Collection[int] = PERMANENT,
         grace: float,
         problem: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._give_up_on = give_up_on
         self._grace = grace
         self._problem = problem
         self._out, self._err = outputs(os.environ)
@@ -246,6 +249,10 @@ class Run:
             self._finished_by_itself(member)
             return
         how = f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with exit code {status}"
+        if status in self._give_up_on:
+            self.say(f"{member.place} {how}, after which it is not started again (--give-up-on); the run ends")
+            self._end(code)
+            return
         pause = member.restarts.pause_after(member.lived)
         if pause is not None:
             self.say(f"{member.place} {how}; it starts again in {pause:g} s")

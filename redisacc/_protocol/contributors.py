@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass
 
-from redisacc._format.entries import WorkerInfo, missing_of, parse_known_workers, parse_workers, time_of
+from redisacc._format.entries import WorkerInfo, clock_ms, missing_of, parse_known_workers, parse_workers, time_of
 from redisacc._format.keys import Keys
 from redisacc._redis.hash_scan import scan_command, scan_some
 from redisacc._redis.transport import Transport
@@ -60,5 +60,5 @@ def read_contributors(transport: Transport, keys: Keys) -> Contributors:
         missing=missing_of(known) if all_workers else [],
         ever_applied=totals != [b"0", b"0"],
         complete=all_workers and all_sessions,
-        read_at=time_of(int(clock[0]) * 1000 + int(clock[1]) // 1000),
+        read_at=time_of(clock_ms(clock)),
     )

@@ -9,8 +9,10 @@ import threading
 import time
 from dataclasses import dataclass
 
+from redisacc._format.entries import clock_ms
 from redisacc._format.keys import Keys
-from redisacc._protocol.crew_scripts import CrewScripts
+from redisacc._protocol.crew_scripts import CrewScripts, HeldByOther
+from redisacc._protocol.process_identity import fate_of, own_identity
 from redisacc._redis.hash_scan import scan_command, scan_whole
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import printable, shown
@@ -22,7 +24,7 @@ logger = logging.getLogger("redisacc")
 LEASE = 10.0
 RENEWALS = 4
 
-_ENTRY = re.compile(rb"(\S{1,64}) ([0-9]{1,15}) (.{1,1024})", re.DOTALL)
+_ENTRY = re.compile(rb"(\S{1,64}) ([0-9]{1,15}) (\S{1,64}) (.{1,1024})", re.DOTALL)
 _PLACE = re.compile(rb"chief|worker ([0-9]{1,12})")
 
 
@@ -33,12 +35,16 @@ class Member:
     Attributes:
         place: "chief", or "worker" and a number.
         number: the number of a worker; None for the chief.
-        who: what people call the holder.
+        holder: the random id of the holder's place.
+        process: the identity of its process.
+        who: what people call it.
         left: for how many more seconds the lease lasts; negative if it has run out.
     """
 
     place: str
     number: int | None
+    holder: str
+    process: str
     who: str
     left: float
 
@@ -64,7 +70,7 @@ class Crew:
     def members(self) -> list[Member]:
         """Returns all leases that somebody holds, or held within the last hour and did not give back."""
         clock, first = self._transport.pipeline([("TIME",), scan_command(self._key)])
-        now = int(clock[0]) * 1000 + int(clock[1]) // 1000
+        now = clock_ms(clock)
         members = []
         for field, entry in scan_whole(self._transport, self._key, first).items():
             place, held = _PLACE.fullmatch(field), _ENTRY.fullmatch(entry)
@@ -73,60 +79,90 @@ class Crew:
                     f"{self._key}: {shown(field)} holds {shown(entry)}, which redisacc did not write"
                 )
             number = None if place[1] is None else int(place[1])
-            members.append(Member(field.decode(), number, printable(held[3]), (int(held[2]) - now) / 1000))
+            members.append(
+                Member(
+                    field.decode(),
+                    number,
+                    held[1].decode("ascii", "replace"),
+                    held[3].decode("ascii", "replace"),
+                    printable(held[4]),
+                    (int(held[2]) - now) / 1000,
+                )
+            )
         return sorted(members, key=lambda member: (member.number is not None, member.number or 0))
 
-    def hold(self, place: str, *, timeout: float = TIMEOUT) -> tuple[float, str] | None:
+    def hold(self, place: str, *, dead: str = "", timeout: float = TIMEOUT) -> HeldByOther | None:
         """Takes or extends a lease.
 
         Args:
             place: "chief", or "worker" and a number.
+            dead: the identity of a process that is dead, so that its lease can be taken at once. "": of none.
             timeout: how long to try to reach the server, in seconds.
 
         Returns:
-            None if this process holds it now; else for how many more seconds somebody else does, and who that is.
+            None if this process holds it now; else who does.
         """
-        taken = self._scripts.hold_lease(
-            place=place, holder=self._holder, who=self._who, lease_ms=round(LEASE * 1000), timeout=timeout
+        return self._scripts.hold_lease(
+            place=place,
+            holder=self._holder,
+            process=own_identity(),
+            who=self._who,
+            lease_ms=round(LEASE * 1000),
+            dead=dead,
+            timeout=timeout,
         )
-        return None if taken is None else (taken.left, taken.who)
+
+    def _take(self, place: str) -> HeldByOther | None:
+        """Takes a lease, also that of a process which is known to be dead. Returns who else holds it, or None."""
+        taken = self.hold(place)
+        if taken is not None and fate_of(taken.process) == "dead":
+            taken = self.hold(place, dead=taken.process)
+        return taken
 
     def wait_for(self, place: str) -> None:
         """Takes a lease, and waits for one that nobody extends to run out: its holder may have died.
 
-        Blocks for ``LEASE`` seconds at most.
+        Blocks for ``LEASE`` seconds at most, and not at all if the holder was a process on this machine that is dead.
 
         Raises:
             LeaseHeldError: somebody extends it.
         """
         deadline = time.monotonic() + LEASE + 1.0
         logged = False
-        while (taken := self.hold(place)) is not None:
-            left, who = taken
+        while (taken := self._take(place)) is not None:
             # A lease that is still fresh when it should have run out has been extended: its holder is alive.
-            if time.monotonic() + left > deadline:
+            if time.monotonic() + taken.left > deadline:
                 raise LeaseHeldError(
-                    f"{who} is the {place} of {shown(self._name)} and extends its lease, so this process cannot be it. "
-                    "Stop that process first, or leave this one out"
+                    f"{taken.who} is the {place} of {shown(self._name)} and extends its lease, so this process cannot "
+                    "be it. Stop that process first, or leave this one out"
                 )
             if not logged:
                 logged = True
                 logger.warning(
                     "%s: %s held the lease of the %s last; waiting up to %.0f s for it to run out",
                     self._name,
-                    who,
+                    taken.who,
                     place,
-                    left,
+                    taken.left,
                     extra={"accumulator": self._name},
                 )
-            time.sleep(min(left, 0.5) + 0.01)
+            time.sleep(min(taken.left, 0.5) + 0.01)
 
     def take_number(self) -> int:
-        """Takes the lease of the lowest number that no worker holds, and returns that number."""
+        """Takes the lease of a number, and returns that number.
+
+        It is the one that this process's predecessor in the same place of a run had, if nobody has taken it since; else
+        the lowest that no worker holds.
+        """
         while True:
-            held = {member.number for member in self.members() if member.left > 0}
-            number = next(number for number in range(len(held) + 1) if number not in held)
-            if self.hold(f"worker {number}") is None:
+            workers = [member for member in self.members() if member.number is not None]
+            # A worker of the same place that lives is no predecessor: several may have inherited one environment.
+            own = [one.number for one in workers if one.holder == self._holder and fate_of(one.process) != "alive"]
+            held = {one.number for one in workers if one.left > 0 and fate_of(one.process) != "dead"}
+            free = next(number for number in range(len(held) + 1) if number not in held)
+            number = own[0] if own else free
+            if self._take(f"worker {number}") is None:
+                assert number is not None
                 return number
 
     def release(self, place: str, *, timeout: float) -> None:
@@ -205,7 +241,7 @@ class Lease:
             if taken is None:
                 self._sure_until = asked_at + LEASE
             else:
-                self._lost_to = taken[1]
+                self._lost_to = taken.who
 
     def _extend(self) -> None:
         pause = LEASE / RENEWALS

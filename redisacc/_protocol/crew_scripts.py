@@ -17,10 +17,12 @@ class HeldByOther:
 
     Attributes:
         left: for how many more seconds, unless it is extended.
+        process: the identity of its process, as far as it can be trusted.
         who: what people call the holder. Printable.
     """
 
     left: float
+    process: str
     who: str
 
 
@@ -40,15 +42,25 @@ class CrewScripts:
         self._keys = keys
 
     def hold_lease(
-        self, *, place: str, holder: str, who: str, lease_ms: int, timeout: float = TIMEOUT
+        self,
+        *,
+        place: str,
+        holder: str,
+        process: str,
+        who: str,
+        lease_ms: int,
+        dead: str = "",
+        timeout: float = TIMEOUT,
     ) -> HeldByOther | None:
         """Takes or extends a lease.
 
         Args:
             place: "chief", or "worker" and a number.
             holder: the random id of the holder, without spaces.
+            process: the identity of its process, without spaces.
             who: what people call the holder.
             lease_ms: how long the lease lasts unless it is extended, in milliseconds.
+            dead: the identity of a process that is dead: its lease is taken as if it had run out. "": of none.
             timeout: how long to try to reach the server, in seconds.
 
         Returns:
@@ -57,15 +69,22 @@ class CrewScripts:
         reply = self._transport.run(
             *load("hold_lease").bind(
                 keys={"crew": self._keys.crew},
-                args={"place": place, "holder": holder, "who": who, "lease_ms": lease_ms},
+                args={
+                    "place": place,
+                    "holder": holder,
+                    "process": process,
+                    "who": who,
+                    "lease_ms": lease_ms,
+                    "dead": dead,
+                },
             ),
             timeout=timeout,
         )
         match reply:
             case [b"held"]:
                 return None
-            case [b"taken", left, other] if left.isdigit() and len(left) <= 15:
-                return HeldByOther(int(left) / 1000, printable(other))
+            case [b"taken", left, its_process, other] if left.isdigit() and len(left) <= 15:
+                return HeldByOther(int(left) / 1000, its_process.decode("ascii", "replace"), printable(other))
         raise corrupt(self._keys.crew, reply)
 
     def release_lease(self, *, place: str, holder: str, timeout: float = TIMEOUT) -> bool:

@@ -13,6 +13,7 @@ from redisacc._format.entries import (
     UnacknowledgedRound,
     WaitingTaker,
     WorkerInfo,
+    clock_ms,
     missing_of,
     parse_known_workers,
     parse_taken,
@@ -203,5 +204,5 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         created_at=created_at,
         known_workers=known_workers,
         last_activity=max([created_at, *seen, *(found.granted_at for _, found in rounds)]),
-        read_at=time_of(int(clock[0]) * 1000 + int(clock[1]) // 1000),
+        read_at=time_of(clock_ms(clock)),
     )

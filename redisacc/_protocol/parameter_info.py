@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass
 
-from redisacc._format.entries import time_of
+from redisacc._format.entries import clock_ms, time_of
 from redisacc._format.keys import DELETING, ParameterKeys
 from redisacc._format.parameter_record import ParameterRecord, parse_schema
+from redisacc._protocol.quorum import parse_quorum
 from redisacc._redis.transport import Transport
 from redisacc._text import printable, shown
 from redisacc.errors import CorruptDataError
@@ -21,6 +22,8 @@ class ParametersInfo:
         name: their name.
         incarnation: a random id that they got with their first version.
         step: the step of the latest version.
+        finished: whether its publisher has said that it is the last.
+        workers: how many gradients a step needs, as the chief of a training has said; None without a chief.
         leaves: the number of arrays in their tree.
         nbytes: the size of these arrays together in bytes.
         wire: how elements of float32 are stored: "float32" or "bfloat16".
@@ -35,6 +38,8 @@ class ParametersInfo:
     name: str
     incarnation: str
     step: int
+    finished: bool
+    workers: int | None
     leaves: int
     nbytes: int
     wire: str
@@ -55,11 +60,19 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
     """
     reply, clock = transport.pipeline(
         [
-            (*ParameterRecord.command(keys), "structure", "retired", "publisher", "created_ms", "published_ms"),
+            (
+                *ParameterRecord.command(keys),
+                "structure",
+                "retired",
+                "publisher",
+                "created_ms",
+                "published_ms",
+                "workers",
+            ),
             ("TIME",),
         ]
     )
-    *fields, structure, retired, publisher, created, published = reply
+    *fields, structure, retired, publisher, created, published, workers = reply
     record = ParameterRecord.parse(keys, fields)
     if record is None or record.incarnation.startswith(DELETING):
         return None
@@ -77,6 +90,8 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         name=keys.name,
         incarnation=record.incarnation,
         step=record.step,
+        finished=record.finished,
+        workers=parse_quorum(keys, workers),
         leaves=len(schema.leaves),
         nbytes=schema.nbytes,
         wire=record.wire,
@@ -85,5 +100,5 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         publisher=printable(publisher or b""),
         created_at=times[0],
         published_at=times[1],
-        read_at=time_of(int(clock[0]) * 1000 + int(clock[1]) // 1000),
+        read_at=time_of(clock_ms(clock)),
     )

@@ -109,20 +109,21 @@ class ParameterScripts:
                 raise replaced(self._keys.name)
         raise corrupt(self._keys.record, reply)
 
-    def finish(self, *, incarnation: str, finished: bool) -> None:
-        """Notes whether the step that is published is the last one.
+    def amend(self, *, incarnation: str, event: str, fields: Sequence[str]) -> None:
+        """Changes what the record says beside the version.
 
         Args:
             incarnation: the incarnation that the client has seen.
-            finished: whether it is.
+            event: what waiting readers are told.
+            fields: the name of a field of the record, its value, and so on.
 
         Raises:
             ParametersNotFoundError: the parameters were deleted.
         """
         reply = self._transport.run(
-            *load("finish").bind(
+            *load("amend").bind(
                 keys={"record": self._keys.record},
-                args={"incarnation": incarnation, "finished": int(finished)},
+                args={"incarnation": incarnation, "event": event, "fields": fields},
             )
         )
         match reply:

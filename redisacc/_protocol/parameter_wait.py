@@ -32,6 +32,7 @@ def wait_for_version(
     after: int | None,
     deadline: float,
     label: str,
+    skip_last: bool = False,
     cancel: Callable[[], bool] | None = None,
     describe: Callable[[], str] | None = None,
 ) -> tuple[ParameterRecord, Any]:
@@ -45,13 +46,24 @@ def wait_for_version(
         after: the step; None: any version will do.
         deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
         label: the name of the parameters in log records and errors.
+        skip_last: whether a version that was declared the last one ends the wait instead of being returned.
         cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
         describe: returns what else a message about the wait says, "" for nothing.
 
     Returns:
         The record and the tree.
     """
-    wait = _Wait(transport, keys, reader, after=after, deadline=deadline, label=label, cancel=cancel, describe=describe)
+    wait = _Wait(
+        transport,
+        keys,
+        reader,
+        after=after,
+        deadline=deadline,
+        label=label,
+        skip_last=skip_last,
+        cancel=cancel,
+        describe=describe,
+    )
     with ExitStack() as stack:
         stack.callback(lifetime.register(wait.alarm))
         return wait.run(lifetime, stack)
@@ -67,12 +79,13 @@ class _Wait:
         after: int | None,
         deadline: float,
         label: str,
+        skip_last: bool,
         cancel: Callable[[], bool] | None,
         describe: Callable[[], str] | None,
     ) -> None:
         self._transport, self._keys, self._reader = transport, keys, reader
         self._after, self._deadline, self._label, self._cancel = after, deadline, label, cancel
-        self._describe = describe
+        self._skip_last, self._describe = skip_last, describe
         self.alarm = Alarm()
         # Set by the thread that listens: whether there may be something new, and what the last event said.
         self._poll_now = True
@@ -147,6 +160,8 @@ class _Wait:
             while True:
                 self._found = record
                 if record is None or (self._after is not None and record.step <= self._after):
+                    return None
+                if record.finished and self._skip_last:
                     return None
                 try:
                     return record, self._reader.values(record, fetched)

@@ -58,6 +58,7 @@ class Wanted:
         step: the step.
         changed: leaf → indices of the rows that differ from the version before, ascending.
         state: the publisher's state: what its leaves are, and the leaves; None if there is none.
+        finished: whether it is the last version.
     """
 
     tree: object
@@ -66,6 +67,7 @@ class Wanted:
     step: int
     changed: Mapping[int, Array]
     state: tuple[Schema, Sequence[Array]] | None
+    finished: bool
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Publisher:
         """Notes the version that the caller got."""
         self._callers = version
 
-    def check(self, tree: object, step: int, changed: object, state: object) -> Wanted:
+    def check(self, tree: object, step: int, changed: object, state: object, *, finished: bool = False) -> Wanted:
         """Returns what a caller wants to publish.
 
         Raises:
@@ -140,7 +142,7 @@ class Publisher:
         schema, arrays = schema_of(tree, "tree") if known is None else (known, self._arrays_of(known, tree))
         rows = {} if changed is None else _checked_rows(schema, changed)
         given = None if state is None else schema_of(state, "state")
-        return Wanted(tree, schema, arrays, step, rows, given)
+        return Wanted(tree, schema, arrays, step, rows, given, finished)
 
     def publish(self, wanted: Wanted, publisher: str) -> None:
         """Publishes a version.
@@ -174,7 +176,11 @@ class Publisher:
 
     def finish(self, finished: bool) -> None:
         """Notes whether the version that is published is the last one."""
-        self._scripts.finish(incarnation=self._reader.incarnation, finished=finished)
+        self._scripts.amend(
+            incarnation=self._reader.incarnation,
+            event="finished" if finished else "continued",
+            fields=["finished", "1" if finished else "0"],
+        )
 
     def _try(self, wanted: Wanted, version: str, publisher: str) -> bool:
         """Tries to publish a version. Returns False if what is published has changed meanwhile."""
@@ -238,6 +244,8 @@ class Publisher:
             schema, arrays = wanted.state
             fields.append(schema.text)
             blobs.append((f"{version}-state", packed(schema, arrays, _whole(schema))))
+        if wanted.finished:
+            fields += ["finished", "1"]
         if last is None:
             fields += ["format", FORMAT, "structure", wanted.schema.text]
             fields += ["leaves", str(len(wanted.schema.leaves)), "bytes", str(wanted.schema.nbytes)]
@@ -310,6 +318,9 @@ class Publisher:
                 step=wanted.step,
                 published=record.step,
             )
+        if wanted.finished and not record.finished:
+            # The version was published by a call that did not say so.
+            self.finish(True)
         self._callers = record.version
         return True
 

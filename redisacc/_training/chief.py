@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
-import secrets
 import time
-import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
@@ -17,21 +13,20 @@ import numpy as np
 from redisacc._data import validation
 from redisacc._data.results import Round
 from redisacc._data.tree import flatten
-from redisacc._handles.base import host_and_process
+from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import WORKERS, place
-from redisacc._handles.parameters import Parameters
-from redisacc._protocol.crew import Crew, Lease
-from redisacc._protocol.lifetime import Closing
+from redisacc._protocol.quorum import announce_quorum
 from redisacc._protocol.take_wait import TAKER_LEASE_MS
-from redisacc._redis.connect import connect
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
 from redisacc._training.gradients import open_gradients
-from redisacc._training.patience import Patience
+from redisacc._training.participant import Participant
 from redisacc.errors import (
     CancelledError,
     DataLossError,
     InvalidArgumentError,
+    LeaseLostError,
+    RedisAccError,
     RoundNotPublishedError,
     RoundRecoveredError,
     StaleSequenceError,
@@ -44,7 +39,7 @@ logger = logging.getLogger("redisacc")
 LOOK_EVERY = 1.0
 
 
-class Chief(Closing):
+class Chief(Participant):
     """The chief of a training: it takes the mean gradient of each step, and publishes the parameters that follow.
 
     There is one chief and any number of workers (``Worker``), on any machines. They share an accumulator and
@@ -75,8 +70,8 @@ class Chief(Closing):
         parameters: the parameters to begin with, a tree of arrays or an array. Gradients have the same structure,
             dtypes and shapes. If parameters were published under this name before, those count, and these only have to
             have the same structure.
-        workers: how many gradients a step needs, at least 1. None: the environment variable ``REDISACC_WORKERS``, which
-            `redisacc run` sets.
+        workers: how many gradients a step needs, at least 1, which ``Worker.workers`` tells the workers. None: the
+            environment variable ``REDISACC_WORKERS``, which `redisacc run` sets.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
             fetch it.
         sparse: the paths of leaves of which gradients hold rows (``IndexedSlices``). For a single array: True or False.
@@ -105,8 +100,8 @@ class Chief(Closing):
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker.
         SchemaMismatchError: another model is trained under this name. The message names the first leaf that differs.
-        LeaseHeldError: another process is the chief. Its predecessor may still be; that is waited for, for up to 10
-            seconds.
+        LeaseHeldError: another process is the chief. Its predecessor may still be: if that is a process on this machine
+            that is dead, its lease is taken at once; else it is waited for, for up to 10 seconds.
         ServerUnavailableError: no server answers.
     """
 
@@ -136,20 +131,8 @@ class Chief(Closing):
             if workers is None:
                 raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
         self.workers = validation.integer(workers, "workers", low=1)
-        seconds = validation.timeout(patience, "patience")
-        self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
-        self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
-        self._opened = ExitStack()
-        self._parameters = self._opened.enter_context(
-            Parameters(shared_name, redis=redis, wire=wire, publisher=f"chief {host_and_process(os.getpid())}")
-        )
+        super().__init__("chief", shared_name, here, redis=redis, patience=patience, wire=wire)
         self._rounds_parameters = wire == "bfloat16"
-        self._crew = Crew(
-            connect(redis),
-            self.shared_name,
-            holder=here.run_id or secrets.token_hex(8),
-            who=host_and_process(os.getpid()),
-        )
         # The round that the body of the loop has, and the block that acknowledges it.
         self._current: Round[Any] | None = None
         self._block: ExitStack | None = None
@@ -157,10 +140,12 @@ class Chief(Closing):
         self._may_be_left = True
         self._has_to_agree = False
         self._next_look = 0.0
-        try:
+        # The step with which the loop ends, and whether the parameters were declared the last ones.
+        self._last: int | None = None
+        self._is_finished = False
+        with self._closed_on_failure():
             self._crew.wait_for("chief")
-            self._lease = Lease(self._crew, "chief")
-            self._opened.callback(self._lease.give_back)
+            self._keep("chief")
             self._begin(
                 parameters,
                 state,
@@ -173,11 +158,6 @@ class Chief(Closing):
                 buffer_limit=buffer_limit,
                 min_replicas=min_replicas,
             )
-        except BaseException:
-            self._opened.close()
-            raise
-        # The next chief need not wait for the lease, also without ``with``.
-        weakref.finalize(self, self._opened.close)
 
     def _begin(self, parameters: Any, state: Any, **options: Any) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
@@ -190,18 +170,24 @@ class Chief(Closing):
             # The accumulator comes first: a worker that finds parameters also finds it.
             self.step, self.parameters, self.state = 0, parameters, state
             self._send_parameters()
+            self._announce()
             return
         self.step, tree = latest
         found = self._parameters.latest_state()
         assert found is not None
         exact, self.state = unpack_state(found[1])
         self.parameters = _own(tree) if exact is None else with_exact(tree, exact, self.shared_name)
+        self._announce()
         logger.info(
             "%s: continuing at step %d",
             self.shared_name,
             self.step,
             extra={"accumulator": self.shared_name, "global_step": self.step},
         )
+
+    def _announce(self) -> None:
+        """Says how many gradients a step needs, for workers that cut the data into shares."""
+        announce_quorum(self._transport, ParameterKeys(self.shared_name), self.workers)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shared_name!r}, step={self.step}, workers={self.workers})"
@@ -214,8 +200,10 @@ class Chief(Closing):
         published. If the process dies before that, its successor gets the round again.
 
         Args:
-            until: the loop ends when the parameters of this step are published, and so does the training: workers'
-                loops end as well (``finish``). None: the loop goes on forever.
+            until: the loop ends when the parameters of this step are published, and so does the training: in the same
+                instant workers learn that no step follows, and their loops end without another gradient. A training
+                that was finished at an earlier step is continued. None: the loop ends after
+                ``publish(…, finished=True)``, and at once if the training is finished already.
 
         Yields:
             The round: its ``gradient``, a tree like the parameters; its ``global_step``; the ``workers`` that it is
@@ -228,17 +216,25 @@ class Chief(Closing):
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: what else ``take`` raises.
         """
-        last = None if until is None else validation.integer(until, "until")
-        if last is None or self.step < last:
-            self._patience.call(self._continue, "to continue the training")
-        while last is None or self.step < last:
+        self._last = last = None if until is None else validation.integer(until, "until")
+        self._check_lease()
+        self._is_finished = self._patience.call(lambda: self._ends_before(last), "to read the parameters")
+        while not self._is_finished and (last is None or self.step < last):
             yield from self._round()
-        self._patience.call(self._clear_away, "to acknowledge rounds")
-        self.finish()
+        self._check_lease()
+        self._patience.call(self._end, "to finish the training")
 
-    def _continue(self) -> None:
-        if self._parameters.finished():
-            self._parameters.finish(False)
+    def _ends_before(self, last: int | None) -> bool:
+        """Returns whether the training is finished. If it was, but its last step is to be a later one, continues it."""
+        published = self._parameters.step()
+        if published is not None and published > self.step:
+            raise self._lost(published)
+        if not self._parameters.finished():
+            return False
+        if last is None or self.step >= last:
+            return True
+        self._parameters.finish(False)
+        return False
 
     def _round(self) -> Iterator[Round[Any]]:
         """Yields the next round, or nothing if there was only something to be put right."""
@@ -285,7 +281,7 @@ class Chief(Closing):
                 self._accumulator.take(self.workers, cancel=self._is_over, describe=lambda: crew_text(self._crew))
             )
         except DataLossError as error:
-            logger.warning("%s", error, extra={"accumulator": self.shared_name})
+            self._warn("%s", error)
         except CancelledError:
             if not self._has_to_agree:
                 raise
@@ -318,6 +314,7 @@ class Chief(Closing):
                 published,
             )
             self._send_parameters()
+            self._announce()
         elif published > self.step:
             raise self._lost(published)
         step = self._accumulator.global_step()
@@ -372,12 +369,31 @@ class Chief(Closing):
             else:
                 return
 
-    def _lost(self, step: int) -> DataLossError:
+    def _lost(self, step: int) -> RedisAccError:
+        """Returns the error that says why a later step has begun than the one whose parameters this process has."""
+        published = self._parameters.step()
+        if published is not None and published > self.step:
+            # Its lease may have been given back since, so that it is this process's again.
+            return LeaseLostError(
+                f"{self.shared_name}: another process has published step {published}, while the chief in this process "
+                f"was at step {self.step}: this process or the server stood still, and another one was the chief "
+                f"meanwhile. This process has to end; a chief that is started again continues with step {published}"
+            )
         return DataLossError(
             f"{self.shared_name}: step {step} has begun, but the parameters are those of step {self.step}: "
             "a round in between was taken by another process, or the server has lost a version of the parameters. "
             f"Publish the parameters of step {step} with Parameters.publish() if you have them, or delete the training"
         )
+
+    def _end(self) -> None:
+        """Makes sure that the server has the last step, says so, and lists no round any more."""
+        self._agree()
+        self._clear_away()
+        # Usually the last publication has said it. But that step may have been published by a loop that was to go on,
+        # and the server may have lost it.
+        if not self._parameters.finished():
+            self._parameters.finish()
+        self._is_finished = True
 
     def _clear_away(self) -> None:
         """Acknowledges rounds that were used: a predecessor had not done it, or they came back with older data."""
@@ -400,12 +416,19 @@ class Chief(Closing):
             self._patience.call(block.close, f"to acknowledge the round of step {taken.global_step}")
         except (DataLossError, RoundRecoveredError) as error:
             # It was used all the same. Whether the server has lost more shows before the next round.
-            logger.warning("%s", error, extra={"accumulator": self.shared_name})
+            self._warn("%s", error)
             return
         # There may be older ones.
         self._may_be_left = taken.global_step < self.step - 1
 
-    def publish(self, parameters: Any, *, changed: Mapping[str, Any] | None = None, state: Any = None) -> None:
+    def publish(
+        self,
+        parameters: Any,
+        *,
+        changed: Mapping[str, Any] | None = None,
+        state: Any = None,
+        finished: bool = False,
+    ) -> None:
         """Publishes the parameters that follow from the current round, as those of the next step.
 
         Args:
@@ -416,6 +439,8 @@ class Chief(Closing):
             state: what the chief needs after a restart, such as the optimiser's state. None: nothing. With
                 ``wire="bfloat16"``, the parameters of float32 are published with it, as they are and whole, even if
                 ``changed`` names rows. Workers do not fetch them.
+            finished: whether to end the training with this step, in a loop without ``until``. The loop over
+                ``rounds()`` ends, and so do those of the workers, without another gradient.
 
         Raises:
             InvalidArgumentError: there is no current round: publish once in the body of a loop over ``rounds()``.
@@ -427,40 +452,37 @@ class Chief(Closing):
         """
         if self._block is None:
             raise InvalidArgumentError("publish() needs the round of a loop over rounds(), and publishes once for each")
-        self._check_lease()
         step = self.step + 1
+        # In one request: between two, the workers would compute one more gradient, in vain.
+        is_last = validation.flag(finished, "finished") or step == self._last
+        self._check_lease()
         stored = pack_state(parameters, state) if self._rounds_parameters else state
         self._patience.call(
-            lambda: self._parameters.publish(parameters, step, changed=changed, state=stored), f"to publish step {step}"
+            lambda: self._parameters.publish(parameters, step, changed=changed, state=stored, finished=is_last),
+            f"to publish step {step}",
         )
         self.step, self.parameters, self.state = step, parameters, state
+        self._is_finished = self._is_finished or is_last
         self._acknowledge()
-
-    def _check_lease(self) -> None:
-        self._patience.call(self._lease.check, "to extend the lease of the chief")
-
-    def _warn(self, text: str, *values: object) -> None:
-        logger.warning(f"%s: {text}", self.shared_name, *values, extra={"accumulator": self.shared_name})
 
     def finish(self) -> None:
         """Ends the training: the loops of workers end by themselves, and those of workers that start later end at once.
 
-        A chief that is started again with a higher ``until`` continues the training.
+        The loop over ``rounds()`` ends, too. Workers may have begun with the next step by now;
+        ``publish(…, finished=True)`` spares them that. A chief that is started again with a higher ``until`` continues
+        the training.
 
         Raises:
             LeaseLostError: another process has become the chief.
         """
         self._check_lease()
         self._patience.call(self._parameters.finish, "to finish the training")
+        self._is_finished = True
 
     def delete(self) -> None:
         """Removes the training, with its gradients and parameters, for everybody. Workers get an error."""
         self._patience.call(self._accumulator.delete, "to delete the gradients")
         self._patience.call(self._parameters.delete, "to delete the parameters")
-
-    def close(self) -> None:
-        """Closes the handles, and gives the chief's lease back. The training can be continued. Twice does nothing."""
-        self._opened.close()
 
 
 def _own(tree: Any) -> Any:

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
-import secrets
 import time
-import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 from redisacc._data import validation
 from redisacc._data.encodings import Wire
 from redisacc._data.results import ApplyResult
-from redisacc._format.keys import Keys
-from redisacc._handles.base import host_and_process
+from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
-from redisacc._handles.parameters import Parameters
 from redisacc._protocol.contributors import has_contributed, read_contributors
-from redisacc._protocol.crew import Crew, Lease
-from redisacc._protocol.lifetime import Closing
-from redisacc._redis.connect import connect
+from redisacc._protocol.quorum import read_quorum
+from redisacc._protocol.wait_log import WaitLog
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import apply_gradient, gradient_as_sent
-from redisacc._training.patience import Patience
+from redisacc._training.participant import Participant
 from redisacc.errors import (
     CancelledError,
     DataLossError,
@@ -46,11 +38,14 @@ LOOK_AT_LEAST_EVERY = 30.0
 # How often a worker that waits looks whether the step is still the one that it waits for, in seconds.
 LOOK_EVERY = 1.0
 
+# How often a worker asks for the number of workers before there is a chief, in seconds.
+ASK_EVERY = 0.2
+
 # A worker that is started together with a chief, which may continue a finished training, waits so many seconds for it.
 CONTINUED_WITHIN = 5.0
 
 
-class Worker(Closing):
+class Worker(Participant):
     """A worker of a training: for each step it gets the parameters, and applies a gradient.
 
     Workers may join, leave, die and return at any moment. Each holds a number under a lease, which tells it its share
@@ -70,7 +65,8 @@ class Worker(Closing):
     Args:
         shared_name: the name of the training.
         number: the number of this worker, from 0. None: the environment variable ``REDISACC_WORKER_NUMBER``, which
-            `redisacc run` sets, else the lowest that nobody holds.
+            `redisacc run` sets; else that of the predecessor with the same ``REDISACC_RUN_ID``; else the lowest that
+            nobody holds.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         wire: how the elements of this worker's gradients of float32 travel: "float32" (or None), "bfloat16" or "int8",
             as for ``ConditionalAccumulator``. Workers may differ.
@@ -81,11 +77,12 @@ class Worker(Closing):
     Attributes:
         shared_name: the name of the training.
         number: the number of this worker.
+        workers: how many gradients a step needs.
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is the chief.
-        LeaseHeldError: another process has this number. Its predecessor may still have it; that is waited for, for up
-            to 10 seconds.
+        LeaseHeldError: another process has this number. Its predecessor may still have it: if that is a process on this
+            machine that is dead, its lease is taken at once; else it is waited for, for up to 10 seconds.
         ServerUnavailableError: no server answers.
     """
 
@@ -102,34 +99,16 @@ class Worker(Closing):
         if here.role == "chief":
             raise InvalidArgumentError("the environment says that this process is the chief, so it cannot be a worker")
         given = here.number if number is None else validation.integer(number, "number", low=0, high=MAX_WORKERS - 1)
-        seconds = validation.timeout(patience, "patience")
-        self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
-        self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
-        self._redis = redis
+        super().__init__("worker", shared_name, here, redis=redis, patience=patience)
         self._wire = wire
-        self._transport = connect(redis)
         self._is_launched = here.role is not None
-        self._opened = ExitStack()
-        self._parameters = self._opened.enter_context(Parameters(shared_name, redis=redis))
-        self._crew = Crew(
-            self._transport,
-            self.shared_name,
-            holder=here.run_id or secrets.token_hex(8),
-            who=host_and_process(os.getpid()),
-        )
-        try:
+        with self._closed_on_failure():
             if given is None:
                 self.number = self._crew.take_number()
             else:
                 self.number = given
-                self._crew.wait_for(self._place)
-            self._lease = Lease(self._crew, self._place)
-            self._opened.callback(self._lease.give_back)
-        except BaseException:
-            self._opened.close()
-            raise
-        # A number that nobody uses any more is free at once, also without ``with``.
-        weakref.finalize(self, self._opened.close)
+                self._crew.wait_for(f"worker {given}")
+            self._keep(f"worker {self.number}")
         self._accumulator: Any = None
         # The step of the parameters that the loop got last; the gradient of that step, and what became of it.
         self._step: int | None = None
@@ -138,20 +117,60 @@ class Worker(Closing):
         self._next_check = self._next_look = 0.0
         self._pause = LOOK_AFTER
         self._went_back = False
-
-    @property
-    def _place(self) -> str:
-        return f"worker {self.number}"
+        # How many gradients a step needs, as the chief has said at this step; None: it was not read yet.
+        self._workers: int | None = None
+        self._has_warned = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shared_name!r}, number={self.number})"
+
+    @property
+    def workers(self) -> int:
+        """How many gradients a step needs, as the chief says: the number of workers, unless some are spare.
+
+        With it, a worker cuts its share of the data: ``data[worker.number :: worker.workers]``. If there are more
+        workers than a step needs, so that the slowest need not be waited for, cut it by ``place().workers`` instead; a
+        warning says so once in a worker whose number is not below this one.
+
+        Blocks for a round trip; before the training has begun, until a chief begins it. In a loop over ``steps()``, it
+        is read again in each step in which you ask for it.
+
+        Raises:
+            LeaseLostError: another process has this worker's number now.
+            ParametersNotFoundError: the training was deleted.
+            ServerUnavailableError: the server did not answer for longer than ``patience``.
+        """
+        if self._workers is None:
+            self._workers = self._patience.call(self._read_workers, "to read how many workers there are")
+        if self.number >= self._workers and not self._has_warned:
+            self._has_warned = True
+            self._warn(
+                "this is worker %d, and a step needs %d gradients, so workers 0 to %d have all shares of the data "
+                "already. If it is a spare one, cut the data by the number of all workers instead; else start the "
+                "chief with more workers",
+                self.number,
+                self._workers,
+                self._workers - 1,
+            )
+        return self._workers
+
+    def _read_workers(self) -> int:
+        keys, log = ParameterKeys(self.shared_name), WaitLog(time.monotonic())
+        while (found := read_quorum(self._transport, keys)) is None:
+            self._lease.check()
+            now = time.monotonic()
+            if log.is_due(now):
+                self._warn("still waiting for a chief to say how many workers there are; %s", crew_text(self._crew))
+            time.sleep(ASK_EVERY)
+        return found
 
     def steps(self) -> Iterator[tuple[int, Any]]:
         """Yields each step and its parameters, for a loop that computes a gradient and applies it.
 
         Blocks until the parameters of a later step are published; a message after 5 seconds, and then less often, says
         who is missing and who is gone. Steps may be skipped if this worker is slow. The loop ends when the chief
-        finishes the training, and at once if it has finished before.
+        finishes the training, and at once if it has finished before. The last parameters are not yielded, because no
+        gradient of them is needed; ``Parameters(shared_name).latest()`` returns them.
 
         Yields:
             The step, and the parameters as a tree of read-only arrays.
@@ -174,15 +193,14 @@ class Worker(Closing):
                 if not self._went_back:
                     raise
                 # The server was restarted from older data, so the gradients of an earlier step are needed again.
-                logger.warning(
-                    "%s: the server has lost the parameters of step %s; continuing with those that it has",
-                    self.shared_name,
-                    self._step,
-                    extra={"accumulator": self.shared_name},
+                self._warn(
+                    "the server has lost the parameters of step %s; continuing with those that it has", self._step
                 )
                 self._step, self._went_back = None, False
                 continue
             self._step, self._gradient, self._has_applied = step, None, False
+            # Another chief may need another number.
+            self._workers = None
             yield step, tree
 
     def _is_finished(self) -> bool:
@@ -200,7 +218,7 @@ class Worker(Closing):
         self._next_check = time.monotonic() + LOOK_EVERY
         self._pause = LOOK_AFTER
         self._next_look = time.monotonic() + self._pause
-        return self._parameters.wait(self._step, cancel=self._is_over, describe=self._describe)
+        return self._parameters.wait(self._step, skip_last=True, cancel=self._is_over, describe=self._describe)
 
     def _is_over(self) -> bool:
         """Looks, once a second, whether waiting for the next step still makes sense."""
@@ -227,11 +245,9 @@ class Worker(Closing):
         # In this order: if the round is taken between the two, the step has moved on.
         is_there = has_contributed(self._transport, Keys(self.shared_name), self._place)
         if not is_there and self._accumulator.global_step() <= step:
-            logger.warning(
-                "%s: the gradient of step %s is not in the round, because the server has lost it; applying it again",
-                self.shared_name,
+            self._warn(
+                "the gradient of step %s is not in the round, because the server has lost it; applying it again",
                 step,
-                extra={"accumulator": self.shared_name},
             )
             self._apply(self._gradient, step)
 
@@ -303,7 +319,7 @@ class Worker(Closing):
                 return self._patience.call(lambda: self._apply_once(gradient, step), what)
             except (DataLossError, StaleSequenceError) as error:
                 # The handle has noticed that the server lost something. Applying it again cannot count it twice.
-                logger.warning("%s: %s", self.shared_name, error, extra={"accumulator": self.shared_name})
+                self._warn("%s", error)
 
     def _apply_once(self, gradient: Any, step: int) -> ApplyResult:
         return apply_gradient(self._gradients(), gradient, step)
@@ -316,10 +332,3 @@ class Worker(Closing):
                 open_existing(Keys(self.shared_name), redis=self._redis, worker=self._place, wire=self._wire)
             )
         return self._accumulator
-
-    def _check_lease(self) -> None:
-        self._patience.call(self._lease.check, f"to extend the lease of {self._place}")
-
-    def close(self) -> None:
-        """Closes the handles, and gives the number back. Closing twice does nothing."""
-        self._opened.close()

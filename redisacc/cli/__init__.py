@@ -26,14 +26,14 @@ _COMMANDS = {
     "doctor": ("redisacc.cli.doctor", "Check a server and suggest changes."),
     "export": ("redisacc.cli.export", "Serve metrics for Prometheus."),
     "gc": ("redisacc.cli.gc", "Remove garbage: keys that nothing uses."),
-    "load-scripts": ("redisacc.cli.load_scripts", "Load the Lua scripts, for users without the right to load them."),
-    "ls": ("redisacc.cli.ls", "List accumulators."),
+    "load-scripts": ("redisacc.cli.load_scripts", "Load the Lua scripts for users who may not load them."),
+    "ls": ("redisacc.cli.ls", "List accumulators and parameters."),
     "recover": ("redisacc.cli.recover", "Recover a round whose taker died."),
-    "rm": ("redisacc.cli.rm", "Delete accumulators and everything in them."),
+    "rm": ("redisacc.cli.rm", "Delete accumulators and parameters."),
     "run": ("redisacc.cli.run", "Run a chief and workers on this machine, and restart them."),
-    "server": ("redisacc.cli.server", "Run a server for accumulators on this machine."),
+    "server": ("redisacc.cli.server", "Run a Redis or Valkey server on this machine."),
     "set-step": ("redisacc.cli.set_step", "Set the global step."),
-    "show": ("redisacc.cli.show", "Show an accumulator, or rows of its current round."),
+    "show": ("redisacc.cli.show", "Show an accumulator and parameters, or rows."),
     "tail": ("redisacc.cli.tail", "Print the events of an accumulator as they happen."),
     "take": ("redisacc.cli.take", "Take a round and write it to a file."),
     "watch": ("redisacc.cli.watch", "Watch rounds fill up, and see which workers are missing."),
@@ -84,7 +84,10 @@ def _group() -> click.Group:
     @click.group(cls=Commands, name="redisacc", context_settings={"help_option_names": ["-h", "--help"]})
     @click.version_option(__version__, prog_name="redisacc")
     def redisacc() -> None:
-        """Conditional gradient accumulators, dense and sparse, shared by name over Redis."""
+        """Data-parallel training over Redis: gradients of arrays or whole models, parameters, and runs of processes.
+
+        `redisacc run` starts a training, `redisacc watch` and `redisacc show` look into it.
+        """
 
     return redisacc
 

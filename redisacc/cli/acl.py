@@ -30,8 +30,8 @@ def acl(*, role: str, pattern: str, user: str | None, eval_: bool, wait: bool, r
     """Print the rules that let a user of the server do one job, and no more, on the accumulators that match PATTERN.
 
     \b
-    worker     opens, creates, applies gradients
-    taker      opens, creates, takes, recovers, sets the step
+    worker     creates, applies gradients, reads parameters
+    taker      creates, takes, recovers, sets the step, publishes parameters
     observer   reads, listens to events
     operator   all of the above; also deletes, collects garbage, loads the scripts
 

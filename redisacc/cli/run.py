@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from redisacc._handles.environment import MAX_WORKERS
+from redisacc._launch.restarts import PERMANENT
 from redisacc._launch.run import CannotStartError, Run, places
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._text import shown
@@ -30,8 +31,8 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     # Options behind the program belong to the program, also without --.
     context_settings={"allow_interspersed_args": False},
     epilog="Exit codes: 0 the chief, or without a chief every worker, has ended with 0; that of a process that died "
-    "too often; 128 + N for signal N, so 130 for Ctrl-C; 2 wrong usage, 6 no server answers, 126 the program is not "
-    "executable, 127 there is no such program.",
+    "too often, or with a code of --give-up-on; 128 + N for signal N, so 130 for Ctrl-C; 2 wrong usage, 6 no server "
+    "answers, 126 the program is not executable, 127 there is no such program.",
 )
 @click.option(
     "--workers",
@@ -63,6 +64,15 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     metavar="N",
     help="How often in succession a process that dies is started again. A death after a life of 60 seconds or more "
     "counts as the first.",
+)
+@click.option(
+    "--give-up-on",
+    type=click.IntRange(1, 255),
+    multiple=True,
+    default=PERMANENT,
+    show_default=True,
+    metavar="CODE",
+    help="Exit code by which a program says that it would fail again: the run ends at once. May be repeated.",
 )
 @click.option(
     "--grace",
@@ -97,6 +107,7 @@ def run(
     first_worker: int,
     total_workers: int | None,
     restarts: int,
+    give_up_on: tuple[int, ...],
     grace: float,
     with_server: bool,
     server_dir: Path | None,
@@ -107,7 +118,7 @@ def run(
     """Run one chief and N workers on this machine, all with the same program.
 
     \b
-    redisacc run --workers 3 -- python train.py --rate 0.1
+      redisacc run --workers 3 -- python train.py --rate 0.1
 
     Each process finds its place in its environment: REDISACC_ROLE (chief or worker), REDISACC_WORKER_NUMBER,
     REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that dies is started again after a pause, which grows
@@ -118,7 +129,7 @@ def run(
     Further machines run workers only, against the same server:
 
     \b
-    redisacc run --no-chief --first-worker 3 --workers 2 -- python train.py
+      redisacc run --no-chief --first-worker 3 --workers 2 -- python train.py
     """
     has_server = with_server or server_dir is not None or server_port is not None
     if has_server and context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
@@ -150,6 +161,7 @@ def run(
                 command,
                 environment,
                 restarts=restarts,
+                give_up_on=give_up_on,
                 grace=grace,
                 problem=lambda: problem_of(server),
             )

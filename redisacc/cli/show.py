@@ -287,7 +287,9 @@ def _print_parameters(info: ParametersInfo) -> None:
         click.echo(f"  {label:<13}{printable(text)}")
 
     click.echo(f"{click.style(printable(info.name), bold=True)}  parameters")
-    line("step", str(info.step))
+    line("step", f"{info.step}, the last one" if info.finished else str(info.step))
+    if info.workers is not None:
+        line("workers", f"{info.workers} gradients for a step")
     encoded = "" if info.wire == "float32" else f", stored as {info.wire} where they are float32"
     line("leaves", f"{info.leaves} ({bytes_text(info.nbytes)}{encoded})")
     if info.state_bytes:

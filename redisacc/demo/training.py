@@ -160,7 +160,7 @@ def main(*, name: str, settings: Settings, corpus: Corpus, **_: object) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     # At the end of a block, a chief or worker gives its lease back; by default, SIGTERM would end it before that.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    {"chief": lead, "worker": work}.get(os.environ.get("REDISACC_ROLE", ""), check_result)(name, settings, corpus)
+    {"chief": lead, "worker": work, None: check_result}[redisacc.place().role](name, settings, corpus)
 
 
 if __name__ == "__main__":

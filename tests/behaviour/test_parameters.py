@@ -601,6 +601,43 @@ def test_a_publisher_may_say_that_it_has_finished(open_parameters, background, u
         reader.wait(after=0, timeout=0)
 
 
+@pytest.mark.parametrize("again", ["repeated", "added later"])
+def test_the_last_version_may_say_that_it_is_the_last(open_parameters, background, until, again):
+    writer, reader, other = open_parameters(), open_parameters(), open_parameters()
+    writer.publish(np.ones(1), 0)
+    reader.wait(), other.wait()
+    later = background(reader.wait, 7)
+    skipping = background(other.wait, 0, skip_last=True)
+    until(lambda: reader._lifetime._alarms and other._lifetime._alarms)
+    if again == "added later":
+        writer.publish(np.full(1, 9.0), 7)
+        skipping.result()
+        skipping = background(other.wait, 7, skip_last=True)
+    for _ in range(2):
+        writer.publish(np.full(1, 9.0), 7, finished=True)
+    for waiting in (later, skipping):
+        with pytest.raises(redisacc.ParametersFinishedError, match="step 7 was the last"):
+            waiting.result()
+    assert reader.finished()
+    with pytest.raises(redisacc.ParametersFinishedError):
+        open_parameters().wait(skip_last=True, timeout=20)
+    # It can still be read, and a publisher that is started again may publish it once more.
+    assert reader.wait(after=0, timeout=0)[1].tolist() == [9]
+    open_parameters().publish(np.full(1, 9.0), 7)
+    assert reader.finished()
+    writer.finish(False)
+    assert other.wait(after=0, skip_last=True, timeout=20)[0] == 7
+
+
+@pytest.mark.parametrize("wrong", [{"finished": 1}, {"finished": None}])
+def test_whether_it_has_finished_is_a_flag(open_parameters, client, wrong):
+    with pytest.raises(redisacc.InvalidArgumentError, match="finished"):
+        open_parameters().publish(np.ones(1), 0, **wrong)
+    with pytest.raises(redisacc.InvalidArgumentError, match="skip_last"):
+        open_parameters().wait(skip_last="yes", timeout=0)
+    assert client.keys() == []
+
+
 def test_a_long_wait_says_what_it_waits_for(open_parameters, background, until, caplog, monkeypatch):
     monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.01)
     caplog.set_level(logging.WARNING, "redisacc")

@@ -47,6 +47,20 @@ def test_show(cli, cli_json, weights, open_dense):
     assert cli("show", "nowhere").exit_code == 3
 
 
+def test_show_of_a_training(cli, cli_json, client, weights):
+    found = cli_json("show", "w")["parameters"]
+    assert (found["finished"], found["workers"]) == (False, None)
+    with redisacc.Chief("t", {"a": np.zeros(2)}, workers=3, redis=client) as chief:
+        chief.finish()
+    found = cli_json("show", "t")["parameters"]
+    assert (found["finished"], found["workers"]) == (True, 3)
+    text = cli("show", "t").stdout
+    assert "step         0, the last one\n" in text
+    assert "workers      3 gradients for a step\n" in text
+    client.hset("redisacc:{t}:parameters", "workers", "-3")
+    assert "workers holds" in cli("show", "t").stderr
+
+
 def test_rm(cli, client, weights, open_dense):
     found = cli("rm", "w", "--yes")
     assert (found.exit_code, found.stdout) == (0, "deleted w\n")

@@ -132,7 +132,9 @@ def _faults(module: str, node: ast.ClassDef | Function) -> list[str]:
             for name in _entries(ast.get_docstring(CLASSES[base][1]) or "", "Args")
         }
         if attributes := _entries(docstring, "Attributes"):
-            faults += [f"{where} has no attribute {n}" for n in attributes if n not in {*fields, *_properties(node)}]
+            classes = [node, *(CLASSES[base][1] for base in _ancestors(node))]
+            there = {name for each in classes for name in (*_fields(each), *_properties(each))}
+            faults += [f"{where} has no attribute {n}" for n in attributes if n not in there]
             faults += [f"{where}: attribute {n} is not described" for n in fields if n not in attributes]
     else:
         parameters, described_there = _parameters(node), set()

@@ -173,6 +173,27 @@ def test_killed_process_is_started_again(start, who):
     assert run.err == f"redisacc | {who} was killed by SIGKILL; it starts again in 0.5 s\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "code"), [((), 2), ((), 78), (("--give-up-on", 9, "--give-up-on", 7), 7), (("--restarts", 0), 127)]
+)
+def test_an_error_that_would_come_again_ends_the_run(start, options, code):
+    script = HEAD + f"if number != 0: time.sleep(60)\nprint('started'); sys.exit({code})"
+    run = start("--workers", 2, *options, script=script)
+    assert run.code() == code
+    assert run.out == "worker 0 | started\n"
+    assert run.err == (
+        f"redisacc | worker 0 ended with exit code {code}, after which it is not started again (--give-up-on); the "
+        "run ends\n"
+    )
+
+
+def test_other_exit_codes_may_end_the_run_instead(start):
+    script = HEAD + "if number != 0: time.sleep(60)\nsys.exit(2)"
+    run = start("--workers", 1, "--restarts", 1, "--give-up-on", 3, script=script)
+    assert run.code() == 2
+    assert "exit code 2 for the 2nd time in succession" in run.err
+
+
 def test_crash_loop_is_given_up(start):
     script = HEAD + "print('started')\nif number != 0: time.sleep(60)\nprint('bang', file=sys.stderr); sys.exit(9)"
     run = start("--workers", 2, "--restarts", 2, script=script)

@@ -22,15 +22,19 @@ def scripts(client: redis.Redis) -> CrewScripts:
     return CrewScripts(connect(client), KEYS)
 
 
-def hold(scripts: CrewScripts, holder: str = "a", place: str = "chief", ms: int = 5000) -> HeldByOther | None:
-    return scripts.hold_lease(place=place, holder=holder, who=f"host {holder}", lease_ms=ms)
+def hold(
+    scripts: CrewScripts, holder: str = "a", place: str = "chief", ms: int = 5000, dead: str = ""
+) -> HeldByOther | None:
+    return scripts.hold_lease(
+        place=place, holder=holder, process=f"p{holder}", who=f"host {holder}", lease_ms=ms, dead=dead
+    )
 
 
 def test_a_lease_is_taken_extended_and_given_back(scripts: CrewScripts, client: redis.Redis) -> None:
     assert hold(scripts) is None
     first = client.hget(CREW, "chief")
     assert first.startswith(b"a ")
-    assert first.endswith(b" host a")
+    assert first.endswith(b" pa host a")
     assert 3_590_000 < client.pttl(CREW) <= 3_600_000
     client.pexpire(CREW, 1000)
     assert hold(scripts, ms=6000) is None
@@ -46,7 +50,7 @@ def test_a_lease_that_somebody_holds_is_not_given(scripts: CrewScripts, client: 
     other = hold(scripts, "b")
     assert other is not None
     assert 0 < other.left <= 5
-    assert other.who == "host a"
+    assert (other.process, other.who) == ("pa", "host a")
     assert not scripts.release_lease(place="chief", holder="b")
     assert client.hgetall(CREW) == before
     # Every place has a lease of its own.
@@ -55,16 +59,28 @@ def test_a_lease_that_somebody_holds_is_not_given(scripts: CrewScripts, client: 
 
 
 def test_a_lease_that_has_run_out_is_given_to_the_next(scripts: CrewScripts, client: redis.Redis) -> None:
-    client.hset(CREW, "chief", "a 1 host a")
+    client.hset(CREW, "chief", "a 1 pa host a")
     # Whoever had it may extend it, as long as nobody else has it.
     assert hold(scripts, "a") is None
-    client.hset(CREW, "chief", "a 1 host a")
+    client.hset(CREW, "chief", "a 1 pa host a")
     assert hold(scripts, "b") is None
     assert client.hget(CREW, "chief").startswith(b"b ")
     assert hold(scripts, "a") is not None
 
 
-@pytest.mark.parametrize("entry", ["", "x", "x y", "x y z", "x -1 z", "x 1.5 z", "x 99999999999999999999 z"])
+def test_the_lease_of_a_dead_process_is_given_to_the_next(scripts: CrewScripts, client: redis.Redis) -> None:
+    hold(scripts, "a")
+    assert hold(scripts, "b", dead="host") is not None
+    assert hold(scripts, "b", dead="pa") is None
+    # Also if it is sent again. A lease that another process has taken meanwhile is not the dead one's.
+    assert hold(scripts, "b", dead="pa") is None
+    assert client.hget(CREW, "chief").endswith(b" pb host b")
+    assert hold(scripts, "c", dead="pa") is not None
+
+
+@pytest.mark.parametrize(
+    "entry", ["", "x", "x y", "x 1 z", "x y p z", "x -1 p z", "x 1.5 p z", "x 99999999999999999999 p z"]
+)
 def test_an_entry_that_nobody_wrote(scripts: CrewScripts, client: redis.Redis, entry: str) -> None:
     client.hset(CREW, "chief", entry)
     with pytest.raises(redisacc.CorruptDataError, match=r"redisacc:\{w\}:crew: "):
@@ -74,7 +90,7 @@ def test_an_entry_that_nobody_wrote(scripts: CrewScripts, client: redis.Redis, e
 
 
 def test_a_long_name_is_cut(scripts: CrewScripts, client: redis.Redis) -> None:
-    client.hset(CREW, "chief", "a 999999999999999 " + "x" * 100_000)
+    client.hset(CREW, "chief", "a 999999999999999 p " + "x" * 100_000)
     other = hold(scripts, "b")
     assert other is not None
     assert len(other.who) == 200
@@ -87,7 +103,7 @@ def test_finishing_what_is_gone(client: redis.Redis, incarnation: str) -> None:
         client.hset(f"{KEYS.record}:parameters", "incarnation", incarnation)
     before = client.hgetall(f"{KEYS.record}:parameters")
     with pytest.raises(redisacc.ParametersNotFoundError, match="published again" if incarnation else "no parameters"):
-        scripts.finish(incarnation="mine", finished=True)
+        scripts.amend(incarnation="mine", event="finished", fields=["finished", "1"])
     assert client.hgetall(f"{KEYS.record}:parameters") == before
 
 

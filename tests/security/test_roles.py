@@ -226,6 +226,7 @@ def test_a_training_needs_a_taker_and_workers(place, background, until, monkeypa
 
     def work():
         with redisacc.Worker("train-loop", redis=place.client("worker")) as worker:
+            assert worker.workers == 2
             for step, _ in worker.steps():
                 worker.apply({"w": [step]})
 

@@ -155,7 +155,9 @@ class Planted:
         client.zadd(self.keys.queue, {"token": 1})
         client.hset(self.keys.takers, "token", f"9 {now + 600_000} chief")
         client.lpush(self.keys.recovered, f"old token {now} chief")
-        client.hset(self.keys.crew, mapping={"chief": f"one {now + 600_000} ann:1", "worker 0": f"two {now} bob:2"})
+        client.hset(
+            self.keys.crew, mapping={"chief": f"one {now + 600_000} x.1.1 ann:1", "worker 0": f"two {now} x.1.2 bob:2"}
+        )
         client.set(self.keys.compacting, "token", px=600_000)
         client.set(self.keys.staged("other-1", 0), "part", px=600_000)
         client.set(self.keys.place("other-1"), "1", px=600_000)

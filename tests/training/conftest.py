@@ -87,11 +87,13 @@ class Training:
         """Who holds, or held, which lease."""
         return {place.decode(): entry.decode() for place, entry in self.client.hgetall("redisacc:{train}:crew").items()}
 
-    def give_lease(self, place: str, who: str, ms: int) -> None:
+    def give_lease(
+        self, place: str, who: str, ms: int, *, holder: str = "other", process: str = "elsewhere.1.1"
+    ) -> None:
         """Gives a lease to somebody else, as if its holder had stood still, for so many milliseconds."""
         seconds, micros = self.client.time()
         end = seconds * 1000 + micros // 1000 + ms
-        self.client.hset("redisacc:{train}:crew", place, f"other {end} {who}")
+        self.client.hset("redisacc:{train}:crew", place, f"{holder} {end} {process} {who}")
 
 
 @pytest.fixture

@@ -78,6 +78,49 @@ def test_a_successor_of_the_same_place_takes_over_at_once(training, monkeypatch,
     second.close()
 
 
+@pytest.fixture
+def dead() -> str:
+    """The identity of a process that ran on this machine and was killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; from redisacc._protocol.process_identity import own_identity as own; "
+         "print(own(), flush=True); time.sleep(600)"], stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        identity = process.stdout.readline().strip()
+        process.kill()
+    return identity
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_leases_of_killed_processes_of_this_machine_are_taken_at_once(training, caplog, dead):
+    for place in ("chief", "worker 0", "worker 1", "worker 3"):
+        training.give_lease(place, "host:1", 10**9, process=dead)
+    training.give_lease("worker 2", "host:2", 10**9)
+    training.chief()
+    assert [training.worker(number).number for number in (None, 3, None, None)] == [0, 3, 1, 4]
+    assert caplog.records == []
+    assert "other" not in str({place: who for place, who in training.leases.items() if place != "worker 2"})
+
+
+def test_a_worker_that_is_started_again_in_its_place_keeps_its_number(training, monkeypatch):
+    monkeypatch.setenv("REDISACC_RUN_ID", "a-place")
+    training.give_lease("worker 0", "host:1", 10**9)
+    # That of its predecessor, whether its lease has run out or not.
+    for ms in (10**9, -60_000):
+        training.give_lease("worker 4", "host:1", ms, holder="a-place")
+        worker = training.worker()
+        assert worker.number == 4
+        worker.close()
+    # What somebody else has taken since is not its own any more.
+    training.give_lease("worker 4", "host:2", 10**9)
+    assert training.worker().number == 1
+
+
+def test_workers_that_live_in_one_place_have_numbers_of_their_own(training, monkeypatch):
+    """A program may hand its environment to several processes, or begin two workers in one."""
+    monkeypatch.setenv("REDISACC_RUN_ID", "a-place")
+    assert [training.worker().number for _ in range(3)] == [0, 1, 2]
+
+
 def test_a_worker_whose_number_is_taken_ends(training, until):
     training.chief()
     worker = training.worker(0)
@@ -140,6 +183,24 @@ def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monk
     assert without_leases(training.client) == before
 
 
+def test_a_chief_that_stood_still_while_another_one_led_the_training_to_its_end(training, monkeypatch):
+    """The other one has given the lease back, so it is free again."""
+    monkeypatch.setattr("redisacc._protocol.crew.RENEWALS", 0.001)
+    monkeypatch.setattr("redisacc._protocol.crew.LEASE", 0.5)
+    old, one = training.chief(), training.work()
+    time.sleep(0.6)
+    with training.chief() as new:
+        training.lead(new, 2)
+    one.join()
+    before = without_leases(training.client)
+    for until in (None, 1, 5):
+        with pytest.raises(
+            redisacc.LeaseLostError, match=r"published step 2, while .* was at step 0: .* continues with"
+        ):
+            next(old.rounds(until))
+    assert without_leases(training.client) == before
+
+
 def test_a_chief_gets_a_round_that_its_predecessor_takes_after_a_pause(training, background):
     """A chief that stood still may be granted a round before it notices, while its successor waits for that round."""
     chief, worker = training.chief(), training.worker()
@@ -181,6 +242,29 @@ with redisacc.Worker("train", number=0, redis=sys.argv[1]) as worker:
 """
 
 
+TERMINATED = """
+import signal, sys
+import redisacc
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+with redisacc.Worker("train", redis=sys.argv[1]) as worker:
+    print(worker.number, flush=True)
+    for step, parameters in worker.steps():
+        pass
+"""
+
+
+def test_a_process_that_turns_sigterm_into_an_exit_gives_its_lease_back(training, real_server, until):
+    """As the documentation recommends. It waits for parameters, which are never published."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TERMINATED, real_server.url], stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout.readline() == "0\n"
+        assert list(training.leases) == ["worker 0"]
+        worker.terminate()
+        assert worker.wait(30) == 143
+    assert training.leases == {}
+
+
 def test_a_process_that_was_stopped_for_longer_than_its_lease(training, real_server):
     chief = training.chief()
     with subprocess.Popen(
@@ -200,15 +284,15 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease(training, real_ser
 @pytest.mark.forges
 def test_a_crew_that_somebody_else_has_written(training):
     crew = Crew(connect(training.client), "train", holder="h", who="w")
-    for entry in (b"", b"one", b"one two three", b"one -1 three", b"one " + b"9" * 16 + b" w", b"one 12 "):
+    for entry in (b"", b"one", b"one 12 w", b"one two p w", b"one -1 p w", b"one " + b"9" * 16 + b" p w", b"one 12 p "):
         training.client.hset("redisacc:{train}:crew", "worker 0", entry)
         with pytest.raises(redisacc.CorruptDataError, match=r"redisacc:\{train\}:crew: b'worker 0' holds"):
             crew.members()
         with pytest.raises(redisacc.CorruptDataError, match=r"redisacc:\{train\}:crew"):
             training.worker()
     training.client.delete("redisacc:{train}:crew")
-    training.client.hset("redisacc:{train}:crew", b"cook\x1b", "one 1 w")
-    with pytest.raises(redisacc.CorruptDataError, match=r"crew: b'cook\\x1b' holds b'one 1 w'"):
+    training.client.hset("redisacc:{train}:crew", b"cook\x1b", "one 1 p w")
+    with pytest.raises(redisacc.CorruptDataError, match=r"crew: b'cook\\x1b' holds b'one 1 p w'"):
         crew.members()
     # Whoever knows his number does not look at others.
     training.worker(4)

@@ -97,12 +97,24 @@ def test_the_server_is_restarted_from_older_data(training, at_step, caplog):
     assert training.client.hlen("redisacc:{train}:taken") == 0
 
 
+def test_it_is_restarted_from_older_data_after_the_last_step(training, at_step):
+    kept = []
+    chief = at_step(5, {2: lambda: kept.append(Snapshot(training.client)), 5: lambda: [old.restore() for old in kept]})
+    with redisacc.Parameters("train", redis=training.client) as parameters:
+        step, tree = parameters.latest()
+        assert (step, tree["w"].tolist()) == (5, [5, 5]) == (chief.step, chief.parameters["w"].tolist())
+        assert parameters.finished()
+    assert training.record[b"global_step"] == b"5"
+    assert training.client.hlen("redisacc:{train}:taken") == 0
+
+
 def test_it_is_restarted_from_older_data_while_the_chief_waits(training, background, until):
     chief = training.chief()
     worker = training.worker()
     steps = worker.steps()
     for step in range(4):
         if step == 2:
+            training.client.hdel("redisacc:{train}:parameters", "workers")
             kept = Snapshot(training.client)
         assert next(steps)[0] == step
         worker.apply({"w": [1, step]})
@@ -116,6 +128,8 @@ def test_it_is_restarted_from_older_data_while_the_chief_waits(training, backgro
     kept.restore()
     # The chief makes the server agree with it.
     until(lambda: training.record.get(b"global_step") == b"4")
+    # Also about how many workers there are.
+    assert worker.workers == 1
     worker.apply({"w": [7, 7]})
     taken = waiting.result()
     assert (taken.global_step, taken.gradient["w"].tolist()) == (4, [7, 7])
@@ -144,6 +158,10 @@ def test_older_gradients_that_come_back_are_not_used(training, background, until
     second.apply({"w": [2, 2]})
     taken = waiting.result()
     assert (taken.global_step, taken.gradient["w"].tolist()) == (3, [3, 3])
+    chief.publish({"w": chief.parameters["w"] + 1})
+    assert list(chief.rounds(until=4)) == []
+    # The round that came back was acknowledged, too.
+    assert training.client.hlen("redisacc:{train}:taken") == 0
 
 
 def test_a_gradient_that_the_server_has_lost_is_applied_again(training, background, until):
@@ -244,7 +262,7 @@ def test_somebody_else_has_published(training):
     chief = training.chief()
     with redisacc.Parameters("train", redis=training.client) as parameters:
         parameters.publish({"w": np.ones(2, np.int64)}, 4)
-    with pytest.raises(redisacc.DataLossError, match="step 4 has begun, but the parameters are those of step 0"):
+    with pytest.raises(redisacc.LeaseLostError, match=r"another process has published step 4, while .* was at step 0"):
         next(chief.rounds())
 
 

@@ -61,8 +61,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         buffer_limit=0,
         once_per_worker=False,
     ),
-    "finish": lambda s: s.finish(incarnation="x", finished=True),
-    "hold_lease": lambda s: s.hold_lease(place="worker 0", holder="h", who="w", lease_ms=1),
+    "amend": lambda s: s.amend(incarnation="x", event="e", fields=["a", "b"]),
+    "hold_lease": lambda s: s.hold_lease(place="worker 0", holder="h", process="p", who="w", lease_ms=1),
     "release_lease": lambda s: s.release_lease(place="worker 0", holder="h"),
     "publish": lambda s: s.publish(
         incarnation="x",

@@ -1,8 +1,9 @@
--- Notes that no further version of parameters will be published, or that there will be more after all.
+-- Changes what the record of parameters says beside its version: whether it is the last, how many workers there are.
 --
 -- KEYS record       redisacc:{NAME}:parameters   the record of the parameters
 -- ARGV incarnation  text    the incarnation that the client has seen
--- ARGV finished     flag    whether the step that is published is the last one
+-- ARGV event        text    what waiting readers are told
+-- ARGV fields...    bytes   what the record gets: the name of a field, its value, and so on
 --
 -- Replies:
 -- {'noted'}         the record says so, and everybody who waits for a version has been told
@@ -17,6 +18,6 @@ if not incarnation then
 elseif incarnation ~= args.incarnation then
   return {'replaced'}
 end
-redis.call('HSET', keys.record, 'finished', args.finished and '1' or '0')
-redis.call('PUBLISH', keys.record .. ':events', args.finished and 'finished' or 'continued')
+redis.call('HSET', keys.record, unpack(args.fields))
+redis.call('PUBLISH', keys.record .. ':events', args.event)
 return {'noted'}

@@ -1,0 +1,50 @@
+"""How many gradients a step of a training needs: the chief says it, beside the parameters, and workers read it."""
+
+from __future__ import annotations
+
+from redisacc._format.keys import ParameterKeys
+from redisacc._protocol.parameter_scripts import ParameterScripts, gone
+from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError
+
+# The longest number that is read, in digits.
+_DIGITS = 18
+
+
+def announce_quorum(transport: Transport, keys: ParameterKeys, workers: int) -> None:
+    """Says how many gradients a step needs. Something must have been published.
+
+    Raises:
+        ParametersNotFoundError: the parameters were deleted.
+    """
+    [incarnation] = transport.call("HMGET", keys.record, "incarnation")
+    if incarnation is None:
+        raise gone(keys.name)
+    ParameterScripts(transport, keys).amend(
+        incarnation=incarnation.decode("ascii", "replace"), event=f"workers {workers}", fields=["workers", str(workers)]
+    )
+
+
+def read_quorum(transport: Transport, keys: ParameterKeys) -> int | None:
+    """Returns how many gradients a step needs; None if no chief has said it yet.
+
+    Raises:
+        CorruptDataError: redisacc did not write what is there.
+    """
+    # The rules for workers let them read the record by this command only.
+    [text] = transport.call("HMGET", keys.record, "workers")
+    return parse_quorum(keys, text)
+
+
+def parse_quorum(keys: ParameterKeys, text: bytes | None) -> int | None:
+    """Returns what the field of the record says; None if it is absent.
+
+    Raises:
+        CorruptDataError: redisacc did not write it.
+    """
+    if text is None:
+        return None
+    if not (text.isdigit() and len(text) <= _DIGITS and int(text) > 0):
+        raise CorruptDataError(f"{keys.record}: workers holds {shown(text)}, which redisacc did not write")
+    return int(text)

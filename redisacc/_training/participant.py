@@ -1,0 +1,87 @@
+"""What a chief and a worker have in common: a place in a training, held under a lease, and patience with the server."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Literal
+
+from redisacc._data import validation
+from redisacc._handles.base import host_and_process
+from redisacc._handles.environment import Place
+from redisacc._handles.parameters import Parameters
+from redisacc._protocol.crew import Crew, Lease
+from redisacc._protocol.lifetime import Closing
+from redisacc._redis.connect import connect
+from redisacc._training.patience import Patience
+
+logger = logging.getLogger("redisacc")
+
+
+class Participant(Closing):
+    """The chief or a worker of a training. What is opened in ``_opened`` is closed with it.
+
+    Args:
+        role: "chief" or "worker".
+        shared_name: the name of the training.
+        here: the place of this process in a run.
+        redis: the way to the server.
+        patience: for how many seconds every call waits while the server does not answer. None: forever.
+        wire: how the elements of float32 of published parameters are stored.
+    """
+
+    _place: str
+    _lease: Lease
+
+    def __init__(
+        self,
+        role: str,
+        shared_name: str,
+        here: Place,
+        *,
+        redis: object,
+        patience: float | None,
+        wire: Literal["float32", "bfloat16"] | None = None,
+    ) -> None:
+        seconds = validation.timeout(patience, "patience")
+        self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
+        self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
+        self._redis = redis
+        self._transport = connect(redis)
+        who = host_and_process(os.getpid())
+        self._opened = ExitStack()
+        self._parameters = self._opened.enter_context(
+            Parameters(shared_name, redis=redis, wire=wire, publisher=f"{role} {who}")
+        )
+        self._crew = Crew(self._transport, self.shared_name, holder=here.run_id or secrets.token_hex(8), who=who)
+        # The next process of this place need not wait for the lease, also without ``with``.
+        weakref.finalize(self, self._opened.close)
+
+    @contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def _keep(self, place: str) -> None:
+        """Extends the lease of a place, which was taken a moment ago, until this is closed."""
+        self._place = place
+        self._lease = Lease(self._crew, place)
+        self._opened.callback(self._lease.give_back)
+
+    def _check_lease(self) -> None:
+        self._patience.call(self._lease.check, f"to extend the lease of the {self._place}")
+
+    def _warn(self, text: str, *values: object) -> None:
+        logger.warning(f"%s: {text}", self.shared_name, *values, extra={"accumulator": self.shared_name})
+
+    def close(self) -> None:
+        """Closes the handles, and gives the lease back. The training can be continued. Closing twice does nothing."""
+        self._opened.close()
