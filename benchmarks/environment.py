@@ -134,3 +134,22 @@ def cpu_seconds(pids: list[int]) -> float:
             return float("nan")
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def reset_peak_memory(pids: list[int]) -> None:
+    """Lets the peak memory of processes begin again at what they use now, where the system can do that."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_memory(pids: list[int]) -> int | None:
+    """Returns the most resident memory of processes since `reset_peak_memory`, in bytes; None if it is unknown."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            return None
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return total

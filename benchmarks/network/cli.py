@@ -7,7 +7,6 @@ network.md and plots into --out.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import signal
@@ -18,20 +17,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import environment, workloads
+from benchmarks import environment
 from benchmarks.crew import BenchmarkError
 from benchmarks.environment import Run
 from benchmarks.network import hosts
-from benchmarks.network.crews import PEERS, Network, host_names
-from benchmarks.sections.rounds import compete
+from benchmarks.network.crews import PEERS
+from benchmarks.network.measure import ROWS, measure
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = {row.name: row for row in workloads.SIX_ROWS}
 # Gbit/s.
 RATES = (1.0, 10.0)
 WORKERS = (2, 4, 8, 16, 32)
-# The rows of more than 8 workers. The others are measured with 4 and 8.
-GROWING = ("sparse-10x16-of-1000", "sparse-1000x64-of-10000", "dense-4MB")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.network", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="run few rounds; write into build/benchmarks")
-    parser.add_argument("--only", action="append", choices=[*ROWS], help="measure only this row; may be repeated")
+    parser.add_argument("--only", action="append", choices=ROWS, help="measure only this row; may be repeated")
     parser.add_argument("--peer", action="append", choices=[*PEERS], help="measure only this peer; may be repeated")
     parser.add_argument(
         "--rate", action="append", type=_rate, help="rate of the links in Gbit/s; may be repeated (default: 1 and 10)"
@@ -133,28 +129,10 @@ def _measure(given: argparse.Namespace) -> int:
         )
         for rate in given.rate or RATES:
             for workers in given.workers or WORKERS:
-                rows = [ROWS[name] for name in given.only or ROWS if given.only or workers in (4, 8) or name in GROWING]
                 print(f"{rate:g} Gbit/s, {workers} workers", flush=True)
-                results["networks"].append(_network(run, rate, workers, rows, given.peer or [*PEERS]))
+                results["networks"].append(measure(run, rate, workers, given.only, given.peer or [*PEERS]))
     results["seconds"] = round(time.monotonic() - started, 1)
     out.mkdir(parents=True, exist_ok=True)
     (out / "network.json").write_text(json.dumps(results, indent=1) + "\n")
     print(f"{results['seconds']:.0f} s; wrote {out / 'network.json'}")
     return 0
-
-
-def _network(run: Run, rate: float, workers: int, rows: list[workloads.Workload], peers: list[str]) -> dict[str, Any]:
-    """Measures rows between the hosts of one network."""
-    with contextlib.ExitStack() as stack:
-        built = stack.enter_context(hosts.Hosts(host_names(workers), rate))
-        network = Network(run, built, workers, run.arrays(rows, [workers]), stack)
-        started = [peer for key in peers if (peer := PEERS[key](network, key)) is not None]
-        # Three alternations of seven rounds.
-        effort = (3, 600.0, 1) if run.quick else (21, 600.0, 3)
-        return {
-            "gigabits": rate,
-            "workers": workers,
-            "congestion_control": built.congestion_control(),
-            "rows": compete(started, rows, *effort, block=1 if run.quick else 7),
-            "versions": {peer.crew.name: peer.crew.versions for peer in started},
-        }
