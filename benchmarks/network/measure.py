@@ -11,6 +11,7 @@ from benchmarks.environment import Run
 from benchmarks.network.crews import Network, host_names, start
 from benchmarks.network.hosts import Hosts
 from benchmarks.sections import rounds, steps
+from benchmarks.sections.rounds import Peer
 from benchmarks.workloads import Workload
 
 ROUNDS = {row.name: row for row in workloads.SIX_ROWS}
@@ -35,27 +36,27 @@ def measure(run: Run, rate: float, workers: int, only: Sequence[str] | None, pee
     Returns:
         The results of each row, by name.
     """
-    names = only or [name for name in ROWS if workers in (4, 8) or name in GROWING]
-    found: dict[str, Any] = {"gigabits": rate, "workers": workers, "rows": {}}
+    wanted = only or [name for name in ROWS if workers in (4, 8) or name in GROWING]
+    found: dict[str, Any] = {"gigabits": rate, "workers": workers, "rows": {}, "names": {}, "versions": {}}
     with Hosts(host_names(workers), rate) as hosts:
         found["congestion_control"] = hosts.congestion_control()
         # Weights are the gradient of one worker.
         for kind, every, crew in (("rounds", ROUNDS, workers), ("weights", WEIGHTS, 1)):
-            rows = [every[name] for name in names if name in every]
+            rows = [every[name] for name in wanted if name in every]
             if rows:
                 with _network(run, hosts, workers, kind, run.arrays(rows, [crew])) as network:
-                    started = start(network, peers)
+                    started = _start(network, peers, found)
                     # Three alternations of seven rounds.
                     effort = (3, 600.0, 1) if run.quick else (21, 600.0, 3)
                     block = 1 if run.quick else 7
                     found["rows"] |= rounds.compete(started, rows, *effort, block=block, memory=kind == "rounds")
-        if MODEL.name in names:
+        if MODEL.name in wanted:
             folder = run.directory / f"models-{rate:g}-{workers}"
             models.write(folder, [MODEL], workers)
             settings = {"arrays": str(folder), "workloads": [], "model": MODEL.name}
             with _network(run, hosts, workers, "steps", settings) as network:
                 print(f"  a step of a model of {len(MODEL.leaves)} arrays")
-                found["steps"] = steps.compete(start(network, peers), 1 if run.quick else 21, 1)
+                found["steps"] = steps.compete(_start(network, peers, found), 1 if run.quick else 21, 1)
     return found
 
 
@@ -63,3 +64,11 @@ def measure(run: Run, rate: float, workers: int, only: Sequence[str] | None, pee
 def _network(run: Run, hosts: Hosts, workers: int, kind: str, settings: dict[str, Any]) -> Iterator[Network]:
     with contextlib.ExitStack() as stack:
         yield Network(run, hosts, workers, kind, settings, stack)
+
+
+def _start(network: Network, keys: Sequence[str], found: dict[str, Any]) -> list[Peer]:
+    """Starts peers, and adds their names and versions to the results."""
+    peers = start(network, keys)
+    found["names"] |= {peer.key: peer.crew.name for peer in peers}
+    found["versions"] |= {peer.crew.name: peer.crew.versions for peer in peers} | network.versions
+    return peers

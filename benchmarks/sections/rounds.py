@@ -112,6 +112,8 @@ def compete(
     results: dict[str, Any] = {}
     for row in rows:
         here = [peer for peer in peers if peer.takes_part(row)]
+        if not here:
+            continue
         times: dict[str, list[Timing]] = {peer.key: [] for peer in here}
         spent = {peer.key: 0.0 for peer in here}
         server_cpu = {peer.key: 0.0 for peer in here}
