@@ -160,5 +160,7 @@ def _growth(axes: Any, networks: list[Results], names: dict[str, str]) -> None:
     axes[0].plot(wire.keys(), wire.values(), "--", color="0.5", lw=0.9, label="W gradients on the wire")
     for axis, label in zip(axes, ("ms a round", "from the server, MB", "taker's peak memory, MB"), strict=True):
         axis.set(xscale="log", yscale="log", xlabel="workers", ylabel=label, title=GROWING)
-        plots.plain(axis.xaxis, axis.yaxis)
+        plots.plain(axis.yaxis)
+        axis.set_xticks([*rows], [f"{workers}" for workers in rows])
+        axis.set_xticks([], minor=True)
     axes[0].legend(fontsize=7)
