@@ -115,6 +115,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def available_memory() -> int | None:
+    """Returns how many bytes of memory can be used without swapping; None if that is unknown."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
 def versions() -> dict[str, str]:
     """Returns the versions of the packages in the project's environment."""
     found = {"python": platform.python_version()}
@@ -144,7 +153,9 @@ def reset_peak_memory(pids: list[int]) -> None:
 
 
 def peak_memory(pids: list[int]) -> int | None:
-    """Returns the most resident memory of processes since `reset_peak_memory`, in bytes; None if it is unknown."""
+    """Returns the most resident memory of processes since `reset_peak_memory`, in bytes; None if it is unknown or there are none."""
+    if not pids:
+        return None
     total = 0
     for pid in pids:
         try:

@@ -24,7 +24,7 @@ from benchmarks.environment import Run
 from benchmarks.markdown import write
 from benchmarks.network import hosts
 from benchmarks.network.crews import PEERS
-from benchmarks.network.measure import ROWS, measure
+from benchmarks.network.measure import ROWS, measure, memory_needed
 from benchmarks.network.report import NAMES, draw, render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,6 +128,14 @@ def _options(given: argparse.Namespace) -> str:
     return " ".join(words)
 
 
+def _missing_memory(workers: int, only: list[str] | None, peers: list[str]) -> str | None:
+    """Returns why this machine has too little memory for a network; None if it has enough."""
+    needed, available = memory_needed(workers, only, peers), environment.available_memory()
+    if available is None or needed <= available:
+        return None
+    return f"the processes need about {needed / 2**30:.1f} GiB of memory, and {available / 2**30:.1f} GiB are free"
+
+
 def _measure(given: argparse.Namespace, out: Path) -> None:
     started = time.monotonic()
     results: dict[str, Any] = {
@@ -138,7 +146,10 @@ def _measure(given: argparse.Namespace, out: Path) -> None:
         "options": _options(given),
         "queue_ms": hosts.QUEUE_MS,
         "networks": [],
+        "left_out": [],
     }
+    peers = given.peer or [*PEERS]
+    written: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="redisacc-benchmarks-") as directory:
         run = Run(
             quick=given.quick,
@@ -151,7 +162,11 @@ def _measure(given: argparse.Namespace, out: Path) -> None:
         for rate in given.rate or RATES:
             for workers in given.workers or WORKERS:
                 print(f"{rate:g} Gbit/s, {workers} workers", flush=True)
-                results["networks"].append(measure(run, rate, workers, given.only, given.peer or [*PEERS]))
+                if missing := _missing_memory(workers, given.only, peers):
+                    print(f"  left out: {missing}", flush=True)
+                    results["left_out"].append(f"{rate:g} Gbit/s with {workers} workers: {missing}")
+                else:
+                    results["networks"].append(measure(run, rate, workers, given.only, peers))
                 results["seconds"] = round(time.monotonic() - started, 1)
                 # After each network, so that a run that is interrupted keeps the others.
                 written = write(results, out, NAMES, render, draw)

@@ -23,6 +23,25 @@ ROWS = [*ROUNDS, MODEL.name, *WEIGHTS]
 GROWING = ("sparse-10x16-of-1000", "sparse-1000x64-of-10000", "dense-4MB", "weights-dense-4MB")
 
 
+# Bytes of a process of a peer, beside its arrays: tensorflow-cpu 2.21, torch 2.13, and the others.
+PROCESS = {"tensorflow": 220e6, "gloo": 140e6}
+OTHER_PROCESS = 32e6
+# A process holds two variants of each array, and TensorFlow as many variables.
+COPIES = 4
+
+
+def chosen(workers: int, only: Sequence[str] | None) -> list[str]:
+    """Returns the names of the rows that are measured with a number of workers."""
+    return [name for name in ROWS if (name in only if only else workers in (4, 8) or name in GROWING)]
+
+
+def memory_needed(workers: int, only: Sequence[str] | None, peers: Sequence[str]) -> float:
+    """Returns about how many bytes the processes need that measure a network at the same time."""
+    arrays = COPIES * sum(ROUNDS[name].bytes for name in chosen(workers, only) if name in ROUNDS)
+    # The server counts as one process more, because it holds all gradients.
+    return sum((workers + 2) * (PROCESS.get(peer, OTHER_PROCESS) + arrays) for peer in peers)
+
+
 def measure(run: Run, rate: float, workers: int, only: Sequence[str] | None, peers: Sequence[str]) -> dict[str, Any]:
     """Builds a network, measures its rows one after the other, and removes it.
 
@@ -36,7 +55,7 @@ def measure(run: Run, rate: float, workers: int, only: Sequence[str] | None, pee
     Returns:
         The results of each row, by name.
     """
-    wanted = only or [name for name in ROWS if workers in (4, 8) or name in GROWING]
+    wanted = chosen(workers, only)
     found: dict[str, Any] = {"gigabits": rate, "workers": workers, "rows": {}, "names": {}, "versions": {}}
     with Hosts(host_names(workers), rate) as hosts:
         found["congestion_control"] = hosts.congestion_control()

@@ -46,6 +46,7 @@ _STEPS = (
 def _network(results: Results) -> str:
     networks = results["networks"]
     control = " and ".join(dict.fromkeys(network["congestion_control"] for network in networks))
+    left_out = "".join(f"\nNot measured: {reason}.\n" for reason in results["left_out"])
     options = f" Options of this run: `{results['options']}`." if results["options"] else ""
     return (
         "W workers, one taker and one server are hosts of their own: network namespaces of one machine, each with one "
@@ -59,7 +60,7 @@ def _network(results: Results) -> str:
         "need on the server's link. *Bare sockets* send and add the same bytes through a server, without guarantees; "
         "with a *reducer*, a process beside the server adds piece by piece while the workers are still sending. "
         "torch's `all_reduce` has no server: each rank sends and receives about two gradients, whatever W is. Each "
-        f"peer has 21 rounds in three alternations, unless the page says that the run was quick.{options}\n"
+        f"peer has 21 rounds in three alternations, unless the page says that the run was quick.{options}\n{left_out}"
     )
 
 
@@ -104,7 +105,7 @@ def _rounds(networks: list[Results], rate: float, *, weights: bool) -> str:
 def _costs(peer: Results) -> list[str]:
     totals, peaks = peer["totals_a_round"], peer.get("peak_memory", {})
     megabytes = [short(totals[name] / 1e6) for name in ("server_in", "server_out", "taker_in")]
-    memory = ["?" if peaks.get(who) is None else short(peaks[who] / 1e6) for who in ("taker", "server")]
+    memory = ["" if peaks.get(who) is None else short(peaks[who] / 1e6) for who in ("taker", "server")]
     return [*megabytes, short(totals["dropped"]), *memory]
 
 

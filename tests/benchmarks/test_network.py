@@ -22,11 +22,13 @@ if not (ROOT / "benchmarks").is_dir():
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from benchmarks import environment  # noqa: E402
 from benchmarks.crew import BenchmarkError  # noqa: E402
 from benchmarks.environment import Run, default_server  # noqa: E402
 from benchmarks.network import cli, hosts  # noqa: E402
 from benchmarks.network.crews import Network, Redisacc, bare, host_names, parts  # noqa: E402
 from benchmarks.network.hosts import Hosts, HostsError  # noqa: E402
+from benchmarks.network.measure import memory_needed  # noqa: E402
 from benchmarks.network.report import render  # noqa: E402
 from benchmarks.sections.rounds import compete  # noqa: E402
 from benchmarks.workloads import TINY, Workload  # noqa: E402
@@ -127,6 +129,24 @@ RECEIVER = """
 import socket, sys
 print(len(socket.create_connection((sys.argv[1], 5000)).makefile("rb").read()))
 """
+
+
+def test_a_network_without_enough_memory_is_left_out(
+    can_build: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environment, "available_memory", lambda: 2**30)
+    assert cli.main(["--rate", "1", "--workers", "32", "--out", str(tmp_path)]) == 0
+    assert "left out: the processes need about" in capsys.readouterr().out
+    assert "Not measured: 1 Gbit/s with 32 workers: the processes need" in (tmp_path / "network.md").read_text()
+
+
+def test_more_workers_and_peers_need_more_memory() -> None:
+    small = memory_needed(4, ["dense-4MB"], ["bare"])
+    assert small > 6 * 4 * 4_000_000
+    assert memory_needed(8, ["dense-4MB"], ["bare"]) > small
+    assert memory_needed(4, ["dense-4MB"], ["bare", "tensorflow"]) > 2 * small
+    # With 8 workers, all rows are measured by default, and with 16 only those that show growth.
+    assert memory_needed(8, None, ["bare"]) > memory_needed(16, None, ["bare"])
 
 
 def test_hosts_reach_each_other_and_nothing_else(can_build: None) -> None:
@@ -243,6 +263,7 @@ def test_rounds_between_hosts(network: Callable[..., Network], tmp_path: Path) -
         "quick": True,
         "options": "--tiny",
         "queue_ms": 20,
+        "left_out": [],
         "networks": [
             {
                 "gigabits": 1,
