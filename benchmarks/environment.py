@@ -153,7 +153,10 @@ def reset_peak_memory(pids: list[int]) -> None:
 
 
 def peak_memory(pids: list[int]) -> int | None:
-    """Returns the most resident memory of processes since `reset_peak_memory`, in bytes; None if it is unknown or there are none."""
+    """Returns the most resident memory of processes since `reset_peak_memory`, in bytes.
+
+    None means that it is unknown, or that there are no processes.
+    """
     if not pids:
         return None
     total = 0

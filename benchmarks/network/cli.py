@@ -30,7 +30,9 @@ from benchmarks.network.report import NAMES, draw, render
 ROOT = Path(__file__).resolve().parents[2]
 # Gbit/s.
 RATES = (1.0, 10.0)
+QUICK_RATES = (1.0,)
 WORKERS = (2, 4, 8, 16, 32)
+QUICK_WORKERS = (4,)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,7 +82,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.network", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="run few rounds; write into build/benchmarks")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="run few rounds, at 1 Gbit/s and with 4 workers unless they are given; write into build/benchmarks",
+    )
     parser.add_argument("--only", action="append", choices=ROWS, help="measure only this row; may be repeated")
     parser.add_argument("--peer", action="append", choices=[*PEERS], help="measure only this peer; may be repeated")
     parser.add_argument(
@@ -159,8 +165,8 @@ def _measure(given: argparse.Namespace, out: Path) -> None:
             server=given.server or environment.default_server(),
             directory=Path(directory),
         )
-        for rate in given.rate or RATES:
-            for workers in given.workers or WORKERS:
+        for rate in given.rate or (QUICK_RATES if given.quick else RATES):
+            for workers in given.workers or (QUICK_WORKERS if given.quick else WORKERS):
                 print(f"{rate:g} Gbit/s, {workers} workers", flush=True)
                 if missing := _missing_memory(workers, given.only, peers):
                     print(f"  left out: {missing}", flush=True)
