@@ -22,7 +22,8 @@ def render(results: Results, drawn: dict[str, str]) -> str:
     for rate in dict.fromkeys(network["gigabits"] for network in networks):
         here = [network for network in networks if network["gigabits"] == rate]
         title = f"{rate:g} Gbit/s"
-        parts += [f"## Rounds at {title}\n", picture(drawn, title), picture(drawn, f"Growth at {title}")]
+        parts += [f"## Rounds at {title}\n"]
+        parts += [text for name in (title, f"Growth at {title}") if (text := picture(drawn, name))]
         parts.append(_rounds(here, rate, weights=False))
         if any(_rows(network, weights=True) for network in here):
             parts += [f"## Weights at {title}\n", _WEIGHTS, _rounds(here, rate, weights=True)]
@@ -93,7 +94,8 @@ def _rounds(networks: list[Results], rate: float, *, weights: bool) -> str:
     if not weights:
         parts += [
             "Bytes of a round on the links of server and taker, packets that ports have dropped, and the most memory: "
-            "the taker's beyond what it used before the round, and all memory of the server's processes.\n",
+            "the taker's beyond what it used before the round, and all memory of the server's processes. TensorFlow "
+            "and torch keep memory from earlier rounds, so the figures of their takers are too small.\n",
             table(
                 ["", "W", "", "to the server, MB", "from it", "to the taker", "dropped", "taker, MB", "server, MB"],
                 costs,
