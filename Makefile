@@ -143,7 +143,7 @@ bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | measure bes
 
 # The network is made of namespaces, so this needs Linux, root and iproute2.
 # Options, for example: make bench-network B="--quick --rate 1 --workers 4 --only dense-4MB"
-bench-network: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 60 min | measure between hosts with links of 1 and 10 Gbit/s; needs root
+bench-network: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 2 h | measure between hosts with links of 1 and 10 Gbit/s; needs root
 	$(BIN)/python -m benchmarks.network --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
 
 $(VENV)/.docs: pyproject.toml

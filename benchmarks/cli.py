@@ -16,9 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environment, report
+from benchmarks import environment, plots
 from benchmarks.crew import BenchmarkError
 from benchmarks.environment import Run
+from benchmarks.markdown import write
+from benchmarks.report import render
 from benchmarks.sections import scripts
 from benchmarks.sections.bound import bound
 from benchmarks.sections.growth import growth
@@ -38,6 +40,7 @@ SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "reduction": reduction,
     "longest": longest,
 }
+NAMES = ("results.json", "README.md")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -75,8 +78,10 @@ def main(arguments: list[str] | None = None) -> int:
     whole = not (given.quick or given.tiny or given.only or given.in_place_limit is not None)
     out = given.out or (ROOT / "docs" / "performance" if whole else ROOT / "build" / "benchmarks")
 
+    draw = None if given.no_plots else plots.draw
+
     if given.render:
-        report.write(json.loads((out / "results.json").read_text()), out, with_plots=not given.no_plots)
+        write(json.loads((out / NAMES[0]).read_text()), out, NAMES, render, draw)
         return 0
 
     started = time.monotonic()
@@ -111,6 +116,6 @@ def main(arguments: list[str] | None = None) -> int:
             scripts.control(run)
         results["scripts"] = run.scripts
     results["seconds"] = round(time.monotonic() - started, 1)
-    written = report.write(results, out, with_plots=not given.no_plots)
+    written = write(results, out, NAMES, render, draw)
     print(f"{results['seconds']:.0f} s; wrote {', '.join(str(path) for path in written)}")
     return 0

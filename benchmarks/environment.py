@@ -117,6 +117,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def available_memory() -> int | None:
+    """Returns how many bytes of memory can be used without swapping; None if that is unknown."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
 def versions() -> dict[str, str]:
     """Returns the versions of the packages in the project's environment."""
     found = {"python": platform.python_version()}
@@ -136,3 +145,27 @@ def cpu_seconds(pids: list[int]) -> float:
             return float("nan")
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def reset_peak_memory(pids: list[int]) -> None:
+    """Lets the peak memory of processes begin again at what they use now, where the system can do that."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_memory(pids: list[int]) -> int | None:
+    """Returns the most resident memory of processes since `reset_peak_memory`, in bytes.
+
+    None means that it is unknown, or that there are no processes.
+    """
+    if not pids:
+        return None
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            return None
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return total

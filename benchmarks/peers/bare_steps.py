@@ -10,11 +10,8 @@ from urllib.parse import urlsplit
 
 import common
 import numpy as np
-from bare import Bare
+from bare import PIECE, Bare
 from steps import StepActor
-
-# The length of redisacc's parts.
-PIECE = 2 * 2**20 - 64
 
 
 class Peer(StepActor):

@@ -8,6 +8,12 @@ import common
 import redisacc
 
 
+def versions():
+    """Returns the versions of the packages in use."""
+    names = ("redisacc", "redis", "hiredis", "numpy", "msgpack")
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+
+
 class Peer(common.Actor):
     """A process with handles on the accumulators of its workloads."""
 
@@ -16,10 +22,7 @@ class Peer(common.Actor):
         self.opened = {}
         self.step = 0
 
-    def versions(self):
-        """Returns the versions of the packages in use."""
-        names = ("redisacc", "redis", "hiredis", "numpy", "msgpack")
-        return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+    versions = staticmethod(versions)
 
     def accumulator(self, name):
         """Returns the handle for a workload."""
@@ -87,4 +90,5 @@ class Taker(Peer):
             raise common.WrongResult(f"after {self.job} the step is {step}")
 
 
-common.serve(lambda settings: (Worker if settings["role"] == "worker" else Taker)(settings))
+if __name__ == "__main__":
+    common.serve(lambda settings: (Worker if settings["role"] == "worker" else Taker)(settings))

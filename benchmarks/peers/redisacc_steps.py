@@ -1,10 +1,8 @@
 """A worker or the chief of redisacc, with Chief and Worker or with TreeAccumulator and Parameters."""
 
-import importlib.metadata
-import platform
-
 import common
 import numpy as np
+from redisacc_peer import versions
 from steps import StepActor
 
 import redisacc
@@ -15,15 +13,19 @@ TIMEOUT = 120
 class Peer(StepActor):
     """A process of the training."""
 
-    def versions(self):
-        """Returns the versions of the packages in use."""
-        names = ("redisacc", "redis", "hiredis", "numpy", "msgpack")
-        return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+    versions = staticmethod(versions)
 
     def open_accumulator(self):
         """Opens the accumulator of the model."""
+        options = self.settings.get("options", {})
         self.accumulator = redisacc.TreeAccumulator.like(
-            self.initial, self.model["name"], sparse=self.sparse, redis=self.settings["url"]
+            self.initial, self.model["name"], sparse=self.sparse, redis=self.settings["url"], **options
+        )
+
+    def open_parameters(self):
+        """Opens the parameters of the model."""
+        self.parameters = redisacc.Parameters(
+            self.model["name"], redis=self.settings["url"], **self.settings.get("options", {})
         )
 
     def descend(self, weights, gradient):
@@ -48,7 +50,7 @@ class DirectChief(Peer):
     def __init__(self, settings):
         super().__init__(settings)
         self.open_accumulator()
-        self.parameters = redisacc.Parameters(self.model["name"], redis=settings["url"])
+        self.open_parameters()
         self.parameters.publish(self.initial, 0)
         self.own = {name: array.copy() for name, array in self.initial.items()}
 
@@ -71,7 +73,7 @@ class DirectWorker(Peer):
     def __init__(self, settings):
         super().__init__(settings)
         self.open_accumulator()
-        self.parameters = redisacc.Parameters(self.model["name"], redis=settings["url"])
+        self.open_parameters()
         self.gradients = [self.gradient(variant) for variant in range(2)]
         _, self.own = self.parameters.wait(timeout=TIMEOUT)
 

@@ -38,7 +38,7 @@ def main():
         replies.write(
             json.dumps(
                 {
-                    "versions": {"server": server.version},
+                    "versions": dict([server.version.split()]),
                     "url": f"redis://{settings['address']}:{settings['port']}/0",
                     "pids": pids,
                 }

@@ -64,4 +64,6 @@ class StepActor(common.Actor):
             if isinstance(found, tuple):
                 indices, values = found
                 wanted = wanted[indices]
-            common.compare({"step": self.step, "leaf": name}, (None, values), (None, wanted))
+            common.compare(
+                {"step": self.step, "leaf": name}, (None, values), (None, wanted), self.settings.get("tolerance", 0)
+            )

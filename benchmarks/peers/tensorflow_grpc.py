@@ -44,6 +44,11 @@ def gradient_tensors(initial, indices, values):
     return tensors
 
 
+def versions():
+    """Returns the versions of the packages in use."""
+    return {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
+
+
 class Task(common.Actor):
     """One task of the cluster."""
 
@@ -73,9 +78,7 @@ class Task(common.Actor):
             self.session.run(initializer, feed)
         self.calls = {key: self.session.make_callable(operation) for key, operation in operations.items()}
 
-    def versions(self):
-        """Returns the versions of the packages in use."""
-        return {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
+    versions = staticmethod(versions)
 
     def go(self):
         """Runs the prepared call of the job."""

@@ -13,26 +13,34 @@ import torch
 import torch.distributed as dist
 
 
+def join(settings):
+    """Makes this process a rank."""
+    # All ranks share the machine.
+    torch.set_num_threads(1)
+    if "interface" in settings:
+        # Otherwise gloo looks for the address of the machine's name, which is that of another host.
+        os.environ["GLOO_SOCKET_IFNAME"] = settings["interface"]
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{settings.get('address', '127.0.0.1')}:{settings['port']}",
+        rank=settings["number"],
+        world_size=settings["workers"],
+    )
+
+
+def versions():
+    """Returns the versions of the packages in use."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+
+
 class Rank(common.Actor):
     """One rank."""
 
     def __init__(self, settings):
         super().__init__(settings)
-        # Four ranks share the machine.
-        torch.set_num_threads(1)
-        if "interface" in settings:
-            # Otherwise gloo looks for the address of the machine's name, which is that of another host.
-            os.environ["GLOO_SOCKET_IFNAME"] = settings["interface"]
-        dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://{settings.get('address', '127.0.0.1')}:{settings['port']}",
-            rank=settings["number"],
-            world_size=settings["workers"],
-        )
+        join(settings)
 
-    def versions(self):
-        """Returns the versions of the packages in use."""
-        return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    versions = staticmethod(versions)
 
     def ready(self, job):
         """Prepares a job; this is not timed."""
@@ -69,4 +77,5 @@ class Rank(common.Actor):
             common.compare(job, result, (indices, mean * counts[:, np.newaxis].astype(np.float32)))
 
 
-common.serve(Rank)
+if __name__ == "__main__":
+    common.serve(Rank)

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks import workloads
 from benchmarks.crew import Crew, Timing, free_ports
-from benchmarks.environment import Run, cpu_seconds
+from benchmarks.environment import Run, cpu_seconds, peak_memory, reset_peak_memory
 from benchmarks.stats import ratio, summary
 from benchmarks.workloads import Workload
 from redisacc.embedded import Server
@@ -30,6 +30,8 @@ class Peer:
     takes_part: Callable[[Workload], bool] = lambda _: True
     # Returns growing totals, such as bytes on a link; their growth in a round becomes part of the results.
     totals: Callable[[], dict[str, float]] = dict
+    # Which time of a round counts, in seconds.
+    time: Callable[[Timing], float] = lambda timing: timing.elapsed
 
 
 def _crew_at(
@@ -91,7 +93,14 @@ def tensorflow_crew(run: Run, stack: contextlib.ExitStack, settings: dict[str, A
 
 
 def compete(
-    peers: list[Peer], rows: list[Workload], rounds: int, budget: float, warm_up: int, *, block: int = 1
+    peers: list[Peer],
+    rows: list[Workload],
+    rounds: int,
+    budget: float,
+    warm_up: int,
+    *,
+    block: int = 1,
+    memory: bool = False,
 ) -> dict[str, Any]:
     """Runs rounds of several peers in alternation (A B C, A B C, …) for each row.
 
@@ -102,6 +111,7 @@ def compete(
         budget: seconds after which a slow peer leaves a row, but not before 3 rounds.
         warm_up: number of rounds before those that count.
         block: number of rounds that a peer runs before the next one has its turn.
+        memory: whether to run one more round for each peer, which measures the peak memory of taker and server.
 
     Returns:
         For each row, the figures of each peer and the ratios to the first.
@@ -109,6 +119,8 @@ def compete(
     results: dict[str, Any] = {}
     for row in rows:
         here = [peer for peer in peers if peer.takes_part(row)]
+        if not here:
+            continue
         times: dict[str, list[Timing]] = {peer.key: [] for peer in here}
         spent = {peer.key: 0.0 for peer in here}
         server_cpu = {peer.key: 0.0 for peer in here}
@@ -124,15 +136,16 @@ def compete(
                 times[peer.key].append(timing)
                 server_cpu[peer.key] += cpu_seconds(peer.server_pids) - before
                 totals[peer.key].update({name: value - total[name] for name, value in peer.totals().items()})
+        found = {peer.key: _row(peer, times[peer.key], server_cpu[peer.key], totals[peer.key]) for peer in here}
+        first = found[here[0].key]["rounds"]
         results[row.name] = {
             "bytes_of_a_gradient": row.bytes,
-            "peers": {key: _row(timings, server_cpu[key], totals[key]) for key, timings in times.items()},
-            "ratios": {
-                key: ratio([t.elapsed for t in times[here[0].key]], [t.elapsed for t in timings])
-                for key, timings in times.items()
-                if key != here[0].key
-            },
+            "peers": found,
+            "ratios": {peer.key: ratio(first, found[peer.key]["rounds"]) for peer in here[1:]},
         }
+        if memory:
+            for peer in here:
+                found[peer.key]["peak_memory"] = _peak_memory(peer, row)
         _say(row, here, results[row.name])
     return results
 
@@ -145,9 +158,20 @@ def _turns(peers: list[Peer], rounds: int, warm_up: int, block: int) -> Iterator
             yield from repeat((True, peer), min(block, rounds - start))
 
 
-def _row(timings: list[Timing], server_cpu: float, totals: Counter[str]) -> dict[str, Any]:
+def _peak_memory(peer: Peer, row: Workload) -> dict[str, int | None]:
+    """Returns the bytes that the taker uses in a round beyond what it used before, and the most that the server uses.
+
+    A server keeps memory for the next round, so what it used before would say nothing.
+    """
+    reset_peak_memory(peer.server_pids)
+    timing = peer.crew.round(row.name, memory=True)
+    return {"taker": timing.peak_memory, "server": peak_memory(peer.server_pids)}
+
+
+def _row(peer: Peer, timings: list[Timing], server_cpu: float, totals: Counter[str]) -> dict[str, Any]:
+    rounds = [peer.time(t) for t in timings]
     return {
-        "seconds": summary([t.elapsed for t in timings]),
+        "seconds": summary(rounds),
         "apply_seconds": summary([apply for t in timings for apply in t.applies]),
         "tail_seconds": summary([t.tail for t in timings]),
         "cpu_seconds_a_round": {
@@ -156,7 +180,7 @@ def _row(timings: list[Timing], server_cpu: float, totals: Counter[str]) -> dict
             "server": server_cpu / len(timings),
         },
         **({"totals_a_round": {name: value / len(timings) for name, value in totals.items()}} if totals else {}),
-        "rounds": [t.elapsed for t in timings],
+        "rounds": rounds,
     }
 
 
@@ -166,6 +190,8 @@ def _say(row: Workload, peers: list[Peer], result: dict[str, Any]) -> None:
         seconds = result["peers"][peer.key]["seconds"]
         times = result["ratios"].get(peer.key)
         beside = f"   {peers[0].crew.name} takes {times['of_medians']:.2f} times as long" if times else ""
+        peaks = result["peers"][peer.key].get("peak_memory", {})
+        beside += "".join(f"   {who} {peak / 1e6:.1f} MB" for who, peak in peaks.items() if peak is not None)
         print(
             f"    {peer.crew.name:<28}{seconds['median'] * 1e3:9.2f} ms"
             f"   ({seconds['q1'] * 1e3:.2f} to {seconds['q3'] * 1e3:.2f}, {seconds['n']} rounds){beside}",

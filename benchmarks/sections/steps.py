@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from dataclasses import dataclass
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from benchmarks import models
 from benchmarks.crew import BenchmarkError, Crew, free_ports
 from benchmarks.environment import Run, cpu_seconds
 from benchmarks.models import Model
+from benchmarks.sections.rounds import Peer
 from benchmarks.stats import ratio, summary
 
 # TensorFlow's time divided by ours: the goal, which the project aims for, and the bar, the least that it sets itself.
@@ -35,16 +37,6 @@ SMALL_BAR = 2.0
 BLOCK = 5
 # The bytes of the model whose number of arrays grows.
 GROWING_BYTES = 4_000_000
-
-
-@dataclass
-class Peer:
-    """A crew that trains, the processes whose CPU time counts as the server's, and a client of that server."""
-
-    key: str
-    crew: Crew
-    server_pids: list[int]
-    client: redis.Redis | None = None
 
 
 def steps(run: Run) -> dict[str, Any]:
@@ -66,7 +58,7 @@ def steps(run: Run) -> dict[str, Any]:
             if not persistent:
                 peers.append(_bare(run, stack, folder, model))
             bars = {} if durable else PERSISTENT if persistent else IN_MEMORY
-            results[label] = {**bars, **_compete(peers, blocks)}
+            results[label] = {**bars, **compete(peers, blocks)}
     results["growth"] = _growth(run, 2 if run.tiny else 4 if run.quick else 12)
     results["small"] = {"bar": SMALL_BAR, **_small(run)}
     return results
@@ -114,7 +106,7 @@ def _redisacc(
         url=server.url,
         method=method,
     )
-    return Peer(method, crew, [server.pid], client)
+    return Peer(method, crew, [server.pid], totals=partial(_counters, client))
 
 
 def _bare(run: Run, stack: contextlib.ExitStack, folder: Path, model: Model) -> Peer:
@@ -130,7 +122,7 @@ def _bare(run: Run, stack: contextlib.ExitStack, folder: Path, model: Model) -> 
         model=model.name,
         url=server.url,
     )
-    return Peer("bare", crew, [server.pid], client)
+    return Peer("bare", crew, [server.pid], totals=partial(_counters, client))
 
 
 def _tensorflow(run: Run, stack: contextlib.ExitStack, folder: Path, model: Model) -> Peer:
@@ -151,21 +143,29 @@ def _tensorflow(run: Run, stack: contextlib.ExitStack, folder: Path, model: Mode
     return Peer("tensorflow", crew, crew.helper_pids)
 
 
-def _compete(peers: list[Peer], blocks: int, warm_up: int = 2) -> dict[str, Any]:
-    """Runs blocks of steps of several peers in alternation, and compares the others with the first."""
+def compete(peers: list[Peer], blocks: int, warm_up: int = 2) -> dict[str, Any]:
+    """Runs blocks of steps of several peers in alternation, and compares the others with the first.
+
+    Args:
+        peers: the peers.
+        blocks: number of blocks of `BLOCK` steps for each peer.
+        warm_up: number of blocks before those that count.
+
+    Returns:
+        The figures of each peer and the ratios to the first.
+    """
     times: dict[str, list[float]] = {peer.key: [] for peer in peers}
     cpu = {peer.key: np.zeros(3) for peer in peers}
-    used = {peer.key: dict.fromkeys(("bytes_in", "bytes_out", "commands"), 0.0) for peer in peers if peer.client}
+    used: dict[str, Counter[str]] = {peer.key: Counter() for peer in peers}
     for number in range(-warm_up, blocks):
         for peer in peers:
-            before, counted = cpu_seconds(peer.server_pids), _counters(peer.client)
+            before, counted = cpu_seconds(peer.server_pids), peer.totals()
             timing = peer.crew.round("", repeat=BLOCK)
             if number < 0:
                 continue
             times[peer.key].append(timing.finished / BLOCK)
             cpu[peer.key] += [timing.worker_cpu, timing.taker_cpu, cpu_seconds(peer.server_pids) - before]
-            for name, value in _counters(peer.client).items():
-                used[peer.key][name] += value - counted[name]
+            used[peer.key].update({name: value - counted[name] for name, value in peer.totals().items()})
     for peer in peers:
         # Weights are checked when the next block is prepared, so this checks those of the last block.
         peer.crew.round("", repeat=1)
@@ -177,7 +177,7 @@ def _compete(peers: list[Peer], blocks: int, warm_up: int = 2) -> dict[str, Any]
             "name": peer.crew.name,
             "seconds": summary(times[peer.key]),
             "cpu_seconds_a_step": dict(zip(("workers", "chief", "server"), cpu[peer.key] / total, strict=True)),
-            "server_a_step": {name: value / total for name, value in used.get(peer.key, {}).items()},
+            "server_a_step": {name: value / total for name, value in used[peer.key].items()},
             "blocks": times[peer.key],
         }
         if peer.key != first:
@@ -196,10 +196,8 @@ def _compete(peers: list[Peer], blocks: int, warm_up: int = 2) -> dict[str, Any]
     return found
 
 
-def _counters(client: redis.Redis | None) -> dict[str, float]:
+def _counters(client: redis.Redis) -> dict[str, float]:
     """Returns the bytes that a server has received and sent, and the commands that clients have sent to it."""
-    if client is None:
-        return {}
     info = client.info("stats")
     return {
         "bytes_in": info["total_net_input_bytes"],
@@ -218,7 +216,7 @@ def _growth(run: Run, blocks: int) -> list[dict[str, Any]]:
         peers = [_redisacc(run, stack, folder, model, "direct", persistent=False) for model in every]
         for peer, model in zip(peers, every, strict=True):
             peer.key = peer.crew.name = f"{len(model.leaves)}"
-        results = _compete(peers, blocks)
+        results = compete(peers, blocks)
         for model in every:
             key = f"{len(model.leaves)}"
             point = {"arrays": len(model.leaves), "bytes_of_a_gradient": model.bytes, **results["peers"][key]}

@@ -1,0 +1,118 @@
+"""Writes a page of results, and makes its pieces as Markdown: figures, tables, pictures, and the beginning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Results = dict[str, Any]
+
+
+def write(
+    results: Results,
+    out: Path,
+    names: tuple[str, str],
+    render: Callable[[Results, dict[str, str]], str],
+    draw: Callable[[Results, Path], dict[str, str]] | None,
+) -> list[Path]:
+    """Writes results, plots and a page into a folder.
+
+    Args:
+        results: the results.
+        out: the folder, which is made if it does not exist.
+        names: file names of the results and of the page.
+        render: makes the page from the results and the plots, which it gets as title → file name.
+        draw: draws the plots; None: there are none.
+
+    Returns:
+        The paths of the results and of the page.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    data, text = (out / name for name in names)
+    data.write_text(json.dumps(results, indent=1) + "\n")
+    drawn = {}
+    if draw is not None:
+        try:
+            drawn = draw(results, out)
+        except ImportError:
+            print("plots are skipped, because matplotlib is not installed: pip install 'redisacc[bench]'")
+    text.write_text(render(results, drawn))
+    return [data, text]
+
+
+def head(results: Results, title: str, command: str, data: str) -> str:
+    """Returns the beginning of a page: its title, and what the figures come from.
+
+    Args:
+        results: all results of the run.
+        title: the page's title.
+        command: the command that writes the page.
+        data: name of the file that holds every figure.
+    """
+    machine = results["machine"]
+    memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
+    packages = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    servers = sorted({one["version"] for one in results.get("scripts", [])})
+    notes = []
+    if results["quick"]:
+        notes.append("**A quick run with few rounds: do not rely on its figures.**")
+    if results.get("in_place_limit") is not None:
+        notes.append(f"**An experiment: every accumulator had in_place_limit={results['in_place_limit']}.**")
+    return "\n".join(
+        [
+            f"# {title}",
+            "",
+            f"Written by `{command}` on {results['when'][:10]} in {results['seconds']:.0f} s; "
+            f"[{data}]({data}) holds every figure. Do not edit this page; run the benchmark again.",
+            "",
+            *notes,
+            "All absolute times are valid for this machine only: "
+            f"{machine['cpu']}, {machine['cores']} cores{memory}, {machine['system']}, load "
+            f"{machine['load_before']:.1f} before the run. All peers were measured in alternation within one run, "
+            "so compare the ratios. Figures are medians, with quartiles in parentheses; the quartiles of a ratio are "
+            "those of the ratios of neighbouring rounds. Every round's result was compared with numpy's.",
+            "",
+            packages + (f". Servers: {', '.join(servers)}." if servers else "."),
+            "",
+        ]
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Returns a table whose first column is text, and whose other columns are figures."""
+    lines = [f"| {' | '.join(columns)} |", f"| {' | '.join(['---'] + ['---:'] * (len(columns) - 1))} |"]
+    lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def picture(drawn: dict[str, str], title: str) -> str:
+    """Returns a plot, or nothing if it was not drawn."""
+    return f"![{title}]({drawn[title]})\n" if title in drawn else ""
+
+
+def ms(seconds: Results) -> str:
+    """Returns median and quartiles in milliseconds."""
+    return f"{short(seconds['median'] * 1e3)} ({short(seconds['q1'] * 1e3)} to {short(seconds['q3'] * 1e3)})"
+
+
+def short(value: float) -> str:
+    """Returns a number with three digits and no exponent."""
+    if value != value:  # noqa: PLR0124 - nan: unknown on this system
+        return "?"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def times(ratio: Results) -> str:
+    """Returns a ratio with its quartiles."""
+    return f"{short(ratio['of_medians'])}x ({short(ratio['q1'])} to {short(ratio['q3'])})"
+
+
+def versions(section: Results) -> str:
+    """Returns a list of the peers' versions."""
+    lines = [
+        f"- {name}: " + ", ".join(f"{what} {version}" for what, version in found.items())
+        for name, found in section["versions"].items()
+    ]
+    return "\n".join([*lines, ""])
