@@ -73,12 +73,11 @@ def test_parameters_that_the_server_has_lost_are_published_again(training, clien
     assert training.chief(START).parameters["w"].tolist() == chief.parameters["w"].tolist()
 
 
-@pytest.mark.forges
-def test_a_state_that_does_not_fit(training, client):
+@pytest.mark.parametrize("exact", [[START["w"][:9]], [START["w"]] * 2, [], START["w"], [{"w": START["w"]}]])
+def test_a_state_that_does_not_fit(training, client, exact):
     training.chief(START).close()
-    redisacc.Parameters("train", redis=client, wire="bfloat16").publish(
-        START, 1, state={"redisacc:float32": [START["w"][:9]], "state": None}
-    )
+    with redisacc.Parameters("train", redis=client, wire="bfloat16") as parameters:
+        parameters.publish(START, 1, state={"redisacc:float32": exact, "state": np.zeros(1)})
     with pytest.raises(redisacc.CorruptDataError, match="'train': the state of the parameters has 'redisacc:float32'"):
         training.chief(START)
 
@@ -122,3 +121,11 @@ def test_what_a_worker_sends_of_a_single_array(training, sparse):
     for found in sent:
         np.testing.assert_array_equal(found, taken.gradient.values if sparse else taken.gradient)
     rounds.close()
+
+
+@pytest.mark.parametrize("state", [None, np.arange(3)])
+def test_parameters_of_which_nothing_is_rounded(training, state):
+    training.chief(np.arange(5), wire="bfloat16", state=state).close()
+    chief = training.chief(np.zeros(5, int), wire="bfloat16")
+    assert chief.parameters.tolist() == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(chief.state, state)
