@@ -97,13 +97,16 @@ class RoundReader:
         # The ids of gradients that have been admitted, and are still to be looked up.
         self._unknown: list[str] = []
 
-    def look_ahead(self, heard: deque[Heard], num_required: int, interrupted: Callable[[], bool]) -> None:
+    def look_ahead(self, heard: deque[Heard], num_required: int, interrupted: Callable[[], bool]) -> bool:
         """Adds gradients of the current round as far as they have arrived.
 
         Args:
             heard: what was heard of them, the oldest first. Another thread may append to it.
             num_required: how many gradients the round will probably hold.
             interrupted: returns whether to stop, because the round may be complete.
+
+        Returns:
+            Whether it was interrupted, so that there may be more to add.
 
         Raises:
             PartMissingError, RedisAccError: something could not be read. Call ``forget``.
@@ -129,8 +132,10 @@ class RoundReader:
             if self._sums is not None:
                 self._sums.skip_stalled()
                 self._sums.look_ahead(self._inline, listen)
-            if interrupted() or not (heard or self._unknown):
-                return
+            if interrupted():
+                return True
+            if not (heard or self._unknown):
+                return False
 
     def _use(self, message: Heard, num_required: int) -> None:
         if isinstance(message, UploadBegun):

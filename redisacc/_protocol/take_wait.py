@@ -122,6 +122,8 @@ class TakeWait:
     _outage: OutageLog = field(init=False)
     # Filled by the thread that listens.
     _heard: deque[Heard] = field(default_factory=deque)
+    # Whether the last look ahead was broken off to poll.
+    _broke_off: bool = False
     _poll_now: bool = True
 
     def __post_init__(self) -> None:
@@ -201,15 +203,16 @@ class TakeWait:
             self._heard.clear()
             self._heard.append(Interruption.MISSED)
             return False
-        if not self._heard:
+        if not self._heard and not self._broke_off:
             return False
         try:
-            self.reader.look_ahead(self._heard, self.num_required, lambda: self._poll_now)
+            self._broke_off = self.reader.look_ahead(self._heard, self.num_required, lambda: self._poll_now)
         except (RedisAccError, PartMissingError) as error:
             # Looking ahead only saves time. If something is wrong, it shows when the round is read.
             logger.debug("%s: could not look ahead: %s", self.label, error)
             self.reader.forget()
             self._heard.append(Interruption.MISSED)
+            self._broke_off = False
             return False
         return True
 
