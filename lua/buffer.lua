@@ -57,6 +57,9 @@
 local AHEAD_BYTES = 1048576
 
 local function refuse(reply)
+  if keys.place[1] then
+    redis.call('UNLINK', keys.place[1])
+  end
   return refuse_parts(keys.staged, reply)
 end
 
