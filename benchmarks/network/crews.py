@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,7 +128,7 @@ class Network:
         """Starts a Redis server, and returns its URL and the ids of the processes that belong to it.
 
         Args:
-            persistent: whether it writes to disk what the embedded server writes by default.
+            persistent: whether it keeps its data on disk as the embedded server does by default.
             beside: arguments of a Python process that runs beside the server; ``{url}`` becomes the URL of its socket.
         """
         port = next(self.ports)
@@ -138,7 +139,7 @@ class Network:
             "port": port,
             "socket": str(self.run.directory / f"{port}-{self.workers}.sock"),
             "executable": self.run.server,
-            "persistent": persistent,
+            "data": tempfile.mkdtemp(prefix="server-", dir=self.run.directory) if persistent else None,
             "beside": list(beside),
         }
         prefix = self.hosts.command(SERVER)
@@ -168,7 +169,7 @@ class Redisacc:
         options: arguments of every accumulator.
         tolerance: how much an element of a result may differ from numpy's, if gradients are rounded on the wire.
         beside: arguments of a Python process beside the server, in which ``{url}`` is the URL of its socket.
-        persistent: whether the server writes to disk what the embedded server writes by default.
+        persistent: whether the server keeps its data on disk as the embedded server does by default.
     """
 
     name: str

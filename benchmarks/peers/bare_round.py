@@ -96,7 +96,7 @@ class Taker(Peer):
         if indices is None and passage is not None:
             for start, length in pieces(values.nbytes):
                 self.bulk(passage[:length].data)
-                total.add_piece(start // values.itemsize, passage[:length].view(values.dtype))
+                total.add_piece(start // values.itemsize, passage[:length].view(values.dtype), begins=False)
             return
         if indices is not None:
             indices = np.empty_like(indices)
