@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,7 @@ class Network:
         pids: Sequence[int] = (),
         taker: bool = True,
         helpers: tuple[str, ...] = (),
+        dense: bool = False,
         **more: Any,
     ) -> Peer:
         """Starts the processes of a peer.
@@ -88,6 +90,7 @@ class Network:
             pids: processes whose CPU time and memory count as the server's, beside the helpers.
             taker: whether rounds have a taker.
             helpers: roles of processes that only have to run.
+            dense: whether it takes part in dense rounds only.
             **more: more settings of its processes.
         """
         # All processes begin at once when weights are sent, and the first one sends.
@@ -108,7 +111,7 @@ class Network:
             key,
             crew,
             [*pids, *crew.helper_pids],
-            takes_part=lambda row: program != "bare-reducer" or row.kind == "dense",
+            takes_part=lambda row: row.kind == "dense" or not dense,
             totals=self.totals,
             time=(lambda timing: timing.finished) if weights else (lambda timing: timing.elapsed),
         )
@@ -127,7 +130,7 @@ class Network:
         """Starts a Redis server, and returns its URL and the ids of the processes that belong to it.
 
         Args:
-            persistent: whether it writes to disk what the embedded server writes by default.
+            persistent: whether it keeps its data on disk as the embedded server does by default.
             beside: arguments of a Python process that runs beside the server; ``{url}`` becomes the URL of its socket.
         """
         port = next(self.ports)
@@ -138,7 +141,7 @@ class Network:
             "port": port,
             "socket": str(self.run.directory / f"{port}-{self.workers}.sock"),
             "executable": self.run.server,
-            "persistent": persistent,
+            "data": tempfile.mkdtemp(prefix="server-", dir=self.run.directory) if persistent else None,
             "beside": list(beside),
         }
         prefix = self.hosts.command(SERVER)
@@ -166,22 +169,29 @@ class Redisacc:
     Attributes:
         name: name in the report.
         options: arguments of every accumulator.
+        parameters: arguments of every Parameters.
         tolerance: how much an element of a result may differ from numpy's, if gradients are rounded on the wire.
         beside: arguments of a Python process beside the server, in which ``{url}`` is the URL of its socket.
-        persistent: whether the server writes to disk what the embedded server writes by default.
+        persistent: whether the server keeps its data on disk as the embedded server does by default.
+        dense: whether only dense gradients and steps are measured.
     """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
     tolerance: float = 0.0
     beside: tuple[str, ...] = ()
     persistent: bool = False
+    dense: bool = False
 
-    def __call__(self, network: Network, key: str) -> Peer:
-        """Starts the peer on a server of its own."""
+    def __call__(self, network: Network, key: str) -> Peer | None:
+        """Starts the peer on a server of its own; returns None if its weights are those of plain redisacc."""
+        if network.kind == "weights" and self.options and not self.parameters:
+            return None
         url, pids = network.server(persistent=self.persistent, beside=self.beside)
-        more: dict[str, Any] = {"url": url, "options": self.options, "tolerance": self.tolerance, "method": "direct"}
-        return network.peer(key, self.name, sys.executable, "redisacc", pids=pids, **more)
+        more: dict[str, Any] = {"url": url, "options": self.options, "parameters": self.parameters}
+        more |= {"tolerance": self.tolerance, "method": "direct"}
+        return network.peer(key, self.name, sys.executable, "redisacc", pids=pids, dense=self.dense, **more)
 
 
 def bare(network: Network, key: str) -> Peer:
@@ -194,7 +204,14 @@ def parts(network: Network, key: str) -> Peer:
     """Starts bare sockets with a reducer beside the server that adds piece by piece."""
     url, pids = network.server(persistent=False)
     return network.peer(
-        key, "bare sockets, reducer", sys.executable, "bare-reducer", pids=pids, helpers=("reducer",), url=url
+        key,
+        "bare sockets, reducer",
+        sys.executable,
+        "bare-reducer",
+        pids=pids,
+        helpers=("reducer",),
+        dense=True,
+        url=url,
     )
 
 
@@ -222,6 +239,11 @@ def gloo(network: Network, key: str) -> Peer | None:
 PEERS: dict[str, Callable[[Network, str], Peer | None]] = {
     "tensorflow": tensorflow,
     "redisacc": Redisacc("redisacc"),
+    # Elements of rounds are below 16, and those of steps and weights as well.
+    "redisacc-bfloat16": Redisacc(
+        "redisacc, bfloat16", {"wire": "bfloat16"}, {"wire": "bfloat16"}, tolerance=16 / 2**9, dense=True
+    ),
+    "redisacc-int8": Redisacc("redisacc, int8", {"wire": "int8"}, tolerance=0.1, dense=True),
     "bare": bare,
     "bare-reducer": parts,
     "gloo": gloo,

@@ -25,7 +25,7 @@ class Peer(StepActor):
     def open_parameters(self):
         """Opens the parameters of the model."""
         self.parameters = redisacc.Parameters(
-            self.model["name"], redis=self.settings["url"], **self.settings.get("options", {})
+            self.model["name"], redis=self.settings["url"], **self.settings.get("parameters", {})
         )
 
     def descend(self, weights, gradient):

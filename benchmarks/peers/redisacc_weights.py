@@ -19,7 +19,7 @@ class Peer(WeightsActor):
     def prepare(self):
         """Opens the parameters."""
         if self.name not in self.opened:
-            options = self.settings.get("options", {})
+            options = self.settings.get("parameters", {})
             self.opened[self.name] = redisacc.Parameters(self.name, redis=self.settings["url"], **options)
 
     def publish(self):

@@ -20,11 +20,9 @@ def main():
     os.dup2(2, 1)
     settings = json.loads(Path(sys.argv[1]).read_text())
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(Server(socket=settings["socket"], executable=settings["executable"]))
+        place = {"socket": settings["socket"], "executable": settings["executable"]}
+        server = stack.enter_context(Server(settings["data"], **place))
         with server.client() as client:
-            if not settings["persistent"]:
-                client.config_set("appendonly", "no")
-                client.config_set("save", "")
             client.config_set("protected-mode", "no")
             client.config_set("bind", settings["address"])
             client.config_set("port", settings["port"])
