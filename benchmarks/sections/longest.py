@@ -276,7 +276,9 @@ class Hostile:
         places = [f"worker {number}" for number in range(self._sizes.calls)]
         who = "w" * 200
         held = iter(places)
-        self._repeat("hold_lease", lambda: crew.hold_lease(place=next(held), holder="h", who=who, lease_ms=1000))
+        self._repeat(
+            "hold_lease", lambda: crew.hold_lease(place=next(held), holder="h", process="p", who=who, lease_ms=1000)
+        )
         released = iter(places)
         self._repeat("release_lease", lambda: crew.release_lease(place=next(released), holder="h"))
         self._repeat("delete parameters", parameters.delete, 1)
