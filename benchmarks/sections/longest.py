@@ -30,7 +30,7 @@ from redisacc._handles.parameters import Parameters
 from redisacc._protocol.acknowledgement import finish_acknowledgement
 from redisacc._protocol.crew_scripts import CrewScripts
 from redisacc._protocol.deletion import delete
-from redisacc._protocol.scripts import Scripts
+from redisacc._protocol.scripts import Request, Scripts
 from redisacc._protocol.sessions import Session
 from redisacc._redis.connect import connect
 from redisacc._redis.script_loader import load, names
@@ -260,6 +260,10 @@ class Hostile:
         self._repeat("buffer in parts", lambda: buffering.apply_grad(many, large, local_step=step))
         self._repeat("set_global_step", lambda: acc.set_global_step(0))
         scripts = self._scripts()
+        # Loaded as a user's apply would load it: the call itself may fail, because it only saves time.
+        request, header = Request(self._session(), 1, "w", step, (ROW,)), bytes(2000)
+        self._transport.call("SCRIPT", "LOAD", load("stage").text)
+        self._repeat("stage", lambda: self._transport.call(*scripts.stage(request, gradient="new-1", header=header)))
         self._repeat("resolve", lambda: scripts.resolve(session=self._session(), sequence=1, worker="w"))
         self._repeat("info", acc.info, max(self._sizes.calls // 30, 1))
 
