@@ -28,14 +28,15 @@ def interrupted_by_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_server(directory: Path | None = None, port: int | None = None) -> Iterator[Server]:
+def own_server(directory: Path | None = None, port: int | None = None, *, durable: bool = False) -> Iterator[Server]:
     """Runs a server during a block, which signals end as Ctrl-C does, also while the server loads a large file.
 
     Args:
         directory: where it keeps its data. None: a temporary directory.
         port: its port. None: a free one.
+        durable: whether it writes every change to disk.
     """
-    with interrupted_by_signals(), Server(directory, port=port) as server:
+    with interrupted_by_signals(), Server(directory, port=port, durable=durable) as server:
         yield server
 
 

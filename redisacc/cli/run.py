@@ -90,6 +90,11 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     help="Keep the data of that server in this directory, so that the next run continues.  [default: a temporary one]",
 )
 @click.option(
+    "--durable",
+    is_flag=True,
+    help="With --server-dir: write every change to disk instead of a snapshot a minute.",
+)
+@click.option(
     "--server-port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
@@ -111,6 +116,7 @@ def run(
     grace: float,
     with_server: bool,
     server_dir: Path | None,
+    durable: bool,
     server_port: int | None,
     url: str | None,
     command: tuple[str, ...],
@@ -134,6 +140,8 @@ def run(
     has_server = with_server or server_dir is not None or server_port is not None
     if has_server and context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
         raise click.UsageError("give --redis or --server, not both")
+    if durable and server_dir is None:
+        raise click.UsageError("--durable needs --server-dir: in a temporary directory, nothing outlives the run")
     if no_chief and not workers:
         raise click.UsageError("nothing is left to run: give at least one worker, or leave out --no-chief")
     if first_worker + workers > (total_workers or MAX_WORKERS):
@@ -145,7 +153,7 @@ def run(
         total_workers = first_worker + workers
     _check_program(command[0])
     members = places(chief=not no_chief, workers=workers, first_worker=first_worker, total_workers=total_workers)
-    with own_server(server_dir, server_port) if has_server else contextlib.nullcontext() as server:
+    with own_server(server_dir, server_port, durable=durable) if has_server else contextlib.nullcontext() as server:
         if server is None:
             # Now, rather than as a traceback of every process.
             transport_of(url)

@@ -46,12 +46,18 @@ def test_training(start):
 
 @pytest.mark.thorough
 def test_training_continues_in_the_same_directory(start, tmp_path):
-    for first in (0, 3):
-        run = start("--workers", 2, "--server-dir", "data", script=TRAIN)
+    for first, durable in ((0, []), (3, ["--durable"]), (6, [])):
+        run = start("--workers", 2, "--server-dir", "data", *durable, script=TRAIN)
         assert run.code(server=True) == 0, run.err
         steps = [line.split()[3] for line in run.out.splitlines()]
         assert steps == [str(step) for step in range(first, first + 3)]
-    assert (tmp_path / "data" / "server.log").exists()
+        assert (tmp_path / "data" / "dump.rdb").exists() != bool(durable)
+
+
+def test_durable_needs_a_directory(start):
+    run = start("--workers", 1, "--server", "--durable", script=TRAIN)
+    assert run.code() == 2
+    assert "--durable needs --server-dir" in run.err
 
 
 def test_port(start, unused_port):
