@@ -165,15 +165,20 @@ def _measure(given: argparse.Namespace, out: Path) -> None:
             server=given.server or environment.default_server(),
             directory=Path(directory),
         )
-        for rate in given.rate or (QUICK_RATES if given.quick else RATES):
-            for workers in given.workers or (QUICK_WORKERS if given.quick else WORKERS):
-                print(f"{rate:g} Gbit/s, {workers} workers", flush=True)
-                if missing := _missing_memory(workers, given.only, peers):
-                    print(f"  left out: {missing}", flush=True)
-                    results["left_out"].append(f"{rate:g} Gbit/s with {workers} workers: {missing}")
-                else:
-                    results["networks"].append(measure(run, rate, workers, given.only, peers))
-                results["seconds"] = round(time.monotonic() - started, 1)
-                # After each network, so that a run that is interrupted keeps the others.
-                written = write(results, out, NAMES, render, draw)
+        rates = given.rate or (QUICK_RATES if given.quick else RATES)
+        sizes = given.workers or (QUICK_WORKERS if given.quick else WORKERS)
+        networks = [(rate, workers, f"{rate:g} Gbit/s with {workers} workers") for rate in rates for workers in sizes]
+        missing = dict.fromkeys((label for _, _, label in networks), "the run had ended before")
+        for rate, workers, label in networks:
+            print(label, flush=True)
+            if reason := _missing_memory(workers, given.only, peers):
+                print(f"  left out: {reason}", flush=True)
+                missing[label] = reason
+            else:
+                results["networks"].append(measure(run, rate, workers, given.only, peers))
+                missing.pop(label, None)
+            results["left_out"] = [f"{name}: {why}" for name, why in missing.items()]
+            results["seconds"] = round(time.monotonic() - started, 1)
+            # After each network, so that a run that is interrupted keeps the others.
+            written = write(results, out, NAMES, render, draw)
     print(f"{results['seconds']:.0f} s; wrote {', '.join(str(path) for path in written)}")

@@ -40,7 +40,9 @@ _WEIGHTS = (
 )
 _STEPS = (
     "Gradients, their mean, the update and the new weights of a model of 100 arrays; time until every worker has the "
-    "next weights. redisacc uses `TreeAccumulator` and `Parameters`. [Performance](README.md) describes the peers.\n"
+    "next weights. redisacc uses `TreeAccumulator` and `Parameters`. TensorFlow updates its variables on the parameter "
+    "server, so neither gradients nor weights pass through its chief's link. [Performance](README.md) describes the "
+    "peers.\n"
 )
 
 
@@ -60,7 +62,9 @@ def _network(results: Results) -> str:
         "taker has the mean as numpy arrays. Redis servers write nothing to disk. *Wire* is the time that W gradients "
         "need on the server's link. *Bare sockets* send and add the same bytes through a server, without guarantees; "
         "with a *reducer*, a process beside the server adds piece by piece while the workers are still sending. "
-        "torch's `all_reduce` has no server: each rank sends and receives about two gradients, whatever W is. Each "
+        "*bfloat16* and *int8* name the encoding of gradients on the wire, and of weights if it is bfloat16; their "
+        "results may differ from numpy's by what that rounds. torch's `all_reduce` has no server: each rank sends and "
+        "receives about two gradients, whatever W is. Each "
         f"peer has 21 rounds in three alternations, unless the page says that the run was quick.{options}\n{left_out}"
     )
 
