@@ -218,6 +218,11 @@ class PartSums:
         if admitted:
             self.admit(gradient.id)
 
+    @property
+    def known(self) -> int:
+        """The number of gradients that were announced."""
+        return len(self._uploads)
+
     def knows(self, gradient: str) -> bool:
         """Returns whether this gradient was announced."""
         return gradient in self._by_id
@@ -499,7 +504,7 @@ class PartSums:
             cell.rewind(cell.added if cell.added <= agree else 0)
         if self._sparse_added > agree:
             self._forget_sparse()
-        self._check_lengths()
+        check_lengths(self._transport, self._keys, gradients)
         for cell in self._cells:
             self._advance(cell)
         self._add(inline)
@@ -561,23 +566,6 @@ class PartSums:
             if isinstance(section, DenseReducer):
                 section.clear()
 
-    def _check_lengths(self) -> None:
-        """Compares headers with the lengths on the server, so that a forged header allocates no memory."""
-        large = [upload.gradient for upload in self._uploads if not upload.gradient.inline]
-        if sum([gradient.nbytes for gradient in large]) <= TRUSTED_BYTES:
-            return
-        wanted = [
-            (self._keys.part(gradient.id, number), length)
-            for gradient in large
-            for number, length in enumerate(gradient.lengths)
-        ]
-        lengths = self._transport.pipeline([("STRLEN", key) for key, _ in wanted])
-        for (key, length), actual in zip(wanted, lengths, strict=True):
-            if not actual:
-                raise PartMissingError(key)
-            if actual != length:
-                raise CorruptDataError(f"{key} has {actual} bytes, and its header says {length}")
-
 
 class WholeParts:
     """All parts of a gradient, on their way into one piece of memory.
@@ -624,6 +612,32 @@ class WholeParts:
     def finish(self) -> None:
         """Notes that the part has arrived."""
         self._awaited.popleft()
+
+
+def check_lengths(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> None:
+    """Compares headers with the lengths on the server, so that a forged header allocates no memory.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        gradients: gradients in the round. If they claim no more than TRUSTED_BYTES together, nothing is asked.
+
+    Raises:
+        PartMissingError: a part is not there.
+        CorruptDataError: a part has another length than its header says.
+    """
+    large = [gradient for gradient in gradients if not gradient.inline]
+    if sum([gradient.nbytes for gradient in large]) <= TRUSTED_BYTES:
+        return
+    wanted = [
+        (keys.part(gradient.id, number), length) for gradient in large for number, length in enumerate(gradient.lengths)
+    ]
+    lengths = transport.pipeline([("STRLEN", key) for key, _ in wanted])
+    for (key, length), actual in zip(wanted, lengths, strict=True):
+        if not actual:
+            raise PartMissingError(key)
+        if actual != length:
+            raise CorruptDataError(f"{key} has {actual} bytes, and its header says {length}")
 
 
 def _alike(one: BufferedGradient, other: BufferedGradient) -> bool:

@@ -18,7 +18,7 @@ from redisacc._format.keys import Keys, RoundKeys
 from redisacc._format.shapes import round_shape_of
 from redisacc._format.staging import PartsArrived, UploadBegun
 from redisacc._protocol.inline_reader import INLINE_FIELDS, InlineReader
-from redisacc._protocol.part_sums import TRUSTED_BYTES, PartSums
+from redisacc._protocol.part_sums import TRUSTED_BYTES, PartSums, check_lengths
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import Fields, scan, scan_command, scan_whole, scanned
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -77,6 +77,8 @@ Heard = UploadBegun | PartsArrived | str | Interruption
 
 # Maximum number of headers that are looked up in one round trip.
 TOGETHER = 256
+# Maximum number of uploads that are remembered because of messages, which anybody may forge.
+MOST_ANNOUNCED = 1000
 
 
 class RoundReader:
@@ -159,7 +161,7 @@ class RoundReader:
         except CorruptDataError:
             # Anybody may publish. Should a gradient have this header, it shows when the round is read.
             return
-        if gradient.nbytes <= TRUSTED_BYTES:
+        if gradient.nbytes <= TRUSTED_BYTES and self._sums.known < MOST_ANNOUNCED:
             self._sums.announce(gradient)
 
     def _begin(self, shape: tuple[int, ...], num_required: int) -> bool:
@@ -193,6 +195,7 @@ class RoundReader:
             self._begin(round_shape, num_required)
         assert self._sums is not None
         gradients = self._parse(entries, round_shape)
+        check_lengths(self._transport, self._keys, gradients)
         for gradient in gradients:
             self._sums.announce(gradient, admitted=True)
         self._inline.expect(gradients)

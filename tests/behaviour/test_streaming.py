@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -166,6 +168,26 @@ def test_announcements_that_are_forged_do_no_harm(client, open_dense, background
     acc.apply_grad(values(1))
     acc.apply_grad(values(2))
     np.testing.assert_array_equal(take.result(), values(1) + values(2))
+
+
+def test_a_forged_header_of_a_huge_gradient_does_not_end_a_take(client, open_sparse, background, waiting):
+    """The taker meets it while it looks ahead."""
+    acc = open_sparse("float32", [None, 3], "w", reduction_type="SUM", in_place_limit=0)
+    take = background(acc.take_grad, 2)
+    waiting(acc, 1)
+    acc.apply_grad([1], [[1.0, 2.0, 3.0]])
+    rows = 2**44
+    described = {"version": 2, "sections": [["float32", [rows, 3]]], "gradients": 1, "parts": [rows * 20]}
+    client.hset("redisacc:{w}:buffered", "a-1", b"7 " + msgpack.packb(described))
+    client.publish("redisacc:{w}:wake", "applied step=0 count=1 buffered=a-1")
+    header = msgpack.packb(described).hex()
+    for number in range(2000):
+        client.publish("redisacc:{w}:staging", f"gradient=b-{number} place={number} shape=[3] header={header}")
+    time.sleep(0.3)
+    assert take.running
+    client.hdel("redisacc:{w}:buffered", "a-1")
+    acc.apply_grad([1], [[1.0, 2.0, 3.0]])
+    assert take.result()[1].tolist() == [[2.0, 4.0, 6.0]]
 
 
 @pytest.mark.slow
