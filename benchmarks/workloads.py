@@ -113,15 +113,16 @@ def write(directory: Path, workloads: list[Workload], crews: list[int]) -> None:
                 np.savez(folder / f"expected-{crew}-{variant}.npz", indices=held, mean=mean, counts=counts)
 
 
-# The rows of the first table of docs/performance. Each has two ratios to TensorFlow: the goal, which the project aims
-# for, and the bar, which is the least that it sets itself.
-SIX_ROWS = {
-    Workload("sparse-10x16-of-1000", "sparse", (1000, 16), 10): (5.0, 3.0),
-    Workload("sparse-100x64-of-10000", "sparse", (10_000, 64), 100): (5.0, 3.0),
-    Workload("sparse-1000x64-of-10000", "sparse", (10_000, 64), 1000): (4.0, 2.5),
-    Workload("sparse-10000x64-of-100000", "sparse", (100_000, 64), 10_000): (3.0, 2.0),
-    Workload("dense-4MB", "dense", (1000, 1000)): (3.0, 2.0),
-    Workload("dense-32MB", "dense", (4000, 2000)): (2.5, 1.5),
+# The rows of the first table of docs/performance. Each has two ratios to TensorFlow, for a server that writes nothing
+# to disk: the goal, which the project aims for, and the bar, which is the least that it sets itself. Where the goal is
+# None, it is what bare sockets reach.
+SIX_ROWS: dict[Workload, tuple[float | None, float]] = {
+    Workload("sparse-10x16-of-1000", "sparse", (1000, 16), 10): (4.0, 3.0),
+    Workload("sparse-100x64-of-10000", "sparse", (10_000, 64), 100): (4.0, 3.0),
+    Workload("sparse-1000x64-of-10000", "sparse", (10_000, 64), 1000): (3.0, 2.5),
+    Workload("sparse-10000x64-of-100000", "sparse", (100_000, 64), 10_000): (None, 1.6),
+    Workload("dense-4MB", "dense", (1000, 1000)): (None, 1.2),
+    Workload("dense-32MB", "dense", (4000, 2000)): (None, 1.05),
 }
 
 # The rows of a smoke test.
