@@ -58,8 +58,8 @@ if redis.call('EXISTS', keys.record) == 0 then
     args.tree, 'incarnation', args.incarnation,
     'global_step', '0', 'num_accumulated', '0', 'round_shape', '', 'applied', '0', 'stale', '0', 'repeated', '0',
     'duplicates', '0', 'takes', '0', 'tickets', '0', 'places', '0', 'once_per_worker', args.once_per_worker,
-    'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'wanted', '0', 'chunk', args.chunk, 'lease_ms', count_text(args.lease_ms),
-    'created_ms', count_text(now_ms()))
+    'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'wanted', '0', 'chunk', args.chunk, 'lease_ms',
+    count_text(args.lease_ms), 'created_ms', count_text(now_ms()))
   extend_leases(args.lease_ms, keys.record)
 end
 
