@@ -193,6 +193,10 @@ class PartSums:
         self._cells: list[_Cell] = []
         # How many gradients, from the first on, are in the sums of the sparse sections.
         self._sparse_added = 0
+        self._has_sparse = not all(isinstance(section, DenseReducer) for section in reducer.sections)
+        # How many come before the last one that was added whole, that one included. Nothing may begin anew before it:
+        # it is in the sums of all sections.
+        self._whole = 0
         self._ready: deque[tuple[_Cell, int, int]] = deque()
         self._awaited: deque[_Part] = deque()
         self._awaited_bytes = 0
@@ -280,9 +284,25 @@ class PartSums:
         for cell in self._cells:
             if cell.requested > place:
                 cell.rewind(0 if cell.added > place else cell.added)
+        self._rewind_sparse(place)
+        for cell in self._cells:
             self._advance(cell)
+
+    def _rewind_sparse(self, place: int) -> None:
+        """Begins anew with the sparse sections if their sums contain gradients from this place on.
+
+        If that, or what has begun anew before, concerns a gradient that was added whole, everything begins anew.
+        """
         if self._sparse_added > place:
+            if self._has_sparse:
+                self._forget_sparse()
+            else:
+                self._sparse_added = place
+        if self._done < self._whole:
+            self._whole = 0
             self._forget_sparse()
+            for cell in self._cells:
+                cell.rewind(0)
 
     def _forget_sparse(self) -> None:
         self._sparse_added = 0
@@ -502,8 +522,7 @@ class PartSums:
             agree += 1
         for cell in self._cells:
             cell.rewind(cell.added if cell.added <= agree else 0)
-        if self._sparse_added > agree:
-            self._forget_sparse()
+        self._rewind_sparse(agree)
         check_lengths(self._transport, self._keys, gradients)
         for cell in self._cells:
             self._advance(cell)
@@ -524,7 +543,7 @@ class PartSums:
             if done == self._bound or not self._uploads[done].admitted or self._uploads[done].cut is not None:
                 return
             self._add_whole(self._uploads[done].gradient, inline, begins=done == 0)
-            self._sparse_added = done + 1
+            self._sparse_added = self._whole = done + 1
             for cell in self._cells:
                 cell.rewind(done + 1)
                 self._advance(cell)
