@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.selection import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "benchmarks").is_dir():
@@ -91,7 +92,7 @@ def test_the_smallest_run_of_steps(tmp_path: Path) -> None:
     assert "## A training step of four workers" in (tmp_path / "README.md").read_text()
 
 
-@pytest.mark.parametrize("program", ["direct", "loop", "bare"])
+@pytest.mark.parametrize("program", thorough(["direct", "loop", "bare"], usual=["loop"]))
 def test_correct_steps_pass_and_wrong_weights_end_the_run(program: str, server: Server, tmp_path: Path) -> None:
     model = replace(models.tiny(), name=f"steps-{program}")
     models.write(tmp_path / "models", [model], 2)

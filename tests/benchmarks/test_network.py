@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.selection import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "benchmarks").is_dir():
@@ -201,7 +202,7 @@ def test_leftovers_are_recognised_by_name(can_build: None) -> None:
             subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", thorough([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], usual=[signal.SIGKILL]))
 def test_a_run_that_is_ended_leaves_no_hosts(number: signal.Signals, can_build: None, tmp_path: Path) -> None:
     # At this rate a round takes two seconds, so the run ends in the middle of one.
     options = ["--quick", "--rate", "0.05", "--workers", "2", "--only", "dense-4MB", "--peer", "bare"]
@@ -299,6 +300,7 @@ def test_results_may_differ_by_the_tolerance(
         peer.crew.round(TINY[1].name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("key", "share"), [("redisacc-bfloat16", 1 / 2), ("redisacc-int8", 1 / 4)])
 def test_encoded_gradients_are_checked_and_send_fewer_bytes(
     key: str, share: float, network: Callable[..., Network]
@@ -327,7 +329,7 @@ def test_options_reach_the_accumulator(network: Callable[..., Network]) -> None:
         peer.crew.round(TINY[1].name)
 
 
-@pytest.mark.parametrize("key", ["redisacc", "redisacc-bfloat16", "bare"])
+@pytest.mark.parametrize("key", thorough(["redisacc", "redisacc-bfloat16", "bare"], usual=["redisacc"]))
 def test_weights_reach_every_worker(key: str, network: Callable[..., Network]) -> None:
     workload = Workload("tiny-weights", "dense", (5, 3))
     here = network([workload], "weights")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from owners import REAL, executable_of, gone, run, wait_until, written
+from support.selection import thorough
 
 from redisacc.embedded import Server
 from redisacc.embedded.data_directory import DataDirectory
@@ -136,8 +137,8 @@ def test_the_kinds_take_turns(executable: str, tmp_path: Path) -> None:
 # Changes that are interrupted
 
 
-@pytest.mark.parametrize("then", [False, True])
-@pytest.mark.parametrize("removed", ["nothing", "names", "all"])
+@pytest.mark.parametrize("then", thorough([False, True], usual=[False]))
+@pytest.mark.parametrize("removed", thorough(["nothing", "names", "all"], usual=["all"]))
 def test_server_killed_while_it_leaves_its_append_only_file(
     executable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str, then: bool
 ) -> None:
@@ -169,7 +170,7 @@ def test_server_killed_while_it_leaves_its_append_only_file(
             assert len(keys(server)) == 50
 
 
-@pytest.mark.parametrize("then", [False, True])
+@pytest.mark.parametrize("then", thorough([False, True], usual=[False]))
 def test_server_that_fails_after_its_snapshot_was_renamed(executable: str, tmp_path: Path, then: bool) -> None:
     with Server(tmp_path, executable=executable) as server:
         put(server, "a")
@@ -237,7 +238,7 @@ SLOW = """
 """
 
 
-@pytest.mark.parametrize("owner_waits", [True, False])
+@pytest.mark.parametrize("owner_waits", thorough([True, False], usual=[True]))
 def test_server_is_not_killed_while_its_snapshot_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner_waits: bool
 ) -> None:
@@ -264,7 +265,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.parametrize("kind", ["snapshots", "durable"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", thorough([signal.SIGKILL, signal.SIGTERM], usual=[signal.SIGKILL]))
 def test_data_of_a_killed_owner_are_saved(executable: str, tmp_path: Path, kind: str, how: signal.Signals) -> None:
     with run("-c", OWNER, executable, kind, cwd=tmp_path) as owner:
         pid = int(owner.line())
