@@ -88,6 +88,7 @@ def test_durable(any_executable: str, tmp_path: Path) -> None:
             assert owner.result()[0] == 1
 
 
+@pytest.mark.thorough
 def test_it_says_when_snapshots_fail(any_executable: str, tmp_path: Path) -> None:
     port = free_port()
     with serving("--port", str(port), executable=any_executable, cwd=tmp_path) as (owner, _):
