@@ -20,7 +20,7 @@ from redisacc.demo.text import build_corpus, read_text
 from redisacc.embedded import Server
 
 WORKERS = 4
-# What is measured: how gradients travel, how parameters do, and whether workers feed errors back.
+# The settings that are compared: how gradients travel, how parameters travel, and whether workers feed errors back.
 WAYS = [
     ("float32", "float32", False),
     ("bfloat16", "float32", False),

@@ -24,7 +24,7 @@ def host_names(workers: int) -> list[str]:
     return [SERVER, TAKER, *(f"worker{number}" for number in range(workers))]
 
 
-# What is measured, and the program by which each peer does it.
+# The kinds of measurement, and for each kind the program of every peer.
 PROGRAMS = {
     "rounds": {
         "redisacc": "redisacc_peer",

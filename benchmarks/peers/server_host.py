@@ -15,7 +15,7 @@ from redisacc.embedded import Server
 
 def main():
     """Starts everything, says where it is, and waits."""
-    # What is printed must not appear in the reply.
+    # Standard output carries the reply, so prints go elsewhere.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     settings = json.loads(Path(sys.argv[1]).read_text())

@@ -47,7 +47,7 @@ _TAKES = (
 _PUBLISHES = "hmget hsetnx set rename persist pexpire unlink strlen publish get exists"
 # Commands by which a worker reads parameters. Only selectors can restrict a role to these for some keys.
 _READS_PARAMETERS = "hmget get strlen"
-# What handles read, and the scripts of lua/inspect.
+# Commands by which handles and the scripts of lua/inspect read.
 _LOOKS = (
     "hmget hget hgetall hkeys hvals hlen hstrlen hscan zcard zrange llen lrange get getrange strlen exists type pttl "
     "time subscribe unsubscribe info"

@@ -212,7 +212,7 @@ def _read_values(
 ) -> list[Array]:
     """Returns elements of the values of a section, for each span: the place of the first, and their number."""
     item, each = section.dtype.itemsize, per_item(section.dtype)
-    # What is stored in blocks is read in whole blocks.
+    # Encoded elements can only be read in whole blocks.
     ranges = [(start // each, -(-(start + size) // each) if size else start // each) for start, size in spans]
     found = _read(
         transport, keys, [(gradient, section.values[0] + low * item, (high - low) * item) for low, high in ranges]

@@ -245,7 +245,7 @@ def decode(blocks: Array, size: int, where: str) -> Array:
 
     Args:
         blocks: a vector of BLOCKS.
-        size: the number of elements. What fills up the last block is left out.
+        size: the number of elements. The padding of the last block is left out.
         where: the source of the blocks, for errors.
 
     Raises:

@@ -88,7 +88,7 @@ class DenseReducer:
         Args:
             start: the place of the first element in the section.
             elements: the elements.
-            begins: whether they are the first that are added there. What was there before does not count.
+            begins: whether they are the first elements that are added there. They replace whatever the memory holds.
         """
         piece = self.piece(start, len(elements))
         if begins:

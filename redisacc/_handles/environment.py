@@ -44,7 +44,7 @@ _NUMBER = re.compile(r"[0-9]{1,12}", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The place of a process in a run, as ``place()`` returns it. What is None was not given.
+    """The place of a process in a run, as ``place()`` returns it. An attribute is None if its variable was not set.
 
     Example:
         >>> import redisacc

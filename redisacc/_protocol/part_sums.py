@@ -80,7 +80,7 @@ class _Piece(NamedTuple):
             yield self.first, stored
 
 
-# What each part that holds dense sections holds of them.
+# For each part with elements of dense sections, the pieces of these sections in it.
 _Cut = tuple[tuple[_Piece, ...], ...]
 
 
@@ -203,7 +203,7 @@ class PartSums:
         self._passage = np.empty(0, np.uint8)
         self._on_pause: Callable[[], bool] | None = None
 
-    # What is known of the gradients.
+    # Messages and lookups that tell of gradients.
 
     def announce(self, gradient: BufferedGradient, *, admitted: bool = False) -> None:
         """Notes a gradient whose upload has begun, or that is in the round."""
@@ -323,7 +323,7 @@ class PartSums:
                 self._remove(upload)
                 return
 
-    # What is requested next.
+    # Choosing the parts that are requested next.
 
     @property
     def _bound(self) -> int:
@@ -485,7 +485,7 @@ class PartSums:
                 upload.sparse = None
             self._sparse_added += 1
 
-    # What callers do.
+    # Adding up, ahead and at the end.
 
     def look_ahead(self, inline: InlineReader, on_pause: Callable[[], bool]) -> None:
         """Adds whatever has arrived, until nothing more is there.
