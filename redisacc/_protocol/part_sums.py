@@ -27,6 +27,7 @@ from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._protocol.buffered_sections import add_sparse_sections, whole_gradient
 from redisacc._protocol.inline_reader import InlineReader
+from redisacc._redis.lanes import LANES
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError
 
@@ -151,23 +152,29 @@ class _Part:
 
     Attributes:
         key: its key.
+        lane: its lane. All parts of a cell have the same, so they arrive in order.
         upload: the gradient that it belongs to.
         number: its number.
-        memory: where it goes.
+        length: its length in bytes.
+        memory: where it goes; None: the sums lend it memory when it begins to arrive.
         cell: the cell to which it is added; None: it is of sparse sections.
         turn: the turn of the cell for which it was requested.
         begins: whether it is the first of the cell.
         placed: whether ``memory`` is that of the sum.
+        lent: the memory that it was lent, which may be longer than the part.
     """
 
     key: str
+    lane: int
     upload: _Upload
     number: int
-    memory: Array
+    length: int
+    memory: Array | None = None
     cell: _Cell | None = None
     turn: int = 0
     begins: bool = False
     placed: bool = False
+    lent: Array | None = None
 
 
 class PartSums:
@@ -200,7 +207,9 @@ class PartSums:
         self._ready: deque[tuple[_Cell, int, int]] = deque()
         self._awaited: deque[_Part] = deque()
         self._awaited_bytes = 0
-        self._passage = np.empty(0, np.uint8)
+        # Memory that is lent to parts, one for each that arrives at the same time. The one used last is lent first,
+        # because the processor's cache has it.
+        self._spare: list[Array] = []
         self._on_pause: Callable[[], bool] | None = None
 
     # Messages and lookups that tell of gradients.
@@ -340,17 +349,17 @@ class PartSums:
             self._ready.append((cell, cell.requested, cell.turn))
             cell.requested += 1
 
-    def _request(self) -> list[str]:
-        """Requests as much as the window has room for. Returns the keys."""
-        keys: list[str] = []
+    def _request(self) -> list[_Part]:
+        """Requests as much as the window has room for."""
+        requested: list[_Part] = []
         while self._awaited_bytes < WINDOW_BYTES:
             part = self._next_dense() or self._next_sparse()
             if part is None:
                 break
             self._awaited.append(part)
-            self._awaited_bytes += len(part.memory)
-            keys.append(part.key)
-        return keys
+            self._awaited_bytes += part.length
+            requested.append(part)
+        return requested
 
     def _next_dense(self) -> _Part | None:
         while self._ready:
@@ -362,9 +371,8 @@ class PartSums:
             length = upload.gradient.lengths[number]
             assert upload.cut is not None
             pieces = upload.cut[cell.number]
-            if len(self._passage) < length:
-                self._passage = np.empty(length, np.uint8)
-            part = _Part(self._key(upload, number), upload, number, self._passage[:length], cell, turn, place == 0)
+            key, lane = self._key(upload, number), cell.number % LANES
+            part = _Part(key, lane, upload, number, length, None, cell, turn, begins=place == 0)
             if part.begins and len(pieces) == 1 and pieces[0].nbytes == length:
                 place_in_sum = self._piece_of_sum(pieces[0])
                 if place_in_sum.dtype == pieces[0].dtype:
@@ -396,7 +404,8 @@ class PartSums:
                         upload.sparse = np.empty(upload.gradient.sparse_bytes, np.uint8)
                     upload.requested[number] = True
                     memory = upload.sparse[start : start + length]
-                    return _Part(self._key(upload, number), upload, number, memory)
+                    lane = (place + number) % LANES
+                    return _Part(self._key(upload, number), lane, upload, number, length, memory)
                 start += length
             waiting += upload.gradient.sparse_bytes
         return None
@@ -407,55 +416,60 @@ class PartSums:
 
     # Arrivals of fast_socket:
 
-    def wanted(self) -> list[str]:
-        """Returns the keys of the parts that have not arrived."""
-        self.more()
-        return [part.key for part in self._awaited]
+    lanes = LANES
 
-    def more(self) -> list[str]:
-        """Returns the keys of the parts that are requested now."""
+    def wanted(self) -> list[_Part]:
+        """Returns the parts that have not arrived."""
+        for part in self._awaited:
+            # If it had begun to arrive, it begins anew.
+            self._take_back(part)
+        self.more()
+        return list(self._awaited)
+
+    def more(self) -> list[_Part]:
+        """Returns the parts that are requested now."""
         if self._on_pause is not None and self._on_pause():
             return []
         return self._request()
 
-    def expected(self) -> memoryview:
-        """Returns where the next part goes if it is as long as its header says."""
-        return self._awaited[0].memory.data
+    def expected(self, part: _Part) -> memoryview:
+        """Returns where a part goes if it is as long as its header says."""
+        return self._memory_of(part).data
 
-    def begin(self, length: int) -> memoryview:
-        """Returns where the next part goes, given its length in bytes."""
-        part = self._awaited[0]
-        if length != len(part.memory):
-            raise CorruptDataError(f"{part.key} has {length} bytes, and its header says {len(part.memory)}")
-        return part.memory.data
+    def begin(self, part: _Part, length: int) -> memoryview:
+        """Returns where a part goes, given its length in bytes."""
+        if length != part.length:
+            raise CorruptDataError(f"{part.key} has {length} bytes, and its header says {part.length}")
+        return self._memory_of(part).data
 
-    def missing(self) -> None:
+    def missing(self, part: _Part) -> None:
         """Notes that a part is not there, or has its final name by now.
 
         Raises:
             PartMissingError: it should be there.
         """
-        part = self._arrived()
         upload = part.upload
+        wanted = part.memory is not None and part.memory.base is upload.sparse
+        self._forget(part)
         if part.key == self._keys.part(upload.gradient.id, part.number):
             raise PartMissingError(part.key)
         # If it was admitted meanwhile, it is requested by its final name. Otherwise, it was refused, or will be staged
         # again.
         upload.there[part.number] = upload.admitted
         if part.cell is None:
-            if part.memory.base is upload.sparse:
+            if wanted:
                 upload.requested[part.number] = False
         elif part.turn == part.cell.turn:
             part.cell.rewind(part.cell.added)
             self._advance(part.cell)
 
-    def finish(self) -> None:
-        """Adds the part that has arrived."""
-        part = self._arrived()
-        cell, upload = part.cell, part.upload
+    def finish(self, part: _Part) -> None:
+        """Adds a part that has arrived."""
+        memory, cell, upload = self._memory_of(part), part.cell, part.upload
+        self._forget(part)
         if cell is None:
             # Otherwise it has been requested again since.
-            if part.memory.base is upload.sparse:
+            if memory.base is upload.sparse:
                 upload.left -= 1
                 if not upload.left:
                     self._add_sparse()
@@ -465,14 +479,29 @@ class PartSums:
                 for piece in upload.cut[cell.number]:
                     section = self._reducer.sections[piece.section]
                     assert isinstance(section, DenseReducer)
-                    for first, elements in piece.elements(part.memory, part.key):
+                    for first, elements in piece.elements(memory, part.key):
                         section.add_piece(first, elements, begins=part.begins)
             cell.added += 1
 
-    def _arrived(self) -> _Part:
-        part = self._awaited.popleft()
-        self._awaited_bytes -= len(part.memory)
-        return part
+    def _forget(self, part: _Part) -> None:
+        """Notes that a part is no longer on its way."""
+        self._awaited.remove(part)
+        self._awaited_bytes -= part.length
+        self._take_back(part)
+
+    def _memory_of(self, part: _Part) -> Array:
+        """Returns the memory of a part, which may be lent."""
+        if part.memory is None:
+            spare = self._spare.pop() if self._spare else np.empty(0, np.uint8)
+            part.lent = spare if len(spare) >= part.length else np.empty(part.length, np.uint8)
+            part.memory = part.lent[: part.length]
+        return part.memory
+
+    def _take_back(self, part: _Part) -> None:
+        """Takes back the memory that was lent to a part. Its bytes stay until another part begins to arrive."""
+        if part.lent is not None:
+            self._spare.append(part.lent)
+            part.lent = part.memory = None
 
     def _add_sparse(self) -> None:
         """Adds the sparse sections that have been fetched, in order."""
@@ -586,6 +615,15 @@ class PartSums:
                 section.clear()
 
 
+@dataclass(slots=True, eq=False, frozen=True)
+class _WholePart:
+    """A part that is on its way to its place among the others."""
+
+    key: str
+    lane: int
+    place: memoryview
+
+
 class WholeParts:
     """All parts of a gradient, on their way into one piece of memory.
 
@@ -597,40 +635,42 @@ class WholeParts:
         data: its bytes.
     """
 
+    lanes = LANES
+
     def __init__(self, keys: Keys, gradient: BufferedGradient) -> None:
         self.data = np.empty(gradient.nbytes, np.uint8)
-        self._awaited: deque[tuple[str, memoryview]] = deque()
+        self._awaited: list[_WholePart] = []
         start = 0
         for number, length in enumerate(gradient.lengths):
-            self._awaited.append((keys.part(gradient.id, number), self.data[start : start + length].data))
+            place = self.data[start : start + length].data
+            self._awaited.append(_WholePart(keys.part(gradient.id, number), number % LANES, place))
             start += length
 
-    def wanted(self) -> list[str]:
-        """Returns the keys of the parts that have not arrived."""
-        return [key for key, _ in self._awaited]
+    def wanted(self) -> list[_WholePart]:
+        """Returns the parts that have not arrived."""
+        return list(self._awaited)
 
-    def more(self) -> list[str]:
+    def more(self) -> list[_WholePart]:
         """Returns none: everything was wanted from the beginning."""
         return []
 
-    def expected(self) -> memoryview:
-        """Returns where the next part goes if it is as long as its header says."""
-        return self._awaited[0][1]
+    def expected(self, part: _WholePart) -> memoryview:
+        """Returns where a part goes if it is as long as its header says."""
+        return part.place
 
-    def begin(self, length: int) -> memoryview:
-        """Returns where the next part goes, given its length in bytes."""
-        key, place = self._awaited[0]
-        if length != len(place):
-            raise CorruptDataError(f"{key} has {length} bytes, and its header says {len(place)}")
-        return place
+    def begin(self, part: _WholePart, length: int) -> memoryview:
+        """Returns where a part goes, given its length in bytes."""
+        if length != len(part.place):
+            raise CorruptDataError(f"{part.key} has {length} bytes, and its header says {len(part.place)}")
+        return part.place
 
-    def missing(self) -> None:
+    def missing(self, part: _WholePart) -> None:
         """Raises PartMissingError."""
-        raise PartMissingError(self._awaited[0][0])
+        raise PartMissingError(part.key)
 
-    def finish(self) -> None:
-        """Notes that the part has arrived."""
-        self._awaited.popleft()
+    def finish(self, part: _WholePart) -> None:
+        """Notes that a part has arrived."""
+        self._awaited.remove(part)
 
 
 def check_lengths(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> None:

@@ -51,9 +51,9 @@ def fetched(monkeypatch):
         complete(self, *given)
         note(self)
 
-    def noting_finish(self):
-        found.keys.append(self._awaited[0].key)
-        finish(self)
+    def noting_finish(self, part):
+        found.keys.append(part.key)
+        finish(self, part)
 
     monkeypatch.setattr(PartSums, "look_ahead", noting_look_ahead)
     monkeypatch.setattr(PartSums, "complete", noting_complete)
