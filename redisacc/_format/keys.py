@@ -67,8 +67,7 @@ class Keys:
         recovered: the key of the list of the latest recoveries.
         crew: the key of the leases of the chief and the workers who train under this name.
         events: the channel of events.
-        wake: the channel on which waiting takers are woken.
-        staging: the channel on which gradients on their way are announced, part by part.
+        wake: the channel for waiting takers: events that may complete a round, and gradients on their way.
         current: the keys of the current round.
     """
 
@@ -83,7 +82,6 @@ class Keys:
         self.crew = f"{self.record}:crew"
         self.events = f"{self.record}:events"
         self.wake = f"{self.record}:wake"
-        self.staging = f"{self.record}:staging"
         self.current = RoundKeys.under(self.record)
         # The keys of the latest taken round. A take asks for them three times.
         self._latest: tuple[str | None, RoundKeys] = (None, self.current)

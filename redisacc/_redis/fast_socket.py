@@ -264,6 +264,8 @@ class SocketConnection:
     """A connection that is nothing but a socket.
 
     Attributes:
+        pooled: the connection of the client's pool.
+        pid: the process that it belongs to.
         sock: the socket.
     """
 

@@ -34,6 +34,9 @@ LINGER = 5.0
 # How often the thread checks whether anybody still listens, in seconds.
 IDLE_CHECK_INTERVAL = 1.0
 
+# How many bytes of a message are handed out. The longest ones announce gradients of trees.
+LONGEST_MESSAGE = 32 * 1024
+
 # Gets the text of a message, or None if messages may have been missed.
 Listener = Callable[[str | None], None]
 
@@ -176,7 +179,7 @@ class PubSub:
     def _hand_out(self, message: object) -> None:
         match message:
             case [b"message", bytes(channel), bytes(text)]:
-                self._call_listeners(channel.decode(errors="replace"), text[:1024].decode(errors="replace"))
+                self._call_listeners(channel.decode(errors="replace"), text[:LONGEST_MESSAGE].decode(errors="replace"))
             case [b"subscribe", bytes(channel), _]:
                 with self._lock:
                     known = self._channels.get(channel.decode(errors="replace"))
