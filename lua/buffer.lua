@@ -136,8 +136,8 @@ local ahead
 if size >= args.ahead_bytes then
   ahead = args.gradient
 elseif bytes >= args.ahead_bytes and power > power_before then
-  -- Smaller ones wake it when their total size passes a power of two, because a look ahead costs the taker about half of
-  -- what such a gradient costs.
+  -- Smaller ones wake it when their total size passes a power of two, because a look ahead costs the taker about half
+  -- of what such a gradient costs.
   ahead = '*'
 end
 return count_gradient(keys, args, admission, args.gradient, ahead)
