@@ -41,14 +41,14 @@ PARTS = 8
 # Smaller parts cost more commands; larger ones leave the processor's cache before they are added, and cost redis-py
 # more copies: see docs/measurements.md. The server's allocator has blocks of these sizes, of which 64 bytes are left
 # for the string's header and its final zero.
-PART_SIZES = tuple([size * 2**20 // 2 - 64 for size in (1, 2, 4)])
+PART_SIZES = tuple([size * 2**10 - 64 for size in (256, 512, 1024, 2048)])
 
 # Gradients of up to this many bytes travel inline.
 INLINE_BYTES = 64 * 1024
 
 # A gradient of at least this many bytes is announced before it is uploaded, so that a waiting taker adds its parts up
-# while they arrive.
-ANNOUNCED_BYTES = 2**20
+# while they arrive. Smaller ones wake the taker only together.
+ANNOUNCED_BYTES = 512 * 1024
 
 # The expiry of a staged part, in milliseconds, in case no script admits it.
 STAGING_MS = 60_000
@@ -209,7 +209,7 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
     for number, part in enumerate(parts):
         # The script announces the last ones. A message costs a taker about as much as fetching 64 KiB.
         if announced and unannounced >= PART_SIZES[0] // 2:
-            commands.append(Hint(("PUBLISH", keys.staging, parts_arrived(gradient_id, number))))
+            commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient_id, number))))
             unannounced = 0
         commands.append(("SET", keys.staged(gradient_id, number), part, "PX", STAGING_MS))
         unannounced += part.nbytes

@@ -68,8 +68,7 @@ class Keys:
         crew: the key of the leases of the chief and the workers who train under this name.
         reducer: the key of the lease of the reducer that works on the accumulator. It has an expiry.
         events: the channel of events.
-        wake: the channel on which waiting takers are woken.
-        staging: the channel on which gradients on their way are announced, part by part.
+        wake: the channel for waiting takers: events that may complete a round, and gradients on their way.
         current: the keys of the current round.
     """
 
@@ -85,7 +84,6 @@ class Keys:
         self.reducer = f"{self.record}:reducer"
         self.events = f"{self.record}:events"
         self.wake = f"{self.record}:wake"
-        self.staging = f"{self.record}:staging"
         self.current = RoundKeys.under(self.record)
         # The keys of the latest taken round. A take asks for them three times.
         self._latest: tuple[str | None, RoundKeys] = (None, self.current)

@@ -2,10 +2,10 @@
 
 A reducer adds messages about the parts of sums that it has stored.
 
-They are sent to a channel of their own, ``redisacc:{NAME}:staging``. A waiting taker adds the parts up while the rest
-is still being uploaded. Messages may get lost, and every user with the right to publish can forge them. Parts that are
-added because of a message therefore count only after they have been compared with the round that was granted: see
-``_protocol/part_sums.py``.
+They are sent to the channel ``redisacc:{NAME}:wake``, so that they keep their order with the events that admit the
+gradients. A waiting taker adds the parts up while the rest is still being uploaded. Messages may get lost, and every
+user with the right to publish can forge them. Parts that are added because of a message therefore count only after they
+have been compared with the round that was granted: see ``_protocol/part_sums.py``.
 """
 
 from __future__ import annotations

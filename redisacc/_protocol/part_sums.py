@@ -34,6 +34,7 @@ from redisacc._protocol.inline_reader import InlineReader
 from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.uploads import Upload, Uploads
 from redisacc._protocol.whole_parts import WholeParts, check_lengths
+from redisacc._redis.lanes import LANES
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError, NotPermittedError
 
@@ -91,24 +92,30 @@ class _Part:
 
     Attributes:
         key: its key.
+        lane: its lane. All parts of a cell have the same, so they arrive in order.
         upload: the gradient that it belongs to; of a sum, the first gradient in it.
         number: its number.
-        memory: where it goes.
+        length: its length in bytes.
+        memory: where it goes; None: the sums lend it memory when it begins to arrive.
         cell: the cell to which it is added; None: it is of sparse sections.
         turn: the turn of the cell for which it was requested.
         begins: whether it is the first of the cell.
         placed: whether ``memory`` is that of the sum.
+        lent: the memory that it was lent, which may be longer than the part.
         sums: of how many gradients it is the sum, from a reducer; 0: it is of a gradient.
     """
 
     key: str
+    lane: int
     upload: Upload
     number: int
-    memory: Array
+    length: int
+    memory: Array | None = None
     cell: _Cell | None = None
     turn: int = 0
     begins: bool = False
     placed: bool = False
+    lent: Array | None = None
     sums: int = 0
 
 
@@ -164,7 +171,9 @@ class PartSums:
         self._ready: deque[tuple[_Cell, int, int]] = deque()
         self._awaited: deque[_Part] = deque()
         self._awaited_bytes = 0
-        self._passage = np.empty(0, np.uint8)
+        # Memory that is lent to parts, one for each that arrives at the same time. The one used last is lent first,
+        # because the processor's cache has it.
+        self._spare: list[Array] = []
         self._on_pause: Callable[[], bool] | None = None
 
     # Messages and lookups that tell of gradients.
@@ -321,17 +330,17 @@ class PartSums:
             cell.requested += 1
         self._offer(cell)
 
-    def _request(self) -> list[str]:
-        """Requests as much as the window has room for. Returns the keys."""
-        keys: list[str] = []
+    def _request(self) -> list[_Part]:
+        """Requests as much as the window has room for."""
+        requested: list[_Part] = []
         while self._awaited_bytes < WINDOW_BYTES:
             part = self._next_dense() or self._next_sparse()
             if part is None:
                 break
             self._awaited.append(part)
-            self._awaited_bytes += len(part.memory)
-            keys.append(part.key)
-        return keys
+            self._awaited_bytes += part.length
+            requested.append(part)
+        return requested
 
     def _next_dense(self) -> _Part | None:
         while self._ready:
@@ -345,8 +354,8 @@ class PartSums:
             length = upload.gradient.lengths[number]
             assert upload.cut is not None
             pieces = upload.cut[cell.number]
-            memory = self._lend(length)
-            part = _Part(self._key(upload, number), upload, number, memory, cell, turn, begins=place == 0)
+            key, lane = self._key(upload, number), cell.number % LANES
+            part = _Part(key, lane, upload, number, length, None, cell, turn, begins=place == 0)
             if part.begins and len(pieces) == 1 and pieces[0].nbytes == length:
                 place_in_sum = self._piece_of_sum(pieces[0])
                 if place_in_sum.dtype == pieces[0].dtype:
@@ -360,15 +369,11 @@ class PartSums:
         places = [self._piece_of_sum(piece) for piece in self._cut[cell.number]]
         length = sum([place.nbytes for place in places])
         key = self._keys.sum(self._uploads.digest, cell.number)
-        part = _Part(key, self._uploads.every[0], cell.number, self._lend(length), cell, cell.turn, sums=cell.requested)
+        lane, first = cell.number % LANES, self._uploads.every[0]
+        part = _Part(key, lane, first, cell.number, length, None, cell, cell.turn, sums=cell.requested)
         if len(places) == 1 and places[0].dtype == places[0].dtype.newbyteorder("<"):
             part.memory, part.placed = places[0].view(np.uint8), True
         return part
-
-    def _lend(self, length: int) -> Array:
-        if len(self._passage) < length:
-            self._passage = np.empty(length, np.uint8)
-        return self._passage[:length]
 
     def _piece_of_sum(self, piece: Piece) -> Array:
         section = self._sum.sections[piece.section]
@@ -394,7 +399,8 @@ class PartSums:
                 if upload.there[number] and not upload.requested[number]:
                     upload.requested[number] = True
                     memory = upload.memory_for_sparse()[start : start + length]
-                    return _Part(self._key(upload, number), upload, number, memory)
+                    lane = (place + number) % LANES
+                    return _Part(self._key(upload, number), lane, upload, number, length, memory)
                 start += length
             waiting += upload.gradient.sparse_bytes
         return None
@@ -405,37 +411,42 @@ class PartSums:
 
     # Arrivals of fast_socket:
 
-    def wanted(self) -> list[str]:
-        """Returns the keys of the parts that have not arrived."""
-        self.more()
-        return [part.key for part in self._awaited]
+    lanes = LANES
 
-    def more(self) -> list[str]:
-        """Returns the keys of the parts that are requested now."""
+    def wanted(self) -> list[_Part]:
+        """Returns the parts that have not arrived."""
+        for part in self._awaited:
+            # If it had begun to arrive, it begins anew.
+            self._take_back(part)
+        self.more()
+        return list(self._awaited)
+
+    def more(self) -> list[_Part]:
+        """Returns the parts that are requested now."""
         if self._on_pause is not None and self._on_pause():
             return []
         return self._request()
 
-    def expected(self) -> memoryview:
-        """Returns where the next part goes if it is as long as its header says."""
-        return self._awaited[0].memory.data
+    def expected(self, part: _Part) -> memoryview:
+        """Returns where a part goes if it is as long as its header says."""
+        return self._memory_of(part).data
 
-    def begin(self, length: int) -> memoryview:
-        """Returns where the next part goes, given its length in bytes."""
-        part = self._awaited[0]
-        if length != len(part.memory):
+    def begin(self, part: _Part, length: int) -> memoryview:
+        """Returns where a part goes, given its length in bytes."""
+        if length != part.length:
             what = "the gradients in it need" if part.sums else "its header says"
-            raise CorruptDataError(f"{part.key} has {length} bytes, and {what} {len(part.memory)}")
-        return part.memory.data
+            raise CorruptDataError(f"{part.key} has {length} bytes, and {what} {part.length}")
+        return self._memory_of(part).data
 
-    def missing(self) -> None:
+    def missing(self, part: _Part) -> None:
         """Notes that a part is not there, or has its final name by now.
 
         Raises:
             PartMissingError: it should be there.
         """
-        part = self._arrived()
         upload = part.upload
+        wanted = part.memory is not None and part.memory.base is upload.sparse
+        self._forget(part)
         if part.sums:
             assert part.cell is not None
             if part.turn == part.cell.turn:
@@ -447,37 +458,37 @@ class PartSums:
         # again.
         upload.there[part.number] = upload.admitted
         if part.cell is None:
-            if part.memory.base is upload.sparse:
+            if wanted:
                 upload.requested[part.number] = False
         elif part.turn == part.cell.turn:
             part.cell.rewind(part.cell.added)
             self._advance(part.cell)
 
-    def finish(self) -> None:
-        """Adds the part that has arrived."""
-        part = self._arrived()
-        cell, upload = part.cell, part.upload
+    def finish(self, part: _Part) -> None:
+        """Adds a part that has arrived."""
+        memory, cell, upload = self._memory_of(part), part.cell, part.upload
+        self._forget(part)
         if cell is None:
             # Otherwise it has been requested again since.
-            if part.memory.base is upload.sparse:
+            if memory.base is upload.sparse:
                 upload.left -= 1
                 if not upload.left:
                     self._add_sparse()
         elif part.turn == cell.turn:
             if part.sums:
-                self._keep_sum(part, cell)
+                self._keep_sum(part, cell, memory)
                 return
             if not part.placed:
                 assert upload.cut is not None
                 for piece in upload.cut[cell.number]:
                     section = self._sum.sections[piece.section]
                     assert isinstance(section, DenseSum)
-                    for first, elements in piece.elements(part.memory, part.key):
+                    for first, elements in piece.elements(memory, part.key):
                         section.add_piece(first, elements, begins=part.begins)
             cell.added += 1
             self._offer(cell)
 
-    def _keep_sum(self, part: _Part, cell: _Cell) -> None:
+    def _keep_sum(self, part: _Part, cell: _Cell, memory: Array) -> None:
         """Notes that a part of the sum of the first gradients is there."""
         if not part.placed:
             assert self._cut is not None
@@ -485,7 +496,7 @@ class PartSums:
             for piece in self._cut[cell.number]:
                 place = self._piece_of_sum(piece)
                 stop = start + place.nbytes
-                place[:] = part.memory[start:stop].view(place.dtype.newbyteorder("<"))
+                place[:] = memory[start:stop].view(place.dtype.newbyteorder("<"))
                 start = stop
         cell.added = part.sums
         self._advance(cell)
@@ -503,10 +514,25 @@ class PartSums:
         cell.stored_as = self._uploads.digest
         self._store(cell.stored_as, cell.number, [self._piece_of_sum(piece) for piece in self._cut[cell.number]])
 
-    def _arrived(self) -> _Part:
-        part = self._awaited.popleft()
-        self._awaited_bytes -= len(part.memory)
-        return part
+    def _forget(self, part: _Part) -> None:
+        """Notes that a part is no longer on its way."""
+        self._awaited.remove(part)
+        self._awaited_bytes -= part.length
+        self._take_back(part)
+
+    def _memory_of(self, part: _Part) -> Array:
+        """Returns the memory of a part, which may be lent."""
+        if part.memory is None:
+            spare = self._spare.pop() if self._spare else np.empty(0, np.uint8)
+            part.lent = spare if len(spare) >= part.length else np.empty(part.length, np.uint8)
+            part.memory = part.lent[: part.length]
+        return part.memory
+
+    def _take_back(self, part: _Part) -> None:
+        """Takes back the memory that was lent to a part. Its bytes stay until another part begins to arrive."""
+        if part.lent is not None:
+            self._spare.append(part.lent)
+            part.lent = part.memory = None
 
     def _add_sparse(self) -> None:
         """Adds the sparse sections that have been fetched, in order."""
@@ -609,8 +635,8 @@ class PartSums:
         if not self._leaves_to_reducer:
             return
         self._leaves_to_reducer = False
-        self._awaited = deque([part for part in self._awaited if not part.sums])
-        self._awaited_bytes = sum([len(part.memory) for part in self._awaited])
+        for part in [part for part in self._awaited if part.sums]:
+            self._forget(part)
         for cell in self._cells:
             if cell.reduced and not cell.added:
                 cell.rewind(0)

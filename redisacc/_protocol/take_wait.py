@@ -63,10 +63,7 @@ def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list
             # In most cases enough gradients are there already, and there is nothing to listen for.
             granted = pending.poll()
         if granted is None and pending.deadline > time.monotonic():
-            with (
-                pubsub.listen(pending.keys.wake, pending.on_event),
-                pubsub.listen(pending.keys.staging, pending.on_staging),
-            ):
+            with pubsub.listen(pending.keys.wake, pending.on_event):
                 granted = pending.until_granted(lifetime)
     except BaseException as error:
         # Ctrl-C included: the next taker in the queue must not wait until this one's lease has run out.
@@ -146,7 +143,15 @@ class TakeWait:
         )
 
     def on_event(self, event: str | None) -> None:
-        """Handles an event, in the thread that listens. Only an event that may complete the round wakes the wait."""
+        """Handles a message, in the thread that listens.
+
+        It wakes the wait only if it may complete the round, or if there is something to fetch ahead.
+        """
+        message = None if event is None else parse_message(event)
+        if message is not None:
+            self._heard.append(message)
+            self.alarm.set()
+            return
         words = dict(word.partition("=")[::2] for word in event.split(" ", 4)) if event is not None else {}
         buffered = words.get("buffered")
         if event is None:
@@ -165,14 +170,6 @@ class TakeWait:
                 return
         self._poll_now = True
         self.alarm.set()
-
-    def on_staging(self, text: str | None) -> None:
-        """Handles a message about an upload, in the thread that listens."""
-        # A missed one only means that its gradient is added later.
-        message = None if text is None else parse_message(text)
-        if message is not None:
-            self._heard.append(message)
-            self.alarm.set()
 
     def until_granted(self, lifetime: Lifetime) -> tuple[Granted, list[Any]] | None:
         """Polls until the round is granted and returns it, or returns None once the deadline has passed."""

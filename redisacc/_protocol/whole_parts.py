@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
+from redisacc._redis.lanes import LANES
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError
 
 # If headers announce more bytes than this, the server is asked for the lengths before memory is allocated.
 TRUSTED_BYTES = 64 * 2**20
+
+
+@dataclass(slots=True, eq=False, frozen=True)
+class _WholePart:
+    """A part that is on its way to its place among the others."""
+
+    key: str
+    lane: int
+    place: memoryview
 
 
 class WholeParts:
@@ -27,40 +37,42 @@ class WholeParts:
         data: its bytes.
     """
 
+    lanes = LANES
+
     def __init__(self, keys: Keys, gradient: BufferedGradient) -> None:
         self.data = np.empty(gradient.nbytes, np.uint8)
-        self._awaited: deque[tuple[str, memoryview]] = deque()
+        self._awaited: list[_WholePart] = []
         start = 0
         for number, length in enumerate(gradient.lengths):
-            self._awaited.append((keys.part(gradient.id, number), self.data[start : start + length].data))
+            place = self.data[start : start + length].data
+            self._awaited.append(_WholePart(keys.part(gradient.id, number), number % LANES, place))
             start += length
 
-    def wanted(self) -> list[str]:
-        """Returns the keys of the parts that have not arrived."""
-        return [key for key, _ in self._awaited]
+    def wanted(self) -> list[_WholePart]:
+        """Returns the parts that have not arrived."""
+        return list(self._awaited)
 
-    def more(self) -> list[str]:
+    def more(self) -> list[_WholePart]:
         """Returns none: everything was wanted from the beginning."""
         return []
 
-    def expected(self) -> memoryview:
-        """Returns where the next part goes if it is as long as its header says."""
-        return self._awaited[0][1]
+    def expected(self, part: _WholePart) -> memoryview:
+        """Returns where a part goes if it is as long as its header says."""
+        return part.place
 
-    def begin(self, length: int) -> memoryview:
-        """Returns where the next part goes, given its length in bytes."""
-        key, place = self._awaited[0]
-        if length != len(place):
-            raise CorruptDataError(f"{key} has {length} bytes, and its header says {len(place)}")
-        return place
+    def begin(self, part: _WholePart, length: int) -> memoryview:
+        """Returns where a part goes, given its length in bytes."""
+        if length != len(part.place):
+            raise CorruptDataError(f"{part.key} has {length} bytes, and its header says {len(part.place)}")
+        return part.place
 
-    def missing(self) -> None:
+    def missing(self, part: _WholePart) -> None:
         """Raises PartMissingError."""
-        raise PartMissingError(self._awaited[0][0])
+        raise PartMissingError(part.key)
 
-    def finish(self) -> None:
-        """Notes that the part has arrived."""
-        self._awaited.popleft()
+    def finish(self, part: _WholePart) -> None:
+        """Notes that a part has arrived."""
+        self._awaited.remove(part)
 
 
 def check_lengths(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> None:
