@@ -13,6 +13,7 @@ written it.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ class BufferedGradient:
         lengths: the length of each part in bytes; empty for an inline gradient.
         sparse_bytes: how many bytes come before those of the first dense section.
         nbytes: the length of all its bytes.
+        header_digest: a digest of the header. Gradients of one round with the same digest are laid out in the same way.
     """
 
     id: str
@@ -104,6 +106,7 @@ class BufferedGradient:
     lengths: tuple[int, ...]
     sparse_bytes: int
     nbytes: int
+    header_digest: str
 
 
 class PartMissingError(Exception):
@@ -336,7 +339,7 @@ def parse(
 
 
 # The fields of BufferedGradient after its order.
-_Description = tuple[int, bool, tuple[BufferedSection, ...], tuple[int, ...], int, int]
+_Description = tuple[int, bool, tuple[BufferedSection, ...], tuple[int, ...], int, int, str]
 
 
 def _parse_one(field: bytes, entry: bytes, spec: AccumulatorSpec, round_shape: tuple[int, ...]) -> BufferedGradient:
@@ -374,7 +377,8 @@ def _parse_header(packed: bytes, spec: AccumulatorSpec, round_shape: tuple[int, 
     parts = _sizes(header["parts"], "parts")
     if parts and (sum(parts) != nbytes or not all(parts)):
         raise ValueError(f"its parts cannot have {sum(parts)} bytes")
-    return number, not parts, sections, tuple(parts), sparse_bytes, nbytes
+    digest = hashlib.blake2b(packed, digest_size=16).hexdigest()
+    return number, not parts, sections, tuple(parts), sparse_bytes, nbytes, digest
 
 
 def _described(listed: Any, spec: SectionSpec, shape: tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:

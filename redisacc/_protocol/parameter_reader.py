@@ -26,7 +26,7 @@ from redisacc._format.parameter_record import (
 )
 from redisacc._protocol.parameter_memory import Memory, MemoryPool
 from redisacc._protocol.parameter_scripts import gone, replaced
-from redisacc._protocol.part_sums import TRUSTED_BYTES
+from redisacc._protocol.whole_parts import TRUSTED_BYTES
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown

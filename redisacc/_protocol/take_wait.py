@@ -15,10 +15,11 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.staging import parse_message
 from redisacc._protocol.contributors import Contributors, read_contributors
+from redisacc._protocol.growing_round import Heard, Interruption
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.outage_log import OutageLog
 from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
-from redisacc._protocol.round_reader import Heard, Interruption, RoundReader, read_commands
+from redisacc._protocol.round_reader import RoundReader, read_commands
 from redisacc._protocol.scripts import ForgottenError, Granted, Queued, Scripts, Take
 from redisacc._protocol.sessions import Session
 from redisacc._protocol.wait_log import WaitLog
@@ -224,6 +225,7 @@ class TakeWait:
             return None
         if self._outage.error is not None:
             self._outage.end(self._fields)
+        pieces = self._without_lease(pieces)
         if isinstance(reply, Granted):
             self.session.learn(self._sequence)
             return reply, pieces
@@ -251,7 +253,17 @@ class TakeWait:
                 self._begin()
 
     def _read_commands(self) -> list[Command]:
-        return [*read_commands(self.keys.taken_round(self._token)), ("HGET", self.keys.record, "takes")]
+        return [
+            *read_commands(self.keys.taken_round(self._token)),
+            ("HGET", self.keys.record, "takes"),
+            ("EXISTS", self.keys.reducer),
+        ]
+
+    def _without_lease(self, pieces: list[Any]) -> list[Any]:
+        """Tells the reader whether there is a reducer, which is the last of the pieces. Returns the others."""
+        *others, lease = pieces
+        self.reader.note_reducer(present=lease == 1)
+        return others
 
     def _poll_timeout(self) -> float:
         return min(POLL_TIMEOUT, max(self.deadline - time.monotonic(), LAST_POLL_TIMEOUT))
@@ -264,7 +276,7 @@ class TakeWait:
         granted = self._leave(POLL_TIMEOUT)
         if granted is None:
             return None
-        return granted, self.transport.pipeline(self._read_commands())
+        return granted, self._without_lease(self.transport.pipeline(self._read_commands()))
 
     def _leave(self, timeout: float) -> Granted | None:
         if self.transport.lost != self._lost:

@@ -39,7 +39,7 @@ def fetched(monkeypatch):
     look_ahead, complete, finish = PartSums.look_ahead, PartSums.complete, PartSums.finish
 
     def note(sums):
-        ids = [upload.gradient.id for upload in sums._uploads[: sums._done]]
+        ids = [upload.gradient.id for upload in sums._uploads.every[: sums._done]]
         found.ids += [name for name in ids if name not in found.ids]
 
     def noting_look_ahead(self, *given):

@@ -19,7 +19,8 @@ from redisacc._data.tree_spec import TreeSpec, described_by
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
-from redisacc._protocol import part_sums
+from redisacc._protocol import part_sums, whole_parts
+from redisacc._protocol import uploads as uploads_module
 from redisacc._protocol.inline_reader import InlineReader
 from redisacc._protocol.part_sums import PartSums
 
@@ -135,7 +136,7 @@ class Upload:
         found = self.buffered
         return BufferedGradient(
             *(found.id, place, found.number, found.inline, found.sections),
-            *(found.lengths, found.sparse_bytes, found.nbytes),
+            *(found.lengths, found.sparse_bytes, found.nbytes, found.header_digest),
         )
 
 
@@ -147,8 +148,8 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject
         patch.setattr(buffered_format, "INLINE_BYTES", data.draw(st.sampled_from([0, 0, 300])))
         patch.setattr(part_sums, "WINDOW_BYTES", data.draw(st.sampled_from([1, 100, 10**6])))
         patch.setattr(part_sums, "WAITING_BYTES", data.draw(st.sampled_from([0, 100, 10**6])))
-        patch.setattr(part_sums, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
-        patch.setattr(part_sums, "STALLED", data.draw(st.sampled_from([-1.0, 10.0**6])))
+        patch.setattr(whole_parts, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
+        patch.setattr(uploads_module, "STALLED", data.draw(st.sampled_from([-1.0, 10.0**6])))
         sizes = st.sampled_from([64, 64, 64, 128])
         wires = data.draw(st.sampled_from([["float32"], ["bfloat16"], ["int8"], ["float32", "bfloat16", "int8"]]))
         uploads = [

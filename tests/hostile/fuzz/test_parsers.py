@@ -30,7 +30,7 @@ from redisacc._protocol.sessions import Session
 from redisacc._redis import fast_socket, lanes
 from redisacc._redis.faults import FAULTS
 from redisacc._redis.hash_scan import scan
-from redisacc._redis.pubsub import Alarm, PubSub, _Channel
+from redisacc._redis.pubsub import LONGEST_MESSAGE, Alarm, PubSub, _Subscription
 
 KEYS = Keys("w")
 FIELDS = st.dictionaries(TEXTS, TEXTS, max_size=5)
@@ -232,11 +232,11 @@ def test_events(search):
         transport = Nobody()
         pubsub = PubSub(transport)
         heard = []
-        pubsub._channels["c"] = _channel(heard)
+        pubsub._subscriptions["SUBSCRIBE", "c"] = _subscription(heard)
         pubsub._hand_out(message)
         pubsub._hand_out([b"message", b"c", text])
         assert heard
-        assert len(heard[-1]) <= 1024
+        assert len(heard[-1]) <= LONGEST_MESSAGE
 
     words = st.lists(
         st.sampled_from([b"taken", b"applied", b"count=2", b"count=9" * 9, b"buffered=" + b"x" * 99, b"step=1"])
@@ -244,10 +244,10 @@ def test_events(search):
     search(one, st.one_of(TEXTS, words.map(b" ".join)), REPLIES, examples=40)
 
 
-def _channel(heard):
-    channel = _Channel()
-    channel.listeners.append(heard.append)
-    return channel
+def _subscription(heard):
+    subscription = _Subscription()
+    subscription.listeners.append(lambda _, text: heard.append(text))
+    return subscription
 
 
 # The framing is the server's own and trusted not to announce more than it sends; what it frames is not.
