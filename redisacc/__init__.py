@@ -9,6 +9,7 @@ from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.environment import Place, place
 from redisacc._handles.parameters import Parameters
+from redisacc._handles.reducer import Reducer
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.events import Event, Events
@@ -74,6 +75,7 @@ __all__ = [
     "PeekTimeoutError",
     "Place",
     "RedisAccError",
+    "Reducer",
     "Round",
     "RoundNotPublishedError",
     "RoundRecoveredError",
