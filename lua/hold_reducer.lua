@@ -12,7 +12,6 @@
 -- {'taken', who}   another reducer holds it; nothing changed
 
 -- #include "now_ms"
--- #include "count_text"
 -- #bind
 
 local holder = redis.call('HGET', keys.reducer, 'holder')
@@ -21,8 +20,8 @@ if holder and holder ~= args.holder then
 end
 if not holder then
   redis.call('UNLINK', keys.reducer)
-  redis.call('HSET', keys.reducer, 'holder', args.holder, 'who', args.who, 'since_ms', count_text(now_ms()))
+  redis.call('HSET', keys.reducer, 'holder', args.holder, 'who', args.who, 'since_ms', string.format('%.0f', now_ms()))
 end
-redis.call('HSET', keys.reducer, 'stored', count_text(args.stored), 'late', count_text(args.late))
+redis.call('HSET', keys.reducer, 'stored', string.format('%.0f', args.stored), 'late', string.format('%.0f', args.late))
 redis.call('PEXPIRE', keys.reducer, args.lease_ms)
 return {'held'}

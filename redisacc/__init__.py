@@ -5,6 +5,7 @@ from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.slices import IndexedSlices
 from redisacc._data.tree_spec import Sparse
 from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
+from redisacc._format.reducer_lease import ReducerInfo
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.environment import Place, place
@@ -76,6 +77,7 @@ __all__ = [
     "Place",
     "RedisAccError",
     "Reducer",
+    "ReducerInfo",
     "Round",
     "RoundNotPublishedError",
     "RoundRecoveredError",
