@@ -5,10 +5,12 @@ from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.slices import IndexedSlices
 from redisacc._data.tree_spec import Sparse
 from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
+from redisacc._format.reducer_lease import ReducerInfo
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._handles.environment import Place, place
 from redisacc._handles.parameters import Parameters
+from redisacc._handles.reducer import Reducer
 from redisacc._handles.sparse import SparseConditionalAccumulator
 from redisacc._handles.tree import TreeAccumulator
 from redisacc._protocol.events import Event, Events
@@ -74,6 +76,8 @@ __all__ = [
     "PeekTimeoutError",
     "Place",
     "RedisAccError",
+    "Reducer",
+    "ReducerInfo",
     "Round",
     "RoundNotPublishedError",
     "RoundRecoveredError",

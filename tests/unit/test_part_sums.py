@@ -18,11 +18,14 @@ from redisacc._data.tree_gradient import tree_gradient
 from redisacc._data.tree_spec import TreeSpec, described_by
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient, PartMissingError
+from redisacc._format.gradient_digests import digest_of
 from redisacc._format.keys import Keys
+from redisacc._format.part_cut import cut_of
 from redisacc._protocol import part_sums, whole_parts
 from redisacc._protocol import uploads as uploads_module
 from redisacc._protocol.inline_reader import InlineReader
 from redisacc._protocol.part_sums import PartSums
+from redisacc._protocol.reliance import Reliance
 
 KEYS = Keys("name")
 ELEMENTS, ROWS = 45, 30
@@ -140,6 +143,24 @@ class Upload:
         )
 
 
+def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
+    """Returns the parts of the sum of gradients that are cut in the same way, in which a reducer would store it."""
+    cuts = [cut_of(upload.buffered) for upload in uploads]
+    if not cuts or cuts[0] is None or any(cut != cuts[0] for cut in cuts):
+        return []
+    total = spec.empty_sum((), where="the test")
+    for upload in uploads:
+        total.add(upload.gradient)
+    sections = total.sum().sections
+    return [
+        b"".join(
+            sections[piece.section].values.reshape(-1)[piece.first : piece.first + piece.number].tobytes()
+            for piece in pieces
+        )
+        for pieces in cuts[0][1]
+    ]
+
+
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject) -> None:
@@ -147,6 +168,9 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffered_format, "INLINE_BYTES", data.draw(st.sampled_from([0, 0, 300])))
         patch.setattr(part_sums, "WINDOW_BYTES", data.draw(st.sampled_from([1, 100, 10**6])))
+        patch.setattr(part_sums, "WORTHWHILE", 0)
+        patch.setattr(part_sums, "ANNOUNCED_BYTES", 0)
+        patch.setattr(part_sums, "SUM_PATIENCE", 0)
         patch.setattr(part_sums, "WAITING_BYTES", data.draw(st.sampled_from([0, 100, 10**6])))
         patch.setattr(whole_parts, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
         patch.setattr(uploads_module, "STALLED", data.draw(st.sampled_from([-1.0, 10.0**6])))
@@ -164,12 +188,16 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
     random = data.draw(st.randoms(use_true_random=False))
     server.draw = random.randrange
     round_sum = spec.empty_sum((), where="the test")
-    sums = PartSums(server, KEYS, round_sum, bets=data.draw(st.integers(0, 5)))  # type: ignore[arg-type]
+    bets, reliance = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([None, Reliance()]))
+    sums = PartSums(server, KEYS, round_sum, bets=bets, reliance=reliance)  # type: ignore[arg-type]
     inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
 
     def act() -> None:
         """Something that a worker does, which the taker may not hear of."""
         upload = data.draw(st.sampled_from(uploads))
+        if reliance is not None and data.draw(st.booleans()):
+            reduce()
+            return
         if upload.place is not None and not sums.knows(upload.buffered.id) and data.draw(st.booleans()):
             # It is heard of late.
             sums.announce(upload.at(upload.place), admitted=upload.admitted)
@@ -209,6 +237,22 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
         elif what == "stalled":
             sums.skip_stalled()
 
+    def reduce() -> None:
+        """Something that a reducer does: it stores a part of a sum of any gradients, or of the wrong length."""
+        placed = [upload for upload in uploads if upload.place is not None and upload.buffered.lengths]
+        if not placed:
+            return
+        others = data.draw(st.booleans())
+        chosen = [upload for upload in placed if others is False or data.draw(st.booleans())][:bets]
+        chosen.sort(key=lambda upload: upload.place or 0)
+        digest = digest_of([upload.at(upload.place or 0) for upload in chosen])
+        parts = sum_parts(spec, chosen)
+        for number, part in enumerate(parts):
+            if data.draw(st.booleans()):
+                server.strings[KEYS.sum(digest, number)] = data.draw(st.sampled_from([part, part, part, part + b"x"]))
+            if data.draw(st.booleans()):
+                sums.sum_stored(digest, number)
+
     def stage(upload: Upload, part: int) -> None:
         key, length = KEYS.staged(upload.buffered.id, part), upload.buffered.lengths[part]
         server.strings[key] = upload.bytes_of(part)
@@ -238,6 +282,11 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
             sums.look_ahead(inline, lambda stop=stop: stop and data.draw(st.booleans()))
     server.between = iter(())
     taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
+    if reliance is not None and data.draw(st.booleans()):
+        for upload in taken:
+            upload.refused = False
+        for _ in range(3):
+            reduce()
     wanted = spec.empty_sum((), where="the test")
     for upload in taken:
         wanted.add(upload.gradient)
