@@ -1,7 +1,8 @@
 """Forks a process for each line it reads: one actor of the chaos, which may be killed or stopped at any moment.
 
-python actor.py DIRECTORY, then lines of JSON: {"role", "url", "name", "kind", "first", "seed", "journal"}. Answers each
-with the actor's process id, which is also the id of a process group: the actor and everything that it forks.
+python actor.py DIRECTORY, then lines of JSON: {"role", "url", "name", "kind", "first", "seed", "part_size", "journal"}.
+Answers each with the actor's process id, which is also the id of a process group: the actor and everything that it
+forks.
 
 | role | what it does |
 | --- | --- |
@@ -10,6 +11,7 @@ with the actor's process id, which is also the id of a process group: the actor 
 | `forks` | applies in a thread, and meanwhile forks processes that apply with the handle that they inherit |
 | `taker` | takes rounds with `take`, and recovers those of a killed process of its name, or sometimes of anybody |
 | `grad_taker` | the same with `take_indexed_slices_grad`, or `take_grad` of a tree |
+| `reducer` | adds up beside the server what the others upload |
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from chaos.journal import Journal
 
 import redisacc
 from redisacc._format import buffered as buffered_format
+from redisacc._protocol import part_sums, reliance
 from redisacc._redis import lanes
 
 NAME = "chaos"
@@ -135,19 +138,32 @@ class Actor:
         journal: what it writes.
         stop: a file that exists when the run is over.
         seed: of its random choices.
+        part_size: of the parts in which every gradient is uploaded; None: each actor chooses.
     """
 
-    def __init__(self, *, name: str, kind: str, url: str, journal: Journal, stop: Path, seed: int) -> None:
+    def __init__(
+        self, *, name: str, kind: str, url: str, journal: Journal, stop: Path, seed: int, part_size: int | None
+    ) -> None:
         self.name = name
         self._kind = kind
         self._url = url
         self._journal = journal
         self._stop = stop
         self._random = random.Random(seed)
-        if self._random.random() < 0.5:
+        if part_size or self._random.random() < 0.5:
             # Gradients are announced and uploaded in parts, as large ones are.
-            buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = 0
-            buffered_format.PART_SIZES = (self._random.choice([32, 32, 1024]),)
+            buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = part_sums.ANNOUNCED_BYTES = 0
+            buffered_format.PART_SIZES = (part_size or self._random.choice([32, 32, 1024]),)
+        self._in_parts = part_size is not None
+        # Takers try again soon after a reducer was late, because here one always is.
+        reliance.SHORTEST = reliance.LONGEST = 0.1
+        succeed = reliance.Reliance.succeed
+
+        def noting_succeed(self: reliance.Reliance) -> None:
+            succeed(self)
+            journal.note("reduced")
+
+        reliance.Reliance.succeed = noting_succeed  # type: ignore[method-assign]
         if self._random.random() < 0.3:
             # Rounds are fetched over several connections, as from a server on another machine.
             lanes.is_remote = lambda _: True
@@ -174,12 +190,15 @@ class Actor:
                 self._fork(first)
             case "taker" | "grad_taker":
                 self._take(self.open(), role)
+            case "reducer":
+                self._reduce()
             case _:
                 raise ValueError(role)
 
     def _open_for_applying(self) -> Any:
         # In place, buffered, and in both ways within one round.
-        return self.open(in_place_limit=self._random.choice([0, 10**9]), wire=self._random.choice(WIRES))
+        limit = 0 if self._in_parts else self._random.choice([0, 10**9])
+        return self.open(in_place_limit=limit, wire=self._random.choice(WIRES))
 
     def _apply(self, acc: Any, first: int, number: int = STRIDE) -> None:
         step = 0
@@ -234,10 +253,20 @@ class Actor:
             assert status == 0, status
         thread.join()
 
+    def _reduce(self) -> None:
+        reducer = redisacc.Reducer(NAME, redis=self._url)
+        thread = self._thread(reducer.run)
+        while not self.over:
+            time.sleep(0.05)
+        reducer.close()
+        thread.join()
+
     def _take(self, acc: Any, role: str) -> None:
         while not self.over:
             self._recover(acc)
-            required, timeout = self._random.choice([1, 30, 300]), self._random.choice([0.5, 2.0, 5.0])
+            # A reducer learns once a second how many gradients takes require.
+            required = self._random.choice([4] * 9 + [30] if self._in_parts else [1, 30, 300])
+            timeout = self._random.choice([0.5, 2.0, 5.0])
             try:
                 if role == "grad_taker":
                     self._take_grad(acc, required, timeout)
@@ -321,6 +350,7 @@ def main() -> None:
                     journal=journal,
                     stop=directory / "stop",
                     seed=task["seed"],
+                    part_size=task["part_size"],
                 )
                 actor.play(task["role"], task["first"])
                 journal.note("end")

@@ -1,8 +1,8 @@
 """Breaks everything at once, at random from a seed, and sees that nothing is lost and nothing counted twice.
 
-Actors apply and take; half of them reach the server through a proxy that cuts connections and delays requests. All of
-them, and the server, are killed and stopped at random instants. Every gradient is unique, so the rounds reveal any loss
-and any repetition.
+Actors apply and take, and reducers add up; half of them reach the server through a proxy that cuts connections and
+delays requests. All of them, and the server, are killed and stopped at random instants. Every gradient is unique, so
+the rounds reveal any loss and any repetition.
 
 python -m chaos.run --seconds 180 --seed 1
 python -m chaos.run --gradients 10000000
@@ -42,8 +42,23 @@ LONG_PAUSE = 4.0
 # How long the server may stand still, in seconds. Nothing happens meanwhile, so long pauses are rare.
 SERVER_PAUSES = [0.01, 0.05, 0.1, 0.2, 0.4, 2.0]
 # How many actors of each role there are, and how many of them reach the server through the proxy.
-CREW = {"worker": (4, 2), "threads": (1, 0), "forks": (1, 1), "taker": (2, 1), "grad_taker": (2, 1)}
-SMALL_CREW = {"worker": (1, 1), "threads": (1, 0), "forks": (1, 0), "taker": (1, 1), "grad_taker": (1, 1)}
+# While a reducer is stopped, another one takes over; then both believe to work.
+CREW = {
+    "worker": (4, 2),
+    "threads": (1, 0),
+    "forks": (1, 1),
+    "taker": (2, 1),
+    "grad_taker": (2, 1),
+    "reducer": (2, 1),
+}
+SMALL_CREW = {
+    "worker": (1, 1),
+    "threads": (1, 0),
+    "forks": (1, 0),
+    "taker": (1, 1),
+    "grad_taker": (1, 1),
+    "reducer": (2, 1),
+}
 # A killed process leaves what it has written to the kernel. So no disk is needed, whose fsync would take most of the
 # time. None: the directory for temporary files.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -75,6 +90,8 @@ class Chaos:
         self._kind = kind or KINDS[seed % len(KINDS)]
         self._random = random.Random(seed)
         self._seed = seed
+        # In half of the runs, all gradients are cut in the same way, so that reducers can add most of them.
+        self._part_size = [None, 256][seed // len(KINDS) % 2]
         self._weather = weather
         # name of an actor -> its role, and whether it uses the proxy
         self._roles = {
@@ -130,6 +147,7 @@ class Chaos:
             "kind": self._kind,
             "first": number * STRIDE,
             "seed": self._seed + number,
+            "part_size": self._part_size,
             "journal": self._journals[name].name,
         }
         assert self._fork_server.stdin is not None
@@ -297,6 +315,7 @@ class Chaos:
         self.done[f"gradients of kind {self._kind}"] = info.applied
         self.done["stale or refused"], self.done["rounds handed out again"] = len(tale.dropped), tale.handed_out_again
         self.done["takers that learned of a recovery"] = tale.robbed
+        self.done["rounds whose sum came from a reducer"] = tale.reduced
         self.done["rounds that a killed take_grad took along"] = info.global_step - len(tale.rounds)
         self.done.update({f"proxy: {what}": number for what, number in self._proxy.fired.items()})
         if tale.problems and os.environ.get("CHAOS_KEEP"):

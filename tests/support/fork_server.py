@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import redisacc
-from redisacc._protocol import compaction, take_wait
+from redisacc._protocol import compaction, reduction, take_wait
 
 NAME = "child"
 # A sum shows which gradients are in it: the child applies 1, the others larger powers of two.
@@ -78,6 +78,9 @@ def operate(operation: str, url: str, size: int, limit: int, kind: str) -> Any:
     """Does the operation and returns its value, if it is one that JSON can hold."""
     if operation == "publish":
         return publish_next(redisacc.Parameters(NAME, redis=url), size)
+    if operation == "reduce":
+        # Until it is killed.
+        return redisacc.Reducer(NAME, redis=url).run()
     acc: Any = open_shared(url, size, limit, "child", kind=kind)
     match operation:
         case "open":
@@ -104,6 +107,7 @@ def main() -> None:
     # Tests wait for these leases to run out.
     take_wait.TAKER_LEASE_MS = 1000
     compaction.COMPACTING_MS = 500
+    reduction.LEASE_MS, reduction.RENEWAL = 600, 0.2
     for line in sys.stdin:
         task = json.loads(line)
         pid = os.fork()

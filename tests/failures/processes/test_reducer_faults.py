@@ -1,0 +1,303 @@
+"""Reducers that are killed, stopped, doubled, powerless or starved: every round is right, and none has to wait."""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+from support.child_processes import ChildProcesses
+from support.fork_server import NAME, open_shared
+from support.proxy import Fault, all_faults, proxy_before_server
+from support.selection import thorough
+
+import redisacc
+from redisacc._data.gradient import Gradient, Section
+from redisacc._format import buffered as buffered_format
+from redisacc._format.keys import Keys
+from redisacc._protocol import part_sums, reliance
+
+pytestmark = pytest.mark.servers("valkey")
+
+KEYS = Keys(NAME)
+WORKERS = 3
+# Three parts for each gradient.
+SIZE = 150_000
+EMPTY = Gradient((Section(np.zeros(SIZE, np.float32)),))
+
+
+@pytest.fixture
+def proxy(real_server):
+    with proxy_before_server(real_server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def child_processes(proxy, tmp_path):
+    processes = ChildProcesses(proxy.url, tmp_path)
+    yield processes
+    processes.end()
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """One item for each take that used the whole sum of a reducer. Takers soon try again after one was late."""
+    monkeypatch.setattr(reliance, "SHORTEST", 0.0)
+    found = []
+    succeed = reliance.Reliance.succeed
+    monkeypatch.setattr(reliance.Reliance, "succeed", lambda self: (found.append(1), succeed(self)))
+    return found
+
+
+class Rounds:
+    """Rounds of one accumulator, each compared with a plain sum, bit for bit."""
+
+    def __init__(self, acc, background, until, *, workers=WORKERS):
+        self.acc, self.workers = acc, workers
+        self._background, self._until = background, until
+        self._random = np.random.default_rng(1)
+
+    def gradients(self):
+        return (self._random.normal(size=(self.workers, SIZE)) * 10.0 ** self._random.integers(-3, 3)).astype(
+            np.float32
+        )
+
+    def play(self, between=lambda: None, *, exact=True):
+        """Has a round, with something that happens after each gradient.
+
+        Args:
+            between: what happens.
+            exact: whether the sum is formed in the order of the gradients. Compacting changes it.
+        """
+        step, rows = self.acc.global_step(), self.gradients()
+        take = self._background(self.acc.take_grad, self.workers)
+        self._until(lambda: len(self.acc.info().waiting) == 1)
+        for row in rows:
+            assert self.acc.apply_grad(row, local_step=step)
+            between()
+        expected = rows[0].copy()
+        for row in rows[1:]:
+            expected += row
+        np.testing.assert_allclose(take.result(), expected, rtol=0, atol=0 if exact else 1e-6 * np.abs(rows).max())
+
+    def play_until_reduced(self, used):
+        """Has rounds until one of them uses a reducer's sum."""
+        before = len(used)
+        self._until(lambda: self.play() or len(used) > before)
+
+
+def opened(client):
+    return redisacc.ConditionalAccumulator(
+        "float32", [SIZE], NAME, reduction_type="SUM", redis=client, in_place_limit=0
+    )
+
+
+@pytest.fixture
+def rounds(real_client, background, until):
+    made = Rounds(opened(real_client), background, until)
+    yield made
+    made.acc.delete()
+
+
+@pytest.fixture
+def rounds_of(real_client, background, until):
+    """Makes rounds of so many gradients, with a buffer limit that holds two."""
+    made = []
+
+    def make(workers):
+        made.append(Rounds(open_shared(real_client, SIZE, 0), background, until, workers=workers))
+        return made[-1]
+
+    yield make
+    for rounds in made:
+        rounds.acc.delete()
+
+
+def places(proxy, rounds, most):
+    """Returns faults within the messages of a reducer during a round."""
+    proxy.listen_anew()
+    rounds.play()
+    found = [fault for fault in all_faults(proxy.lengths) if fault.offset is not None or fault.direction == "reply"]
+    return found[:: len(found) // most + 1]
+
+
+def number_of(request, usual):
+    return 200 if request.config.option.long else 24 if request.config.option.all else usual
+
+
+@pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGSTOP]))
+def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, real_client, until, used, end, request):
+    child = child_processes.start("reduce", 0, SIZE)
+    rounds.play_until_reduced(used)
+    for fault in places(proxy, rounds, number_of(request, 3)):
+        proxy.arm(Fault(fault.direction, fault.number, fault.offset, "stall"))
+        # It may have nothing to say at this place in this round.
+        rounds.play()
+        child.signal(end)
+        # It may have been stopped in the middle of storing a part: what it had sent arrives only now.
+        proxy.resume()
+        rounds.play()
+        if end == signal.SIGSTOP:
+            until(lambda: not real_client.exists(KEYS.reducer))
+            rounds.play()
+            child.signal(signal.SIGCONT)
+        else:
+            until(lambda child=child: child.gone)
+            child = child_processes.start("reduce", 0, SIZE)
+        proxy.arm(None)
+        rounds.play_until_reduced(used)
+
+
+@pytest.mark.thorough
+def test_a_second_reducer_takes_over(child_processes, rounds, real_client, until, used):
+    children = [child_processes.start("reduce", 0, SIZE) for _ in range(2)]
+    rounds.play_until_reduced(used)
+    first = real_client.hget(KEYS.reducer, "who")
+    (working,) = [child for child in children if str(child.pid).encode() in first]
+    working.signal(signal.SIGKILL)
+    rounds.play_until_reduced(used)
+    until(lambda: rounds.play() or real_client.hget(KEYS.reducer, "who") not in (None, first))
+
+
+@pytest.mark.thorough
+def test_a_reducer_whose_connections_break_anywhere(proxy, child_processes, rounds, used, request):
+    child_processes.start("reduce", 0, SIZE)
+    rounds.play_until_reduced(used)
+    for fault in places(proxy, rounds, number_of(request, 4)):
+        proxy.arm(fault)
+        rounds.play()
+        proxy.arm(None)
+        rounds.play_until_reduced(used)
+
+
+def test_a_reducer_that_may_not_write(real_server, real_client, child_processes, rounds, tmp_path, until, used):
+    real_client.execute_command(*("ACL", "SETUSER", "reader", "on", ">secret", "~*", "&*", "+@all", "-set", "-publish"))
+    try:
+        processes = ChildProcesses(real_server.url.replace("://", "://reader:secret@"), tmp_path)
+        child = processes.start("reduce", 0, SIZE)
+        for _ in range(3):
+            rounds.play()
+        assert not child.gone
+        assert used == []
+        # Another one, which may, works on it as soon as the first one has given up its lease.
+        child_processes.start("reduce", 0, SIZE)
+        rounds.play_until_reduced(used)
+        processes.end()
+    finally:
+        real_client.execute_command("ACL", "DELUSER", "reader")
+
+
+@pytest.mark.thorough
+def test_an_accumulator_of_another_version_is_left_alone(child_processes, rounds, real_client, used):
+    child = child_processes.start("reduce", 0, SIZE)
+    rounds.play_until_reduced(used)
+    real_client.hset("redisacc:{other}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
+    header = buffered_format.stage(KEYS, "a-1", EMPTY).header.hex()
+    real_client.publish("redisacc:{other}:wake", f"gradient=a-1 place=1 shape=[{SIZE}] header={header}")
+    rounds.play_until_reduced(used)
+    assert not child.gone
+    real_client.delete("redisacc:{other}")
+
+
+def test_a_full_server(daemon, background, until, tmp_path, used):
+    server = daemon("--maxmemory-policy", "noeviction").start()
+    processes = ChildProcesses(server.url, tmp_path)
+    child = processes.start("reduce", 0, SIZE)
+    with server.client() as client:
+        rounds = Rounds(opened(client), background, until)
+        rounds.play_until_reduced(used)
+        step, rows = rounds.acc.global_step(), rounds.gradients()
+        take = background(rounds.acc.take_grad, WORKERS)
+        until(lambda: len(rounds.acc.info().waiting) == 1)
+        for row in rows[:-1]:
+            rounds.acc.apply_grad(row, local_step=step)
+        # Neither the reducer nor a worker can store anything.
+        client.config_set("maxmemory", 1)
+        with pytest.raises(redisacc.ServerOutOfMemoryError):
+            rounds.acc.apply_grad(rows[-1], local_step=step)
+        client.config_set("maxmemory", 0)
+        rounds.acc.apply_grad(rows[-1], local_step=step)
+        np.testing.assert_array_equal(take.result(), rows[0] + rows[1] + rows[2])
+        rounds.play_until_reduced(used)
+        assert not child.gone
+        rounds.acc.delete()
+    processes.end()
+
+
+def test_gradients_that_are_refused_after_their_parts_were_added(child_processes, rounds, real_client, used, until):
+    child_processes.start("reduce", 0, SIZE)
+    rounds.play_until_reduced(used)
+    acc, number = rounds.acc, iter(range(1000))
+
+    def upload_and_refuse():
+        """Uploads a gradient like a worker whose admission is then refused: its parts vanish."""
+        name = f"refused-{next(number)}"
+        staged = buffered_format.stage(KEYS, name, EMPTY, announced=True)
+        place = real_client.hincrby(KEYS.record, "places", 1)
+        shape, header = f"[{SIZE}]", staged.header.hex()
+        real_client.publish(KEYS.wake, f"gradient={name} place={place} shape={shape} header={header}")
+        for part, command in enumerate(command for command in staged.commands if command[0] == "SET"):
+            real_client.set(command[1], bytes(command[2]), px=60_000)
+            real_client.publish(KEYS.wake, f"gradient={name} parts={part + 1}")
+        real_client.delete(*[KEYS.staged(name, part) for part in range(len(staged.lengths))])
+
+    for _ in range(3):
+        rounds.play(between=upload_and_refuse)
+    rounds.play_until_reduced(used)
+    assert acc.info().applied == WORKERS * acc.global_step()
+
+
+@pytest.mark.thorough
+def test_staged_parts_that_expire_while_they_are_added(child_processes, rounds, real_client, used):
+    child_processes.start("reduce", 0, SIZE)
+    rounds.play_until_reduced(used)
+    step, rows = rounds.acc.global_step(), rounds.gradients()
+    for row in rows:
+        rounds.acc.apply_grad(row, local_step=step)
+    # A worker that has announced everything, and whose parts have expired, comes first in the order.
+    header = buffered_format.stage(KEYS, "gone-1", EMPTY).header.hex()
+    real_client.publish(KEYS.wake, f"gradient=gone-1 place=0 shape=[{SIZE}] header={header}")
+    real_client.publish(KEYS.wake, "gradient=gone-1 parts=3")
+    np.testing.assert_array_equal(rounds.acc.take_grad(WORKERS), rows[0] + rows[1] + rows[2])
+    rounds.play_until_reduced(used)
+
+
+@pytest.mark.thorough
+def test_a_taker_that_fetches_sums_and_dies(child_processes, rounds_of, until, used, background):
+    rounds = rounds_of(2)
+    child_processes.start("reduce", 0, SIZE)
+    rounds.play_until_reduced(used)
+    step, rows = rounds.acc.global_step(), rounds.gradients()
+    # It requires two, and dies after the first one.
+    taker = child_processes.start("wait", 0, SIZE)
+    until(lambda: rounds.acc.info().waiting)
+    rounds.acc.apply_grad(rows[0], local_step=step)
+    taker.signal(signal.SIGKILL)
+    take = background(rounds.acc.take_grad, 2)
+    rounds.acc.apply_grad(rows[1], local_step=step)
+    np.testing.assert_array_equal(take.result(), rows[0] + rows[1])
+    rounds.play_until_reduced(used)
+
+
+@pytest.mark.thorough
+def test_gradients_that_are_compacted_while_they_are_added(child_processes, rounds_of):
+    child_processes.start("reduce", 0, SIZE)
+    rounds = rounds_of(5)
+    for _ in range(4):
+        rounds.play(exact=False)
+
+
+@pytest.mark.thorough
+def test_a_take_never_waits_longer_for_a_reducer_than_it_may(child_processes, rounds, used, monkeypatch):
+    """The patience is for all parts together: a reducer that stops in the middle costs it once."""
+    child = child_processes.start("reduce", 0, SIZE)
+    rounds.play_until_reduced(used)
+    pauses = []
+    monkeypatch.setattr(part_sums, "SUM_PATIENCE", 0.05)
+    sleep = part_sums.time.sleep
+    monkeypatch.setattr(part_sums.time, "sleep", lambda seconds: (pauses.append(seconds), sleep(seconds)))
+    child.signal(signal.SIGSTOP)
+    rounds.play()
+    # A pause is counted before it begins; the last may end after the time is up.
+    assert sum(pause for pause in pauses if pause == part_sums.SUM_PAUSE) <= 0.05 + part_sums.SUM_PAUSE
+    child.signal(signal.SIGCONT)
