@@ -186,7 +186,7 @@ class Redisacc:
 
     def __call__(self, network: Network, key: str) -> Peer | None:
         """Starts the peer on a server of its own; returns None if its weights are those of plain redisacc."""
-        if network.kind == "weights" and self.options and not self.parameters:
+        if network.kind == "weights" and (self.options or self.beside) and not self.parameters:
             return None
         url, pids = network.server(persistent=self.persistent, beside=self.beside)
         more: dict[str, Any] = {"url": url, "options": self.options, "parameters": self.parameters}
@@ -239,6 +239,9 @@ def gloo(network: Network, key: str) -> Peer | None:
 PEERS: dict[str, Callable[[Network, str], Peer | None]] = {
     "tensorflow": tensorflow,
     "redisacc": Redisacc("redisacc"),
+    "redisacc-reducer": Redisacc(
+        "redisacc, reducer", beside=("-m", "redisacc", "reduce", "--redis", "{url}"), dense=True
+    ),
     # Elements of rounds are below 16, and those of steps and weights as well.
     "redisacc-bfloat16": Redisacc(
         "redisacc, bfloat16", {"wire": "bfloat16"}, {"wire": "bfloat16"}, tolerance=16 / 2**9, dense=True

@@ -62,6 +62,7 @@ def _network(results: Results) -> str:
         "taker has the mean as numpy arrays. Redis servers write nothing to disk. *Wire* is the time that W gradients "
         "need on the server's link. *Bare sockets* send and add the same bytes through a server, without guarantees; "
         "with a *reducer*, a process beside the server adds piece by piece while the workers are still sending. "
+        "redisacc's is `redisacc reduce`, over the server's Unix socket. "
         "*bfloat16* and *int8* name the encoding of gradients on the wire, and of weights if it is bfloat16; their "
         "results may differ from numpy's by what that rounds. torch's `all_reduce` has no server: each rank sends and "
         "receives about two gradients, whatever W is. Each "
