@@ -242,13 +242,13 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
         placed = [upload for upload in uploads if upload.place is not None and upload.buffered.lengths]
         if not placed:
             return
-        others = data.draw(st.booleans())
-        chosen = [upload for upload in placed if others is False or data.draw(st.booleans())][:bets]
-        chosen.sort(key=lambda upload: upload.place or 0)
+        placed.sort(key=lambda upload: upload.place or 0)
+        chosen = placed if data.draw(st.booleans()) else data.draw(st.permutations(placed))
+        chosen = chosen[:bets]
         digest = digest_of([upload.at(upload.place or 0) for upload in chosen])
         parts = sum_parts(spec, chosen)
         for number, part in enumerate(parts):
-            if data.draw(st.booleans()):
+            if data.draw(st.integers(0, 3)):
                 server.strings[KEYS.sum(digest, number)] = data.draw(st.sampled_from([part, part, part, part + b"x"]))
             if data.draw(st.booleans()):
                 sums.sum_stored(digest, number)
@@ -283,8 +283,12 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
     server.between = iter(())
     taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
     if reliance is not None and data.draw(st.booleans()):
-        for upload in taken:
-            upload.refused = False
+        for upload in uploads:
+            if not upload.admitted and not upload.refused:
+                for part in range(len(upload.buffered.lengths)):
+                    stage(upload, part)
+                admit(upload)
+        taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
         for _ in range(3):
             reduce()
     wanted = spec.empty_sum((), where="the test")
