@@ -23,6 +23,12 @@ def known_digest(monkeypatch):
     monkeypatch.setattr(Uploads, "digest", property(lambda _: DIGEST))
 
 
+def pretend(client):
+    """Makes takers believe that a reducer works."""
+    client.hset(KEYS.reducer, "who", "forged")
+    client.pexpire(KEYS.reducer, 60_000)
+
+
 def forge(client, what, number):
     """Stores something as a part of the sum."""
     key = KEYS.sum(DIGEST, number)
@@ -44,7 +50,7 @@ def forge(client, what, number):
 def test_a_part_of_a_sum_that_is_none_is_not_used(open_dense, real_client, background, until, what, numbers):
     acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", in_place_limit=0)
     rows = np.random.default_rng(1).normal(size=(3, ELEMENTS)).astype(np.float32)
-    real_client.set(KEYS.reducer, "forged", px=60_000)
+    pretend(real_client)
     take = background(acc.take_grad, 3)
     until(lambda: acc.info().waiting)
     for number in numbers:
@@ -58,7 +64,7 @@ def test_a_part_of_a_sum_that_is_none_is_not_used(open_dense, real_client, backg
 def test_messages_about_sums_that_there_are_not(open_dense, real_client, background, until):
     acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", in_place_limit=0)
     rows = np.random.default_rng(1).normal(size=(3, ELEMENTS)).astype(np.float32)
-    real_client.set(KEYS.reducer, "forged", px=60_000)
+    pretend(real_client)
     take = background(acc.take_grad, 3)
     until(lambda: acc.info().waiting)
     for text in ("sum= part=", f"sum={DIGEST} part=-1", f"sum={DIGEST} part=999999", f"sum={DIGEST[:-1]} part=0"):
