@@ -12,7 +12,7 @@ from support.selection import thorough
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", thorough(KINDS, usual=["tree"]))
 def test_nothing_is_lost_and_nothing_counted_twice(kind, pytestconfig):
-    with Chaos(seed=1, kind=kind, crew=SMALL_CREW) as chaos:
+    with Chaos(seed=3, kind=kind, crew=SMALL_CREW) as chaos:
         chaos.rage(12 if pytestconfig.getoption("--all") else 6)
         tale = chaos.end()
     assert tale.problems == []

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 import redisacc
+from redisacc._format import buffered as buffered_format
 from redisacc._handles.environment import RUN_ID
-from redisacc._protocol import crew
+from redisacc._protocol import crew, part_sums, reduction, reliance
 from redisacc._training import worker as worker_module
 
 NAME = "training"
@@ -91,13 +92,20 @@ def worker(url: str, number: int) -> None:
             training.apply(gradient_of(number, step, parameters))
 
 
-def work(role: str, url: str, number: int, workers: int, until: int, run_id: str) -> int:
+def work(role: str, url: str, number: int, workers: int, until: int, run_id: str, in_parts: bool) -> int:
     """Does the work of a process, and returns how it ended."""
     crew.LEASE = LEASE
+    reduction.LEASE_MS, reduction.RENEWAL = 600, 0.2
+    reliance.SHORTEST = reliance.LONGEST = 0.1
+    if in_parts:
+        buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = part_sums.ANNOUNCED_BYTES = 0
+        buffered_format.PART_SIZES = (32,)
     worker_module.CONTINUED_WITHIN = 1.0
     os.environ[RUN_ID] = run_id
     try:
-        if role == "chief":
+        if role == "reducer":
+            redisacc.Reducer(NAME, redis=url).run()
+        elif role == "chief":
             chief(url, workers, until)
         else:
             worker(url, number)

@@ -1,8 +1,9 @@
 """Kills the chief, the workers and the server of a training at random, and compares the result with an undisturbed one.
 
-Now and then, a process is paused for longer than its lease lasts, another one takes its place, and then both run. The
-training consists of legs: each chief finishes it at some step, and the next one continues it. Gradients and parameters
-are integers, so the result is exactly that of a computation without Redis, or something was lost, repeated or mixed.
+Now and then, a process is paused for longer than its lease lasts, another one takes its place, and then both run. With
+odd seeds, reducers add up the gradients, and are killed as well. The training consists of legs: each chief finishes it
+at some step, and the next one continues it. Gradients and parameters are integers, so the result is exactly that of a
+computation without Redis, or something was lost, repeated or mixed.
 
 python -m chaos.training --kills 50 --seed 1
 """
@@ -44,8 +45,8 @@ class Process:
     """A process of the training.
 
     Attributes:
-        role: "chief" or "worker".
-        number: the number of a worker; 0 for a chief.
+        role: "chief", "worker" or "reducer".
+        number: the number of a worker or reducer; 0 for a chief.
         run_id: of its place; another process of the same place has another one if both run at the same time.
         pid: its process id.
         paused_until: when to continue it; None: it is not paused.
@@ -79,6 +80,9 @@ class Training:
         self._crew: dict[tuple[str, int], Process] = {}
         # Processes that were paused, and replaced meanwhile.
         self._replaced: list[Process] = []
+        # With reducers, gradients are uploaded in parts, as large ones are.
+        self._reducers: list[Process] = []
+        self._in_parts = seed % 2 == 1
         self._stack = contextlib.ExitStack()
         self.done: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -100,6 +104,8 @@ class Training:
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
             self._stack.callback(self._end_all)
+            if self._in_parts:
+                self._reducers = [self._begin("reducer", number, "") for number in range(2)]
             self._next_leg()
         except BaseException:
             self._stack.close()
@@ -118,6 +124,9 @@ class Training:
         return json.loads(self._forker.stdout.readline())
 
     def _start(self, role: str, number: int, run_id: str) -> None:
+        self._crew[role, number] = self._begin(role, number, run_id)
+
+    def _begin(self, role: str, number: int, run_id: str) -> Process:
         self.done["processes"] += 1
         pid = self._ask(
             {
@@ -127,16 +136,17 @@ class Training:
                 "workers": self._workers,
                 "until": self._until,
                 "run_id": run_id,
+                "in_parts": self._in_parts,
             }
         )
-        self._crew[role, number] = Process(role, number, run_id, pid)
+        return Process(role, number, run_id, pid)
 
     def _status(self, process: Process) -> int | None:
         status: int | None = self._ask({"reap": process.pid})
         return status
 
     def _end_all(self) -> None:
-        for process in [*self._crew.values(), *self._replaced]:
+        for process in [*self._crew.values(), *self._replaced, *self._reducers]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         assert self._forker.stdin is not None
@@ -197,6 +207,8 @@ class Training:
                 self._kill_server()
             elif what < 0.3:
                 self.replace()
+            elif what < 0.45 and self._reducers:
+                self._kill_reducer()
             elif self._crew:
                 self._kill(self._random.choice(sorted(self._crew)))
 
@@ -223,6 +235,14 @@ class Training:
             # A little later, if another one is killed meanwhile.
             time.sleep(self._random.choice([0.05, 0.3]))
         self._start(*place, process.run_id)
+
+    def _kill_reducer(self) -> None:
+        process = self._reducers.pop(0)
+        os.kill(process.pid, signal.SIGKILL)
+        while self._status(process) is None:
+            time.sleep(0.001)
+        self.done["kills of reducer"] += 1
+        self._reducers.append(self._begin("reducer", process.number, ""))
 
     def _kill_server(self) -> None:
         self._server.kill()
@@ -278,6 +298,9 @@ class Training:
                 if info.unacknowledged or info.global_step != step:
                     self.problems.append(f"left behind: step {info.global_step}, {info.unacknowledged}")
                 self.done["gradients"] = info.applied
+                if info.reducer is not None:
+                    self.done["sums of the last reducer, in time"] = info.reducer.stored
+                    self.done["sums of the last reducer, late"] = info.reducer.late
                 self.problems += leftovers(client)
 
     def _state(self) -> str:
