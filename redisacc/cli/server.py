@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import shlex
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import redis
 
+from redisacc._handles.reducer import Reducer
 from redisacc._text import printable_lines
 from redisacc.embedded import Server
 from redisacc.errors import RedisAccError
@@ -49,7 +52,13 @@ _CHECK_SECONDS = 5.0
     help="Append every change to a file, so that a crash loses at most about two seconds. Rounds of large gradients "
     "take up to twice as long.",
 )
-def server(directory: Path, port: int | None, socket: Path | None, durable: bool) -> None:
+@click.option(
+    "--reduce",
+    is_flag=True,
+    help="Run a reducer beside the server, as `redisacc reduce` does: takers on other machines then fetch one sum "
+    "instead of every worker's gradient.",
+)
+def server(directory: Path, port: int | None, socket: Path | None, durable: bool, reduce: bool) -> None:
     """Run a Redis or Valkey server for accumulators in the foreground.
 
     The server listens on this machine only and never evicts data. Ctrl-C or SIGTERM stops it. Started again with the
@@ -76,7 +85,8 @@ def server(directory: Path, port: int | None, socket: Path | None, durable: bool
     try:
         child.start()
         _announce(child, socket, durable=durable)
-        _watch(child)
+        with _reducing(child) if reduce else contextlib.nullcontext():
+            _watch(child)
     except KeyboardInterrupt:
         # The terminal has just printed ^C.
         click.echo("\nStopping ...")
@@ -87,6 +97,20 @@ def server(directory: Path, port: int | None, socket: Path | None, durable: bool
     else:
         log = printable_lines(child.log_tail())
         raise click.ClickException(f"the server ended unexpectedly; the end of its log:\n{log}")
+
+
+@contextlib.contextmanager
+def _reducing(child: Server) -> Iterator[None]:
+    """Runs a reducer for all accumulators of the server until the block ends."""
+    with Reducer(redis=child.url) as reducer:
+        thread = threading.Thread(target=reducer.run, name="redisacc-reducer", daemon=True)
+        thread.start()
+        click.echo("  reducer  adds up large gradients beside the server")
+        try:
+            yield
+        finally:
+            reducer.close()
+            thread.join(5.0)
 
 
 def _watch(child: Server) -> None:

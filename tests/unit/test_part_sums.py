@@ -145,8 +145,8 @@ class Upload:
 
 def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
     """Returns the parts of the sum of gradients that are cut in the same way, in which a reducer would store it."""
-    cuts = [cut_of(upload.buffered) for upload in uploads]
-    if not cuts or cuts[0] is None or any(cut != cuts[0] for cut in cuts):
+    cuts = [found[1] for upload in uploads if (found := cut_of(upload.buffered)) is not None]
+    if not cuts or len(cuts) < len(uploads) or any(cut != cuts[0] for cut in cuts):
         return []
     total = spec.empty_sum((), where="the test")
     for upload in uploads:
@@ -157,7 +157,7 @@ def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
             sections[piece.section].values.reshape(-1)[piece.first : piece.first + piece.number].tobytes()
             for piece in pieces
         )
-        for pieces in cuts[0][1]
+        for pieces in cuts[0]
     ]
 
 
@@ -334,3 +334,50 @@ def test_a_part_of_the_round_that_is_missing_is_an_error() -> None:
     sums = PartSums(server, KEYS, spec.empty_sum((), where="the test"))  # type: ignore[arg-type]
     with pytest.raises(PartMissingError, match="part:g-0:"):
         sums.complete([upload.at(1)], InlineReader(server, KEYS.current, ()))  # type: ignore[arg-type]
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_only_the_sum_of_the_gradients_of_the_round_is_used(data: st.DataObject) -> None:
+    spec, server = SPECS[data.draw(st.sampled_from(["dense", "both", "wider"]))], Server()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"WORTHWHILE": 0, "ANNOUNCED_BYTES": 0, "SUM_PATIENCE": 0}.items():
+            patch.setattr(part_sums, name, value)
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        uploads = [Upload(number, spec, number, 64) for number in range(4)]
+        required, granted = data.draw(st.integers(1, 3)), data.draw(st.integers(3, 4))
+        # Another reducer, or a forger, may have stored the sum of any gradients in any order and places.
+        stored = data.draw(st.lists(st.permutations(uploads), min_size=1, max_size=3))
+        round_sum = spec.empty_sum((), where="the test")
+        sums = PartSums(server, KEYS, round_sum, bets=required, reliance=Reliance())  # type: ignore[arg-type]
+        inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+        for place, upload in enumerate(uploads):
+            for part in range(len(upload.buffered.lengths)):
+                server.strings[KEYS.part(upload.buffered.id, part)] = upload.bytes_of(part)
+            if data.draw(st.booleans()):
+                sums.announce(upload.at(place), admitted=True)
+        exact = False
+        for chosen in [*stored, uploads] if data.draw(st.booleans()) else stored:
+            digest = digest_of([upload.at(uploads.index(upload)) for upload in chosen[:required]])
+            exact = exact or chosen[:required] == uploads[:required]
+            for number, part in enumerate(sum_parts(spec, chosen[:required])):
+                server.strings[KEYS.sum(digest, number)] = part
+                sums.sum_stored(digest, number)
+        sums.look_ahead(inline, lambda: False)
+        described = [upload.at(place) for place, upload in enumerate(uploads)][:granted]
+        sums.complete(described, inline)
+    wanted = spec.empty_sum((), where="the test")
+    for upload in uploads[:granted]:
+        wanted.add(upload.gradient)
+    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
+        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
+    if exact:
+        dense = {KEYS.part(upload.buffered.id, part) for upload in uploads[:required] for part in dense_parts(upload)}
+        assert dense.isdisjoint(server.fetched)
+
+
+def dense_parts(upload: Upload) -> range:
+    """Returns the numbers of the parts with elements of dense sections."""
+    found = cut_of(upload.buffered)
+    assert found is not None
+    return range(found[0], len(upload.buffered.lengths))
