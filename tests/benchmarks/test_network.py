@@ -316,9 +316,20 @@ def test_encoded_gradients_are_checked_and_send_fewer_bytes(
     assert 1 < (peer.totals()["server_in"] - before) / (gradients * share) < 1.5
 
 
+@pytest.mark.thorough
+def test_a_reducer_runs_beside_the_server(network: Callable[..., Network]) -> None:
+    workload = Workload("reduced", "dense", (1000, 500))
+    peer = PEERS["redisacc-reducer"](network([workload]), "redisacc-reducer")
+    assert peer is not None
+    # The server's process and the reducer's.
+    assert len(peer.server_pids) == 2
+    for _ in range(3):
+        peer.crew.round(workload.name)
+
+
 def test_weights_are_measured_only_where_they_differ(network: Callable[..., Network]) -> None:
     here = network([Workload("tiny-weights", "dense", (5, 3))], "weights")
-    keys = ["redisacc-int8", "redisacc-bfloat16", "bare-reducer", "tensorflow", "gloo"]
+    keys = ["redisacc-reducer", "redisacc-int8", "redisacc-bfloat16", "bare-reducer", "tensorflow", "gloo"]
     # There is no environment with TensorFlow or torch here.
     assert [peer.key for peer in start(here, keys)] == ["redisacc-bfloat16"]
 
