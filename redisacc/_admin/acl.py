@@ -48,7 +48,7 @@ _TAKES = (
 # Commands of the scripts that publish a version and delete earlier ones.
 _PUBLISHES = "hmget hsetnx set rename persist pexpire unlink strlen publish get exists"
 _REDUCES = (
-    "evalsha hget hmget hset hscan get set strlen unlink pexpire publish time info psubscribe punsubscribe "
+    "evalsha exists hget hmget hset hscan get set strlen unlink pexpire publish time info psubscribe punsubscribe "
     "subscribe unsubscribe"
 )
 # Commands by which a worker reads parameters. Only selectors can restrict a role to these for some keys.
