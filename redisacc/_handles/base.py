@@ -535,9 +535,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object) -> G:
         """Returns what a round gets of a gradient, in the form of the result of a take."""
-        reducer = self._spec.reducer(round_shape, where=self._keys.record)
-        reducer.add(self._applier.as_sent(gradient, self._wire_of(wire)))
-        sent: G = self._spec.result(reducer, 1)
+        round_sum = self._spec.empty_sum(round_shape, where=self._keys.record)
+        round_sum.add(self._applier.as_sent(gradient, self._wire_of(wire)))
+        sent: G = self._spec.result(round_sum, 1)
         return sent
 
     def _wire_of(self, wire: object) -> Wire:
