@@ -137,7 +137,8 @@ def run(
 
     Each process finds its place in its environment: REDISACC_ROLE (chief or worker), REDISACC_WORKER_NUMBER,
     REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that dies is started again after a pause, which grows
-    with deaths in quick succession. A worker that ends with exit code 0 has finished. The run ends when the chief has finished.
+    with deaths in quick succession. A worker that ends with exit code 0 has finished. The run ends when the chief has
+    finished.
 
     Each line of the output begins with the name of its process. Ctrl-C stops all processes; a second one kills them.
 
