@@ -4,7 +4,8 @@
 
     RedisAccError
     ├── InvalidArgumentError (ValueError)        an argument is invalid; nothing was changed
-    │   └── SchemaMismatchError                  a shared name was created with another schema
+    │   ├── SchemaMismatchError                  a shared name was created with another schema
+    │   └── NotFiniteError                       with finite=True: a gradient holds NaN or an infinity
     ├── AccumulatorNotFoundError (LookupError)   never created, deleted, or deleted and created again
     ├── ParametersNotFoundError (LookupError)    nothing was published, or it was deleted
     ├── AccumulatorFullError                     the buffered gradients have reached their limit
@@ -48,6 +49,7 @@ __all__ = [
     "InvalidArgumentError",
     "LeaseHeldError",
     "LeaseLostError",
+    "NotFiniteError",
     "NotPermittedError",
     "NotReplicatedError",
     "OutcomeUnknownError",
@@ -97,6 +99,32 @@ class SchemaMismatchError(InvalidArgumentError):
 
     Or a version of parameters has another structure, dtype or shape than the first version.
     """
+
+
+class NotFiniteError(InvalidArgumentError):
+    """A gradient holds NaN or an infinity, and the accumulator was opened with ``finite=True``. Nothing was sent.
+
+    A worker may skip such a step, or repeat it with a smaller scale of its loss.
+
+    Example:
+        >>> import redisacc
+        >>> acc = redisacc.ConditionalAccumulator("float32", [2], finite=True)
+        >>> try:
+        ...     result = acc.apply_grad([1.0, float("nan")])
+        ... except redisacc.NotFiniteError as error:
+        ...     print(error.path, error.index)
+        None (1,)
+
+    Attributes:
+        path: the path of the leaf in a tree; None if the gradient is a single array.
+        index: the first such element: its place in the array or leaf, ``()`` for a scalar. In rows of a sparse one, the
+            first number is the index of the row.
+    """
+
+    def __init__(self, message: str, *, path: str | None, index: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.path = path
+        self.index = index
 
 
 class AccumulatorNotFoundError(RedisAccError, LookupError):
