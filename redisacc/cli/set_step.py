@@ -8,7 +8,7 @@ from redisacc._handles.existing import open_existing
 from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
-from redisacc.cli.output import count_text, echo_json
+from redisacc.cli.output import count_text, echo_json, echo_wrapped
 
 __all__ = ["set_step"]
 
@@ -36,11 +36,8 @@ def set_step(*, name: str, step: int, url: str | None, yes: bool, as_json: bool)
         confirm(f"Lower the step of {printable(name)} from {before} to {step} and accept old gradients again?", yes=yes)
     elif step > before and info.num_accumulated:
         gradients = count_text(info.num_accumulated, "gradient")
-        confirm(
-            f"The round of step {before} has {gradients}, which would count for step {step}. Set the step of "
-            f"{printable(name)} to {step}?",
-            yes=yes,
-        )
+        echo_wrapped(f"the round of step {before} has {gradients}, which would count for step {step}", err=True)
+        confirm(f"Set the step of {printable(name)} to {step}?", yes=yes)
     accumulator.set_global_step(step)
     if as_json:
         echo_json({"before": before, "global_step": step})
