@@ -164,7 +164,8 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         workers: which workers they came from: worker's name → number of gradients in this round. Some of them, if they
             are more than 10,000.
         missing: names of the workers that have applied gradients to the accumulator before but none to this round,
-            the most recently seen first, and at most 100.
+            the most recently seen first, and at most 100. Workers that were last seen 10 minutes ago or longer are
+            gone; only the message names them.
         num_missing: how many such workers there are. An accumulator may remember more than 10,000 sessions; then these
             are the missing ones among the first 10,000. If the round has more than 10,000 workers, nobody is named.
     """
