@@ -89,7 +89,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             are checked in the accumulator's dtype. Costs about as much time as copying the gradient in memory.
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
             up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
-            for 72 more, except for the first. 0 buffers all. None: 2,048, which was measured.
+            for 72 more, except for the first. 0 buffers all. None: 1,280, which was measured.
         buffer_limit: how many bytes the buffered gradients of a round may have together, given at creation. Beyond it,
             clients compact. None: 256 MiB, or what the accumulator was created with.
         once_per_worker: True: a round accepts one gradient of each worker, and drops further ones with the outcome

@@ -34,8 +34,16 @@ LINGER = 5.0
 # How often the thread checks whether anybody still listens, in seconds.
 IDLE_CHECK_INTERVAL = 1.0
 
+# How many bytes of a message are handed out. The longest ones announce gradients of trees.
+LONGEST_MESSAGE = 32 * 1024
+
 # Gets the text of a message, or None if messages may have been missed.
 Listener = Callable[[str | None], None]
+# Gets the channel, too; "" if messages may have been missed.
+PatternListener = Callable[[str, str | None], None]
+
+# The commands that subscribe, and those that end it.
+_ENDS = {"SUBSCRIBE": "UNSUBSCRIBE", "PSUBSCRIBE": "PUNSUBSCRIBE"}
 
 _BROKEN = (*FAULTS, *STUMBLES)
 
@@ -64,8 +72,10 @@ class Alarm:
 
 
 @dataclass
-class _Channel:
-    listeners: list[Listener] = field(default_factory=list)
+class _Subscription:
+    """A channel, or a pattern of channels, that is subscribed to."""
+
+    listeners: list[PatternListener] = field(default_factory=list)
     # Set while the server confirms the subscription.
     confirmed: threading.Event = field(default_factory=threading.Event)
     # When the last listener left.
@@ -80,14 +90,15 @@ class PubSub:
         self._transport = weakref.ref(transport)
         # Guards everything below.
         self._lock = threading.Lock()
-        self._channels: dict[str, _Channel] = {}
+        # By the command that subscribes, and the channel or pattern.
+        self._subscriptions: dict[tuple[str, str], _Subscription] = {}
         self._connection: Any = None
         self._running = False
 
     def hears(self, channel: str) -> bool:
         """Returns whether the channel is already subscribed to, by a listener that has just left."""
         with self._lock:
-            found = self._channels.get(channel)
+            found = self._subscriptions.get(("SUBSCRIBE", channel))
             return found is not None and found.confirmed.is_set()
 
     @contextlib.contextmanager
@@ -97,11 +108,22 @@ class PubSub:
         When the block begins, the server has confirmed the subscription; or it does not answer, which the caller will
         notice.
         """
+        with self._listen("SUBSCRIBE", channel, lambda _, text: listener(text)):
+            yield
+
+    @contextlib.contextmanager
+    def listen_to_pattern(self, pattern: str, listener: PatternListener) -> Iterator[None]:
+        """Does the same for all channels that match a glob pattern of the server."""
+        with self._listen("PSUBSCRIBE", pattern, listener):
+            yield
+
+    @contextlib.contextmanager
+    def _listen(self, command: str, name: str, listener: PatternListener) -> Iterator[None]:
         with self._lock:
-            known = self._channels.get(channel)
+            known = self._subscriptions.get((command, name))
             if known is None:
-                known = self._channels[channel] = _Channel()
-                self._tell("SUBSCRIBE", channel)
+                known = self._subscriptions[command, name] = _Subscription()
+                self._tell(command, name)
             known.listeners.append(listener)
             known.idle_since = math.inf
             if not self._running:
@@ -155,10 +177,11 @@ class PubSub:
         """Unsubscribes from channels that were left long ago. Returns True if none remains: the thread has to end."""
         with self._lock:
             left = time.monotonic() - linger
-            for name in [name for name, channel in self._channels.items() if channel.idle_since < left]:
-                del self._channels[name]
-                self._tell("UNSUBSCRIBE", name)
-            if self._channels:
+            for key in [key for key, known in self._subscriptions.items() if known.idle_since < left]:
+                del self._subscriptions[key]
+                command, name = key
+                self._tell(_ENDS[command], name)
+            if self._subscriptions:
                 return False
             self._running = False
             self._connection = None
@@ -166,33 +189,42 @@ class PubSub:
 
     def _subscribe(self, pooled: Any) -> None:
         with self._lock:
-            for channel in self._channels.values():
-                channel.confirmed.clear()
-            if self._channels:
-                with translated():
-                    pooled.send_command("SUBSCRIBE", *self._channels, check_health=False)
+            for known in self._subscriptions.values():
+                known.confirmed.clear()
+            for command in _ENDS:
+                names = [name for asked, name in self._subscriptions if asked == command]
+                if names:
+                    with translated():
+                        pooled.send_command(command, *names, check_health=False)
             self._connection = pooled
 
     def _hand_out(self, message: object) -> None:
         match message:
             case [b"message", bytes(channel), bytes(text)]:
-                self._call_listeners(channel.decode(errors="replace"), text[:1024].decode(errors="replace"))
-            case [b"subscribe", bytes(channel), _]:
+                self._call_listeners(("SUBSCRIBE", _text(channel)), _text(channel), _text(text[:LONGEST_MESSAGE]))
+            case [b"pmessage", bytes(pattern), bytes(channel), bytes(text)]:
+                self._call_listeners(("PSUBSCRIBE", _text(pattern)), _text(channel), _text(text[:LONGEST_MESSAGE]))
+            case [b"subscribe" | b"psubscribe" as command, bytes(name), _]:
+                key = command.decode().upper(), _text(name)
                 with self._lock:
-                    known = self._channels.get(channel.decode(errors="replace"))
+                    known = self._subscriptions.get(key)
                 # Messages before this moment were missed. Listeners get this before their block begins, and drop it.
-                self._call_listeners(channel.decode(errors="replace"), None)
+                self._call_listeners(key, "", None)
                 if known is not None:
                     known.confirmed.set()
 
-    def _call_listeners(self, channel: str, event: str | None) -> None:
+    def _call_listeners(self, key: tuple[str, str], channel: str, event: str | None) -> None:
         with self._lock:
-            listeners = list(self._channels[channel].listeners) if channel in self._channels else []
+            listeners = list(self._subscriptions[key].listeners) if key in self._subscriptions else []
         for listener in listeners:
             try:
-                listener(event)
+                listener(channel, event)
             except Exception:
-                logger.exception("a listener to %s failed", channel)
+                logger.exception("a listener to %s failed", key[1])
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
 
 
 _pubsubs: weakref.WeakKeyDictionary[Transport, PubSub] = weakref.WeakKeyDictionary()

@@ -27,8 +27,9 @@ from redis.backoff import ExponentialBackoff
 
 from redisacc._redis import fast_socket
 from redisacc._redis.client_libraries import STUMBLES, fault_of, is_cluster, is_of_library, translated
-from redisacc._redis.fast_socket import VALUES, Argument, Arrivals, Command, Connection, PackedCommands
+from redisacc._redis.fast_socket import VALUES, A, Argument, Arrivals, Command, Connection, PackedCommands
 from redisacc._redis.faults import FAULTS, BrokenError, RejectedError, ReplyError, SilentError, reason_of
+from redisacc._redis.lanes import Lanes, fetch_over
 from redisacc._redis.reply_errors import PASSING, refusal_of
 from redisacc._redis.script_loader import Script
 from redisacc._text import shown
@@ -127,7 +128,9 @@ class Transport:
         self.address = _address(client, self._pool)
         self.lost = 0
 
-        weakref.finalize(self, _give_back, self._pool, self._kept).atexit = False
+        self._lanes = Lanes(self._pool, self._get_connection)
+
+        weakref.finalize(self, _give_back, self._pool, self._kept, self._lanes.idle).atexit = False
 
     def __repr__(self) -> str:
         return f"Transport({self.address})"
@@ -220,8 +223,10 @@ class Transport:
             # For the next time. A user who may not load it does without.
             self._exchange([("SCRIPT", "LOAD", hint.script.text)], TIMEOUT)
 
-    def fetch(self, arrivals: Arrivals, *, timeout: float = TIMEOUT) -> None:
+    def fetch(self, arrivals: Arrivals[A], *, timeout: float = TIMEOUT) -> None:
         """GETs strings straight into the memory where they are used.
+
+        If they have several lanes, and the server is on another machine, they arrive over several connections.
 
         Args:
             arrivals: says which, and where to. If it raises, the error passes through and the connection is closed.
@@ -328,17 +333,23 @@ class Transport:
         self._return(connection)
         return answer
 
-    def _fetch_once(self, arrivals: Arrivals, deadline: float) -> None:
+    def _fetch_once(self, arrivals: Arrivals[A], deadline: float) -> None:
         if self._pool is None:
-            while keys := arrivals.wanted():
-                fast_socket.put(self._exchange_by_client([("GET", key) for key in keys]), arrivals)
+            while wanted := arrivals.wanted():
+                fast_socket.put(self._exchange_by_client(fast_socket.get_commands(wanted)), wanted, arrivals)
             return
         connection = self._borrow()
+        more = self._lanes.borrow(connection) if arrivals.lanes > 1 else []
         try:
-            connection.fetch(arrivals, deadline)
+            if more:
+                fetch_over([connection, *more], arrivals, deadline)
+            else:
+                connection.fetch(arrivals, deadline)
         except BaseException as error:
+            self._lanes.spoil(more)
             self._spoil(connection, error)
             raise
+        self._lanes.give_back(more)
         self._return(connection)
 
     # A connection that is in use belongs to one call. Borrowing is not a context manager, which would cost a small
@@ -409,13 +420,14 @@ class Transport:
             pool.release(pooled)
 
 
-def _give_back(pool: Any, kept: list[Connection]) -> None:
-    """Puts the connection that was kept back into the pool, which counts it as in use."""
-    while kept:
-        connection = kept.pop()
-        if connection.pid == os.getpid():
-            connection.release()
-            pool.release(connection.pooled)
+def _give_back(pool: Any, *kept: list[Any]) -> None:
+    """Puts the connections that were kept back into the pool, which counts them as in use."""
+    for connections in kept:
+        while connections:
+            connection = connections.pop()
+            if connection.pid == os.getpid():
+                connection.release()
+                pool.release(connection.pooled)
 
 
 def _getter(pool: Any) -> Callable[[], Any]:

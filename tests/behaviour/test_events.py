@@ -65,9 +65,9 @@ def test_a_subscription_that_is_new_is_no_gap(open_dense, monkeypatch):
     pubsub = pubsub_of(acc._transport)
     call = pubsub._call_listeners
 
-    def late(channel, event):
+    def late(*given):
         time.sleep(0.05)
-        call(channel, event)
+        call(*given)
 
     monkeypatch.setattr(pubsub, "_call_listeners", late)
     with acc.events() as events:
@@ -154,7 +154,7 @@ def test_a_reader_of_events_outlasts_a_server_that_does_not_answer(open_dense, m
 def test_a_forgotten_iterator_stops_listening(open_dense):
     acc = open_dense("float32", [1], "w")
     events = acc.events()
-    channel = pubsub_of(acc._transport)._channels["redisacc:{w}:events"]
+    channel = pubsub_of(acc._transport)._subscriptions["SUBSCRIBE", "redisacc:{w}:events"]
     assert len(channel.listeners) == 1
     gone = weakref.ref(events)
     del events

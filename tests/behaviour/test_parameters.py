@@ -357,7 +357,7 @@ class Bytes:
             return run(transport, *args, before=before, **options)
 
         def count_fetch(transport, arrivals, **options):
-            self.got += sum(len(place) for _, place in arrivals._awaited)
+            self.got += sum(len(part.place) for part in arrivals._awaited)
             return fetch(transport, arrivals, **options)
 
         def count_pipeline(transport, commands, **options):
