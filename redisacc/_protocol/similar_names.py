@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from redisacc._format.keys import NAMES
-from redisacc._redis.item_scan import scan_items
+from redisacc._redis.item_scan import scan_members
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import RedisAccError
@@ -18,7 +18,7 @@ SUGGESTED = 3
 def suggestion(transport: Transport, name: str) -> str:
     """Returns a clause that names similar accumulators, such as ``; similar names: 'words'``, or nothing."""
     try:
-        names = scan_items(transport, "SSCAN", NAMES, most=COMPARED)
+        names = scan_members(transport, NAMES, most=COMPARED)
     except RedisAccError:
         # For example, because this user may not list names. The message is good enough without.
         return ""

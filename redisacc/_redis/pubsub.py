@@ -1,4 +1,8 @@
-"""Pub/sub: one connection per process and server, read by one thread.
+"""Pub/sub: one connection per process and server, read by one thread. In a cluster, one for each slot.
+
+The channels of an accumulator are in its slot, and from version 7 on, messages go only to the node that owns the slot
+(SSUBSCRIBE). If the slot moves, that node ends the subscription, or its connection breaks. In both cases the thread
+connects to the owner, subscribes again, and lets all listeners check at once.
 
 A message is a hint, never a fact: a waiting take polls after every message, after every reconnect, and once a second
 anyway, so a lost message costs time and nothing else.
@@ -19,8 +23,9 @@ from typing import Any
 
 from redisacc._redis.client_libraries import STUMBLES, translated
 from redisacc._redis.fast_socket import connection_of
-from redisacc._redis.faults import FAULTS
+from redisacc._redis.faults import FAULTS, SlotMovedError
 from redisacc._redis.transport import Transport
+from redisacc.errors import ServerError
 
 logger = logging.getLogger("redisacc")
 
@@ -73,7 +78,7 @@ class _Channel:
 
 
 class PubSub:
-    """The pub/sub connection to one server. Its thread runs while anybody listens, and for some seconds after."""
+    """A pub/sub connection to one server. Its thread runs while anybody listens, and for some seconds after."""
 
     def __init__(self, transport: Transport) -> None:
         # Weak, because the transport is the key by which this object is found. Listeners hold the transport.
@@ -83,6 +88,8 @@ class PubSub:
         self._channels: dict[str, _Channel] = {}
         self._connection: Any = None
         self._running = False
+        # What the commands and messages of channels begin with: "S" if they belong to slots.
+        self._prefix = ""
 
     def hears(self, channel: str) -> bool:
         """Returns whether the channel is already subscribed to, by a listener that has just left."""
@@ -101,7 +108,7 @@ class PubSub:
             known = self._channels.get(channel)
             if known is None:
                 known = self._channels[channel] = _Channel()
-                self._tell("SUBSCRIBE", channel)
+                self._tell(f"{self._prefix}SUBSCRIBE", channel)
             known.listeners.append(listener)
             known.idle_since = math.inf
             if not self._running:
@@ -126,11 +133,12 @@ class PubSub:
         linger = LINGER
         while not self._done(linger) and (transport := self._transport()) is not None:
             try:
-                with transport.subscriber() as pooled:
+                prefix, channel = "S" if transport.has_sharded_channels() else "", self._any_channel()
+                with transport.subscriber(channel) as pooled:
                     linger = LINGER
                     connection = connection_of(pooled, IDLE_CHECK_INTERVAL)
                     try:
-                        self._subscribe(pooled)
+                        self._subscribe(pooled, prefix)
                         # Not after every message: the threads that it wakes can run only when this one pauses.
                         next_look = time.monotonic() + IDLE_CHECK_INTERVAL
                         while True:
@@ -145,10 +153,12 @@ class PubSub:
                         with self._lock:
                             if self._connection is pooled:
                                 self._connection = None
-            except _BROKEN as error:
+            except (*_BROKEN, ServerError) as error:
                 logger.debug("no messages from %s: %s", transport.address, error)
                 # A channel without listeners need not be subscribed to again.
                 linger = 0.0
+                if isinstance(error, SlotMovedError):
+                    continue
                 threading.Event().wait(RECONNECT_PAUSE)
 
     def _done(self, linger: float) -> bool:
@@ -157,27 +167,37 @@ class PubSub:
             left = time.monotonic() - linger
             for name in [name for name, channel in self._channels.items() if channel.idle_since < left]:
                 del self._channels[name]
-                self._tell("UNSUBSCRIBE", name)
+                self._tell(f"{self._prefix}UNSUBSCRIBE", name)
             if self._channels:
                 return False
             self._running = False
             self._connection = None
             return True
 
-    def _subscribe(self, pooled: Any) -> None:
+    def _any_channel(self) -> str:
         with self._lock:
+            return next(iter(self._channels))
+
+    def _subscribe(self, pooled: Any, prefix: str) -> None:
+        with self._lock:
+            self._prefix = prefix
             for channel in self._channels.values():
                 channel.confirmed.clear()
             if self._channels:
                 with translated():
-                    pooled.send_command("SUBSCRIBE", *self._channels, check_health=False)
+                    pooled.send_command(f"{self._prefix}SUBSCRIBE", *self._channels, check_health=False)
             self._connection = pooled
 
     def _hand_out(self, message: object) -> None:
         match message:
-            case [b"message", bytes(channel), bytes(text)]:
+            case [b"message" | b"smessage", bytes(channel), bytes(text)]:
                 self._call_listeners(channel.decode(errors="replace"), text[:1024].decode(errors="replace"))
-            case [b"subscribe", bytes(channel), _]:
+            case [b"sunsubscribe", bytes(channel), _]:
+                with self._lock:
+                    wanted = channel.decode(errors="replace") in self._channels
+                if wanted:
+                    raise SlotMovedError("the slot of the channel has moved to another node")
+            case [b"subscribe" | b"ssubscribe", bytes(channel), _]:
                 with self._lock:
                     known = self._channels.get(channel.decode(errors="replace"))
                 # Messages before this moment were missed. Listeners get this before their block begins, and drop it.
@@ -195,16 +215,18 @@ class PubSub:
                 logger.exception("a listener to %s failed", channel)
 
 
-_pubsubs: weakref.WeakKeyDictionary[Transport, PubSub] = weakref.WeakKeyDictionary()
+_pubsubs: weakref.WeakKeyDictionary[Transport, dict[int | None, PubSub]] = weakref.WeakKeyDictionary()
 _pubsubs_lock = threading.Lock()
 
 
-def pubsub_of(transport: Transport) -> PubSub:
-    """Returns the pub/sub connection of a transport, the same for the whole process."""
+def pubsub_of(transport: Transport, channel: str) -> PubSub:
+    """Returns the pub/sub connection for a channel, the same for the whole process and for channels of one slot."""
+    place = transport.place_of(channel)
     with _pubsubs_lock:
-        pubsub = _pubsubs.get(transport)
+        of_transport = _pubsubs.setdefault(transport, {})
+        pubsub = of_transport.get(place)
         if pubsub is None:
-            pubsub = _pubsubs[transport] = PubSub(transport)
+            pubsub = of_transport[place] = PubSub(transport)
         return pubsub
 
 

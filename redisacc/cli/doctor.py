@@ -270,7 +270,7 @@ def _trial(transport: Transport) -> Finding:
     step = "creating an accumulator"
     try:
         with ConditionalAccumulator(
-            np.float32, [2], name="doctor", redis=transport.client, worker="doctor", in_place_limit=0
+            np.float32, [2], name="doctor", redis=transport.where, worker="doctor", in_place_limit=0
         ) as accumulator:
             step = "listening to events"
             with accumulator.events(timeout=5.0) as events:

@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import redis
 
-from redisacc.embedded.addresses import TCPAddress
 from redisacc.embedded.cluster_node import BUS_OFFSET, ClusterNode
 from redisacc.errors import InvalidArgumentError, ServerError
 

@@ -9,9 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import redis
-
-from redisacc.embedded.addresses import Address, TCPAddress, free_port
+from redisacc.embedded.addresses import TCPAddress, free_port
 from redisacc.embedded.server import Server
 from redisacc.errors import ServerError
 
@@ -50,7 +48,7 @@ class ClusterNode(Server):
                 return TCPAddress(port)
         raise ServerError(f"no free TCP port was found on 127.0.0.1 whose number plus {BUS_OFFSET} is free as well")
 
-    def _options(self, address: Address) -> list[str]:
+    def _options(self) -> list[str]:
         options = ["--cluster-enabled", "yes", "--cluster-config-file", _CONFIGURATION]
         options += ["--cluster-node-timeout", str(self._node_timeout_ms), "--cluster-announce-ip", "127.0.0.1"]
         # Otherwise a master waits five seconds for more replicas before it sends its data to one.

@@ -141,7 +141,7 @@ class Server:
         """Returns an address that nobody uses at this moment."""
         return TCPAddress(free_port())
 
-    def _options(self, address: Address) -> list[str]:
+    def _options(self) -> list[str]:
         """Returns further arguments of the server program."""
         return []
 
@@ -157,7 +157,7 @@ class Server:
                 on_failure.callback(directory.remove_if_temporary)
                 directory.check_readable_by(program)
                 self._prepare(directory.path)
-                child = ServerProcess(program, directory, address, self._persistence, self._options(address))
+                child = ServerProcess(program, directory, address, self._persistence, self._options())
             except OSError as error:
                 raise ServerError(f"cannot start {program.path}: {error}") from error
             on_failure.callback(child.end)

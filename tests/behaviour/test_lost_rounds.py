@@ -180,13 +180,13 @@ def test_every_way_of_taking_says_it(open_sparse, before_acknowledging, server):
             assert found.gradient.indices.tolist() == [4]
 
     raw = raw_ops.SparseConditionalAccumulator(
-        dtype="float32", shape=[9, 1], shared_name="lost", redis=other._transport.client
+        dtype="float32", shape=[9, 1], shared_name="lost", redis=other._transport.where
     )
     for take in (
         acc.take_grad,
         acc.take_indexed_slices_grad,
         lambda number: raw_ops.SparseAccumulatorTakeGradient(
-            handle=raw, num_required=number, dtype="float32", redis=other._transport.client
+            handle=raw, num_required=number, dtype="float32", redis=other._transport.where
         ),
     ):
         acc.apply_grad([4], [[2.0]], local_step=acc.global_step())
