@@ -278,7 +278,7 @@ def test_an_acknowledgement_whose_reply_was_lost_is_none_of_this(chief, monkeypa
 
     def twice(self, **options):
         assert acknowledge(self, **options)
-        chief._transport.lost += 1
+        chief._transport._losses.count += 1
         return acknowledge(self, **options)
 
     monkeypatch.setattr(Scripts, "acknowledge", twice)
@@ -289,7 +289,7 @@ def test_an_acknowledgement_whose_reply_was_lost_is_none_of_this(chief, monkeypa
 
 def test_a_lost_copy_is_no_reason_to_keep_a_round_that_was_recovered(chief, heir, before_acknowledging):
     def recover():
-        chief._transport.lost += 1
+        chief._transport._losses.count += 1
         recovers(heir)
 
     before_acknowledging(recover)
@@ -300,7 +300,7 @@ def test_a_lost_copy_is_no_reason_to_keep_a_round_that_was_recovered(chief, heir
 
 def test_a_deletion_after_a_lost_copy_is_said_in_the_log(chief, before_acknowledging, caplog):
     def delete():
-        chief._transport.lost += 1
+        chief._transport._losses.count += 1
         chief.delete()
 
     before_acknowledging(delete)

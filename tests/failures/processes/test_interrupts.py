@@ -208,7 +208,7 @@ def test_refused_gradients_are_not_counted(acc):
 @pytest.mark.usual_storages("in_place")
 def test_an_interrupted_retry_is_counted_once(acc, monkeypatch):
     def silent(self, *arguments, **options):
-        self._transport.lost += 1
+        self._transport._losses.count += 1
         raise redisacc.ServerUnavailableError("silent")
 
     def interrupted(send):
