@@ -74,6 +74,7 @@ def test_clients_with_all_kinds_of_options(server, options, limit):
     assert client.keys() == []
 
 
+@pytest.mark.single_server
 def test_a_client_of_a_pool(real_server):
     pool = redis.BlockingConnectionPool.from_url(real_server.url, max_connections=3, timeout=5)
     with redis.Redis(connection_pool=pool) as client:
@@ -81,6 +82,7 @@ def test_a_client_of_a_pool(real_server):
     pool.disconnect()
 
 
+@pytest.mark.single_server
 def test_a_client_whose_pool_is_exhausted(real_server, monkeypatch):
     # Two: one to work with, one to listen on.
     client = real_server.client(max_connections=2)
@@ -170,6 +172,7 @@ def test_a_connection_whose_handshake_was_cut_short_is_not_used(real_server, rea
     pool.disconnect()
 
 
+@pytest.mark.single_server
 @pytest.mark.every_server
 def test_a_password(real_server):
     admin = real_server.client()
