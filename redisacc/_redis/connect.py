@@ -65,9 +65,7 @@ def connect(where: object) -> Transport:
         kind = type(where)
         accepted, name = instead_of(where), f"{kind.__module__}.{kind.__qualname__:.100}"
         remedy = "" if accepted is None else f". That is for asyncio, and redisacc blocks: give it a {accepted}"
-        raise InvalidArgumentError(
-            f"redis must be None, a URL or a client ({ACCEPTED}), not {name}{remedy}"
-        )
+        raise InvalidArgumentError(f"redis must be None, a URL or a client ({ACCEPTED}), not {name}{remedy}")
     with _lock:
         transport = _transports.get(key)
         if transport is None:

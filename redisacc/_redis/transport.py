@@ -29,7 +29,7 @@ from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentErro
 from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.reply_errors import PASSING, refusal_of
 from redisacc._redis.script_loader import Script
-from redisacc._redis.slot_map import key_slot
+from redisacc._redis.slot_map import SlotMap, key_slot
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerUnavailableError
 
@@ -278,6 +278,11 @@ class Transport:
         So it is in clusters from version 7. In others, every node gets every message, and blocks for none of them.
         """
         return self.cluster is not None and self._shards(TIMEOUT)
+
+    def slot_map(self, *, timeout: float = TIMEOUT) -> SlotMap:
+        """Returns the owners of a cluster's slots at this moment."""
+        assert self.cluster is not None, "a single server has no slots"
+        return self._persist(self.cluster.slot_map, timeout)
 
     def place_of(self, channel: str) -> int | None:
         """Returns what channels must have in common if one connection is to listen to them: the slot in a cluster."""

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import redis
 
-from redisacc.embedded.cluster_node import BUS_OFFSET, ClusterNode
+from redisacc.embedded.cluster_node import BUS_OFFSET, CONFIGURATION, ClusterNode
 from redisacc.errors import InvalidArgumentError, ServerError
 
 __all__ = ["Cluster"]
@@ -102,6 +102,7 @@ class Cluster:
             ServerError: a node could not be started, for one of the reasons that `Server.start` lists, or the nodes
                 did not agree in time. No process is left running.
         """
+        self._check_directory()
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.stop)
             for node in self._nodes:
@@ -112,6 +113,17 @@ class Cluster:
             except redis.RedisError as error:
                 raise ServerError(f"a node of the cluster does not do what makes it one: {error}") from error
             on_failure.pop_all()
+
+    def _check_directory(self) -> None:
+        """Raises ServerError if the directory holds a cluster of another size, whose slots would be missing."""
+        if self._directory is None:
+            return
+        found = len(list(self._directory.glob(f"node-*/{CONFIGURATION}")))
+        if found not in (0, len(self._nodes)):
+            raise ServerError(
+                f"{self._directory} holds the data of a cluster of {found} nodes, not {len(self._nodes)}: choose the "
+                "same numbers of masters and replicas, or another directory"
+            )
 
     def _form(self, deadline: float) -> None:
         """Makes the nodes one cluster, unless an earlier run has done so."""
@@ -131,6 +143,8 @@ class Cluster:
             if "slave" not in _own_flags(node) and not _owns_slots(node):
                 _replicate(node, masters[number % self._masters], deadline)
         self._await(deadline, "report that the cluster is complete", _is_complete)
+        expected = self._masters * self._replicas
+        self._await(deadline, "know all replicas", lambda node: _known_replicas(node) >= expected)
 
     def _await(self, deadline: float, what: str, is_done: Callable[[ClusterNode], bool]) -> None:
         """Blocks until all nodes satisfy a condition.
@@ -259,6 +273,13 @@ def _knows(node: ClusterNode, number: int) -> bool:
     """Returns whether a node knows so many nodes, none of which it is still greeting."""
     lines = node.ask("CLUSTER", "NODES").splitlines()
     return len(lines) == number and not any("handshake" in line or "noaddr" in line for line in lines)
+
+
+def _known_replicas(node: ClusterNode) -> int:
+    """Returns how many replicas a node knows, which it tells clients as well."""
+    return len(
+        {tuple(map(str, replica)) for _, _, _, *replicas in node.ask("CLUSTER", "SLOTS") for replica in replicas}
+    )
 
 
 def _replicate(node: ClusterNode, master: ClusterNode, deadline: float) -> None:

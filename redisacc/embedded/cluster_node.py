@@ -13,12 +13,13 @@ from redisacc.embedded.addresses import TCPAddress, free_port
 from redisacc.embedded.server import Server
 from redisacc.errors import ServerError
 
-__all__ = ["BUS_OFFSET", "ClusterNode"]
+__all__ = ["BUS_OFFSET", "CONFIGURATION", "ClusterNode"]
 
 # By default a node's cluster bus has the port of its clients plus this. Redis 6.2 knows no other way.
 BUS_OFFSET = 10_000
 
-_CONFIGURATION = "nodes.conf"
+# The file in which a node keeps what it knows about the cluster.
+CONFIGURATION = "nodes.conf"
 
 
 class ClusterNode(Server):
@@ -49,15 +50,17 @@ class ClusterNode(Server):
         raise ServerError(f"no free TCP port was found on 127.0.0.1 whose number plus {BUS_OFFSET} is free as well")
 
     def _options(self) -> list[str]:
-        options = ["--cluster-enabled", "yes", "--cluster-config-file", _CONFIGURATION]
+        options = ["--cluster-enabled", "yes", "--cluster-config-file", CONFIGURATION]
         options += ["--cluster-node-timeout", str(self._node_timeout_ms), "--cluster-announce-ip", "127.0.0.1"]
         # Otherwise a master waits five seconds for more replicas before it sends its data to one.
         options += ["--repl-diskless-sync-delay", "0"]
+        # Nodes list a replica once it has received something: by default, up to ten seconds after it is in step.
+        options += ["--repl-ping-replica-period", "1"]
         # A promoted replica is better than none, however much it lags: what it lost is reported as lost.
         return [*options, "--cluster-replica-validity-factor", "0"]
 
     def _prepare(self, directory: Path) -> None:
-        configuration = directory / _CONFIGURATION
+        configuration = directory / CONFIGURATION
         if self._configuration and not configuration.exists():
             configuration.write_bytes(self._configuration)
 
@@ -73,7 +76,7 @@ class ClusterNode(Server):
         if not child.owned or not child.alive():
             return
         with contextlib.suppress(OSError):
-            self._configuration = (self.dir / _CONFIGURATION).read_bytes()
+            self._configuration = (self.dir / CONFIGURATION).read_bytes()
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.server_pid, signal.SIGKILL)
         child.supervisor.wait()
