@@ -194,9 +194,10 @@ class Cluster:
         for node in self._nodes:
             with contextlib.suppress(redis.RedisError, ServerError):
                 slot = int(node.ask("CLUSTER", "KEYSLOT", key))
+                # Each node knows best what it owns itself.
                 for start, end, master, *_ in node.ask("CLUSTER", "SLOTS"):
-                    if start <= slot <= end:
-                        return next(found for found in self._nodes if _port(found) == master[1])
+                    if start <= slot <= end and master[1] == _port(node):
+                        return node
         raise ServerError(f"no node owns the slot of the key {key!r}")
 
     def add_master(self, timeout: float = 30.0) -> ClusterNode:
