@@ -165,11 +165,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         }
         self._where = picklable_where(redis)
         self._transport = connect(redis)
-        if min_replicas and not self._transport.keeps_together:
-            raise InvalidArgumentError(
-                f"min_replicas must be 0 with a {type(redis).__name__}, not {min_replicas}: it sends WAIT to a node of "
-                "its own choice, whose answer says nothing about the accumulator's replicas"
-            )
         self._keys = Keys(shared_name or private_leases.new_name())
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{self._name} ({self._keys.name})"
@@ -188,10 +183,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
             incarnation=self._reopens,
         )
-        warn_if_evicting(self._transport)
+        warn_if_evicting(self._transport, self._keys.record)
         if min_replicas:
             # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
-            self._transport.call("WAIT", 0, 1)
+            self._transport.call("WAIT", 0, 1, beside=self._keys.record)
         self._scripts.incarnation = opened.incarnation
         self._spec = spec = dataclasses.replace(spec, chunk=opened.chunk)
         self._records = RecordReader(self._transport, self._keys, opened.incarnation, self._lifetime)

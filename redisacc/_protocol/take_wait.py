@@ -59,7 +59,7 @@ def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list
     started = time.monotonic()
     unregister = lifetime.register(pending.alarm)
     try:
-        pubsub = pubsub_of(pending.transport)
+        pubsub = pubsub_of(pending.transport, pending.keys.wake)
         granted = None
         if pending.deadline <= started or not pubsub.hears(pending.keys.wake):
             # In most cases enough gradients are there already, and there is nothing to listen for.

@@ -128,5 +128,5 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
 
 
 def refuse_after_a_loss(scripts: Scripts, *_: Any, **__: Any) -> None:
-    scripts._transport.lost += 1
+    scripts._transport._losses.count += 1
     raise redisacc.InvalidArgumentError("refused")
