@@ -129,7 +129,7 @@ def rules(
     keys = _keys(given, Keys(pattern))
     parameters = ParameterKeys(pattern)
     of = Keys(pattern)
-    channels = [of.events, of.wake, of.staging, parameters.events]
+    channels = [of.events, of.wake, parameters.events]
     reads = [parameters.record, f"{parameters.record}:object:*"] if given.applies else []
     selected = [_selector(_READS_PARAMETERS, reads)] if selectors and reads else []
     if not selectors:

@@ -21,7 +21,7 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from redisacc._redis.client_libraries import is_cluster
-from redisacc._redis.fast_socket import VALUES, Arrivals, Command, fetch_together
+from redisacc._redis.fast_socket import VALUES, A, Arrivals, Command, fetch_together
 from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError, SlotMovedError, reason_of
 from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.reply_errors import REDIRECTIONS
@@ -118,12 +118,12 @@ class Cluster:
                 found[node.address] = node.exchange(commands, _soon(deadline))
         return found
 
-    def fetch(self, arrivals: Arrivals, deadline: float) -> None:
+    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
         """GETs strings of one slot straight into the memory where they are used."""
-        keys = arrivals.wanted()
-        if not keys:
+        wanted = arrivals.wanted()
+        if not wanted:
             return
-        node = self._owner(key_slot(keys[0]), deadline)
+        node = self._owner(key_slot(wanted[0].key), deadline)
         try:
             with self._failures_noted(node):
                 node.fetch(arrivals, _soon(deadline))

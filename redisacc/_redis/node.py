@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from redisacc._redis import fast_socket
 from redisacc._redis.client_libraries import STUMBLES, fault_of, is_of_library, translated
-from redisacc._redis.fast_socket import VALUES, Arrivals, Command, Connection
+from redisacc._redis.fast_socket import VALUES, A, Arrivals, Command, Connection
 from redisacc._redis.faults import FAULTS, BrokenError, ReplyError
+from redisacc._redis.lanes import Lanes, fetch_over
 from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
 from redisacc.errors import RedisAccError
 
@@ -54,7 +55,9 @@ class Node:
         self.address = address or _address(pool)
         self.reached = False
 
-        weakref.finalize(self, _give_back, pool, self._kept).atexit = False
+        self._lanes = Lanes(pool, self._get_connection)
+
+        weakref.finalize(self, _give_back, pool, self._kept, self._lanes.idle).atexit = False
 
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         """Sends commands over one connection and returns their replies, which may be errors.
@@ -127,14 +130,20 @@ class Node:
         """Does the same for commands without a key. Returns one answer, because it is one server."""
         return [self.converse("", talk, timeout, deadline)]
 
-    def fetch(self, arrivals: Arrivals, deadline: float) -> None:
-        """GETs strings straight into the memory where they are used, over one connection."""
+    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
+        """GETs strings straight into the memory where they are used, over one connection or several."""
         connection = self._borrow()
+        more = self._lanes.borrow(connection) if arrivals.lanes > 1 else []
         try:
-            connection.fetch(arrivals, deadline)
+            if more:
+                fetch_over([connection, *more], arrivals, deadline)
+            else:
+                connection.fetch(arrivals, deadline)
         except BaseException as error:
+            self._lanes.spoil(more)
             self._spoil(connection, error)
             raise
+        self._lanes.give_back(more)
         self._return(connection)
 
     @contextlib.contextmanager
@@ -191,13 +200,14 @@ class Node:
             raise BrokenError("another thread closed the connection") from error
 
 
-def _give_back(pool: Any, kept: list[Connection]) -> None:
-    """Puts the connection that was kept back into the pool, which counts it as in use."""
-    while kept:
-        connection = kept.pop()
-        if connection.pid == os.getpid():
-            connection.release()
-            pool.release(connection.pooled)
+def _give_back(pool: Any, *kept: list[Any]) -> None:
+    """Puts the connections that were kept back into the pool, which counts them as in use."""
+    for connections in kept:
+        while connections:
+            connection = connections.pop()
+            if connection.pid == os.getpid():
+                connection.release()
+                pool.release(connection.pooled)
 
 
 def _getter(pool: Any) -> Callable[[], Any]:

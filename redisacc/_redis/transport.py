@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from redis.backoff import ExponentialBackoff
 
 from redisacc._redis.cluster import Cluster, UnreachableNodeError, cluster_of
-from redisacc._redis.fast_socket import VALUES, Argument, Arrivals, Command, PackedCommands
+from redisacc._redis.fast_socket import VALUES, A, Argument, Arrivals, Command, PackedCommands
 from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentError, reason_of
 from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.reply_errors import PASSING, refusal_of
@@ -246,8 +246,10 @@ class Transport:
             # For the next time. A user who may not load it does without.
             self._exchange([("SCRIPT", "LOAD", hint.script.text)], TIMEOUT, beside=str(hint[3]))
 
-    def fetch(self, arrivals: Arrivals, *, timeout: float = TIMEOUT) -> None:
+    def fetch(self, arrivals: Arrivals[A], *, timeout: float = TIMEOUT) -> None:
         """GETs strings straight into the memory where they are used.
+
+        If they have several lanes, and the server is on another machine, they arrive over several connections.
 
         Args:
             arrivals: says which, and where to. If it raises, the error passes through and the connection is closed.

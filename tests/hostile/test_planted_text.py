@@ -128,18 +128,18 @@ def call(operation, where):
         assert raw_text("".join(traceback.format_exception(failure))) == [], where
 
 
-def selected(request, places):
+def selected(everything, places):
     """Every text in every place with --all; otherwise each place with one text, so that all texts have their turn."""
     texts = list(TEXTS.items())
     for number, place in enumerate(places):
-        some = texts if request.config.getoption("--all") else [texts[number % len(texts)]]
+        some = texts if everything else [texts[number % len(texts)]]
         for name, text in some:
             yield place, text, f"{name} as {place.how} of {place.key!r} {place.field!r}"
 
 
-def test_operations(request, planted, real_client, caplog):
+def test_operations(everything, planted, real_client, caplog):
     caplog.set_level(logging.DEBUG, "redisacc")
-    for place, text, where in selected(request, list(planted.places())):
+    for place, text, where in selected(everything, list(planted.places())):
         planted.restore()
         place.plant(real_client, text)
         # The others are read by no other code than without a training.
@@ -161,12 +161,12 @@ def run(words, url):
     return result
 
 
-def test_commands_in_a_pipe(request, planted, real_client, real_server):
-    for number, (place, text, where) in enumerate(selected(request, list(planted.places())[::-1])):
+def test_commands_in_a_pipe(everything, planted, real_client, real_server):
+    for number, (place, text, where) in enumerate(selected(everything, list(planted.places())[::-1])):
         planted.restore()
         place.plant(real_client, text)
         # Commands differ less than places do: in `make test`, every place gets a few of them.
-        commands = COMMANDS if request.config.getoption("--all") else COMMANDS[number % 4 :: 4]
+        commands = COMMANDS if everything else COMMANDS[number % 8 :: 8]
         for words in commands:
             found = run(words, real_server.url)
             assert raw_text(found.stdout_bytes) == [], (words, where)

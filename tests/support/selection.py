@@ -1,9 +1,12 @@
 """Which tests belong to `make test`, and which to `make test-all` (the option --all) only.
 
+The option --rest is for a run after `make test`: it runs only what --all adds, which is less than --all.
+
 A test that takes a server has a case for each server family it can run on. `make test` runs it on the fake server and
 on Valkey. The marker `every_server` adds the other families, if need be with some of the test's parameters only. The
 marker `one_server` is for tests in which the server plays no role. The marker `thorough` leaves a test, or some of its
-parameters, to `make test-all`. Servers that are named with --servers are all used, whatever the markers say.
+parameters, to `make test-all`. A test that tries more places or examples with --all takes the fixture `everything`,
+which says so; --rest repeats it. Servers that are named with --servers are all used, whatever the markers say.
 
 What is left out is deselected, never skipped, so the summary line counts it.
 """
@@ -69,6 +72,7 @@ def add_options(parser: pytest.Parser) -> None:
         "as in: valkey-py,tls; or all. A prefix turn: gives each test one of them in turn, as in: turn:valkey-py",
     )
     group.addoption("--all", action="store_true", help="every test on every server, with all of its parameters")
+    group.addoption("--rest", action="store_true", help="what --all adds to a run without it")
     group.addoption(
         "--long", action="store_true", default=os.environ.get("REDISACC_LONG") == "1", help="search for longer"
     )
@@ -99,6 +103,11 @@ def configure(config: pytest.Config) -> None:
 
 # Servers that were chosen and that this machine does not have, and why.
 MISSING = pytest.StashKey[dict[str, str]]()
+
+
+def everything(config: pytest.Config) -> bool:
+    """Returns whether tests try everything they can, and not only what `make test` has time for."""
+    return bool(config.getoption("--all") or config.getoption("--rest"))
 
 
 def chosen(config: pytest.Config) -> list[str]:
@@ -206,12 +215,15 @@ def _is_representative(item: pytest.Item) -> bool:
 
 def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Removes from the collected tests those without a server, and those that are not part of this run."""
-    everything = config.getoption("--all")
+    rest = config.getoption("--rest")
 
     def runs(item: pytest.Item) -> bool:
         if item.get_closest_marker(_NOWHERE) or not _can_run(item):
             return False
-        return everything or (item.get_closest_marker("thorough") is None and _is_representative(item))
+        usual = item.get_closest_marker("thorough") is None and _is_representative(item)
+        if rest:
+            return not usual or "everything" in item.fixturenames  # type: ignore[attr-defined]
+        return usual or everything(config)
 
     left = [item for item in items if runs(item)]
     if len(left) < len(items):

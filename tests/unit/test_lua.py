@@ -52,6 +52,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     ),
     "delete": lambda s: s.delete(finish=True),
     "delete_parameters": lambda s: s.delete_parameters(incarnation="x", finish=True),
+    "forget_worker": lambda s: s.forget_worker(session="0-1", worker="w"),
     "leave": lambda s: s.leave(token="TOKEN"),
     "open": lambda s: s.open(
         incarnation="x",
@@ -315,7 +316,7 @@ def test_names_are_bound_in_the_order_of_the_header() -> None:
     bound, in_keys, in_args = script.bind(keys=dict(reversed(keys.items())), args=dict(reversed(args.items())))
     assert bound is script
     assert [*in_keys] == [*list(keys.values())[:5], "s0", "s1", "p0", "p1"]
-    assert [*in_args] == [*list(args.values())[:11], "2 0 2 0 2 1", 3, 4, "r"]
+    assert [*in_args] == [*list(args.values())[:12], "2 0 2 0 2 1", 3, 4, "r"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).with_name("interrupted_worker.py")
     ("limit", "size"), [(2048, 4), (0, 4), (0, 20_000)], ids=["in_place", "buffered_inline", "buffered_parts"]
 )
 def test_after_any_interrupt_the_caller_knows_what_was_counted(
-    real_server, open_dense, background, request, limit, size
+    real_server, open_dense, background, everything, limit, size
 ):
     acc = open_dense("float32", [size], "interrupted")
     draws = random.Random(size + limit)
@@ -38,7 +38,7 @@ def test_after_any_interrupt_the_caller_knows_what_was_counted(
     ) as worker:
         try:
             unreturned = 0
-            for _ in range(150 if request.config.getoption("--all") else 15):
+            for _ in range(150 if everything else 15):
                 print(file=worker.stdin, flush=True)
                 assert worker.stdout.readline() == "go\n"
                 time.sleep(draws.uniform(0, 0.004))
