@@ -375,10 +375,11 @@ def cluster_of(client: Any) -> Cluster | None:
     if not is_cluster(client):
         return None
     manager = client.nodes_manager
+    # valkey-py has another name for it.
+    make_node = getattr(manager, "create_redis_node", None) or manager.create_valkey_node
 
     def pool_at(address: Address) -> Any:
-        node = manager.create_redis_node(address.host, address.port, **manager.connection_kwargs)
-        return node.connection_pool
+        return make_node(address.host, address.port, **manager.connection_kwargs).connection_pool
 
     def remap(address: Address) -> Address:
         return Address(*manager.remap_host_port(*address))

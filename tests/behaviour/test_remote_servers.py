@@ -7,7 +7,10 @@ import os
 import numpy as np
 import pytest
 
-from redisacc._redis import lanes, transport
+from redisacc._redis import lanes, node
+
+# The connections of a node of a cluster are the same, but are found elsewhere.
+pytestmark = pytest.mark.single_server
 
 ELEMENTS = 400_000
 
@@ -23,7 +26,7 @@ def fetched_over(monkeypatch):
         fetch_over(connections, *given)
 
     monkeypatch.setattr(lanes, "is_remote", lambda _: True)
-    monkeypatch.setattr(transport, "fetch_over", noting)
+    monkeypatch.setattr(node, "fetch_over", noting)
     return numbers
 
 
@@ -34,7 +37,7 @@ def open_lanes(until):
     def open_them(acc):
         acc.apply_grad(np.zeros(ELEMENTS, np.float32))
         acc.take_grad(1)
-        idle = acc._transport._lanes.idle
+        idle = acc._transport._server._lanes.idle
         until(lambda: len(idle) == lanes.LANES - 1)
         return idle
 
