@@ -99,8 +99,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         create: whether to create the accumulator if there is none of this name. A worker that passes False learns of a
             name that is spelled differently; the error suggests similar names.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
-            server have them, and raise NotReplicatedError otherwise. 0: they do not wait for replication. It must be 0
-            with a ``RedisCluster``.
+            server have them, and raise NotReplicatedError otherwise. In a cluster, these are replicas of the master
+            that has the accumulator. 0: they do not wait for replication.
 
     Raises:
         InvalidArgumentError: an argument is invalid.

@@ -327,7 +327,8 @@ class Cluster:
         node = self._nodes.get(address)
         if node is None:
             # If another thread has just made one, that one is used.
-            node = self._nodes.setdefault(address, Node(self._pool_at(address), self.losses, str(address)))
+            made = Node(self._pool_at(address), self.losses, str(address), owns_pool=True)
+            node = self._nodes.setdefault(address, made)
         return node
 
     def _address_of(self, node: Node) -> Address:
@@ -375,10 +376,11 @@ def cluster_of(client: Any) -> Cluster | None:
     if not is_cluster(client):
         return None
     manager = client.nodes_manager
+    # valkey-py has another name for it.
+    make_node = getattr(manager, "create_redis_node", None) or manager.create_valkey_node
 
     def pool_at(address: Address) -> Any:
-        node = manager.create_redis_node(address.host, address.port, **manager.connection_kwargs)
-        return node.connection_pool
+        return make_node(address.host, address.port, **manager.connection_kwargs).connection_pool
 
     def remap(address: Address) -> Address:
         return Address(*manager.remap_host_port(*address))

@@ -130,7 +130,7 @@ class PubSub:
             known = self._subscriptions.get((command, name))
             if known is None:
                 known = self._subscriptions[command, name] = _Subscription()
-                self._tell(self._spelled(command), name)
+                self._tell(self._sent(command), name)
             known.listeners.append(listener)
             known.idle_since = math.inf
             if not self._running:
@@ -190,7 +190,7 @@ class PubSub:
             for key in [key for key, known in self._subscriptions.items() if known.idle_since < left]:
                 del self._subscriptions[key]
                 command, name = key
-                self._tell(self._spelled(_ENDS[command]), name)
+                self._tell(self._sent(_ENDS[command]), name)
             if self._subscriptions:
                 return False
             self._running = False
@@ -201,9 +201,9 @@ class PubSub:
         with self._lock:
             return next(name for _, name in self._subscriptions)
 
-    def _spelled(self, command: str) -> str:
-        """Returns a command as this server knows it. There are no patterns of channels that belong to slots."""
-        return command if command.startswith("P") else self._prefix + command
+    def _sent(self, command: str) -> str:
+        """Returns a command as this server needs it. There are no patterns of channels that belong to slots."""
+        return self._prefix + command if command in ("SUBSCRIBE", "UNSUBSCRIBE") else command
 
     def _subscribe(self, pooled: Any, prefix: str) -> None:
         with self._lock:
@@ -214,7 +214,7 @@ class PubSub:
                 names = [name for asked, name in self._subscriptions if asked == command]
                 if names:
                     with translated():
-                        pooled.send_command(self._spelled(command), *names, check_health=False)
+                        pooled.send_command(self._sent(command), *names, check_health=False)
             self._connection = pooled
 
     def _hand_out(self, message: object) -> None:

@@ -10,6 +10,8 @@ from support.model import assert_same, storage_dtype
 
 import redisacc
 
+pytestmark = pytest.mark.same_on_a_cluster
+
 KINDS = [("dense", "MEAN"), ("dense", "SUM"), ("sparse", "MEAN"), ("sparse", "SUM")]
 
 

@@ -17,6 +17,8 @@ from redisacc import raw_ops
 from redisacc._data.sums import DenseSum
 from redisacc._format import buffered as buffered_format
 
+pytestmark = pytest.mark.same_on_a_cluster
+
 WIRES = ("float32", "bfloat16", "int8")
 BLOCK = 256
 

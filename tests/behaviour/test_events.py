@@ -154,8 +154,7 @@ def test_a_reader_of_events_outlasts_a_server_that_does_not_answer(open_dense, m
 def test_a_forgotten_iterator_stops_listening(open_dense):
     acc = open_dense("float32", [1], "w")
     events = acc.events()
-    pubsub = pubsub_of(acc._transport, "redisacc:{w}:events")
-    channel = pubsub._subscriptions["SUBSCRIBE", "redisacc:{w}:events"]
+    channel = pubsub_of(acc._transport, "redisacc:{w}:events")._subscriptions["SUBSCRIBE", "redisacc:{w}:events"]
     assert len(channel.listeners) == 1
     gone = weakref.ref(events)
     del events

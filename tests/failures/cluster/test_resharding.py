@@ -30,7 +30,7 @@ class Load:
         # Numbers of each worker that were applied, and of all that were taken.
         self._sent = [0] * WORKERS
         self.received = self.rounds = 0
-        self._stop = threading.Event()
+        self._stop, self._count_is_final = threading.Event(), threading.Event()
         self.acc = self._open()
 
     def _open(self):
@@ -45,8 +45,7 @@ class Load:
 
     def take(self):
         taken = 0
-        # The count is final when the workers have ended, and the last one takes what is left.
-        while not self._stop.is_set() or taken < sum(self._sent):
+        while not self._count_is_final.is_set() or taken < sum(self._sent):
             try:
                 with self.acc.take(1, timeout=2) as found:
                     assert (found.gradient == found.gradient[0]).all()
@@ -67,8 +66,10 @@ class Load:
                 time.sleep(0.001)
             assert self.rounds > before, "no round is completed any more"
         self._stop.set()
-        for call in (*workers, chief):
+        for call in workers:
             call.result(60)
+        self._count_is_final.set()
+        chief.result(60)
         assert self.received == sum(n * (n + 1) // 2 for n in self._sent)
         info = self.acc.info()
         assert (info.applied, info.num_accumulated, info.unacknowledged) == (sum(self._sent), 0, [])
