@@ -12,6 +12,7 @@
 -- KEYS recovered    redisacc:{NAME}:recovered    the latest recoveries of taken rounds
 -- KEYS compacting   redisacc:{NAME}:compacting   held by the client that compacts
 -- KEYS crew         redisacc:{NAME}:crew         the leases of the chief and the workers of a training
+-- KEYS reducer      redisacc:{NAME}:reducer      the lease of the reducer
 -- ARGV incarnation  text   the incarnation to delete
 -- ARGV finish       flag   whether to remove the accumulator, which must be closed, instead of closing it
 --
@@ -35,5 +36,5 @@ if reply then
   return reply
 end
 redis.call('UNLINK', keys.record, keys.sums, keys.buffered, keys.inline, keys.workers, keys.sessions, keys.queue,
-  keys.takers, keys.taken, keys.recovered, keys.compacting, keys.crew)
+  keys.takers, keys.taken, keys.recovered, keys.compacting, keys.crew, keys.reducer)
 return {'deleted'}

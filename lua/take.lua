@@ -103,8 +103,8 @@ if record.num_accumulated >= args.num_required and (not head or head == args.tok
   redis.call('HSET', keys.record, 'num_accumulated', '0', 'round_shape', '', 'buffered_bytes', '0',
     'takes', count_text(record.takes + 1))
   local message = string.format('taken step=%s count=0 taken=%s taker=%s', step, count, args.taker)
-  -- Only a taker that is still in the queue has to wake up.
-  announce(keys.record, message, redis.call('EXISTS', keys.queue) == 1 and message)
+  -- Only a taker that is still in the queue has to wake up, and a reducer if it may have worked on this round.
+  announce(keys.record, message, (moves[2][3] > 0 or redis.call('EXISTS', keys.queue) == 1) and message)
   return {'granted', record.global_step, count, record.round_shape}
 end
 

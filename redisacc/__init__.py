@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from redisacc._data.slices import IndexedSlices
     from redisacc._data.tree_spec import Sparse
     from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
+    from redisacc._format.reducer_lease import ReducerInfo
     from redisacc._handles.base import ConditionalAccumulatorBase
     from redisacc._handles.dense import ConditionalAccumulator
     from redisacc._handles.environment import Place, place
     from redisacc._handles.parameters import Parameters
+    from redisacc._handles.reducer import Reducer
     from redisacc._handles.sparse import SparseConditionalAccumulator
     from redisacc._handles.tree import TreeAccumulator
     from redisacc._protocol.events import Event, Events
@@ -82,6 +84,8 @@ __all__ = [
     "PeekTimeoutError",
     "Place",
     "RedisAccError",
+    "Reducer",
+    "ReducerInfo",
     "Round",
     "RoundNotPublishedError",
     "RoundRecoveredError",
@@ -120,6 +124,8 @@ _MODULES = {
     "IndexedSlices": "redisacc._data.slices",
     "Parameters": "redisacc._handles.parameters",
     "Place": "redisacc._handles.environment",
+    "Reducer": "redisacc._handles.reducer",
+    "ReducerInfo": "redisacc._format.reducer_lease",
     "Round": "redisacc._data.results",
     "Sparse": "redisacc._data.tree_spec",
     "SparseConditionalAccumulator": "redisacc._handles.sparse",

@@ -26,6 +26,7 @@ class Role:
         names_commands: the commands that it may run on the set of all names.
         takes: whether it has the keys of the queue and of taken rounds, and publishes parameters.
         applies: whether it has the keys of staged parts and the lock for compacting.
+        reduces: whether it has the keys of staged parts and of sums, and the lease of the reducer.
         everything: whether it has all keys of its accumulators, and not only those that its work needs.
     """
 
@@ -34,6 +35,7 @@ class Role:
     names_commands: str = "sismember"
     takes: bool = False
     applies: bool = False
+    reduces: bool = False
     everything: bool = False
 
 
@@ -45,6 +47,10 @@ _TAKES = (
 )
 # Commands of the scripts that publish a version and delete earlier ones.
 _PUBLISHES = "hmget hsetnx set rename persist pexpire unlink strlen publish get exists"
+_REDUCES = (
+    "evalsha exists hget hmget hset hscan get set strlen unlink pexpire publish time info psubscribe punsubscribe "
+    "subscribe unsubscribe"
+)
 # Commands by which a worker reads parameters. Only selectors can restrict a role to these for some keys.
 _READS_PARAMETERS = "hmget get strlen"
 # Commands by which handles and the scripts of lua/inspect read.
@@ -65,6 +71,7 @@ ROLES = {
         "sismember sadd",
         takes=True,
     ),
+    "reducer": Role("adds up large gradients beside the server", _REDUCES, reduces=True),
     "observer": Role("reads, and listens to events", _LOOKS, "sismember smembers sscan", everything=True),
     "operator": Role(
         "all of the above; also deletes, cleans up, and loads the scripts",
@@ -157,6 +164,9 @@ def _keys(role: Role, keys: Keys) -> list[str]:
     if role.everything:
         return [keys.record, f"{keys.record}:*"]
     current = keys.current
+    if role.reduces:
+        read = [keys.record, current.buffered, f"{keys.record}:part:*", f"{keys.record}:staged:*"]
+        return [*read, f"{keys.record}:sum:*", keys.reducer]
     found = [keys.record, current.sums, current.buffered, current.inline, current.workers, keys.sessions]
     # A role that applies or takes gradients may run a worker or a chief, and these hold leases.
     found += [f"{keys.record}:part:*", keys.crew]
@@ -164,6 +174,7 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         found += [f"{keys.record}:staged:*", keys.compacting]
     if role.takes:
         found += [keys.queue, keys.takers, keys.taken, keys.recovered, f"{keys.taken}:*"]
+        found += [keys.reducer, f"{keys.record}:sum:*"]
         parameters = ParameterKeys(keys.name).record
         found += [parameters, f"{parameters}:object:*", f"{parameters}:staged:*"]
     return found

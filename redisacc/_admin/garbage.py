@@ -47,9 +47,13 @@ SEARCHES = 10
 
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):(?:\d+|place)")
+_SUM = re.compile(r"sum:[0-9a-f]+:\d+")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|buffered|inline|workers)")
 _WHOLE = frozenset(
-    ("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "recovered", "compacting", "crew")
+    (
+        *("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "recovered"),
+        *("compacting", "crew", "reducer"),
+    )
 )
 
 _PARAMETERS = re.compile(r"parameters(?::(object|staged):([\w-]+):\d+)?")
@@ -172,7 +176,7 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
 
 
 def _is_ours(suffix: str) -> bool:
-    return suffix in _WHOLE or bool(_PART.fullmatch(suffix) or _ROUND.fullmatch(suffix))
+    return suffix in _WHOLE or any(pattern.fullmatch(suffix) for pattern in (_PART, _SUM, _ROUND))
 
 
 def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: list[tuple[str, str]]) -> list[Leftover]:

@@ -23,6 +23,7 @@ from redisacc._format.entries import (
 )
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
+from redisacc._format.reducer_lease import ReducerInfo, lease_command, parse_lease
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
 from redisacc._redis.transport import Transport
@@ -75,6 +76,7 @@ class AccumulatorInfo:
         known_workers: all workers that have sent a gradient, by name. A worker that has been idle for an hour may have
             been forgotten.
         last_activity: when the last request arrived that counted a gradient, set the step or was granted a round.
+        reducer: the reducer that works on it; None: none does.
         read_at: the time of the server's clock when all this was read.
     """
 
@@ -105,6 +107,7 @@ class AccumulatorInfo:
     created_at: datetime.datetime
     known_workers: list[WorkerInfo]
     last_activity: datetime.datetime
+    reducer: ReducerInfo | None
     # Does not count in comparisons, so that the same state, read twice, compares equal.
     read_at: datetime.datetime = field(compare=False)
 
@@ -167,12 +170,13 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         CorruptDataError: something under its keys is not as redisacc writes it.
     """
     hashes = (keys.current.workers, keys.takers, keys.taken, keys.sessions)
-    record, buffered, queue, clock, *firsts = transport.pipeline(
+    record, buffered, queue, clock, lease, *firsts = transport.pipeline(
         [
             Record.command(keys),
             ("HLEN", keys.current.buffered),
             _queue_command(keys),
             ("TIME",),
+            lease_command(keys),
             *(scan_command(key) for key in hashes),
         ]
     )
@@ -216,5 +220,6 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         created_at=created_at,
         known_workers=known_workers,
         last_activity=max([created_at, *seen, *(found.granted_at for _, found in rounds)]),
+        reducer=parse_lease(lease),
         read_at=time_of(clock_ms(clock)),
     )

@@ -758,6 +758,7 @@ class Scripts:
                     "recovered": keys.recovered,
                     "compacting": keys.compacting,
                     "crew": keys.crew,
+                    "reducer": keys.reducer,
                 },
                 args={"incarnation": self.incarnation, "finish": int(finish)},
             ),

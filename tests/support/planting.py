@@ -161,6 +161,10 @@ class Planted:
         client.set(self.keys.compacting, "token", px=600_000)
         client.set(self.keys.staged("other-1", 0), "part", px=600_000)
         client.set(self.keys.place("other-1"), "1", px=600_000)
+        lease = {"holder": "r", "who": "host:1", "since_ms": now, "stored": 1, "late": 0}
+        client.hset(self.keys.reducer, mapping=lease)
+        client.pexpire(self.keys.reducer, 600_000)
+        client.set(self.keys.sum("0" * 32, 0), "part", px=600_000)
         self.parameter_keys = ParameterKeys("w")
         parameters = redisacc.Parameters("w", redis=client, publisher="chief")
         for step, tree in enumerate(trees()):
@@ -190,6 +194,8 @@ class Planted:
             "recovered": [keys.recovered],
             "crew": [keys.crew],
             "compacting": [keys.compacting],
+            "reducer": [keys.reducer],
+            "sum": [keys.sum("0" * 32, 0)],
             "taken_round": list(keys.taken_round(self.token).hashes),
             "part": [keys.part(self.gradient, 0)],
             "staged": [keys.staged("other-1", 0)],

@@ -22,6 +22,7 @@ from redisacc._protocol import script_replies
 from redisacc._protocol import scripts as scripts_module
 from redisacc._protocol.crew_scripts import CrewScripts
 from redisacc._protocol.parameter_scripts import ParameterScripts
+from redisacc._protocol.reducer_scripts import ReducerScripts
 from redisacc._protocol.scripts import Request, Schema, Scripts
 from redisacc._protocol.sessions import Session
 from redisacc._redis import script_loader
@@ -65,6 +66,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "amend": lambda s: s.amend(incarnation="x", event="e", fields=["a", "b"]),
     "hold_lease": lambda s: s.hold_lease(place="worker 0", holder="h", process="p", who="w", lease_ms=1),
     "release_lease": lambda s: s.release_lease(place="worker 0", holder="h"),
+    "hold_reducer": lambda s: s.hold_reducer(holder="h", who="w", stored=1, late=0, lease_ms=1),
+    "release_reducer": lambda s: s.release_reducer(holder="h"),
     "publish": lambda s: s.publish(
         incarnation="x",
         previous="",
@@ -194,6 +197,8 @@ def replayed(name: str, *reply: bytes) -> Any:
     """Returns the result of the Python function for a reply of its script."""
     if hasattr(CrewScripts, name):
         return CALLS[name](CrewScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
+    if hasattr(ReducerScripts, name):
+        return CALLS[name](ReducerScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
     if hasattr(ParameterScripts, name):
         return CALLS[name](ParameterScripts(Replaying(*reply), PARAMETERS))  # type: ignore[arg-type]
     return CALLS[name](Scripts(Replaying(*reply), KEYS, incarnation="x"))  # type: ignore[arg-type]
@@ -202,7 +207,7 @@ def replayed(name: str, *reply: bytes) -> Any:
 def test_every_script_is_a_function_and_every_function_a_script() -> None:
     functions = {
         name
-        for kind in (Scripts, ParameterScripts, CrewScripts)
+        for kind in (Scripts, ParameterScripts, CrewScripts, ReducerScripts)
         for name, value in vars(kind).items()
         if inspect.isfunction(value) and not name.startswith("_")
     }
@@ -295,7 +300,7 @@ def test_python_refuses_other_replies(name: str) -> None:
 
 
 def test_python_handles_no_reply_that_no_header_documents() -> None:
-    source = "".join(map(inspect.getsource, (Scripts, ParameterScripts, CrewScripts, script_replies)))
+    source = "".join(map(inspect.getsource, (Scripts, ParameterScripts, CrewScripts, ReducerScripts, script_replies)))
     handled = set(re.findall(r'b"(\w+)"', source)) - {"yes"}
     documented = {word for name in READ for word, *_ in documented_replies(name)}
     assert handled | scripts_outcomes() == documented

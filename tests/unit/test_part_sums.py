@@ -18,11 +18,14 @@ from redisacc._data.tree_gradient import tree_gradient
 from redisacc._data.tree_spec import TreeSpec, described_by
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import BufferedGradient, PartMissingError
+from redisacc._format.gradient_digests import digest_of
 from redisacc._format.keys import Keys
+from redisacc._format.part_cut import cut_of
 from redisacc._protocol import part_sums, whole_parts
 from redisacc._protocol import uploads as uploads_module
 from redisacc._protocol.inline_reader import InlineReader
 from redisacc._protocol.part_sums import PartSums
+from redisacc._protocol.reliance import Reliance
 
 KEYS = Keys("name")
 ELEMENTS, ROWS = 45, 30
@@ -140,6 +143,24 @@ class Upload:
         )
 
 
+def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
+    """Returns the parts of the sum of gradients that are cut in the same way, in which a reducer would store it."""
+    cuts = [found[1] for upload in uploads if (found := cut_of(upload.buffered)) is not None]
+    if not cuts or len(cuts) < len(uploads) or any(cut != cuts[0] for cut in cuts):
+        return []
+    total = spec.empty_sum((), where="the test")
+    for upload in uploads:
+        total.add(upload.gradient)
+    sections = total.sum().sections
+    return [
+        b"".join(
+            sections[piece.section].values.reshape(-1)[piece.first : piece.first + piece.number].tobytes()
+            for piece in pieces
+        )
+        for pieces in cuts[0]
+    ]
+
+
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject) -> None:
@@ -147,6 +168,9 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffered_format, "INLINE_BYTES", data.draw(st.sampled_from([0, 0, 300])))
         patch.setattr(part_sums, "WINDOW_BYTES", data.draw(st.sampled_from([1, 100, 10**6])))
+        patch.setattr(part_sums, "WORTHWHILE", 0)
+        patch.setattr(part_sums, "ANNOUNCED_BYTES", 0)
+        patch.setattr(part_sums, "SUM_PATIENCE", 0)
         patch.setattr(part_sums, "WAITING_BYTES", data.draw(st.sampled_from([0, 100, 10**6])))
         patch.setattr(whole_parts, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
         patch.setattr(uploads_module, "STALLED", data.draw(st.sampled_from([-1.0, 10.0**6])))
@@ -164,12 +188,16 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
     random = data.draw(st.randoms(use_true_random=False))
     server.draw = random.randrange
     round_sum = spec.empty_sum((), where="the test")
-    sums = PartSums(server, KEYS, round_sum, bets=data.draw(st.integers(0, 5)))  # type: ignore[arg-type]
+    bets, reliance = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([None, Reliance()]))
+    sums = PartSums(server, KEYS, round_sum, bets=bets, reliance=reliance)  # type: ignore[arg-type]
     inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
 
     def act() -> None:
         """Something that a worker does, which the taker may not hear of."""
         upload = data.draw(st.sampled_from(uploads))
+        if reliance is not None and data.draw(st.booleans()):
+            reduce()
+            return
         if upload.place is not None and not sums.knows(upload.buffered.id) and data.draw(st.booleans()):
             # It is heard of late.
             sums.announce(upload.at(upload.place), admitted=upload.admitted)
@@ -209,6 +237,22 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
         elif what == "stalled":
             sums.skip_stalled()
 
+    def reduce() -> None:
+        """Something that a reducer does: it stores a part of a sum of any gradients, or of the wrong length."""
+        placed = [upload for upload in uploads if upload.place is not None and upload.buffered.lengths]
+        if not placed:
+            return
+        placed.sort(key=lambda upload: upload.place or 0)
+        chosen = placed if data.draw(st.booleans()) else data.draw(st.permutations(placed))
+        chosen = chosen[:bets]
+        digest = digest_of([upload.at(upload.place or 0) for upload in chosen])
+        parts = sum_parts(spec, chosen)
+        for number, part in enumerate(parts):
+            if data.draw(st.integers(0, 3)):
+                server.strings[KEYS.sum(digest, number)] = data.draw(st.sampled_from([part, part, part, part + b"x"]))
+            if data.draw(st.booleans()):
+                sums.sum_stored(digest, number)
+
     def stage(upload: Upload, part: int) -> None:
         key, length = KEYS.staged(upload.buffered.id, part), upload.buffered.lengths[part]
         server.strings[key] = upload.bytes_of(part)
@@ -238,6 +282,15 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
             sums.look_ahead(inline, lambda stop=stop: stop and data.draw(st.booleans()))
     server.between = iter(())
     taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
+    if reliance is not None and data.draw(st.booleans()):
+        for upload in uploads:
+            if not upload.admitted and not upload.refused:
+                for part in range(len(upload.buffered.lengths)):
+                    stage(upload, part)
+                admit(upload)
+        taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
+        for _ in range(3):
+            reduce()
     wanted = spec.empty_sum((), where="the test")
     for upload in taken:
         wanted.add(upload.gradient)
@@ -281,3 +334,50 @@ def test_a_part_of_the_round_that_is_missing_is_an_error() -> None:
     sums = PartSums(server, KEYS, spec.empty_sum((), where="the test"))  # type: ignore[arg-type]
     with pytest.raises(PartMissingError, match="part:g-0:"):
         sums.complete([upload.at(1)], InlineReader(server, KEYS.current, ()))  # type: ignore[arg-type]
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_only_the_sum_of_the_gradients_of_the_round_is_used(data: st.DataObject) -> None:
+    spec, server = SPECS[data.draw(st.sampled_from(["dense", "both", "wider"]))], Server()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"WORTHWHILE": 0, "ANNOUNCED_BYTES": 0, "SUM_PATIENCE": 0}.items():
+            patch.setattr(part_sums, name, value)
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        uploads = [Upload(number, spec, number, 64) for number in range(4)]
+        required, granted = data.draw(st.integers(1, 3)), data.draw(st.integers(3, 4))
+        # Another reducer, or a forger, may have stored the sum of any gradients in any order and places.
+        stored = data.draw(st.lists(st.permutations(uploads), min_size=1, max_size=3))
+        round_sum = spec.empty_sum((), where="the test")
+        sums = PartSums(server, KEYS, round_sum, bets=required, reliance=Reliance())  # type: ignore[arg-type]
+        inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+        for place, upload in enumerate(uploads):
+            for part in range(len(upload.buffered.lengths)):
+                server.strings[KEYS.part(upload.buffered.id, part)] = upload.bytes_of(part)
+            if data.draw(st.booleans()):
+                sums.announce(upload.at(place), admitted=True)
+        exact = False
+        for chosen in [*stored, uploads] if data.draw(st.booleans()) else stored:
+            digest = digest_of([upload.at(uploads.index(upload)) for upload in chosen[:required]])
+            exact = exact or chosen[:required] == uploads[:required]
+            for number, part in enumerate(sum_parts(spec, chosen[:required])):
+                server.strings[KEYS.sum(digest, number)] = part
+                sums.sum_stored(digest, number)
+        sums.look_ahead(inline, lambda: False)
+        described = [upload.at(place) for place, upload in enumerate(uploads)][:granted]
+        sums.complete(described, inline)
+    wanted = spec.empty_sum((), where="the test")
+    for upload in uploads[:granted]:
+        wanted.add(upload.gradient)
+    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
+        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
+    if exact:
+        dense = {KEYS.part(upload.buffered.id, part) for upload in uploads[:required] for part in dense_parts(upload)}
+        assert dense.isdisjoint(server.fetched)
+
+
+def dense_parts(upload: Upload) -> range:
+    """Returns the numbers of the parts with elements of dense sections."""
+    found = cut_of(upload.buffered)
+    assert found is not None
+    return range(found[0], len(upload.buffered.lengths))

@@ -1,0 +1,269 @@
+"""The work of a reducer for one accumulator: it adds up what is being uploaded, and stores the sum for the taker.
+
+It keeps no state that matters. The accumulator is only read; beside it, the reducer writes its lease, and the parts of
+sums, which expire. So it may be killed at any moment, and several may run: at worst a taker adds up by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from redisacc._data.validation import Array
+from redisacc._format.buffered import PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._format.record import Record
+from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message, sum_stored
+from redisacc._protocol.growing_round import GrowingRound, Heard, Interruption
+from redisacc._protocol.reducer_scripts import ReducerScripts
+from redisacc._redis.fast_socket import Command, Pieces
+from redisacc._redis.transport import Transport
+from redisacc._text import printable
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    RedisAccError,
+    ServerOutOfMemoryError,
+    ServerUnavailableError,
+)
+
+logger = logging.getLogger("redisacc")
+
+# How long the lease lasts unless it is extended, in milliseconds, and how often it is extended, in seconds.
+LEASE_MS = 3000
+RENEWAL = 1.0
+# The expiry of a part of a sum, in milliseconds. Takers fetch it much sooner, or never.
+SUM_MS = 60_000
+# The sums of so many rounds are kept. Earlier ones are removed at once, because their takers are done.
+SUMS_KEPT = 2
+# After this many seconds without a message, the accumulator is left.
+IDLE = 10.0
+# How often uploads that stand still are looked for, in seconds.
+LOOK = 0.25
+# How long an accumulator is left alone after an error, in seconds: one that passes, and one that stays.
+SHORT_PAUSE = 1.0
+LONG_PAUSE = 30.0
+# Maximum number of messages that wait for the worker. More than that are dropped, and looked up instead.
+MOST_HEARD = 10_000
+
+
+class Reduction:
+    """What a reducer does for one accumulator. One thread works; another one hears.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        holder: the random id of the reducer.
+        who: what people call it.
+
+    Attributes:
+        due: when to call ``work`` at the latest, on ``time.monotonic()``'s clock.
+    """
+
+    def __init__(self, transport: Transport, keys: Keys, *, holder: str, who: str) -> None:
+        self._transport = transport
+        self._keys = keys
+        self._scripts = ReducerScripts(transport, keys)
+        self._holder = holder
+        self._who = who
+        self._heard: deque[Heard] = deque([Interruption.MISSED])
+        self._heard_at = time.monotonic()
+        self._growing: GrowingRound | None = None
+        self._incarnation = ""
+        self._wanted = 0
+        self._holds = False
+        self._renew_at = 0.0
+        # Digest -> the keys of the parts that were stored under it, the oldest first.
+        self._sums: dict[str, list[str]] = {}
+        # Why a part could not be stored.
+        self._failure: RedisAccError | None = None
+        # The last problem that was logged, so that it is logged once.
+        self._logged = ""
+        self.due = 0.0
+
+    def hear(self, text: str | None) -> bool:
+        """Notes a message of the channel ``wake``. None: messages were missed. Returns whether there is work.
+
+        Called by the thread that listens.
+        """
+        if text is None or len(self._heard) > MOST_HEARD:
+            self._heard.clear()
+            self._heard.append(Interruption.MISSED)
+            return True
+        found = heard_in(text)
+        if found is None:
+            return False
+        self._heard_at = time.monotonic()
+        self._heard.append(found)
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something was heard that is still to be used, unless the accumulator is left alone for a moment."""
+        return bool(self._heard) and (self._holds or time.monotonic() >= self.due)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was heard for so long that the accumulator can be left."""
+        return not self._heard and time.monotonic() - self._heard_at > IDLE
+
+    def work(self, interrupted: Callable[[], bool]) -> None:
+        """Adds up and stores what has arrived.
+
+        Args:
+            interrupted: returns whether to stop, because others wait. ``work`` is then due again.
+
+        Raises:
+            ServerUnavailableError: the server cannot be reached.
+        """
+        try:
+            self._work(interrupted)
+        except ServerUnavailableError:
+            self._begin_anew()
+            raise
+        except AccumulatorNotFoundError:
+            self._pause(LONG_PAUSE)
+        except PartMissingError as error:
+            # The round was taken and acknowledged meanwhile, or gradients were compacted.
+            logger.debug("%s: %s", self._keys.name, error)
+            self._begin_anew()
+            self.due = time.monotonic()
+        except ServerOutOfMemoryError as error:
+            self._log(f"the reducer pauses: {error}")
+            self._pause(SHORT_PAUSE)
+        except RedisAccError as error:
+            self._log(f"the reducer leaves it alone: {error}")
+            self._pause(LONG_PAUSE)
+
+    def _work(self, interrupted: Callable[[], bool]) -> None:
+        now = time.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + RENEWAL
+            self._read_record()
+            self._hold()
+        if not self._holds or self._growing is None:
+            self._forget()
+            self.due = self._renew_at
+            return
+        goes_on = self._growing.look_ahead(self._heard, self._wanted, interrupted)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        now = time.monotonic()
+        self.due = now if goes_on else min(self._renew_at, now + LOOK if self._growing.part_sums else self._renew_at)
+
+    def _read_record(self) -> None:
+        """Reads what the accumulator is, and how many gradients the first taker in the queue wants."""
+        record_reply, tree, wanted = self._transport.pipeline(
+            [Record.command(self._keys), Record.tree_command(self._keys), ("HGET", self._keys.record, "wanted")]
+        )
+        record = Record(self._keys, record_reply)
+        number = int(wanted) if isinstance(wanted, bytes) and wanted.isdigit() and len(wanted) <= 15 else 0
+        if record.incarnation != self._incarnation:
+            self._growing = GrowingRound(
+                self._transport, self._keys, record.spec(tree if record.kind == "tree" else b""), store=self._store
+            )
+            self._incarnation = record.incarnation
+        if number != self._wanted:
+            self._wanted = number
+            self._begin_anew()
+
+    def _hold(self) -> None:
+        """Takes or extends the lease."""
+        growing = self._growing
+        other = self._scripts.hold_reducer(
+            holder=self._holder,
+            who=self._who,
+            stored=growing.num_stored if growing else 0,
+            late=growing.num_late if growing else 0,
+            lease_ms=LEASE_MS,
+        )
+        held, self._holds = self._holds, other is None
+        if self._holds and not held:
+            self._begin_anew()
+            logger.info("%s: the reducer works on it", self._keys.name, extra={"accumulator": self._keys.name})
+        elif held and not self._holds:
+            self._log(f"another reducer has taken over: {other}")
+
+    def _store(self, digest: str, number: int, elements: Sequence[Array]) -> None:
+        """Stores a part of a sum, and tells the taker."""
+        if self._failure is not None:
+            return
+        key = self._keys.sum(digest, number)
+        data = Pieces(
+            [np.ascontiguousarray(e, e.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data for e in elements]
+        )
+        commands: list[Command] = [
+            ("SET", key, data[0] if len(data) == 1 else data, "PX", SUM_MS),
+            ("PUBLISH", self._keys.wake, sum_stored(digest, number)),
+        ]
+        if digest not in self._sums:
+            self._sums[digest] = []
+            while len(self._sums) > SUMS_KEPT:
+                commands += [("UNLINK", old) for old in self._sums.pop(next(iter(self._sums)))]
+        self._sums[digest].append(key)
+        try:
+            self._transport.pipeline(commands)
+        except RedisAccError as error:
+            # Raised later: here it would break off a fetch.
+            self._failure = error
+
+    def _begin_anew(self) -> None:
+        """Drops what was added, and looks everything up again, before it uses what was heard since."""
+        if self._growing is not None:
+            self._growing.forget()
+        self._failure = None
+        self._heard.appendleft(Interruption.MISSED)
+
+    def _forget(self) -> None:
+        """Drops what was added, and what was heard."""
+        if self._growing is not None:
+            self._growing.forget()
+        self._failure = None
+        self._heard.clear()
+
+    def _pause(self, seconds: float) -> None:
+        """Leaves the accumulator alone for a while. Takers are told so by the lease, which ends."""
+        self.release()
+        self._begin_anew()
+        self._incarnation = ""
+        self.due = self._renew_at = time.monotonic() + seconds
+
+    def _log(self, problem: str) -> None:
+        if problem != self._logged:
+            self._logged = problem
+            logger.warning("%s: %s", self._keys.name, problem, extra={"accumulator": self._keys.name})
+
+    def release(self) -> None:
+        """Gives the lease back, and removes the sums. It raises nothing: they also expire."""
+        self._forget()
+        if not self._holds:
+            return
+        self._holds = False
+        try:
+            self._scripts.release_reducer(holder=self._holder)
+            sums = [key for keys in self._sums.values() for key in keys]
+            if sums:
+                self._transport.pipeline([("UNLINK", key) for key in sums])
+        except RedisAccError as error:
+            logger.debug("%s: the lease of the reducer ends by itself: %s", self._keys.name, printable(str(error)))
+        self._sums.clear()
+
+
+def heard_in(text: str) -> Heard | None:
+    """Returns what a message on the channel ``wake`` says to a reducer; None: nothing."""
+    message = parse_message(text)
+    if isinstance(message, UploadBegun | PartsArrived):
+        return message
+    if isinstance(message, SumStored):
+        return None
+    if text.startswith("taken "):
+        return Interruption.OVER
+    _, found, rest = text[:1024].partition(" buffered=")
+    if text.startswith("applied ") and found:
+        name = rest.partition(" ")[0]
+        return Interruption.MISSED if name == "*" else name[:64]
+    return None

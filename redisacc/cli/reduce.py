@@ -1,0 +1,41 @@
+"""The command `redisacc reduce`: runs a reducer in the foreground."""
+
+from __future__ import annotations
+
+import click
+
+from redisacc._handles.reducer import MAX_ACCUMULATORS, Reducer
+from redisacc._text import printable
+from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.options import redis_option
+from redisacc.cli.output import echo_wrapped
+from redisacc.cli.own_server import interrupted_by_signals
+
+__all__ = ["reduce"]
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("pattern", default="*")
+@click.option(
+    "--max-accumulators",
+    type=click.IntRange(1),
+    default=MAX_ACCUMULATORS,
+    show_default=True,
+    help="How many accumulators it works on at the same time.",
+)
+@redis_option
+@report_failures
+def reduce(*, pattern: str, max_accumulators: int, url: str | None) -> None:
+    """Add up large gradients beside the server, so that takers on other machines fetch only their sum.
+
+    PATTERN is a glob of accumulators' names, and all of them by default. Run it on the server's machine, best over a
+    Unix socket. It only saves time, and may be stopped at any moment: takers then do its work. Ctrl-C or SIGTERM ends
+    it.
+    """
+    with interrupted_by_signals():
+        reducer = Reducer(pattern, redis=url, max_accumulators=max_accumulators)
+        try:
+            echo_wrapped(f"reducing {printable(pattern)}; Ctrl-C stops it")
+            reducer.run()
+        except KeyboardInterrupt:
+            echo_wrapped("stopped")

@@ -1,0 +1,240 @@
+"""A reducer adds up beside the server, and a taker fetches the sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import redis
+
+import redisacc
+from redisacc._format.buffered import parse
+from redisacc._format.gradient_digests import digest_of
+from redisacc._format.keys import Keys
+from redisacc._protocol.part_sums import PartSums
+
+pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62")]
+
+# Two parts for each gradient, or more.
+ELEMENTS = 400_000
+
+
+def values(k):
+    return (np.random.default_rng(k).normal(size=ELEMENTS) * 10.0 ** (k % 5 - 2)).astype(np.float32)
+
+
+def total(*numbers):
+    expected = values(numbers[0])
+    for k in numbers[1:]:
+        expected = expected + values(k)
+    return expected
+
+
+@pytest.fixture
+def reducer(client, background, until):
+    """Runs a reducer until the test ends."""
+    running = []
+
+    def start(**options):
+        made = redisacc.Reducer(redis=client, **options)
+        running.append((made, background(made.run)))
+        # Several in one process share the subscription.
+        until(client.pubsub_numpat)
+        return made
+
+    yield start
+    for made, run in running:
+        made.close()
+        run.result(20)
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """The keys of all parts that takers have fetched, in this process, and not reducers."""
+    keys = []
+    finish = PartSums.finish
+
+    def noting(self, part):
+        if self._store is None:
+            keys.append(part.key)
+        finish(self, part)
+
+    monkeypatch.setattr(PartSums, "finish", noting)
+    return keys
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Takers that wait for a reducer for as long as a busy machine needs."""
+    monkeypatch.setattr("redisacc._protocol.part_sums.SUM_PATIENCE", 20.0)
+
+
+def wait_for_lease(client, until, name="w"):
+    until(lambda: client.exists(f"redisacc:{{{name}}}:reducer"))
+
+
+def buffered_of(acc, client):
+    """Returns what is buffered in the current round."""
+    keys = Keys("w")
+    entries = client.hgetall(keys.current.buffered)
+    return parse(keys, entries, acc._spec, (ELEMENTS,))
+
+
+def settle(acc, client, background, until):
+    """Has one round, after which the reducer holds its lease and knows how many gradients a take requires."""
+    take = background(acc.take_grad, 3)
+    until(lambda: len(acc.info().waiting) == 1)
+    for k in range(3):
+        acc.apply_grad(values(k), local_step=0)
+    take.result(20)
+    wait_for_lease(client, until)
+
+
+def round_of(acc, background, until, step, numbers, required=3):
+    """Takes a round of these gradients while a taker waits. Returns the result."""
+    take = background(acc.take_grad, required)
+    until(lambda: len(acc.info().waiting) == 1)
+    for k in numbers:
+        acc.apply_grad(values(k), local_step=step)
+    return take.result(30)
+
+
+def test_a_taker_fetches_the_sum_instead_of_the_gradients(
+    open_dense, client, background, until, reducer, fetched, patient
+):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+    reducer()
+    settle(acc, client, background, until)
+    for step in (1, 2):
+        fetched.clear()
+        result = round_of(acc, background, until, step, (5 * step, 6, 7))
+        np.testing.assert_array_equal(result, total(5 * step, 6, 7))
+        assert fetched
+        assert all(":sum:" in key for key in fetched)
+    info = acc.info().reducer
+    assert info is not None
+    assert info.keeps_up
+    acc.delete()
+
+
+def test_gradients_beyond_those_that_were_required_are_added_to_the_sum(
+    open_dense, client, background, until, reducer, fetched, patient
+):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+    reducer()
+    settle(acc, client, background, until)
+    for k in range(5):
+        acc.apply_grad(values(k), local_step=1)
+    until(lambda: list(client.scan_iter("redisacc:{w}:sum:*")))
+    fetched.clear()
+    np.testing.assert_array_equal(acc.take_grad(3), total(0, 1, 2, 3, 4))
+    assert any(":sum:" in key for key in fetched)
+    acc.delete()
+
+
+def test_a_tree_keeps_its_sparse_leaves_to_the_taker(client, background, until, reducer, fetched, patient):
+    tree = {"d": ("float32", [ELEMENTS]), "s": redisacc.Sparse("float32", [1000, 8])}
+    acc = redisacc.TreeAccumulator(tree, "w", reduction_type="SUM", redis=client)
+    rows = np.arange(0, 1000, 3)
+
+    def gradient(k):
+        return {"d": values(k), "s": (rows, np.full((len(rows), 8), k, np.float32))}
+
+    reducer()
+    for step in (0, 1, 2):
+        if step == 2:
+            wait_for_lease(client, until)
+        fetched.clear()
+        take = background(acc.take_grad, 3)
+        until(lambda: len(acc.info().waiting) == 1)
+        for k in range(3):
+            acc.apply_grad(gradient(k), local_step=step)
+        result = take.result(30)
+        np.testing.assert_array_equal(result["d"], total(0, 1, 2))
+        np.testing.assert_array_equal(result["s"].values, np.full((len(rows), 8), 3, np.float32))
+    assert any(":sum:" in key for key in fetched)
+    acc.delete()
+    acc.close()
+
+
+def test_forged_sums_are_never_used(open_dense, client, background, until, fetched):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+    client.hset("redisacc:{w}:reducer", mapping={"holder": "x", "who": "nobody"})
+    client.pexpire("redisacc:{w}:reducer", 60_000)
+    expected = Keys("w").sum
+    for data in (b"", b"x" * 100, None):
+        fetched.clear()
+        for k in range(3):
+            acc.apply_grad(values(k), local_step=acc.global_step())
+        entries = buffered_of(acc, client)
+        digest = digest_of(entries)
+        for part in range(len(entries[0].lengths)):
+            key = expected(digest, part)
+            if data is None:
+                client.rpush(key, "x")
+            else:
+                client.set(key, data)
+            client.pexpire(key, 60_000)
+        acc._taker._reliance.succeed()
+        np.testing.assert_array_equal(acc.take_grad(3), total(0, 1, 2))
+    acc.delete()
+
+
+def test_without_a_reducer_that_works_a_taker_adds_up_itself_and_waits_no_more_for_a_while(
+    open_dense, client, background, until, fetched
+):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+    client.hset("redisacc:{w}:reducer", mapping={"holder": "x", "who": "nobody"})
+    client.pexpire("redisacc:{w}:reducer", 60_000)
+    np.testing.assert_array_equal(round_of(acc, background, until, 0, (1, 2, 3)), total(1, 2, 3))
+    assert not acc._taker._reliance.relies
+    assert not any(":sum:" in key for key in fetched)
+    acc.delete()
+
+
+def test_a_second_reducer_stands_by_and_takes_over(open_dense, client, background, until, reducer, fetched, patient):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+    first = reducer()
+    settle(acc, client, background, until)
+    holder = client.hget("redisacc:{w}:reducer", "holder")
+    reducer()
+    round_of(acc, background, until, 1, (1, 2, 3))
+    assert client.hget("redisacc:{w}:reducer", "holder") == holder
+    first.close()
+    until(lambda: client.hget("redisacc:{w}:reducer", "holder") not in (None, holder))
+    step = acc.global_step()
+    np.testing.assert_array_equal(round_of(acc, background, until, step, (4, 5, 6)), total(4, 5, 6))
+    acc.delete()
+
+
+def test_an_accumulator_of_another_version_is_left_alone(open_dense, client, until, reducer, caplog):
+    acc = open_dense("float32", [ELEMENTS], "w")
+    reducer()
+    before = client.hget("redisacc:{w}", "format")
+    client.hset("redisacc:{w}", "format", "1")
+    client.publish("redisacc:{w}:wake", f"gradient=a-1 place=1 shape=[{ELEMENTS}] header=80")
+    until(lambda: "has format '1'" in caplog.text)
+    assert not client.exists("redisacc:{w}:reducer")
+    client.hset("redisacc:{w}", "format", before)
+    acc.delete()
+
+
+class Cluster(redis.RedisCluster):
+    """A client of a cluster that never connects."""
+
+    def __init__(self):
+        pass
+
+
+def test_a_cluster_is_refused():
+    with pytest.raises(redisacc.InvalidArgumentError, match="does not support Redis Cluster"):
+        redisacc.Reducer(redis=Cluster())
+
+
+def test_a_second_run_is_refused(client, background, until):
+    reducer = redisacc.Reducer("w", redis=client, max_accumulators=1)
+    run = background(reducer.run)
+    until(client.pubsub_numpat)
+    with pytest.raises(redisacc.InvalidArgumentError, match="already running"):
+        reducer.run()
+    reducer.close()
+    run.result(20)
