@@ -102,6 +102,17 @@ class AccumulatorSpec(ABC):
         """
 
     @abstractmethod
+    def path_of(self, section: int, element: int) -> str | None:
+        """Returns the path of the leaf that an element of a gradient is in; None if the gradients are no trees."""
+
+    @abstractmethod
+    def extent_of(self, section: int, element: int) -> tuple[int, tuple[int, ...] | None]:
+        """Returns where the array begins that an element of a dense section is in, and its shape.
+
+        The shape is None if that is the shape of the section. The arguments are those of ``name_of``.
+        """
+
+    @abstractmethod
     def result(self, round_sum: RoundSum, num_accumulated: int) -> Any:
         """Returns the reduced gradient, in the form in which a take hands it out.
 
@@ -186,6 +197,13 @@ class ArraySpec(AccumulatorSpec):
     def name_of(self, section: int, element: int) -> str:  # noqa: ARG002 - there is only one
         """Returns the name of the argument that holds the values."""
         return "grad_values" if self.section.is_sparse else "grad"
+
+    def path_of(self, section: int, element: int) -> None:
+        """Returns None: the gradient is one array."""
+
+    def extent_of(self, section: int, element: int) -> tuple[int, None]:  # noqa: ARG002 - there is only one
+        """Returns the beginning of the only array."""
+        return 0, None
 
     def result(self, round_sum: RoundSum, num_accumulated: int) -> Any:
         """Returns an array for a dense accumulator, and ``IndexedSlices`` for a sparse one."""

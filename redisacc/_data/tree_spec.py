@@ -217,11 +217,22 @@ class TreeSpec(AccumulatorSpec):
 
     def name_of(self, section: int, element: int) -> str:
         """Returns the path of the leaf that an element of a gradient belongs to, as a part of a sentence."""
+        return f"grad at {shown(self._leaf_of(section, element).path)}"
+
+    def path_of(self, section: int, element: int) -> str:
+        """Returns the path of the leaf that an element of a gradient belongs to."""
+        return self._leaf_of(section, element).path
+
+    def extent_of(self, section: int, element: int) -> tuple[int, tuple[int, ...]]:
+        """Returns where the dense leaf begins that an element of a gradient belongs to, and its shape."""
+        leaf = self._leaf_of(section, element)
+        return leaf.start, tuple(dim or 0 for dim in leaf.shape)
+
+    def _leaf_of(self, section: int, element: int) -> Leaf:
         leaves = [leaf for leaf in self.leaves if leaf.section == section]
         # A sparse section is one leaf, and the leaves of a dense one are in the order in which they begin. A leaf
         # without elements begins where the next one does.
-        leaf = leaves[0] if leaves[0].is_sparse else [leaf for leaf in leaves if leaf.start <= element][-1]
-        return f"grad at {shown(leaf.path)}"
+        return leaves[0] if leaves[0].is_sparse else [leaf for leaf in leaves if leaf.start <= element][-1]
 
     def result(self, round_sum: RoundSum, num_accumulated: int) -> Any:
         """Returns the tree of reduced leaves: arrays that share memory, and ``IndexedSlices`` for sparse leaves.

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from redisacc._data import validation
 from redisacc._data.encodings import Wire, checked_wire
+from redisacc._data.finite import check_finite
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.spec import AccumulatorSpec
@@ -82,6 +83,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             quarter of the bytes. They are added as float32, and sums and results are float32 in any case. Handles on
             one accumulator may differ. Gradients small enough to be added in place travel as float32. For other dtypes:
             None.
+        finite: True: a gradient that holds NaN or an infinity raises NotFiniteError, which names the first one, before
+            anything is sent. Otherwise it would spoil the round for everybody. It concerns the gradients of this handle
+            only, because the server does not look into gradients; so pass it wherever gradients are applied. Elements
+            are checked in the accumulator's dtype. Costs about as much time as copying the gradient in memory.
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
             up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
             for 72 more, except for the first. 0 buffers all. None: 1,280, which was measured.
@@ -94,8 +99,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         create: whether to create the accumulator if there is none of this name. A worker that passes False learns of a
             name that is spelled differently; the error suggests similar names.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
-            server have them, and raise NotReplicatedError otherwise. 0: they do not wait for replication. It must be 0
-            with a ``RedisCluster``.
+            server have them, and raise NotReplicatedError otherwise. In a cluster, these are replicas of the master
+            that has the accumulator. 0: they do not wait for replication.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
@@ -118,6 +123,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         redis: object,
         worker: str | None,
         wire: str | None,
+        finite: bool,
         in_place_limit: int | None,
         buffer_limit: int | None,
         once_per_worker: bool | None,
@@ -128,6 +134,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._given_worker = None if worker is None else validation.text(worker, "worker", max_bytes=200)
         self._dtypes = [section.dtype for section in spec.sections]
         self._wire = checked_wire(wire, self._dtypes)
+        self._finite = validation.flag(finite, "finite")
         given_in_place_limit = in_place_limit
         if in_place_limit is None:
             in_place_limit = IN_PLACE_LIMIT
@@ -152,16 +159,12 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             "name": name,
             "worker": self._given_worker,
             "wire": wire,
+            "finite": finite,
             "in_place_limit": given_in_place_limit,
             "min_replicas": min_replicas,
         }
         self._where = picklable_where(redis)
         self._transport = connect(redis)
-        if min_replicas and not self._transport.keeps_together:
-            raise InvalidArgumentError(
-                f"min_replicas must be 0 with a {type(redis).__name__}, not {min_replicas}: it sends WAIT to a node of "
-                "its own choice, whose answer says nothing about the accumulator's replicas"
-            )
         self._keys = Keys(shared_name or private_leases.new_name())
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{self._name} ({self._keys.name})"
@@ -180,10 +183,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
             incarnation=self._reopens,
         )
-        warn_if_evicting(self._transport)
+        warn_if_evicting(self._transport, self._keys.record)
         if min_replicas:
             # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
-            self._transport.call("WAIT", 0, 1)
+            self._transport.call("WAIT", 0, 1, beside=self._keys.record)
         self._scripts.incarnation = opened.incarnation
         self._spec = spec = dataclasses.replace(spec, chunk=opened.chunk)
         self._records = RecordReader(self._transport, self._keys, opened.incarnation, self._lifetime)
@@ -523,6 +526,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
         used = self._wire_of(wire)
         self._lifetime.check()
+        if self._finite:
+            check_finite(gradient, self._spec)
         return self._applier.apply(
             gradient,
             local_step=local_step,

@@ -16,7 +16,6 @@ from redisacc._format.staging import UploadBegun
 from redisacc._handles.base import host_and_process
 from redisacc._protocol.lifetime import Closing
 from redisacc._protocol.reduction import Reduction, heard_in
-from redisacc._redis.client_libraries import is_cluster
 from redisacc._redis.connect import connect
 from redisacc._redis.pubsub import Alarm, pubsub_of
 from redisacc.errors import InvalidArgumentError, ServerUnavailableError
@@ -66,7 +65,7 @@ class Reducer(Closing):
         self._pattern = validation.text(pattern, "pattern", max_bytes=512)
         self._most = validation.integer(max_accumulators, "max_accumulators", low=1)
         self._transport = connect(redis)
-        if is_cluster(self._transport.client):
+        if self._transport.cluster is not None:
             raise InvalidArgumentError("a reducer does not support Redis Cluster: pass a client of a single server")
         self._holder = secrets.token_hex(8)
         self._lock = threading.Lock()
@@ -90,7 +89,7 @@ class Reducer(Closing):
             raise InvalidArgumentError("this reducer is already running")
         try:
             wake = Keys(self._pattern).wake
-            with pubsub_of(self._transport).listen_to_pattern(wake, self._hear):
+            with pubsub_of(self._transport, wake).listen_to_pattern(wake, self._hear):
                 self._work()
         finally:
             for reduction in self._reductions.values():

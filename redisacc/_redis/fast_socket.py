@@ -219,7 +219,14 @@ class ClientConnection:
         fetch_together(self, arrivals, deadline)
 
 
-def fetch_together(connection: Connection, arrivals: Arrivals[A], deadline: float) -> None:
+class Exchange(Protocol):
+    """Whatever commands can be exchanged with: a connection, or a whole cluster."""
+
+    def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
+        """Sends commands and returns their replies, which may be errors."""
+
+
+def fetch_together(connection: Exchange, arrivals: Arrivals[A], deadline: float) -> None:
     """GETs strings, some at a time, where they cannot be received into the memory where they are used."""
     while wanted := arrivals.wanted()[:_FETCH_TOGETHER]:
         put(connection.exchange(get_commands(wanted), deadline), wanted, arrivals)

@@ -1,4 +1,8 @@
-"""Pub/sub: one connection per process and server, read by one thread.
+"""Pub/sub: one connection per process and server, read by one thread. In a cluster, one for each slot.
+
+The channels of an accumulator are in its slot, and from version 7 on, messages go only to the node that owns the slot
+(SSUBSCRIBE). If the slot moves, that node ends the subscription, or its connection breaks. In both cases the thread
+connects to the owner, subscribes again, and lets all listeners check at once.
 
 A message is a hint, never a fact: a waiting take polls after every message, after every reconnect, and once a second
 anyway, so a lost message costs time and nothing else.
@@ -19,8 +23,9 @@ from typing import Any
 
 from redisacc._redis.client_libraries import STUMBLES, translated
 from redisacc._redis.fast_socket import connection_of
-from redisacc._redis.faults import FAULTS
+from redisacc._redis.faults import FAULTS, SlotMovedError
 from redisacc._redis.transport import Transport
+from redisacc.errors import ServerError
 
 logger = logging.getLogger("redisacc")
 
@@ -83,7 +88,7 @@ class _Subscription:
 
 
 class PubSub:
-    """The pub/sub connection to one server. Its thread runs while anybody listens, and for some seconds after."""
+    """A pub/sub connection to one server. Its thread runs while anybody listens, and for some seconds after."""
 
     def __init__(self, transport: Transport) -> None:
         # Weak, because the transport is the key by which this object is found. Listeners hold the transport.
@@ -94,6 +99,8 @@ class PubSub:
         self._subscriptions: dict[tuple[str, str], _Subscription] = {}
         self._connection: Any = None
         self._running = False
+        # What the commands and messages of channels begin with: "S" if they belong to slots.
+        self._prefix = ""
 
     def hears(self, channel: str) -> bool:
         """Returns whether the channel is already subscribed to, by a listener that has just left."""
@@ -123,7 +130,7 @@ class PubSub:
             known = self._subscriptions.get((command, name))
             if known is None:
                 known = self._subscriptions[command, name] = _Subscription()
-                self._tell(command, name)
+                self._tell(self._sent(command), name)
             known.listeners.append(listener)
             known.idle_since = math.inf
             if not self._running:
@@ -148,11 +155,12 @@ class PubSub:
         linger = LINGER
         while not self._done(linger) and (transport := self._transport()) is not None:
             try:
-                with transport.subscriber() as pooled:
+                prefix, channel = "S" if transport.has_sharded_channels() else "", self._any_channel()
+                with transport.subscriber(channel) as pooled:
                     linger = LINGER
                     connection = connection_of(pooled, IDLE_CHECK_INTERVAL)
                     try:
-                        self._subscribe(pooled)
+                        self._subscribe(pooled, prefix)
                         # Not after every message: the threads that it wakes can run only when this one pauses.
                         next_look = time.monotonic() + IDLE_CHECK_INTERVAL
                         while True:
@@ -167,10 +175,12 @@ class PubSub:
                         with self._lock:
                             if self._connection is pooled:
                                 self._connection = None
-            except _BROKEN as error:
+            except (*_BROKEN, ServerError) as error:
                 logger.debug("no messages from %s: %s", transport.address, error)
                 # A channel without listeners need not be subscribed to again.
                 linger = 0.0
+                if isinstance(error, SlotMovedError):
+                    continue
                 threading.Event().wait(RECONNECT_PAUSE)
 
     def _done(self, linger: float) -> bool:
@@ -180,32 +190,46 @@ class PubSub:
             for key in [key for key, known in self._subscriptions.items() if known.idle_since < left]:
                 del self._subscriptions[key]
                 command, name = key
-                self._tell(_ENDS[command], name)
+                self._tell(self._sent(_ENDS[command]), name)
             if self._subscriptions:
                 return False
             self._running = False
             self._connection = None
             return True
 
-    def _subscribe(self, pooled: Any) -> None:
+    def _any_channel(self) -> str:
         with self._lock:
+            return next(name for _, name in self._subscriptions)
+
+    def _sent(self, command: str) -> str:
+        """Returns a command as this server needs it. There are no patterns of channels that belong to slots."""
+        return self._prefix + command if command in ("SUBSCRIBE", "UNSUBSCRIBE") else command
+
+    def _subscribe(self, pooled: Any, prefix: str) -> None:
+        with self._lock:
+            self._prefix = prefix
             for known in self._subscriptions.values():
                 known.confirmed.clear()
             for command in _ENDS:
                 names = [name for asked, name in self._subscriptions if asked == command]
                 if names:
                     with translated():
-                        pooled.send_command(command, *names, check_health=False)
+                        pooled.send_command(self._sent(command), *names, check_health=False)
             self._connection = pooled
 
     def _hand_out(self, message: object) -> None:
         match message:
-            case [b"message", bytes(channel), bytes(text)]:
+            case [b"message" | b"smessage", bytes(channel), bytes(text)]:
                 self._call_listeners(("SUBSCRIBE", _text(channel)), _text(channel), _text(text[:LONGEST_MESSAGE]))
             case [b"pmessage", bytes(pattern), bytes(channel), bytes(text)]:
                 self._call_listeners(("PSUBSCRIBE", _text(pattern)), _text(channel), _text(text[:LONGEST_MESSAGE]))
-            case [b"subscribe" | b"psubscribe" as command, bytes(name), _]:
-                key = command.decode().upper(), _text(name)
+            case [b"sunsubscribe", bytes(channel), _]:
+                with self._lock:
+                    wanted = ("SUBSCRIBE", _text(channel)) in self._subscriptions
+                if wanted:
+                    raise SlotMovedError("the slot of the channel has moved to another node")
+            case [b"subscribe" | b"ssubscribe" | b"psubscribe" as command, bytes(name), _]:
+                key = "PSUBSCRIBE" if command == b"psubscribe" else "SUBSCRIBE", _text(name)
                 with self._lock:
                     known = self._subscriptions.get(key)
                 # Messages before this moment were missed. Listeners get this before their block begins, and drop it.
@@ -227,16 +251,18 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-_pubsubs: weakref.WeakKeyDictionary[Transport, PubSub] = weakref.WeakKeyDictionary()
+_pubsubs: weakref.WeakKeyDictionary[Transport, dict[int | None, PubSub]] = weakref.WeakKeyDictionary()
 _pubsubs_lock = threading.Lock()
 
 
-def pubsub_of(transport: Transport) -> PubSub:
-    """Returns the pub/sub connection of a transport, the same for the whole process."""
+def pubsub_of(transport: Transport, channel: str) -> PubSub:
+    """Returns the pub/sub connection for a channel, the same for the whole process and for channels of one slot."""
+    place = transport.place_of(channel)
     with _pubsubs_lock:
-        pubsub = _pubsubs.get(transport)
+        of_transport = _pubsubs.setdefault(transport, {})
+        pubsub = of_transport.get(place)
         if pubsub is None:
-            pubsub = _pubsubs[transport] = PubSub(transport)
+            pubsub = of_transport[place] = PubSub(transport)
         return pubsub
 
 

@@ -62,7 +62,7 @@ def test_listening_begins_with_the_call(open_dense):
 
 def test_a_subscription_that_is_new_is_no_gap(open_dense, monkeypatch):
     acc = open_dense("float32", [1], "w")
-    pubsub = pubsub_of(acc._transport)
+    pubsub = pubsub_of(acc._transport, "redisacc:{w}:events")
     call = pubsub._call_listeners
 
     def late(*given):
@@ -105,7 +105,7 @@ def test_what_was_done_last_comes_before_the_deletion(open_dense, monkeypatch):
     """The check of the server finishes before the subscription has delivered its last messages."""
     acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
     monkeypatch.setattr("redisacc._protocol.events.LAST_EVENTS_GRACE", 20.0)
-    pubsub = pubsub_of(acc._transport)
+    pubsub = pubsub_of(acc._transport, "redisacc:{w}:events")
     hand_out, held = pubsub._hand_out, threading.Event()
 
     def late(message):
@@ -154,7 +154,7 @@ def test_a_reader_of_events_outlasts_a_server_that_does_not_answer(open_dense, m
 def test_a_forgotten_iterator_stops_listening(open_dense):
     acc = open_dense("float32", [1], "w")
     events = acc.events()
-    channel = pubsub_of(acc._transport)._subscriptions["SUBSCRIBE", "redisacc:{w}:events"]
+    channel = pubsub_of(acc._transport, "redisacc:{w}:events")._subscriptions["SUBSCRIBE", "redisacc:{w}:events"]
     assert len(channel.listeners) == 1
     gone = weakref.ref(events)
     del events
@@ -342,7 +342,7 @@ def test_a_take_that_times_out_says_who_is_missing(open_dense):
     ann.apply_grad([1.0], 1)
     with pytest.raises(
         redisacc.TakeTimeoutError,
-        match=r"1 of 2 gradients had arrived at step 1, from ann \(1\); missing: bob \(seen \d+ s ago\)$",
+        match=r"1 of 2 gradients had arrived at step 1, from ann \(1\); missing: bob \(last seen \d+\.\d s ago\)$",
     ) as caught:
         chief.take_grad(2, timeout=0.1)
     assert caught.value.workers == {"ann": 1}

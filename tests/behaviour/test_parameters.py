@@ -80,7 +80,7 @@ def test_before_anything_is_published(open_parameters, client):
 
 def test_a_name_that_must_exist(open_parameters):
     open_parameters("embedding").publish(np.ones(1), 0)
-    with pytest.raises(redisacc.ParametersNotFoundError, match=r"'embeding'.*similar names: 'embedding'"):
+    with pytest.raises(redisacc.ParametersNotFoundError, match=r"'embeding'.*did you mean 'embedding'\?"):
         open_parameters("embeding", create=False)
     assert open_parameters("embedding", create=False).step() == 0
 
@@ -646,8 +646,8 @@ def test_a_long_wait_says_what_it_waits_for(open_parameters, background, until, 
     waiting = background(reader.wait)
     until(lambda: caplog.records)
     assert caplog.records[0].getMessage() == (
-        "worker (trainings): still waiting for parameters: nothing has been published, so check the name; similar "
-        "names: 'training'"
+        "worker (trainings): still waiting for parameters: nothing has been published, so check the name; did you "
+        "mean 'training'?"
     )
     assert caplog.records[0].accumulator == "trainings"
     caplog.clear()
@@ -710,9 +710,9 @@ def test_a_reader_that_was_overtaken_by_another_thread(open_parameters):
     assert same(reader._reader.values(late), versions[0])
     writer.publish(versions[2], 2)
     assert same(reader.latest()[1], versions[2])
-    for key in writer._transport.client.scan_iter("redisacc:*:object:*:1"):
-        if writer._transport.client.pttl(key) != -1:
-            writer._transport.client.delete(key)
+    for key in writer._transport.where.scan_iter("redisacc:*:object:*:1"):
+        if writer._transport.where.pttl(key) != -1:
+            writer._transport.where.delete(key)
     with pytest.raises(VersionGoneError):
         reader._reader.values(late)
     assert same(reader.latest()[1], versions[2])

@@ -7,7 +7,10 @@ import os
 import numpy as np
 import pytest
 
-from redisacc._redis import lanes, transport
+from redisacc._redis import lanes, node
+
+# The connections of a node of a cluster are the same, but are found elsewhere.
+pytestmark = pytest.mark.single_server
 
 ELEMENTS = 400_000
 
@@ -23,7 +26,7 @@ def fetched_over(monkeypatch):
         fetch_over(connections, *given)
 
     monkeypatch.setattr(lanes, "is_remote", lambda _: True)
-    monkeypatch.setattr(transport, "fetch_over", noting)
+    monkeypatch.setattr(node, "fetch_over", noting)
     return numbers
 
 
@@ -34,7 +37,7 @@ def open_lanes(until):
     def open_them(acc):
         acc.apply_grad(np.zeros(ELEMENTS, np.float32))
         acc.take_grad(1)
-        idle = acc._transport._lanes.idle
+        idle = acc._transport._server._lanes.idle
         until(lambda: len(idle) == lanes.LANES - 1)
         return idle
 
@@ -112,7 +115,7 @@ def test_a_child_process_opens_connections_of_its_own(open_dense, real_server, o
 def test_connections_end_with_their_client(open_dense, real_server, open_lanes, fetched_over):
     acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
     idle = open_lanes(acc)
-    acc._transport.client.connection_pool.disconnect()
+    acc._transport.where.connection_pool.disconnect()
     assert not any(connection.alive() for connection in idle)
     rows = gradients(2)
     np.testing.assert_array_equal(take_all(acc, rows), added(rows))

@@ -122,7 +122,7 @@ def places(proxy, rounds, most):
 
 
 def number_of(request, usual):
-    return 200 if request.config.option.long else 24 if request.config.option.all else usual
+    return 200 if request.config.option.long else 24 if request.getfixturevalue("everything") else usual
 
 
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGSTOP]))

@@ -168,8 +168,11 @@ class Replaying:
     def pipeline(self, commands, **options):
         return [self._reply for _ in commands]
 
-    def converse(self, talk, **options):
+    def converse(self, key, talk, **options):
         return talk(lambda command: self._reply)
+
+    def converse_with_all(self, talk, **options):
+        return [talk(lambda command: self._reply)]
 
     def run(self, *args, **options):
         return self.run_and_read(*args, **options)[0]
