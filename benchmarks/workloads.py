@@ -125,5 +125,15 @@ SIX_ROWS: dict[Workload, tuple[float | None, float]] = {
     Workload("dense-32MB", "dense", (4000, 2000)): (None, 1.05),
 }
 
+# The bars of the same rows for the embedded server with its default settings.
+EMBEDDED_BARS = {
+    "sparse-10x16-of-1000": 2.5,
+    "sparse-100x64-of-10000": 2.5,
+    "sparse-1000x64-of-10000": 2.0,
+    "sparse-10000x64-of-100000": 1.3,
+    "dense-4MB": 1.0,
+    "dense-32MB": 0.9,
+}
+
 # The rows of a smoke test.
 TINY = [Workload("tiny-sparse", "sparse", (20, 4), 3), Workload("tiny-dense", "dense", (5, 3))]
