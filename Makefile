@@ -9,7 +9,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-all client-matrix chaos soak fuzz bench bench-network conformance record lint types
+.PHONY: help demo server test test-fast test-all test-rest client-matrix chaos soak fuzz bench bench-network conformance record lint types
 .PHONY: wheel compose docs examples foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -48,6 +48,10 @@ test-fast: $(VENV)/.test ## 20 s | run the tests that need no server, after ever
 # The whole matrix: every test on every server, with all of its parameters.
 test-all: $(VENV)/.test ## 6 min | run every test on every server, with all of its parameters
 	$(PYTEST) --all $(T)
+
+# CI runs this after `make test`, instead of everything twice.
+test-rest: $(VENV)/.test ## 9 min | run what `make test-all` adds to `make test`
+	$(PYTEST) --rest $(T)
 
 # Client libraries, as pip writes them. Everything else is as in the environment of the tests. Each test meets one kind
 # of client (tests/support/clients.py); one after the other, all kinds take their turn.
@@ -181,12 +185,12 @@ foreign: $(TORCH)/.examples $(JAX)/.foreign $(TENSORFLOW)/.foreign ## 2 min | te
 	$(TENSORFLOW)/bin/python -m pytest -q tests/foreign/test_tensorflow.py tests/docs/test_arrays.py
 
 # The steps of CI, which runs this target after installing the system's packages (.ci/run). A missing server fails there.
-STEPS := lint types compose docs demo wheel examples test test-all
+STEPS := lint types compose docs demo wheel examples test test-rest
 check: ## 16 min | run what CI runs
 	@started=$$(date +%s); for step in $(STEPS); do \
 	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \
 	  $(MAKE) --no-print-directory "$$step" && continue; \
-	  case "$$step" in test|test-all) $(MAKE) --no-print-directory again ;; *) false ;; esac || exit 1; \
+	  case "$$step" in test|test-rest) $(MAKE) --no-print-directory again ;; *) false ;; esac || exit 1; \
 	done
 
 # A machine that stands still for seconds can fail a test that measures leases. What fails alone as well is broken; what

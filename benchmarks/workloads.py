@@ -135,5 +135,11 @@ EMBEDDED_BARS = {
     "dense-32MB": 0.9,
 }
 
+# The same for bfloat16 on the wire: the bars for a server that writes nothing to disk, and for the embedded one.
+BFLOAT16_BARS = {
+    "dense-4MB": {"redisacc-memory": 1.8, "redisacc": 1.5},
+    "dense-32MB": {"redisacc-memory": 1.6, "redisacc": 1.3},
+}
+
 # The rows of a smoke test.
 TINY = [Workload("tiny-sparse", "sparse", (20, 4), 3), Workload("tiny-dense", "dense", (5, 3))]

@@ -6,6 +6,7 @@
 | `real_server`, `real_client` | the same, but never the fake server: other processes can reach it |
 | `daemon(*options)` | makes a server of the test's own, which the test may configure, kill and start again |
 | `accumulator_client` | the client that opens the accumulators; `--clients` makes it another kind than `client` |
+| `everything` | whether the test tries everything it can, as in `make test-all`, or less, as in `make test` |
 | `storage` | how gradients are stored: `in_place`, `buffered_inline` or `buffered_parts`; a test has a case for each |
 | `open_dense_stored`, and the same with `sparse` and `tree` | opens ones that store gradients the way of `storage` |
 | `open_dense`, `open_sparse`, `open_tree` | opens ones with the usual limits, if storage plays no role |
@@ -130,6 +131,12 @@ def accumulator_client(request: pytest.FixtureRequest, server: ServerUnderTest, 
         return
     with kind.connected(server.port) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def everything(pytestconfig: pytest.Config) -> bool:
+    """Whether tests try everything they can, or only what `make test` has time for."""
+    return selection.everything(pytestconfig)
 
 
 @pytest.fixture

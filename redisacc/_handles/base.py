@@ -89,7 +89,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             are checked in the accumulator's dtype. Costs about as much time as copying the gradient in memory.
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
             up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
-            for 72 more, except for the first. 0 buffers all. None: 2,048, which was measured.
+            for 72 more, except for the first. 0 buffers all. None: 1,280, which was measured.
         buffer_limit: how many bytes the buffered gradients of a round may have together, given at creation. Beyond it,
             clients compact. None: 256 MiB, or what the accumulator was created with.
         once_per_worker: True: a round accepts one gradient of each worker, and drops further ones with the outcome
@@ -99,8 +99,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         create: whether to create the accumulator if there is none of this name. A worker that passes False learns of a
             name that is spelled differently; the error suggests similar names.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
-            server have them, and raise NotReplicatedError otherwise. 0: they do not wait for replication. It must be 0
-            with a ``RedisCluster``.
+            server have them, and raise NotReplicatedError otherwise. In a cluster, these are replicas of the master
+            that has the accumulator. 0: they do not wait for replication.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
@@ -165,11 +165,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         }
         self._where = picklable_where(redis)
         self._transport = connect(redis)
-        if min_replicas and not self._transport.keeps_together:
-            raise InvalidArgumentError(
-                f"min_replicas must be 0 with a {type(redis).__name__}, not {min_replicas}: it sends WAIT to a node of "
-                "its own choice, whose answer says nothing about the accumulator's replicas"
-            )
         self._keys = Keys(shared_name or private_leases.new_name())
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{self._name} ({self._keys.name})"
@@ -188,10 +183,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
             incarnation=self._reopens,
         )
-        warn_if_evicting(self._transport)
+        warn_if_evicting(self._transport, self._keys.record)
         if min_replicas:
             # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
-            self._transport.call("WAIT", 0, 1)
+            self._transport.call("WAIT", 0, 1, beside=self._keys.record)
         self._scripts.incarnation = opened.incarnation
         self._spec = spec = dataclasses.replace(spec, chunk=opened.chunk)
         self._records = RecordReader(self._transport, self._keys, opened.incarnation, self._lifetime)
@@ -545,9 +540,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object) -> G:
         """Returns what a round gets of a gradient, in the form of the result of a take."""
-        reducer = self._spec.reducer(round_shape, where=self._keys.record)
-        reducer.add(self._applier.as_sent(gradient, self._wire_of(wire)))
-        sent: G = self._spec.result(reducer, 1)
+        round_sum = self._spec.empty_sum(round_shape, where=self._keys.record)
+        round_sum.add(self._applier.as_sent(gradient, self._wire_of(wire)))
+        sent: G = self._spec.result(round_sum, 1)
         return sent
 
     def _wire_of(self, wire: object) -> Wire:

@@ -10,6 +10,8 @@ from support.model import assert_same, storage_dtype
 
 import redisacc
 
+pytestmark = pytest.mark.same_on_a_cluster
+
 KINDS = [("dense", "MEAN"), ("dense", "SUM"), ("sparse", "MEAN"), ("sparse", "SUM")]
 
 
@@ -29,6 +31,7 @@ def random_values(rng, dtype, shape):
 
 
 @pytest.mark.every_server(storage="in_place")
+@pytest.mark.usual_storages("in_place", "buffered_inline")
 @pytest.mark.parametrize("dtype", model.DTYPES)
 def test_every_type_against_the_model(open_dense_stored, open_sparse_stored, dtype):
     rng = np.random.default_rng(7)

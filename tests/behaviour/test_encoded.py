@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 import redisacc
 from redisacc import raw_ops
-from redisacc._data.reducers import DenseReducer
+from redisacc._data.sums import DenseSum
 from redisacc._format import buffered as buffered_format
+
+pytestmark = pytest.mark.same_on_a_cluster
 
 WIRES = ("float32", "bfloat16", "int8")
 BLOCK = 256
@@ -263,7 +265,7 @@ def test_recovering_looking_ahead_and_raw_operations(real_client, open_dense, ba
 
 
 def test_a_pickled_handle_keeps_its_encoding(real_server, client):
-    url = f"redis://127.0.0.1:{real_server.port}/0"
+    url = real_server.url
     with redisacc.ConditionalAccumulator("float32", [300], "w", redis=url, in_place_limit=0, wire="int8") as acc:
         with pickle.loads(pickle.dumps(acc)) as copy:
             copy.apply_grad(np.ones(300))
@@ -348,13 +350,13 @@ def test_parts_end_with_blocks(open_tree, client, monkeypatch):
     # Sparse: 160 bytes of indices and 520 of blocks. int64: 2,408 bytes. 20 blocks in parts of six. float16: 18 bytes.
     assert lengths == [680, 1600, 808, 1560, 1560, 1560, 520, 18]
     pieces = []
-    add_piece = DenseReducer.add_piece
+    add_piece = DenseSum.add_piece
 
     def noting(self, start, elements, **options):
         pieces.append((elements.dtype.name, start, len(elements)))
         add_piece(self, start, elements, **options)
 
-    monkeypatch.setattr(DenseReducer, "add_piece", noting)
+    monkeypatch.setattr(DenseSum, "add_piece", noting)
     np.testing.assert_array_equal(
         acc.take_grad(3)["b"], total([sent(vector, wire) for wire in ("int8", "bfloat16", "int8")])
     )

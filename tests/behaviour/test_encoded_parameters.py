@@ -12,6 +12,8 @@ from click.testing import CliRunner
 import redisacc
 from redisacc.cli import main
 
+pytestmark = pytest.mark.same_on_a_cluster
+
 RECORD = "redisacc:{weights}:parameters"
 
 

@@ -6,6 +6,7 @@ import gc
 
 import numpy as np
 import pytest
+from support.selection import thorough
 
 import redisacc
 
@@ -32,7 +33,7 @@ def collected():
 
 # In place; inline; in parts; and so large that parts are fetched ahead and added one by one.
 @pytest.mark.one_server
-@pytest.mark.parametrize("rows", [10, 100, 2000, 40_000])
+@pytest.mark.parametrize("rows", thorough([10, 100, 2000, 40_000], usual=[10, 2000, 40_000]))
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
 def test_applying_and_taking_leave_no_cycles(client, collected, background, until, rows, sparse):
     kind = redisacc.SparseConditionalAccumulator if sparse else redisacc.ConditionalAccumulator

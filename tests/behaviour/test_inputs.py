@@ -7,6 +7,7 @@ import array
 import numpy as np
 import pytest
 from support.model import assert_same
+from support.selection import thorough
 
 import redisacc
 
@@ -36,7 +37,7 @@ LAYOUTS = list(layouts(np.zeros((2, 2))))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float32", "int16", "int64", "complex64"])
+@pytest.mark.parametrize("dtype", thorough(["float32", "int16", "int64", "complex64"], usual=["float32", "int64"]))
 def test_dense_gradients_of_every_layout(open_dense_stored, layout, dtype):
     base = (np.arange(12) - 5).reshape(4, 3).astype(dtype)
     acc = open_dense_stored(dtype, [4, 3], reduction_type="SUM")

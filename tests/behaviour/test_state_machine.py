@@ -553,7 +553,7 @@ class Accumulators(RuleBasedStateMachine):
 @pytest.mark.servers("valkey", FAKE)
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_random_operations(server, request, caplog):
+def test_random_operations(server, request, everything, caplog):
     caplog.set_level("ERROR")  # lowered steps warn
 
     class Machine(Accumulators):
@@ -564,7 +564,7 @@ def test_random_operations(server, request, caplog):
     examples = 60 if server.real else 25
     if long:
         examples *= 40
-    elif not request.config.getoption("--all"):
+    elif not everything:
         examples //= 2
     run_state_machine_as_test(
         Machine,

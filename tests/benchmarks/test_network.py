@@ -235,6 +235,7 @@ def test_a_run_that_is_ended_leaves_no_hosts(number: signal.Signals, can_build: 
         assert Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
+@pytest.mark.thorough
 def test_rounds_between_hosts(network: Callable[..., Network], tmp_path: Path) -> None:
     here = network(TINY)
     told = tmp_path / "told"
@@ -285,7 +286,7 @@ def test_rounds_between_hosts(network: Callable[..., Network], tmp_path: Path) -
     assert "Options of this run: `--tiny`" in page
 
 
-@pytest.mark.parametrize(("tolerance", "passes"), [(0.0, False), (0.1, True)])
+@pytest.mark.parametrize(("tolerance", "passes"), thorough([(0.0, False), (0.1, True)], usual=[(0.0, False)]))
 def test_results_may_differ_by_the_tolerance(
     tolerance: float, passes: bool, network: Callable[..., Network], tmp_path: Path
 ) -> None:
@@ -316,6 +317,7 @@ def test_encoded_gradients_are_checked_and_send_fewer_bytes(
     assert 1 < (peer.totals()["server_in"] - before) / (gradients * share) < 1.5
 
 
+@pytest.mark.thorough
 def test_weights_are_measured_only_where_they_differ(network: Callable[..., Network]) -> None:
     here = network([Workload("tiny-weights", "dense", (5, 3))], "weights")
     keys = ["redisacc-int8", "redisacc-bfloat16", "bare-reducer", "tensorflow", "gloo"]

@@ -11,9 +11,9 @@ from support.selection import thorough
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", thorough(KINDS, usual=["tree"]))
-def test_nothing_is_lost_and_nothing_counted_twice(kind, pytestconfig):
+def test_nothing_is_lost_and_nothing_counted_twice(kind, everything):
     with Chaos(seed=1, kind=kind, crew=SMALL_CREW) as chaos:
-        chaos.rage(12 if pytestconfig.getoption("--all") else 6)
+        chaos.rage(12 if everything else 6)
         tale = chaos.end()
     assert tale.problems == []
     # Their number depends on the machine.
@@ -23,10 +23,10 @@ def test_nothing_is_lost_and_nothing_counted_twice(kind, pytestconfig):
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", [1])
-def test_a_training_gives_the_same_bits_as_undisturbed(seed, pytestconfig):
+def test_a_training_gives_the_same_bits_as_undisturbed(seed, everything):
     with Training(seed=seed, workers=2, legs=(2, 4)) as training:
         training.replace()
-        training.disturb(20 if pytestconfig.getoption("--all") else 4)
+        training.disturb(20 if everything else 4)
         training.end()
     assert training.problems == []
     assert training.done["steps"] > 0

@@ -30,7 +30,7 @@ def _check(cases: list[dict[str, Any]], client: redis.Redis, storage: str, *, sp
 
 
 @pytest.mark.servers("valkey")
-@pytest.mark.usual_storages("in_place", "buffered_parts")
+@pytest.mark.usual_storages("in_place")
 @pytest.mark.parametrize("group", GROUPS)
 def test_named_cases_on_valkey(client: redis.Redis, storage: str, group: str) -> None:
     _check([case for case in NAMED if case["row"].startswith(group)], client, storage)

@@ -143,6 +143,7 @@ def test_on_its_own_server(text: Path) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.thorough
 def test_on_a_given_server(text: Path, real_client: redis.Redis, real_server: Any, until: Any) -> None:
     options = ("demo", "--text", text, *SMALL, "--steps", "200", "--kill", "no")
     with running(*options, "--redis", real_server.url) as process:
@@ -233,6 +234,7 @@ def test_killed_with_everything(text: Path, real_client: redis.Redis, real_serve
     assert all(0 < real_client.ttl(key) <= 3600 for key in keys(real_client))
 
 
+@pytest.mark.thorough
 def test_results_that_differ_are_a_failure(text: Path, tmp_path: Path) -> None:
     # The workers compute something else than the process that trains alone.
     (tmp_path / "sitecustomize.py").write_text(
@@ -251,6 +253,7 @@ def test_results_that_differ_are_a_failure(text: Path, tmp_path: Path) -> None:
     assert "The results agree" not in out
 
 
+@pytest.mark.thorough
 def test_a_loss_that_does_not_fall_is_a_failure(text: Path) -> None:
     status, out, err = run("demo", "--text", text, *SMALL, "--steps", "1")
     assert status == 1

@@ -23,8 +23,13 @@ def _name(value: object) -> str | None:
     return str(value.relative_to(DOCS)) if isinstance(value, Path) else f"line-{value.line}"  # type: ignore[attr-defined]
 
 
-# They train for half a minute, and the README has a quick start of its own, which is run as well.
-LONG = [page for page in OURS if page.name in ("quick-start.md", "processes.md")]
+# They train for many seconds. The README has a quick start of its own, which is run as well.
+LONG = [
+    page
+    for page in OURS
+    if page.name in ("quick-start.md", "processes.md", "from-sync-replicas.md")
+    or (page.parent.name == "recipes" and page.name != "synchronous-sgd.md")
+]
 
 
 @pytest.mark.parametrize("page", thorough(OURS, usual=[page for page in OURS if page not in LONG]), ids=_name)

@@ -32,6 +32,7 @@ def trained_alone(model: Any) -> dict[str, Any]:
     return parameters
 
 
+@pytest.mark.thorough
 def test_training_survives_kills_and_equals_training_alone_to_the_last_bit(model: Any) -> None:
     with Server() as server, Programs(server.url) as programs:
 

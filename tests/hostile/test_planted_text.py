@@ -128,18 +128,18 @@ def call(operation, where):
         assert raw_text("".join(traceback.format_exception(failure))) == [], where
 
 
-def selected(request, places):
+def selected(everything, places):
     """Every text in every place with --all; otherwise each place with one text, so that all texts have their turn."""
     texts = list(TEXTS.items())
     for number, place in enumerate(places):
-        some = texts if request.config.getoption("--all") else [texts[number % len(texts)]]
+        some = texts if everything else [texts[number % len(texts)]]
         for name, text in some:
             yield place, text, f"{name} as {place.how} of {place.key!r} {place.field!r}"
 
 
-def test_operations(request, planted, real_client, caplog):
+def test_operations(everything, planted, real_client, caplog):
     caplog.set_level(logging.DEBUG, "redisacc")
-    for place, text, where in selected(request, list(planted.places())):
+    for place, text, where in selected(everything, list(planted.places())):
         planted.restore()
         place.plant(real_client, text)
         # The others are read by no other code than without a training.
@@ -161,12 +161,12 @@ def run(words, url):
     return result
 
 
-def test_commands_in_a_pipe(request, planted, real_client, real_server):
-    for number, (place, text, where) in enumerate(selected(request, list(planted.places())[::-1])):
+def test_commands_in_a_pipe(everything, planted, real_client, real_server):
+    for number, (place, text, where) in enumerate(selected(everything, list(planted.places())[::-1])):
         planted.restore()
         place.plant(real_client, text)
         # Commands differ less than places do: in `make test`, every place gets a few of them.
-        commands = COMMANDS if request.config.getoption("--all") else COMMANDS[number % 4 :: 4]
+        commands = COMMANDS if everything else COMMANDS[number % 8 :: 8]
         for words in commands:
             found = run(words, real_server.url)
             assert raw_text(found.stdout_bytes) == [], (words, where)
@@ -266,20 +266,15 @@ def test_error_texts_of_the_server(monkeypatch, code):
 
 
 def test_errors_of_redis_py_without_our_socket(real_server):
-    # Clients with a parser of their own make their own errors.
-    client = redis.Redis.from_url(real_server.url)
+    # redis-py reads the replies of a connection that is not exactly one of its own, and makes its own errors of them.
+    pool = redis.ConnectionPool(connection_class=OwnConnection, host="127.0.0.1", port=real_server.port)
+    client = redis.Redis(connection_pool=pool)
     with pytest.raises(redisacc.ServerError) as failure:
-        Transport(Refusing(client)).call("GET", "x")
+        Transport(client).call("EVAL", "return redis.error_reply(ARGV[1])", 0, b"ERR " + TEXTS["utf8"])
     check_message(str(failure.value), "a client of another kind")
     assert raw_text("".join(traceback.format_exception(failure.value))) == []
     client.close()
 
 
-class Refusing:
-    """A client without a pool, such as that of a cluster, which refuses everything."""
-
-    def __init__(self, client):
-        self._client = client
-
-    def execute_command(self, *command, **options):
-        raise redis.ResponseError(f"ERR {TEXTS['utf8'].decode()}")
+class OwnConnection(redis.Connection):
+    """A connection of the user's own."""

@@ -1,9 +1,12 @@
 """Which tests belong to `make test`, and which to `make test-all` (the option --all) only.
 
+The option --rest is for a run after `make test`: it runs only what --all adds, which is less than --all.
+
 A test that takes a server has a case for each server family it can run on. `make test` runs it on the fake server and
 on Valkey. The marker `every_server` adds the other families, if need be with some of the test's parameters only. The
 marker `one_server` is for tests in which the server plays no role. The marker `thorough` leaves a test, or some of its
-parameters, to `make test-all`. Servers that are named with --servers are all used, whatever the markers say.
+parameters, to `make test-all`. A test that tries more places or examples with --all takes the fixture `everything`,
+which says so; --rest repeats it. Servers that are named with --servers are all used, whatever the markers say.
 
 What is left out is deselected, never skipped, so the summary line counts it.
 """
@@ -18,7 +21,7 @@ from typing import Any
 import pytest
 
 from support.clients import ALL as ALL_CLIENTS
-from support.servers import FAKE, NAMES, MissingError, executable
+from support.servers import CLUSTER, FAKE, NAMES, MissingError, executable
 
 REAL = tuple(name for name in NAMES if name != FAKE)
 
@@ -30,6 +33,8 @@ ALL_STORAGES = (FAKE, "valkey")
 MARKERS = (
     "servers(*names): the servers that the test can run on; all of them if there is no such marker",
     "every_server(**params): runs on every server family in `make test`, too, there only with these parameters",
+    "same_on_a_cluster: `make test` does not run it on the cluster, because it is about values and not about keys",
+    "single_server: cannot run on a cluster, because the test itself needs all keys on one server",
     "one_server: the server plays no role, so that `make test` runs it on one server only",
     "usual_storages(*names): `make test` runs it only with these ways of storing gradients",
     "thorough: only in `make test-all`, which has the option --all",
@@ -68,6 +73,7 @@ def add_options(parser: pytest.Parser) -> None:
         "as in: valkey-py,tls; or all. A prefix turn: gives each test one of them in turn, as in: turn:valkey-py",
     )
     group.addoption("--all", action="store_true", help="every test on every server, with all of its parameters")
+    group.addoption("--rest", action="store_true", help="what --all adds to a run without it")
     group.addoption(
         "--long", action="store_true", default=os.environ.get("REDISACC_LONG") == "1", help="search for longer"
     )
@@ -98,6 +104,11 @@ def configure(config: pytest.Config) -> None:
 
 # Servers that were chosen and that this machine does not have, and why.
 MISSING = pytest.StashKey[dict[str, str]]()
+
+
+def everything(config: pytest.Config) -> bool:
+    """Returns whether tests try everything they can, and not only what `make test` has time for."""
+    return bool(config.getoption("--all") or config.getoption("--rest"))
 
 
 def chosen(config: pytest.Config) -> list[str]:
@@ -143,6 +154,8 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
     names = [name for name in chosen(config) if name not in config.stash[MISSING]]
     if "real_server" in metafunc.fixturenames or "daemon" in metafunc.fixturenames:
         names = [name for name in names if name != FAKE]
+    if "daemon" in metafunc.fixturenames or definition.get_closest_marker("single_server"):
+        names = [name for name in names if name != CLUSTER]
     for marker in definition.iter_markers("servers"):
         names = [name for name in names if name in marker.args]
     marks: dict[str, tuple[pytest.MarkDecorator, ...]] = dict.fromkeys(names, ())
@@ -152,6 +165,8 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
             beyond = getattr(pytest.mark, _EXTRA)
         usual = _usual(names, definition)
         marks |= {name: (beyond,) for name in names if name not in usual}
+        if CLUSTER in names and definition.get_closest_marker("same_on_a_cluster"):
+            marks[CLUSTER] = (pytest.mark.thorough,)
     if not names:
         names, marks = ["none"], {"none": (getattr(pytest.mark, _NOWHERE),)}
     if "storage" not in metafunc.fixturenames:
@@ -203,12 +218,15 @@ def _is_representative(item: pytest.Item) -> bool:
 
 def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Removes from the collected tests those without a server, and those that are not part of this run."""
-    everything = config.getoption("--all")
+    rest = config.getoption("--rest")
 
     def runs(item: pytest.Item) -> bool:
         if item.get_closest_marker(_NOWHERE) or not _can_run(item):
             return False
-        return everything or (item.get_closest_marker("thorough") is None and _is_representative(item))
+        usual = item.get_closest_marker("thorough") is None and _is_representative(item)
+        if rest:
+            return not usual or "everything" in item.fixturenames  # type: ignore[attr-defined]
+        return usual or everything(config)
 
     left = [item for item in items if runs(item)]
     if len(left) < len(items):

@@ -48,7 +48,10 @@ def test_a_chief_continues_with_its_own_parameters(training, wires):
         if number == 2:
             chief.finish()
         chief.close()
-    assert working.result() == (0, list(range(7)))
+    worker, steps = working.result()
+    # Step 6 is never taken: the worker may begin with it before the training is finished, or not.
+    assert (worker, steps[:6]) == (0, list(range(6)))
+    assert steps[6:] in ([], [6])
     assert not np.array_equal(weights, rounded(weights))
 
 

@@ -81,7 +81,7 @@ def check(direct, real_client, size, step):
 
 @pytest.mark.parametrize("size", [8, 600_000], ids=["small", "large"])
 @pytest.mark.parametrize("what", OPERATIONS)
-def test_a_connection_that_breaks_anywhere(proxy, scene, real_client, what, size, request):
+def test_a_connection_that_breaks_anywhere(proxy, scene, real_client, what, size, request, everything):
     operation, value, step = OPERATIONS[what]
     for _ in range(2):
         direct, through = scene(size)
@@ -91,7 +91,7 @@ def test_a_connection_that_breaks_anywhere(proxy, scene, real_client, what, size
     late = [fault for fault in faults if fault.action == "late"]
     rest = [fault for fault in faults if fault.action != "late"]
     if not request.config.getoption("--long"):
-        most = 20 if request.config.getoption("--all") else 6
+        most = 20 if everything else 6
         faults = late[:2] + rest[:: len(rest) // most + 1]
     for fault in faults:
         direct, through = scene(size)

@@ -200,7 +200,7 @@ class ApplyWithRoomToMake(Operation):
         scene.direct.delete()
         options = {"in_place_limit": 0, "buffer_limit": 3 * self.buffered_bytes}
         scene.direct = self.open(scene.client, **options)
-        scene.through = self.open(scene.through._transport.client, **options)
+        scene.through = self.open(scene.through._transport.where, **options)
         for value in (1.0, 2.0, 4.0):
             assert scene.direct.apply_grad(scene.grad(value))
 
@@ -338,7 +338,7 @@ class Open(Operation):
         scene.direct.delete()
 
     def do(self, scene):
-        where = scene.through._transport.client
+        where = scene.through._transport.where
         options = {"reduction_type": "SUM", "in_place_limit": self.limit}
         return redisacc.ConditionalAccumulator("float32", None, "w", redis=where, **options)
 
@@ -490,14 +490,16 @@ def every_fault(proxy: Proxy, operation: Operation, stage: Any) -> list[Fault]:
 
 
 @pytest.mark.parametrize("kind", thorough(OPERATIONS, usual=USUAL_OPERATIONS), ids=lambda kind: kind.__name__)
-def test_a_connection_that_breaks_anywhere_changes_nothing_else(proxy, stage, turns, kind, request, record_property):
+def test_a_connection_that_breaks_anywhere_changes_nothing_else(
+    proxy, stage, turns, kind, request, everything, record_property
+):
     operation = kind()
     faults = every_fault(proxy, operation, stage)
     assert len(faults) >= 10
     if not request.config.getoption("--long"):
         late = [fault for fault in faults if fault.action == "late"]
         rest = [fault for fault in faults if fault.action != "late"]
-        most = 12 if request.config.getoption("--all") else 5
+        most = 12 if everything else 5
         faults = late[: most - 2] + rest[:: len(rest) // most + 1]
     for fault, client in zip(faults, turns, strict=False):
         with stage(operation, client) as scene:
@@ -529,11 +531,11 @@ def test_replies_that_come_byte_by_byte_are_read_whole(proxy, stage, turns, kind
 
 
 @pytest.mark.parametrize("kind", [Apply, ApplyBuffered], ids=lambda k: k.__name__)
-def test_faults_do_no_harm_while_another_client_is_at_work(proxy, stage, turns, kind, background, request):
+def test_faults_do_no_harm_while_another_client_is_at_work(proxy, stage, turns, kind, background, everything):
     """Both apply to one accumulator; the sum has every accepted gradient of each once."""
     operation = kind()
     faults = every_fault(proxy, operation, stage)
-    if not request.config.getoption("--all"):
+    if not everything:
         faults = faults[::4]
     for fault, client in zip(faults, turns, strict=False):
         with stage(operation, client) as scene:

@@ -132,9 +132,9 @@ def check_counts(told, rounds, acc):
 
 @pytest.mark.timeout(100)
 @pytest.mark.servers("valkey")
-def test_every_accepted_gradient_is_in_exactly_one_round(crew, real_client, open_sparse_stored, request):
+def test_every_accepted_gradient_is_in_exactly_one_round(crew, real_client, open_sparse_stored, everything):
     acc = open_sparse_stored("float64", [None, 4], "crew", reduction_type="SUM")
-    told, rounds, takers = run(crew("sparse"), 1000 if request.config.getoption("--all") else 300)
+    told, rounds, takers = run(crew("sparse"), 1000 if everything else 300)
     rounds += rest(acc, sparse=True)
     check_counts(told, rounds, acc)
     step_of = {}

@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).with_name("interrupted_worker.py")
     ("limit", "size"), [(2048, 4), (0, 4), (0, 20_000)], ids=["in_place", "buffered_inline", "buffered_parts"]
 )
 def test_after_any_interrupt_the_caller_knows_what_was_counted(
-    real_server, open_dense, background, request, limit, size
+    real_server, open_dense, background, everything, limit, size
 ):
     acc = open_dense("float32", [size], "interrupted")
     draws = random.Random(size + limit)
@@ -38,7 +38,7 @@ def test_after_any_interrupt_the_caller_knows_what_was_counted(
     ) as worker:
         try:
             unreturned = 0
-            for _ in range(150 if request.config.getoption("--all") else 15):
+            for _ in range(150 if everything else 15):
                 print(file=worker.stdin, flush=True)
                 assert worker.stdout.readline() == "go\n"
                 time.sleep(draws.uniform(0, 0.004))
@@ -116,7 +116,7 @@ def test_an_interrupted_apply_is_settled(acc, interrupt, when):
     acc.apply_grad([4, 4])
     assert acc.settle().applied == acc.info().applied == counted + 1
     # Its session is used again, so that interrupts do not fill the table.
-    assert len(acc._transport.client.hkeys("redisacc:{interrupted}:sessions")) == 1
+    assert len(acc._transport.where.hkeys("redisacc:{interrupted}:sessions")) == 1
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -208,7 +208,7 @@ def test_refused_gradients_are_not_counted(acc):
 @pytest.mark.usual_storages("in_place")
 def test_an_interrupted_retry_is_counted_once(acc, monkeypatch):
     def silent(self, *arguments, **options):
-        self._transport.lost += 1
+        self._transport._losses.count += 1
         raise redisacc.ServerUnavailableError("silent")
 
     def interrupted(send):

@@ -1,0 +1,145 @@
+"""Addresses, users and clients that do not fit a cluster: a typed error says what to change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import redis
+import valkey
+from support.servers import ServerUnderTest
+
+import redisacc
+from redisacc._admin.acl import rules
+from redisacc._redis.connect import connect
+from redisacc._redis.transport import Transport
+from redisacc.embedded import Cluster
+
+
+def dense(where, name="w", **options):
+    return redisacc.ConditionalAccumulator("float32", [3], name, redis=where, **options)
+
+
+@pytest.mark.servers("valkey")
+def test_the_url_of_a_cluster_that_leads_to_a_single_server(real_server: ServerUnderTest):
+    url = real_server.url.replace("redis://", "redis+cluster://")
+    with pytest.raises(
+        redisacc.ServerError, match=f"not a node of a Redis Cluster: give redis= a URL redis://127.*:{real_server.port}"
+    ):
+        dense(url)
+
+
+def test_the_url_of_a_single_server_that_leads_to_a_node(shared_cluster):
+    owner = shared_cluster.owner("redisacc:{w}")
+    other = next(node for node in shared_cluster.nodes if node is not owner)
+    with pytest.raises(redisacc.ServerError, match=r"node of a Redis Cluster.*redis\+cluster://HOST:PORT") as failure:
+        dense(other.url)
+    assert "MOVED" in str(failure.value)
+
+
+URLS = {
+    "redis+cluster://": "at least one host",
+    "redis+cluster://a:1,,b:2": "at least one host",
+    "redis+cluster://:7000": "at least one host",
+    "redis+cluster://a:1/3": "no database",
+    "redis+cluster://a:x": r"redis\+cluster:// URL cannot be read",
+    "redis+cluster://u:secret@a:1,b:99999999": "cannot be read",
+    "redis+cluster://u:se/cret@a:1": "no database",
+    "redis+cluster://a:1?nonsense=1": "cannot be read",
+    "redis+sentinel://a:1": "must begin with",
+}
+
+
+@pytest.mark.parametrize(("url", "message"), URLS.items())
+def test_urls_that_cannot_be_read(url, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message) as failure:
+        dense(url)
+    assert "secret" not in str(failure.value)
+    assert "cret" not in str(failure.value).replace("percent-encoded", "")
+
+
+def test_no_node_answers():
+    started = time.monotonic()
+    with pytest.raises(redisacc.ServerUnavailableError, match=r"127\.0\.0\.1:1,127\.0\.0\.1:2"):
+        dense("redis+cluster://u:secret@127.0.0.1:1,127.0.0.1:2")
+    assert time.monotonic() - started < 20
+
+
+def test_any_node_will_do(shared_cluster):
+    """Those that do not answer are passed over."""
+    last = shared_cluster.nodes[-1]
+    with dense(f"redis+cluster://127.0.0.1:1,127.0.0.1:{last.port}") as acc:
+        assert acc.apply_grad(np.ones(3))
+        acc.delete()
+
+
+def test_nodes_that_announce_an_unreachable_address(make_cluster):
+    cluster = make_cluster(2, dir=None, durable=False)
+    # Nobody listens there: a node announces a port for its clients that leads nowhere.
+    owner = cluster.owner("redisacc:{w}")
+    owner.ask("CONFIG", "SET", "cluster-announce-port", 1)
+    other = next(node for node in cluster.nodes if node is not owner)
+    deadline = time.monotonic() + 20
+    while not any(entry[2][1] == 1 for entry in other.ask("CLUSTER", "SLOTS")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    expected = r"127\.0\.0\.1:1, which cannot be reached.*cluster-announce-ip"
+    with pytest.raises(redisacc.ServerUnavailableError, match=expected):
+        dense(f"redis+cluster://127.0.0.1:{other.port}")
+
+
+@pytest.mark.parametrize("kind", [redis.RedisCluster, valkey.ValkeyCluster])
+def test_clients_of_both_libraries(shared_cluster, kind):
+    client = kind(host="127.0.0.1", port=shared_cluster.nodes[0].port)
+    for name in "abc":
+        with dense(client, name) as acc:
+            assert acc.apply_grad(np.ones(3))
+            assert acc.take_grad(1, timeout=20).tolist() == [1, 1, 1]
+            acc.delete()
+    client.close()
+
+
+def test_one_transport_for_one_url(shared_cluster):
+    first, second = connect(shared_cluster.url), connect(shared_cluster.url)
+    assert first is second
+    assert isinstance(first, Transport)
+    assert "secret" not in repr(connect("redis+cluster://u:secret@127.0.0.1:1"))
+
+
+def test_a_user_with_the_rules_of_a_worker(shared_cluster):
+    """The user may not load scripts, so an operator has done that."""
+    passworded = [">secret", *rules("worker", "team/*", cluster=True)]
+    for node in shared_cluster.nodes:
+        node.ask("ACL", "SETUSER", "w1", *passworded)
+    command = [sys.executable, "-m", "redisacc", "load-scripts", "--redis", shared_cluster.url]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    url = shared_cluster.url.replace("://", "://w1:secret@")
+    for name in ("team/a", "team/b", "team/c"):
+        with dense(url, name) as acc:
+            assert acc.apply_grad(np.ones(3))
+    with pytest.raises(redisacc.NotPermittedError):
+        dense(url, "others/a")
+    with pytest.raises(redisacc.ServerError, match="refuses the connection") as failure:
+        dense(shared_cluster.url.replace("://", "://w1:wrong@"))
+    assert "wrong" not in str(failure.value)
+    for name in ("team/a", "team/b", "team/c"):
+        with dense(shared_cluster.url, name) as acc:
+            acc.delete()
+
+
+def test_min_replicas_reaches_the_replicas_of_the_owner(shared_cluster):
+    """WAIT goes to the master that has the record, over the connection of its script."""
+    with dense(shared_cluster.url, min_replicas=1) as acc:
+        with pytest.raises(redisacc.NotReplicatedError) as failure:
+            acc.apply_grad(np.ones(3))
+        assert failure.value.replicas == 0
+        acc.delete()
+
+
+def test_numbers_of_nodes():
+    for options in ({"masters": 0}, {"masters": True}, {"masters": 101}, {"replicas": -1}, {"port": 60_000}):
+        with pytest.raises(redisacc.InvalidArgumentError, match="must be an int from"):
+            Cluster(**options)
