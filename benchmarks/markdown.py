@@ -42,14 +42,15 @@ def write(
     return [data, text]
 
 
-def head(results: Results, title: str, command: str, data: str) -> str:
-    """Returns the beginning of a page: its title, and what the figures come from.
+def head(results: Results, title: str, command: str, data: str, conclusion: str = "") -> str:
+    """Returns the beginning of a page: its title, its conclusion, and what the figures come from.
 
     Args:
         results: all results of the run.
         title: the page's title.
         command: the command that writes the page.
         data: name of the file that holds every figure.
+        conclusion: what a reader should know who reads nothing else.
     """
     machine = results["machine"]
     memory = f", {machine['memory_bytes'] / 2**30:.0f} GiB" if machine["memory_bytes"] else ""
@@ -64,6 +65,7 @@ def head(results: Results, title: str, command: str, data: str) -> str:
         [
             f"# {title}",
             "",
+            *([conclusion, "## The run", ""] if conclusion else []),
             f"Written by `{command}` on {results['when'][:10]} in {results['seconds']:.0f} s; "
             f"[{data}]({data}) holds every figure. Do not edit this page; run the benchmark again.",
             "",
@@ -71,8 +73,9 @@ def head(results: Results, title: str, command: str, data: str) -> str:
             "All absolute times are valid for this machine only: "
             f"{machine['cpu']}, {machine['cores']} cores{memory}, {machine['system']}, load "
             f"{machine['load_before']:.1f} before the run. All peers were measured in alternation within one run, "
-            "so compare the ratios. Figures are medians, with quartiles in parentheses; the quartiles of a ratio are "
-            "those of the ratios of neighbouring rounds. Every round's result was compared with numpy's.",
+            "so compare the ratios. Of every ratio, more is better. Figures are medians, with quartiles "
+            "in parentheses; those of a ratio are of the ratios of neighbouring rounds. Every round's result was "
+            "compared with numpy's.",
             "",
             packages + (f". Servers: {', '.join(servers)}." if servers else "."),
             "",
@@ -94,6 +97,7 @@ def picture(drawn: dict[str, str], title: str) -> str:
 
 def ms(seconds: Results) -> str:
     """Returns median and quartiles in milliseconds."""
+    check_quartiles(seconds["median"], seconds)
     return f"{short(seconds['median'] * 1e3)} ({short(seconds['q1'] * 1e3)} to {short(seconds['q3'] * 1e3)})"
 
 
@@ -104,9 +108,30 @@ def short(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def check_quartiles(median: float, spread: Results) -> None:
+    """Raises ValueError if a median lies outside its own quartiles: then they are not figures of the same values."""
+    if not spread["q1"] <= median <= spread["q3"]:
+        raise ValueError(f"the median {median} lies outside its quartiles, {spread['q1']} to {spread['q3']}")
+
+
+def figure(ratio: Results) -> float:
+    """Returns the one number that stands for a ratio: the median of the ratios of neighbouring rounds."""
+    value: float = ratio.get("median", ratio["of_medians"])
+    return value
+
+
 def times(ratio: Results) -> str:
-    """Returns a ratio with its quartiles."""
-    return f"{short(ratio['of_medians'])}x ({short(ratio['q1'])} to {short(ratio['q3'])})"
+    """Returns a ratio with its quartiles.
+
+    Results that were stored before ratios had a median of their own have the ratio of the medians instead. Its
+    quartiles are not known; those of the ratios of rounds are shown where they are about the same figure.
+    """
+    value = figure(ratio)
+    if "median" in ratio:
+        check_quartiles(value, ratio)
+    elif not ratio["q1"] <= value <= ratio["q3"]:
+        return f"{short(value)}x"
+    return f"{short(value)}x ({short(ratio['q1'])} to {short(ratio['q3'])})"
 
 
 def versions(section: Results) -> str:

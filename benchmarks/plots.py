@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.markdown import figure
+from benchmarks.workloads import EMBEDDED_BARS
+
 Results = dict[str, Any]
 
 
@@ -53,6 +56,9 @@ def draw(results: Results, out: Path) -> dict[str, str]:
     def save(name: str, title: str, paint: Callable[[Any, Any], None], panels: int, size: tuple[float, float]) -> None:
         found[title] = paint_file(out, name, paint, panels, size)
 
+    rows = results.get("six-rows", {}).get("rows", {})
+    if any("tensorflow" in row["peers"] for row in rows.values()):
+        save("conclusion", "Conclusion", lambda _, axes: _conclusion(axes[0], rows), 1, (9, 3.4))
     for section, title in (("six-rows", "Six rows"), ("others", "Alternatives")):
         if section in results:
             rows = results[section]["rows"]
@@ -85,6 +91,25 @@ NAMES = {
     "watch": "WATCH, get, add, set",
     "hincrbyfloat": "HINCRBYFLOAT, pipeline",
 }
+
+
+def _conclusion(axis: Any, rows: Results) -> None:
+    """Draws for each row how many times as long TensorFlow takes, with both servers, and the bars as lines."""
+    for place, key, bars in (
+        (-0.2, "redisacc", EMBEDDED_BARS),
+        (0.2, "redisacc-memory", {name: row["bar"] for name, row in rows.items() if "bar" in row}),
+    ):
+        known = [(k, name, row) for k, (name, row) in enumerate(rows.items()) if key in row["ratios"]]
+        values = [figure(row["ratios"][key]) for _, _, row in known]
+        axis.bar([k + place for k, _, _ in known], values, 0.38, label=NAMES[key])
+        for k, name, _ in known:
+            if name in bars:
+                axis.plot([k + place - 0.19, k + place + 0.19], [bars[name]] * 2, color="black", lw=1.5)
+    axis.axhline(1, color="0.4", lw=0.8)
+    axis.set_xticks(range(len(rows)), [name.replace("-of-", "\nof ").replace("-", " ") for name in rows])
+    axis.set_ylabel("TensorFlow's time / redisacc's\n(black: bar)")
+    axis.grid(axis="x", visible=False)
+    axis.legend(fontsize=8)
 
 
 def bars(axis: Any, rows: Results, names: dict[str, str]) -> None:

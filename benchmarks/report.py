@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import plots
-from benchmarks.markdown import head, ms, picture, short, table, times, versions
+from benchmarks.markdown import figure, head, ms, picture, short, table, times, versions
+from benchmarks.stats import inverse
+from benchmarks.workloads import EMBEDDED_BARS
 
 Results = dict[str, Any]
 
 
 def render(results: Results, drawn: dict[str, str]) -> str:
     """Returns the report as Markdown."""
-    parts = [head(results, "Performance", "make bench", "results.json")]
+    parts = [head(results, "Performance", "make bench", "results.json", _conclusion(results, drawn))]
     for section, make in (
         ("six-rows", _six_rows),
         ("steps", _steps),
@@ -29,17 +32,82 @@ def render(results: Results, drawn: dict[str, str]) -> str:
     return "\n".join(parts)
 
 
+def _between(values: Sequence[float]) -> str:
+    """Returns the least and the largest of some ratios."""
+    least, largest = short(min(values)), short(max(values))
+    return f"{least}x" if least == largest else f"{least}x to {largest}x"
+
+
+def _bars(row: Results, name: str) -> list[tuple[str, float, float]]:
+    """Returns, for each server that has a bar in a row, its name, its ratio and the bar."""
+    found = [("redisacc", EMBEDDED_BARS.get(name)), ("redisacc-memory", row.get("bar"))]
+    return [(key, figure(row["ratios"][key]), bar) for key, bar in found if bar is not None and key in row["ratios"]]
+
+
+def _conclusion(results: Results, drawn: dict[str, str]) -> str:
+    """Returns five lines and a plot; nothing if TensorFlow was not measured."""
+    rows = results.get("six-rows", {}).get("rows", {})
+    if not any("tensorflow" in row["peers"] for row in rows.values()):
+        return ""
+
+    def ratios(key: str, kind: str, of: Results = rows) -> list[float]:
+        return [
+            figure(row["ratios"][key]) for name, row in of.items() if name.startswith(kind) and key in row["ratios"]
+        ]
+
+    lines = [
+        "Ratios say how many times as long the other one takes: above 1, redisacc is faster. Four workers, one machine."
+    ]
+    for key, server in (
+        ("redisacc", "the embedded server with its defaults"),
+        ("redisacc-memory", "a server without disk"),
+    ):
+        if sparse := ratios(key, "sparse"):
+            dense = f", dense ones {_between(found)}" if (found := ratios(key, "dense")) else ""
+            lines.append(
+                f"- **A round beside TensorFlow's parameter server, with {server}:** sparse gradients "
+                f"{_between(sparse)}{dense}."
+            )
+    steps = results.get("steps", {})
+    found = [
+        f"{times(steps[label]['ratios']['loop'])} {where}"
+        for label, where in (("as embedded", "with the defaults"), ("in memory", "without disk"))
+        if "loop" in steps.get(label, {}).get("ratios", {})
+    ]
+    if found:
+        lines.append(f"- **A training step of a whole model beside TensorFlow:** {', '.join(found)}.")
+    others = results.get("others", {}).get("rows", {})
+    if gloo := [1 / value for value in ratios("gloo", "dense", others)]:
+        lines.append(
+            f"- **A round beside torch's all_reduce over gloo:** dense gradients {_between(gloo)}; it needs no server."
+        )
+    bars = [(name, *one) for name, row in rows.items() for one in _bars(row, name)]
+    if bars:
+        counts = [
+            f"{sum(ratio >= bar for _, key, ratio, bar in bars if key == wanted)} of "
+            f"{sum(key == wanted for _, key, _, _ in bars)} bars are reached {where}"
+            for wanted, where in (("redisacc", "with the defaults"), ("redisacc-memory", "without disk"))
+            if any(key == wanted for _, key, _, _ in bars)
+        ]
+        lines.append(f"- **Targets:** {', '.join(counts)}. The tables mark those that are missed.")
+    return "\n".join([lines[0], "", *lines[1:], "", picture(drawn, "Conclusion")])
+
+
 def _six_rows(section: Results, drawn: dict[str, str]) -> str:
-    rows, summary, costs = section["rows"], [], []
+    rows, seconds, ratios, costs = section["rows"], [], [], []
+    order = ("redisacc", "redisacc-memory", "redisacc-durable", "bare")
     for name, row in rows.items():
         peers = row["peers"]
+        seconds.append([name, *(ms(peers[k]["seconds"]) if k in peers else "" for k in ("tensorflow", *order))])
         cells = [name]
-        for key in ("tensorflow", "redisacc-memory", "bare", "redisacc", "redisacc-durable"):
-            cells.append(ms(peers[key]["seconds"]) if key in peers else "")
-            if key != "tensorflow":
-                cells.append(times(row["ratios"][key]) if "tensorflow" in peers and key in peers else "")
-        cells += [f"{row['bar']:g}x" if "bar" in row else "", f"{row['goal']:g}x" if "goal" in row else "bare sockets"]
-        summary.append(cells)
+        reached = {key: (ratio >= bar, bar) for key, ratio, bar in _bars(row, name)}
+        for key in order:
+            cells.append(times(row["ratios"][key]) if "tensorflow" in peers and key in peers else "")
+            if key in ("redisacc", "redisacc-memory"):
+                is_reached, bar = reached.get(key, (True, 0.0))
+                cells.append("" if not bar else f"{bar:g}x" if is_reached else f"**{bar:g}x, missed**")
+        cells.append(f"{row['goal']:g}x" if "goal" in row else "bare sockets")
+        ratios.append(cells)
         for key, peer in peers.items():
             cpu = peer["cpu_seconds_a_round"]
             costs.append(
@@ -70,25 +138,22 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
             "",
             "*Bare sockets* move the same bytes through a server and add them up, without steps, checks, counts or "
             "guarantees; nothing that adds through a Redis server can be faster. A ratio says how many times as long "
-            "TensorFlow takes. *Bar* is the least ratio that the project sets itself for this row, *goal* the ratio "
-            "that it aims for.",
+            "TensorFlow takes. *Bar* is the least ratio that the project sets itself for this row and the server on "
+            "its left, *goal* the ratio that it aims for with nothing on disk.",
             "",
+            table(["ms a round", "TensorFlow, gRPC", *(plots.NAMES[key] for key in order)], seconds),
             table(
                 [
-                    "ms a round",
-                    "TensorFlow, gRPC",
-                    "redisacc, nothing on disk",
                     "ratio",
-                    "bare sockets",
-                    "ratio",
-                    "redisacc, as embedded",
-                    "ratio",
-                    "redisacc, durable",
-                    "ratio",
+                    plots.NAMES["redisacc"],
                     "bar",
+                    plots.NAMES["redisacc-memory"],
+                    "bar",
+                    plots.NAMES["redisacc-durable"],
+                    plots.NAMES["bare"],
                     "goal",
                 ],
-                summary,
+                ratios,
             ),
             _bfloat16(rows),
             picture(drawn, "Six rows"),
@@ -142,7 +207,7 @@ def _others(section: Results, drawn: dict[str, str]) -> str:
         for name, row in section["rows"].items()
     ]
     ratios = [
-        [name, *(times(row["ratios"][key]) if key in row["ratios"] else "" for key in keys[1:])]
+        [name, *(times(inverse(row["ratios"][key])) if key in row["ratios"] else "" for key in keys[1:])]
         for name, row in section["rows"].items()
     ]
     return "\n".join(
@@ -156,7 +221,7 @@ def _others(section: Results, drawn: dict[str, str]) -> str:
             "connection breaks. The hash of floats is left out where it would take many seconds.",
             "",
             table(["ms a round", *(plots.NAMES[key] for key in keys)], rows),
-            "How many times as long redisacc takes (below 1, redisacc is faster):",
+            "How many times as long the alternative takes:",
             "",
             table(["", *(plots.NAMES[key] for key in keys[1:])], ratios),
             picture(drawn, "Alternatives"),
@@ -189,14 +254,14 @@ def _limits(section: Results, drawn: dict[str, str]) -> str:
         ratios = []
         for size, result in sizes.items():
             for name, ratio in result["ratios"].items():
-                # Shares of the bare socket's speed; for EVALSHA, a multiple of its time.
-                want = f"{'at most' if name == 'EVALSHA' else 'at least'} {wanted[name]:g}"
+                # Stored as a share of the bare socket's speed; for EVALSHA, as a multiple of its time.
+                share, least = (inverse(ratio), 1 / wanted[name]) if name == "EVALSHA" else (ratio, wanted[name])
                 what = {
                     "SET": "apply, share of the bare SET's speed",
                     "GET": "take, share of the bare GET's speed",
-                    "EVALSHA": "apply, times the bare EVALSHA",
+                    "EVALSHA": "apply, share of the bare EVALSHA's speed",
                 }[name]
-                ratios.append([size, what, f"{ratio['of_medians']:.2f} ({ratio['q1']:.2f} to {ratio['q3']:.2f})", want])
+                ratios.append([size, what, times(share), f"at least {short(least)}x"])
         parts.append(table(["", "", "measured", "wanted (4 MB, 10x16)"], ratios))
     return "\n".join(parts)
 
@@ -331,7 +396,12 @@ def _steps(section: Results, drawn: dict[str, str]) -> str:
                     *(short(used[name] / 1e6) if used else "" for name in ("bytes_in", "bytes_out")),
                 ]
             )
-        wanted = [f"{name} {part[name]:g}x" for name in ("bar", "goal") if name in part]
+        ours = [figure(part["ratios"][key]) for key in ("direct", "loop") if key in part["ratios"]]
+        wanted = [
+            f"{name} {part[name]:g}x" + (", **missed**" if name == "bar" and ours and min(ours) < part[name] else "")
+            for name in ("bar", "goal")
+            if name in part
+        ]
         parts += [
             f"### {title}",
             "",
@@ -340,7 +410,7 @@ def _steps(section: Results, drawn: dict[str, str]) -> str:
                 [
                     "",
                     "step, ms",
-                    "TensorFlow takes",
+                    "ratio",
                     "CPU of the workers, ms",
                     "of the chief",
                     "of the server",
@@ -357,13 +427,16 @@ def _steps(section: Results, drawn: dict[str, str]) -> str:
         "The same bytes in more and more arrays, with TreeAccumulator and Parameters and nothing on disk.",
         "",
         table(
-            ["arrays", "step, ms", "as a multiple of one array"],
-            [[f"{point['arrays']:,}", ms(point["seconds"]), f"{point['ratio']:.2f}x"] for point in section["growth"]],
+            ["arrays", "step, ms", "speed, compared with one array"],
+            [
+                [f"{point['arrays']:,}", ms(point["seconds"]), f"{1 / point['ratio']:.2f}x"]
+                for point in section["growth"]
+            ],
         ),
         f"Applying a tree of {small['arrays']} small arrays, {short(small['bytes'] / 1e3)} kB in total, takes "
         f"{short(small['seconds']['tree']['median'] * 1e6)} µs, and one dense array of as many bytes "
-        f"{short(small['seconds']['array']['median'] * 1e6)} µs: {times(small['ratio'])} (bar: at most "
-        f"{small['bar']:g}x).",
+        f"{short(small['seconds']['array']['median'] * 1e6)} µs: {times(inverse(small['ratio']))} its speed "
+        f"(bar: at least {short(1 / small['bar'])}x).",
         "",
     ]
     return "\n".join(parts)

@@ -22,7 +22,18 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def ratio(slower: Sequence[float], faster: Sequence[float]) -> dict[str, Any]:
-    """Returns the ratio of two medians, and the quartiles of the ratios of neighbouring rounds."""
+    """Returns median and quartiles of the ratios of neighbouring rounds, and the ratio of the two medians."""
     pairs = [a / b for a, b in zip(slower, faster, strict=False)]
-    q1, q3 = np.percentile(pairs, [25, 75])
-    return {"of_medians": float(np.median(slower) / np.median(faster)), "q1": float(q1), "q3": float(q3)}
+    q1, median, q3 = np.percentile(pairs, [25, 50, 75])
+    return {
+        "of_medians": float(np.median(slower) / np.median(faster)),
+        "median": float(median),
+        "q1": float(q1),
+        "q3": float(q3),
+    }
+
+
+def inverse(ratio: dict[str, Any]) -> dict[str, Any]:
+    """Returns the same ratio seen from the other side."""
+    swapped = {"q1": "q3", "q3": "q1"}
+    return {swapped.get(name, name): 1 / value for name, value in ratio.items()}

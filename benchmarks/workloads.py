@@ -125,6 +125,16 @@ SIX_ROWS: dict[Workload, tuple[float | None, float]] = {
     Workload("dense-32MB", "dense", (4000, 2000)): (None, 1.05),
 }
 
+# The bars of the same rows for the embedded server with its default settings.
+EMBEDDED_BARS = {
+    "sparse-10x16-of-1000": 2.5,
+    "sparse-100x64-of-10000": 2.5,
+    "sparse-1000x64-of-10000": 2.0,
+    "sparse-10000x64-of-100000": 1.3,
+    "dense-4MB": 1.0,
+    "dense-32MB": 0.9,
+}
+
 # The same for bfloat16 on the wire: the bars for a server that writes nothing to disk, and for the embedded one.
 BFLOAT16_BARS = {
     "dense-4MB": {"redisacc-memory": 1.8, "redisacc": 1.5},

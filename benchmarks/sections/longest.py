@@ -25,6 +25,7 @@ from benchmarks.environment import Run
 from benchmarks.sections.scripts import COUNTING, NOTHING
 from benchmarks.stats import summary
 from redisacc._admin.garbage import find_garbage, remove_garbage
+from redisacc._format.entries import sessions_of
 from redisacc._format.keys import Keys
 from redisacc._handles.parameters import Parameters
 from redisacc._protocol.acknowledgement import finish_acknowledgement
@@ -33,6 +34,7 @@ from redisacc._protocol.deletion import delete
 from redisacc._protocol.scripts import Request, Scripts
 from redisacc._protocol.sessions import Session
 from redisacc._redis.connect import connect
+from redisacc._redis.hash_scan import scan
 from redisacc._redis.script_loader import load, names
 
 HOUR_MS = 3_600_000
@@ -265,6 +267,9 @@ class Hostile:
         self._transport.call("SCRIPT", "LOAD", load("stage").text)
         self._repeat("stage", lambda: self._transport.call(*scripts.stage(request, gradient="new-1", header=header)))
         self._repeat("resolve", lambda: scripts.resolve(session=self._session(), sequence=1, worker="w"))
+        known = acc.info().known_workers[0].name
+        (session, *_) = sessions_of(self._keys, scan(self._transport, self._keys.sessions), known)
+        self._repeat("forget_worker", lambda: scripts.forget_worker(session=session, worker=known))
         self._repeat("info", acc.info, max(self._sizes.calls // 30, 1))
 
     def training(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,10 +23,11 @@ if not (ROOT / "benchmarks").is_dir():
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import models  # noqa: E402
+from benchmarks import models, plots  # noqa: E402
 from benchmarks.crew import BenchmarkError, Crew  # noqa: E402
+from benchmarks.markdown import ms, times  # noqa: E402
 from benchmarks.report import render  # noqa: E402
-from benchmarks.stats import ratio, summary  # noqa: E402
+from benchmarks.stats import inverse, ratio, summary  # noqa: E402
 from benchmarks.workloads import TINY, Workload, write  # noqa: E402
 from redisacc._redis import script_loader  # noqa: E402
 from redisacc.embedded import Server  # noqa: E402
@@ -204,9 +206,38 @@ def test_indices_are_ascending_and_as_described(indices: str) -> None:
 
 def test_ratios_say_how_many_times_as_long() -> None:
     found = ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
-    assert found == {"of_medians": 2.0, "q1": 2.0, "q3": 2.0}
+    assert found == {"of_medians": 2.0, "median": 2.0, "q1": 2.0, "q3": 2.0}
+    found = ratio([1.0, 8.0, 9.0], [1.0, 2.0, 9.0])
+    assert found == {"of_medians": 4.0, "median": 1.0, "q1": 1.0, "q3": 2.5}
+    assert inverse(found) == {"of_medians": 0.25, "median": 1.0, "q1": 0.4, "q3": 1.0}
     found = summary([3.0, 1.0, 2.0])
     assert found == {"n": 3, "median": 2.0, "q1": 1.5, "q3": 2.5, "min": 1.0, "max": 3.0}
+
+
+def test_a_median_outside_its_quartiles_is_an_error() -> None:
+    assert times({"median": 2.0, "of_medians": 9.0, "q1": 1.0, "q3": 3.0}) == "2x (1 to 3)"
+    with pytest.raises(ValueError, match=r"the median 0.11 lies outside its quartiles, 0.124 to 0.139"):
+        times({"median": 0.11, "of_medians": 0.13, "q1": 0.124, "q3": 0.139})
+    with pytest.raises(ValueError, match="lies outside its quartiles"):
+        ms({"median": 0.11, "q1": 0.124, "q3": 0.139})
+    # Results of older runs have no median of ratios, so the quartiles may be those of another figure.
+    assert times({"of_medians": 0.13, "q1": 0.124, "q3": 0.139}) == "0.13x (0.124 to 0.139)"
+    assert times({"of_medians": 0.11, "q1": 0.124, "q3": 0.139}) == "0.11x"
+
+
+def test_the_page_is_what_its_results_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "docs" / "performance"
+    monkeypatch.setattr("benchmarks.plots.paint_file", lambda _out, name, *_: f"{name}.svg")
+    results = json.loads((folder / "results.json").read_text())
+    page = render(results, plots.draw(results, tmp_path))
+    assert page == (folder / "README.md").read_text()
+    conclusion = page.partition("\n## ")[0]
+    assert len(re.findall(r"^- ", conclusion, re.MULTILINE)) == 5
+    assert re.findall(r"!\[.*?\]\((.*?)\)", conclusion) == ["conclusion.svg"]
+    for name in re.findall(r"!\[.*?\]\((.*?)\)", page):
+        assert (folder / name).is_file()
+    # A row says so if it misses its bar.
+    assert re.search(r"^\| dense-4MB \| \S+ \([^|]+\| 1x \|[^|]+\| \*\*1.2x, missed\*\* \|", page, re.MULTILINE)
 
 
 def test_a_run_without_peers_can_be_reported() -> None:

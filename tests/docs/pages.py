@@ -37,7 +37,12 @@ from typing import Any
 DOCS = Path(__file__).parents[2] / "docs"
 
 # Page → the test that runs it, where that isn't this one.
-RUN_BY = {"arrays.md": "tests/docs/test_arrays.py", "redis-cli.md": "tests/redis_cli/test_inspect_scripts.py"}
+RUN_BY = {
+    "arrays.md": "tests/docs/test_arrays.py",
+    "gpu.md": "tests/docs/test_arrays.py",
+    "kubernetes.md": "tests/docs/test_kubernetes.py",
+    "redis-cli.md": "tests/redis_cli/test_inspect_scripts.py",
+}
 
 _FENCE = re.compile(
     r"(?:^<!-- not run: (?P<excuse>.*?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL

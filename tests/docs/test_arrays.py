@@ -1,4 +1,4 @@
-"""The page arrays.md: each block of code is run where the library that it imports is installed (`make foreign`)."""
+"""Pages on other libraries: each block is run where the library that it imports is installed (`make foreign`)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,24 @@ from pages import DOCS, Block, Reader, blocks_of
 from redisacc.embedded import Server
 
 PAGE = DOCS / "arrays.md"
+GPU = DOCS / "gpu.md"
 LIBRARIES = ("jax", "scipy", "tensorflow", "torch")
 
 
 def library_of(block: Block) -> str:
     imported = re.findall(r"^import (\w+)", block.text, re.MULTILINE)
-    (library,) = {name for name in imported if name != "redisacc"}
+    (library,) = set(imported) & set(LIBRARIES)
     assert library in LIBRARIES
     return library
 
 
 BLOCKS = blocks_of(PAGE) if PAGE.is_file() else []
-HERE = [block for block in BLOCKS if importlib.util.find_spec(library_of(block)) is not None]
+ALL = [(page, block) for page in (PAGE, GPU) if page.is_file() for block in blocks_of(page)]
+HERE = [(page, block) for page, block in ALL if importlib.util.find_spec(library_of(block)) is not None]
+
+
+def name_of(value: Path | Block) -> str:
+    return value.stem if isinstance(value, Path) else f"{library_of(value)}-line-{value.line}"
 
 
 @pytest.mark.skipif(not BLOCKS, reason="the documentation isn't part of an installation")
@@ -32,10 +38,10 @@ def test_each_library_has_a_block() -> None:
     assert {library_of(block) for block in BLOCKS} == set(LIBRARIES)
 
 
-@pytest.mark.parametrize("block", HERE, ids=lambda block: f"{library_of(block)}-line-{block.line}")
-def test_a_block_does_what_it_says(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("page", "block"), HERE, ids=name_of)
+def test_a_block_does_what_it_says(page: Path, block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Server() as server:
         monkeypatch.setenv("REDISACC_URL", server.url)
         monkeypatch.chdir(tmp_path)
-        Reader(PAGE, tmp_path, server.url).read([block])
+        Reader(page, tmp_path, server.url).read([block])
         gc.collect()

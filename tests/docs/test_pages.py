@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -125,3 +126,14 @@ def test_reader_notices(tmp_path: Path, before: str, after: str) -> None:
 @pytest.mark.skipif(not DOCS.is_dir(), reason="the documentation isn't part of an installation")
 def test_there_are_pages() -> None:
     assert len(OURS) >= 2
+
+
+@pytest.mark.skipif(not PAGES, reason="the documentation isn't part of an installation")
+def test_the_index_links_every_page_and_the_sidebar_has_each_once() -> None:
+    text = (DOCS / "index.md").read_text()
+    pages = sorted(str(page.relative_to(DOCS)) for page in PAGES if page.name != "index.md")
+    tables = text.partition("## All pages")[2].partition("```")[0]
+    assert sorted(re.findall(r"\]\(([^)]+\.md)\)", tables)) == pages
+    trees = re.findall(r"```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)```", text, re.DOTALL)
+    entries = [re.sub(r".*<(.*)>", r"\1", line) for tree in trees for line in tree.split("\n") if line]
+    assert sorted(f"{entry}.md" for entry in entries) == pages

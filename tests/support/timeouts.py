@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from redisacc._redis.transport import Transport
@@ -12,11 +12,17 @@ from redisacc._redis.transport import Transport
 SHORT = 0.4
 
 
+# The methods of a transport that send commands.
+SENDING = ("call", "pipeline", "run", "run_and_read", "repeat", "fetch")
+
+
 @contextlib.contextmanager
-def short_timeouts(transport: Transport, seconds: float = SHORT) -> Iterator[None]:
+def short_timeouts(transport: Transport, seconds: float = SHORT, *, methods: Sequence[str] = SENDING) -> Iterator[None]:
     """Makes the calls of one transport give up on a silent server after that many seconds, for the length of a block.
 
-    Put only the calls that are to fail into the block: others may take longer on a busy machine.
+    Put only the calls that are to fail into the block, and name their methods if others cannot be left out: others may
+    take longer on a busy machine. They would be sent again, and a fault that waits for a message of a certain number
+    would hit another one.
     """
 
     def shortened(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,11 +31,10 @@ def short_timeouts(transport: Transport, seconds: float = SHORT) -> Iterator[Non
 
         return call
 
-    names = ("call", "pipeline", "run", "run_and_read", "repeat", "fetch")
-    for name in names:
+    for name in methods:
         setattr(transport, name, shortened(getattr(transport, name)))
     try:
         yield
     finally:
-        for name in names:
+        for name in methods:
             delattr(transport, name)

@@ -1,0 +1,118 @@
+"""The page kubernetes.md: its manifests are consistent, and its program runs with the environment that they set."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+from pages import DOCS, blocks_of
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+
+from redisacc.embedded import Server, find_server
+from redisacc.embedded.addresses import free_port
+
+PAGE = DOCS / "kubernetes.md"
+FILES = {block.file: block.text for block in blocks_of(PAGE) if block.file} if PAGE.is_file() else {}
+pytestmark = pytest.mark.skipif(not FILES, reason="the documentation isn't part of an installation")
+
+
+def manifests(name: str) -> dict[str, Any]:
+    """The manifests of a file, by kind and name."""
+    return {f"{one['kind']} {one['metadata']['name']}": one for one in yaml.safe_load_all(FILES[name])}
+
+
+def containers() -> Iterator[Any]:
+    for one in [*manifests("valkey.yaml").values(), *manifests("training.yaml").values()]:
+        yield from one["spec"]["template"]["spec"]["containers"] if "template" in one.get("spec", {}) else ()
+
+
+def environment(job: Any, index: int | None, url: str) -> dict[str, str]:
+    """The environment of a container of a job, as Kubernetes makes it, with another server."""
+    found: dict[str, str] = {}
+    for one in job["spec"]["template"]["spec"]["containers"][0]["env"]:
+        if "value" in one:
+            value = one["value"]
+        elif "fieldRef" in one["valueFrom"]:
+            assert "job-completion-index" in one["valueFrom"]["fieldRef"]["fieldPath"]
+            assert job["spec"]["completionMode"] == "Indexed"
+            value = str(index)
+        else:
+            value = "secret"
+        # Kubernetes puts variables in that were defined above.
+        found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda match: found[match[1]], value)
+    assert found["REDISACC_URL"] == "redis://:secret@valkey:6379/0"
+    return {**found, "REDISACC_URL": url}
+
+
+def test_names_fit_together() -> None:
+    server = manifests("valkey.yaml")
+    secret, service, stateful = server["Secret valkey"], server["Service valkey"], server["StatefulSet valkey"]
+    labels = stateful["spec"]["template"]["metadata"]["labels"]
+    assert labels == stateful["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
+    assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
+    claims = {claim["metadata"]["name"] for claim in stateful["spec"]["volumeClaimTemplates"]}
+    for container in containers():
+        for one in container["env"]:
+            assert set(one) in ({"name", "value"}, {"name", "valueFrom"})
+            assert isinstance(one.get("value", ""), str), one
+            if "secretKeyRef" in one.get("valueFrom", {}):
+                given = one["valueFrom"]["secretKeyRef"]
+                assert given["name"] == secret["metadata"]["name"]
+                assert given["key"] in secret["stringData"]
+        assert {mount["name"] for mount in container.get("volumeMounts", [])} <= claims
+
+
+def test_the_server_starts_as_the_manifest_says(tmp_path: Path) -> None:
+    (container, *_) = containers()
+    (tmp_path / "valkey-server").symlink_to(find_server())
+    script = container["args"][0].replace("/data", str(tmp_path)).replace("/tmp/valkey.conf", str(tmp_path / "v.conf"))
+    port = free_port()
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "VALKEY_PASSWORD": "secret"}
+    with subprocess.Popen(
+        [*container["command"], f"{script} --port {port}"], env=environment, stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            client = redis.Redis(port=port, password="secret", retry=Retry(ConstantBackoff(0.05), 400))
+            assert client.ping()
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+            client.close()
+            # The signal of Kubernetes reaches the server itself, and not a shell above it.
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_the_program_runs_with_the_environment_of_the_manifests(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FILES["train.py"])
+    jobs = manifests("training.yaml")
+    chief, workers = jobs["Job train-chief"], jobs["Job train-workers"]
+    number = workers["spec"]["completions"]
+    assert number == workers["spec"]["parallelism"]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("REDISACC_")}
+    with Server() as server:
+        places = [environment(chief, None, server.url)]
+        places += [environment(workers, index, server.url) for index in range(number)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "train.py"], cwd=tmp_path, env=inherited | place, stdout=subprocess.PIPE, text=True
+            )
+            for place in places
+        ]
+        try:
+            assert processes[0].communicate(timeout=100)[0] == "step 30, weights [1. 2.]\n"
+            assert [process.wait(60) for process in processes] == [0] * (number + 1)
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
