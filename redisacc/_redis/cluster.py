@@ -324,7 +324,8 @@ class Cluster:
         node = self._nodes.get(address)
         if node is None:
             # If another thread has just made one, that one is used.
-            node = self._nodes.setdefault(address, Node(self._pool_at(address), self.losses, str(address)))
+            made = Node(self._pool_at(address), self.losses, str(address), owns_pool=True)
+            node = self._nodes.setdefault(address, made)
         return node
 
     def _address_of(self, node: Node) -> Address:

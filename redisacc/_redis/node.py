@@ -39,13 +39,14 @@ class Node:
         pool: the pool of connections.
         losses: counts the exchanges that break off.
         address: where the pool's connections lead. None: as the pool says.
+        owns_pool: whether the pool's connections are to be closed when nobody uses this object any more.
 
     Attributes:
         address: where the pool's connections lead, without a password.
         reached: whether a connection was ever made.
     """
 
-    def __init__(self, pool: Any, losses: Losses, address: str | None = None) -> None:
+    def __init__(self, pool: Any, losses: Losses, address: str | None = None, *, owns_pool: bool = False) -> None:
         self._pool = pool
         self._losses = losses
         self._get_connection = _getter(pool)
@@ -57,7 +58,7 @@ class Node:
 
         self._lanes = Lanes(pool, self._get_connection)
 
-        weakref.finalize(self, _give_back, pool, self._kept, self._lanes.idle).atexit = False
+        weakref.finalize(self, _leave, pool, owns_pool, self._kept, self._lanes.idle).atexit = False
 
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         """Sends commands over one connection and returns their replies, which may be errors.
@@ -200,14 +201,17 @@ class Node:
             raise BrokenError("another thread closed the connection") from error
 
 
-def _give_back(pool: Any, *kept: list[Any]) -> None:
-    """Puts the connections that were kept back into the pool, which counts them as in use."""
+def _leave(pool: Any, owns_pool: bool, *kept: list[Any]) -> None:
+    """Puts the connections that were kept back into the pool, which counts them as in use, or closes all of them."""
     for connections in kept:
         while connections:
             connection = connections.pop()
             if connection.pid == os.getpid():
                 connection.release()
                 pool.release(connection.pooled)
+    if owns_pool:
+        with contextlib.suppress(*FAULTS), translated():
+            pool.disconnect()
 
 
 def _getter(pool: Any) -> Callable[[], Any]:
