@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from redisacc._redis.client_libraries import is_cluster
 from redisacc._redis.fast_socket import VALUES, A, Arrivals, Command, fetch_together
@@ -101,6 +101,8 @@ class Cluster:
             RejectedError: a node refuses the connection.
             ServerError: the server is not a node of a cluster.
         """
+        if len(commands) == 1:
+            return self._exchange_in(slot_of(commands[0]), commands, deadline)
         slots = slots_of(commands)
         if len(slots) > 1:
             return self._exchange_in_several(commands, deadline)
@@ -114,8 +116,7 @@ class Cluster:
         """Sends commands without keys to every master, and returns their replies by the masters' addresses."""
         found = {}
         for node in self._masters(deadline):
-            with self._failures_noted(node):
-                found[node.address] = node.exchange(commands, _soon(deadline))
+            found[node.address] = self._exchange_with(node, commands, _soon(deadline))
         return found
 
     def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
@@ -205,8 +206,7 @@ class Cluster:
     def _exchange_in(self, slot: int | None, commands: Sequence[Command], deadline: float) -> list[Any]:
         """Exchanges commands with the owner of a slot, or with any node."""
         node = self._owner(slot, deadline)
-        with self._failures_noted(node):
-            replies = node.exchange(commands, _soon(deadline))
+        replies = self._exchange_with(node, commands, _soon(deadline))
         # The most frequent case costs one comparison.
         if VALUES.issuperset(map(type, replies)):
             return replies
@@ -232,15 +232,13 @@ class Cluster:
             if redirections > _MOST_REDIRECTIONS:
                 raise _unsettled(refusal)
             node = self._owner(slot, deadline)
-            with self._failures_noted(node):
-                replies = node.exchange(commands, _soon(deadline))
+            replies = self._exchange_with(node, commands, _soon(deadline))
         return done + replies
 
     def _ask(self, node: Node, commands: Sequence[Command], deadline: float) -> list[Any]:
         """Exchanges commands with a node that is about to get their slot: each of them needs its own ASKING."""
         pairs = [one for command in commands for one in (_ASKING, command)]
-        with self._failures_noted(node):
-            return node.exchange(pairs, _soon(deadline))[1::2]
+        return self._exchange_with(node, pairs, _soon(deadline))[1::2]
 
     def _redirected(self, refusal: ReplyError, node: Node, deadline: float) -> Node:
         """Returns the node that a refusal names. If the slot has a new owner, the map is read again, from that one."""
@@ -291,9 +289,8 @@ class Cluster:
                 break
             try:
                 node = self._node(address)
-                with self._failures_noted(node):
-                    until = min(deadline, time.monotonic() + _MAP_TIMEOUT)
-                    reply = node.exchange([("CLUSTER", "SLOTS")], until)[0]
+                until = min(deadline, time.monotonic() + _MAP_TIMEOUT)
+                reply = self._exchange_with(node, [("CLUSTER", "SLOTS")], until)[0]
                 self._use(self._map_of(reply, address))
                 return
             except FAULTS as error:
@@ -338,18 +335,29 @@ class Cluster:
     def _failure(self, address: Address) -> float:
         return self._failed_at.get(address, 0.0)
 
+    def _exchange_with(self, node: Node, commands: Sequence[Command], deadline: float) -> list[Any]:
+        """Exchanges commands with a node."""
+        # A context manager would cost a small command too much.
+        try:
+            return node.exchange(commands, deadline)
+        except FAULTS as error:
+            self._raise_noted(node, error)
+
     @contextlib.contextmanager
     def _failures_noted(self, node: Node) -> Iterator[None]:
-        """Raises the error of an attempt with the node's address. The next attempt begins by reading the map."""
         try:
             yield
-        except ReplyError as error:
-            if error.code not in REDIRECTIONS:
-                self._note_failure(node)
-            raise
-        except (BrokenError, OSError) as error:
+        except FAULTS as error:
+            self._raise_noted(node, error)
+
+    def _raise_noted(self, node: Node, error: Exception) -> NoReturn:
+        """Raises the error of an attempt with the node's address. The next attempt begins by reading the map."""
+        if isinstance(error, (BrokenError, OSError)):
             self._note_failure(node)
             raise self._described(node, error) from error
+        if isinstance(error, ReplyError) and error.code not in REDIRECTIONS:
+            self._note_failure(node)
+        raise error
 
     def _note_failure(self, node: Node) -> None:
         self._failed_at[self._address_of(node)] = time.monotonic()

@@ -43,7 +43,8 @@ class Address(NamedTuple):
 
 def key_slot(key: Argument) -> int:
     """Returns the slot of a key: the CRC16 of its hash tag, or of the whole key if it has none, modulo 16,384."""
-    return _slot(key if isinstance(key, (str, bytes)) else bytes(key) if isinstance(key, memoryview) else str(key))
+    # Mostly a str. The cache makes this cheap for keys that come again.
+    return _slot(key if type(key) is str or isinstance(key, bytes) else str(key))
 
 
 @lru_cache(maxsize=4096)
@@ -63,14 +64,12 @@ def slot_of(command: Command) -> int | None:
 
     A command of which several keys matter has all of them in one slot, or the server refuses it.
     """
-    match command[0]:
-        case "EVALSHA" | "EVAL":
-            return key_slot(command[3]) if command[2] else None
-        case "MEMORY":
-            return key_slot(command[2])
-        case name if name in _KEYLESS or len(command) < 2:
-            return None
-    return key_slot(command[1])
+    name = command[0]
+    if name in ("EVALSHA", "EVAL"):
+        return key_slot(command[3]) if command[2] else None
+    if name in _KEYLESS:
+        return None
+    return key_slot(command[2 if name == "MEMORY" else 1])
 
 
 def slots_of(commands: Iterable[Command]) -> set[int]:

@@ -51,7 +51,7 @@ def nodes(monkeypatch):
     made = {address: ScriptedNode(address) for address in (A, B, C)}
     for node in made.values():
         node.map = owned_by(A)
-    monkeypatch.setattr(cluster_module, "Node", lambda pool, losses, address: made[pool])
+    monkeypatch.setattr(cluster_module, "Node", lambda pool, losses, address, **_: made[pool])
     return made
 
 

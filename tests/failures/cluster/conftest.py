@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.servers import executable
+from support.servers import CLUSTER, Servers, executable
 
 from redisacc.embedded import Cluster
 
 
-@pytest.fixture(scope="module")
-def shared_cluster() -> Iterator[Cluster]:
-    """A cluster of three masters, whose slots tests may move but whose nodes they leave alone."""
-    with Cluster(3, executable=executable("valkey")) as cluster:
-        yield cluster
+@pytest.fixture(scope="session")
+def shared_cluster(_servers: Servers) -> Cluster:
+    """The cluster of three masters on which other tests run, too: tests may move its slots, and nothing else."""
+    cluster = _servers.get(CLUSTER)
+    assert isinstance(cluster, Cluster)
+    return cluster
 
 
 @pytest.fixture

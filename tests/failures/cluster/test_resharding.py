@@ -100,8 +100,13 @@ def moves_of(cluster, key):
     return source, target, others
 
 
-@pytest.mark.parametrize("size", thorough(SIZES, usual=["in_place", "parts"]))
-@pytest.mark.parametrize("how", ["key by key", "at once"])
+@pytest.mark.parametrize(
+    ("how", "size"),
+    thorough(
+        [(how, size) for how in ("key by key", "at once") for size in SIZES],
+        usual=[("key by key", "parts"), ("at once", "in_place")],
+    ),
+)
 def test_nothing_is_lost_or_doubled(shared_cluster, background, until, seen, how, size):
     load = Load(shared_cluster.url, f"moving {how} {size}", *SIZES[size])
     key = load.acc.accumulator_ref

@@ -61,6 +61,7 @@ def test_urls_that_cannot_be_read(url, message):
     assert "cret" not in str(failure.value).replace("percent-encoded", "")
 
 
+@pytest.mark.thorough
 def test_no_node_answers():
     started = time.monotonic()
     with pytest.raises(redisacc.ServerUnavailableError, match=r"127\.0\.0\.1:1,127\.0\.0\.1:2"):
@@ -76,6 +77,7 @@ def test_any_node_will_do(shared_cluster):
         acc.delete()
 
 
+@pytest.mark.thorough
 def test_nodes_that_announce_an_unreachable_address(make_cluster):
     cluster = make_cluster(2, dir=None, durable=False)
     # Nobody listens there: a node announces a port for its clients that leads nowhere.
@@ -109,6 +111,7 @@ def test_one_transport_for_one_url(shared_cluster):
     assert "secret" not in repr(connect("redis+cluster://u:secret@127.0.0.1:1"))
 
 
+@pytest.mark.thorough
 def test_a_user_with_the_rules_of_a_worker(shared_cluster):
     """The user may not load scripts, so an operator has done that."""
     passworded = [">secret", *rules("worker", "team/*", cluster=True)]
@@ -128,8 +131,11 @@ def test_a_user_with_the_rules_of_a_worker(shared_cluster):
     for name in ("team/a", "team/b", "team/c"):
         with dense(shared_cluster.url, name) as acc:
             acc.delete()
+    for node in shared_cluster.nodes:
+        node.ask("ACL", "DELUSER", "w1")
 
 
+@pytest.mark.thorough
 def test_min_replicas_reaches_the_replicas_of_the_owner(shared_cluster):
     """WAIT goes to the master that has the record, over the connection of its script."""
     with dense(shared_cluster.url, min_replicas=1) as acc:
