@@ -17,6 +17,12 @@ _FIELDS = ("who", "since_ms", "stored", "late")
 class ReducerInfo:
     """A reducer that works on an accumulator.
 
+    Example:
+        >>> import redisacc
+        >>> with redisacc.ConditionalAccumulator("float32", [2]) as acc:
+        ...     print(acc.info().reducer)
+        None
+
     Attributes:
         who: the host and the process id of the reducer. Printable.
         since: when it began to work on the accumulator.
