@@ -8,7 +8,9 @@
 --
 -- Replies:
 -- {'left'}                                                 the token is not in the queue
--- {'granted', global_step, num_accumulated, round_shape}   the round belongs to this token, and must be delivered
+-- {'granted', global_step, num_accumulated, round_shape, staleness}
+--                                                          the round belongs to this token, and must be delivered;
+--                                                          staleness is "" unless max_staleness > 0
 -- {'corrupt', where, text}                                 a key or field holds what redisacc never writes
 
 -- #include "granted_round"

@@ -23,7 +23,9 @@
 -- ARGV sequence        number   number of the take; a session's numbers grow
 --
 -- Replies:
--- {'granted', global_step, num_accumulated, round_shape}   the step that was closed, and what the round holds
+-- {'granted', global_step, num_accumulated, round_shape, staleness}
+--                                                          the step that was closed, and what the round holds;
+--                                                          staleness is "" unless max_staleness > 0
 -- {'waiting', global_step, num_accumulated, ahead}         the taker is in the queue, with `ahead` others before it
 -- {'overflow', global_step}                                the step can't grow; the taker left the queue
 -- {'superseded', sequence}                                 the take is over: acknowledged, recovered or left
@@ -35,6 +37,8 @@
 
 -- #include "read_record"
 -- #include "granted_round"
+-- #include "granted_text"
+-- #include "round_staleness"
 -- #include "drop_expired_takers"
 -- #include "session_entry"
 -- #include "extend_leases"
@@ -43,7 +47,7 @@
 -- #bind
 
 local record, refusal = read_record(keys.record, args.incarnation,
-  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted'})
+  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted', 'max_staleness'})
 if not record then
   return refusal
 end
@@ -80,6 +84,11 @@ if record.num_accumulated >= args.num_required and (not head or head == args.tok
     {keys.workers, keys.taken_workers, redis.call('HLEN', keys.workers)},
   }
   redis.call('HLEN', keys.takers)
+  local staleness
+  staleness, refusal = read_staleness(keys.record, record)
+  if not staleness then
+    return refusal
+  end
   -- No gradient is copied: only the keys of the round change their names.
   for _, move in ipairs(moves) do
     if move[3] > 0 then
@@ -89,8 +98,8 @@ if record.num_accumulated >= args.num_required and (not head or head == args.tok
   redis.call('ZREM', keys.queue, args.token)
   redis.call('HDEL', keys.takers, args.token)
   local count = count_text(record.num_accumulated)
-  redis.call('HSET', keys.taken, args.token, string.format('granted %s %s %.0f %s %s',
-    record.global_step, count, now, record.round_shape, args.taker))
+  reply = {'granted', record.global_step, count, record.round_shape, staleness}
+  redis.call('HSET', keys.taken, args.token, granted_text(reply, now, args.taker))
   entry = entry or {applied = 0, stale = 0}
   entry.sequence = args.sequence
   -- Every grant forgets idle sessions, so that the table also shrinks while no new session arrives.
@@ -102,10 +111,13 @@ if record.num_accumulated >= args.num_required and (not head or head == args.tok
   local step = redis.call('HGET', keys.record, 'global_step')
   redis.call('HSET', keys.record, 'num_accumulated', '0', 'round_shape', '', 'buffered_bytes', '0',
     'takes', count_text(record.takes + 1))
+  if staleness ~= '' then
+    redis.call('HDEL', keys.record, 'staleness')
+  end
   local message = string.format('taken step=%s count=0 taken=%s taker=%s', step, count, args.taker)
   -- Only a taker that is still in the queue has to wake up.
   announce(keys.record, message, redis.call('EXISTS', keys.queue) == 1 and message)
-  return {'granted', record.global_step, count, record.round_shape}
+  return reply
 end
 
 if not ticket then

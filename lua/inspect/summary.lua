@@ -34,7 +34,8 @@ end
 
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
   'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes',
-  'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean', 'missing')
+  'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean', 'missing',
+  'max_staleness', 'staleness')
 for i = 1, 19 do
   if not fields[i] then
     return redis.error_reply(
@@ -42,7 +43,8 @@ for i = 1, 19 do
   end
 end
 local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, repeated, duplicates, takes,
-  buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker, sparse_mean, missing = unpack(fields)
+  buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker, sparse_mean, missing = unpack(fields, 1, 19)
+local max_staleness, staleness = fields[20], fields[21]
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -69,6 +71,10 @@ say('so far: %s applied, %s stale, %s repeated, %s sent twice, %s rounds taken; 
   repeated, duplicates, takes, ago(created_ms))
 if once_per_worker == '1' then
   say('a round accepts one gradient of each worker')
+end
+-- A record has these two only if gradients may be late.
+if max_staleness then
+  say('gradients may be up to %s steps late; steps:gradients in this round: %s', max_staleness, staleness or 'none')
 end
 
 -- Returns the first fields of a hash, and its size. HSCAN returns a small hash whole, however few fields are requested.
@@ -161,8 +167,8 @@ taken, number = some(record_key .. ':taken')
 say('rounds taken and not acknowledged: %d', number)
 shown = math.min(#taken / 2, SHOWN)
 for i = 1, shown do
-  local state, closed, held, granted_ms, taker = string.match(taken[2 * i],
-    '^(%a+) (%-?%d+) (%d+) (%d+) %S+ (.*)$')
+  local entry = string.gsub(taken[2 * i], '^(%a+ %-?%d+ %d+ %d+) staleness=%S+', '%1')
+  local state, closed, held, granted_ms, taker = string.match(entry, '^(%a+) (%-?%d+) (%d+) (%d+) %S+ (.*)$')
   if state then
     say('  step %s with %s gradients, %s %s ago to %s, token %s', closed, held, state, ago(granted_ms), taker,
       taken[2 * i - 1])

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redisacc._format.keys import Keys
+from redisacc._format.staleness import parse_staleness
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
 # The largest length of an entry, of a name or of a token, in bytes. A shape and a name fit in.
 LONGEST_ENTRY = 8192
+# How the entry of a taken round goes on before its shape if the accumulator counts the staleness of gradients.
+STALENESS = b"staleness="
+# The largest length of the entry of a taken round, in bytes: with a number of gradients for each staleness.
+LONGEST_ROUND = LONGEST_ENTRY + 32768
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class UnacknowledgedRound:
         num_accumulated: how many gradients the round holds.
         taker: name of the taker.
         granted_at: when it was granted, by the server's clock.
+        staleness: how stale the gradients were, as in ``Round``.
     """
 
     token: str
@@ -68,6 +74,7 @@ class UnacknowledgedRound:
     num_accumulated: int
     taker: str
     granted_at: datetime.datetime
+    staleness: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,15 +151,22 @@ def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
 def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, UnacknowledgedRound]:
     """Returns the state of a taken round, "granted" or "acknowledged", and the round."""
     try:
-        state, step, count, granted_ms, _, taker = _fields(text, 6)
+        state, step, count, granted_ms, shape, taker = _fields(text, 6, LONGEST_ROUND)
+        staleness = b""
+        if shape.startswith(STALENESS):
+            # It comes before the shape, if the accumulator counts it.
+            staleness = shape.removeprefix(STALENESS)
+            _, taker = _fields(taker, 2)
         if state not in (b"granted", b"acknowledged") or len(token) > LONGEST_ENTRY:
             raise ValueError("the state or the token is unknown")
+        number = _integer(count, 15)
         taken = UnacknowledgedRound(
             token.decode(),
             _integer(step, 19, signed=True),
-            _integer(count, 15),
+            number,
             taker.decode(),
             time_of(_integer(granted_ms, 15)),
+            parse_staleness(staleness.decode(), number),
         )
         return state.decode(), taken
     except (ValueError, OverflowError, OSError) as error:
@@ -219,13 +233,13 @@ def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:
         raise CorruptDataError(f"{keys.takers}: {shown(text)} is not the entry of a taker") from error
 
 
-def _fields(text: bytes, number: int) -> list[bytes]:
+def _fields(text: bytes, number: int, longest: int = LONGEST_ENTRY) -> list[bytes]:
     """Returns the fields of an entry. The last one is a name and may contain spaces.
 
     Raises:
         ValueError: the entry is longer than any that redisacc writes, or has fewer fields.
     """
-    if len(text) > LONGEST_ENTRY:
+    if len(text) > longest:
         raise ValueError("the entry is too long")
     found = text.split(b" ", number - 1)
     if len(found) != number:

@@ -73,6 +73,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
+        max_staleness: int | None = None,
         create: bool = True,
         min_replicas: int = 0,
     ) -> None:
@@ -89,6 +90,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
+            max_staleness=max_staleness,
             create=create,
             min_replicas=min_replicas,
         )
@@ -104,7 +106,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         once_per_worker: bool = False,
         wire: Wire | None = None,
     ) -> ApplyResult:
-        """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
+        """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
 
         Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
         counted once, even if connections break and the request has to be sent again. If Ctrl-C interrupts the call,
@@ -120,7 +122,9 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 infinite. Missing values are refused.
             grad_shape: integer vector: the shape of the whole array. It is checked against the declared shape and
                 needs at least as many dimensions; -1 is not a wildcard. None: nothing is checked.
-            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
+            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
+                than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
+                set.
             name: labels log records.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
@@ -175,7 +179,9 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 ``grad_indices``, ``grad_values`` and ``grad_shape``. Or a sparse array of torch, JAX (BCOO, BCSR),
                 TensorFlow (SparseTensor) or scipy: if it has one sparse dimension, its entries are the rows, and
                 otherwise each row that has an entry is made dense.
-            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
+            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
+                than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
+                set.
             name: labels log records.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with

@@ -62,6 +62,7 @@ class Opened:
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
         buffer_limit: bytes that the buffered gradients of a round may have in total.
         once_per_worker: whether a round accepts one gradient of each worker only.
+        max_staleness: by how many steps a gradient may be late.
         can_add_in_place: whether the server's Lua can add.
     """
 
@@ -72,6 +73,7 @@ class Opened:
     lease_ms: int
     buffer_limit: int
     once_per_worker: bool
+    max_staleness: int
     can_add_in_place: bool
 
 
@@ -148,6 +150,7 @@ class Granted:
         global_step: the step that the round closed.
         num_accumulated: the gradients in the round.
         round_shape: the shape that they share, as text.
+        staleness: how stale they were, as text; "" if the accumulator does not count that.
         replicas: how many replicas have the grant, if they were asked.
     """
 
@@ -155,6 +158,7 @@ class Granted:
     global_step: int
     num_accumulated: int
     round_shape: str
+    staleness: str = ""
     replicas: int = 0
 
 
@@ -230,6 +234,7 @@ class Scripts:
         lease_ms: int,
         buffer_limit: int,
         once_per_worker: bool,
+        max_staleness: int,
         create: bool = True,
     ) -> Opened | Deleting:
         """Opens or creates the accumulator.
@@ -241,6 +246,7 @@ class Scripts:
             lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
             buffer_limit: bytes that the buffered gradients of a round may have in total.
             once_per_worker: whether a round accepts one gradient of each worker only.
+            max_staleness: by how many steps a gradient may be late.
             create: whether to create the accumulator if there is none.
 
         Raises:
@@ -272,6 +278,7 @@ class Scripts:
                         "lease_ms": lease_ms,
                         "buffer_limit": buffer_limit,
                         "once_per_worker": int(once_per_worker),
+                        "max_staleness": max_staleness,
                         "create": int(create),
                     },
                 ),
@@ -301,6 +308,7 @@ class Scripts:
                 lease,
                 limit,
                 once,
+                staleness,
             ]:
                 return Opened(
                     now_ms=self._number(now, "TIME"),
@@ -310,6 +318,7 @@ class Scripts:
                     lease_ms=self._number(lease, "lease_ms"),
                     buffer_limit=self._number(limit, "buffer_limit"),
                     once_per_worker=bool(self._number(once, "once_per_worker")),
+                    max_staleness=self._number(staleness, "max_staleness"),
                     can_add_in_place=struct == b"yes",
                 )
             case [b"deleting", incarnation_]:
@@ -327,6 +336,7 @@ class Scripts:
             "lease_ms",
             "buffer_limit",
             "once_per_worker",
+            "max_staleness",
         )
         reply = self._transport.call("HMGET", self._keys.record, *names, timeout=OPENING_TIMEOUT)
         if isinstance(reply, list) and len(reply) > 1 and isinstance(reply[1], bytes):
@@ -339,6 +349,7 @@ class Scripts:
                 bytes() as lease,
                 bytes() as limit,
                 bytes() as once,
+                staleness,
             ] if all(isinstance(text, bytes) for text in schema) and not incarnation.startswith(DELETING.encode()):
                 return Opened(
                     now_ms=0,
@@ -348,6 +359,8 @@ class Scripts:
                     lease_ms=self._number(lease, "lease_ms"),
                     buffer_limit=self._number(limit, "buffer_limit"),
                     once_per_worker=bool(self._number(once, "once_per_worker")),
+                    # A record has this field only if it is not 0.
+                    max_staleness=0 if staleness is None else self._number(staleness, "max_staleness"),
                     can_add_in_place=False,
                 )
         return None
@@ -794,10 +807,10 @@ class Scripts:
 
     def _granted(self, token: str, reply: list[bytes], replicas: Sequence[Any] = ()) -> Granted:
         match reply:
-            case [b"granted", step, count, shape]:
+            case [b"granted", step, count, shape, staleness]:
                 number = self._number(count, "num_accumulated")
                 confirmed = self._confirmed(replicas) if replicas else 0
-                return Granted(token, self._step(step), number, _text(shape), confirmed)
+                return Granted(token, self._step(step), number, _text(shape), _text(staleness), confirmed)
         self._refuse(reply)
 
     def _step(self, text: bytes) -> int:

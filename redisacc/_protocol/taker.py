@@ -12,6 +12,7 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.shapes import round_shape_of
+from redisacc._format.staleness import parse_staleness
 from redisacc._protocol.acknowledgement import acknowledge
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.ownership import REMEMBERED, still_listed
@@ -220,10 +221,14 @@ class Taker(Generic[G]):
         shape = round_shape_of(self._keys, granted.round_shape)
         if shape is None:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
+        try:
+            staleness = parse_staleness(granted.staleness, granted.num_accumulated)
+        except ValueError as error:
+            raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
         contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
         reducer = reader.add_up(contents, shape, granted.num_accumulated)
         gradient: G = self._spec.result(reducer, granted.num_accumulated)
-        taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers)
+        taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers, staleness)
         return TakenRound(granted.token, taken, contents.buffered)
 
     def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:

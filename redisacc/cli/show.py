@@ -29,6 +29,7 @@ from redisacc.cli.output import (
     number_text,
     print_table,
     schema_shape_text,
+    staleness_text,
 )
 from redisacc.errors import AccumulatorNotFoundError
 
@@ -230,6 +231,9 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
         line("mean", mean)
     if info.once_per_worker:
         line("accepts", "one gradient of each worker in a round")
+    if info.max_staleness:
+        line("accepts", f"gradients up to {count_text(info.max_staleness, 'step')} late")
+        line("late", f"in this round: {staleness_text(info.staleness)}")
     line("last active", f"{ago(info.last_activity)} ago")
     line("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {ago(info.created_at)} ago")
     line("incarnation", info.incarnation)

@@ -48,6 +48,8 @@ TREES: tuple[dict[str, Any], ...] = (
 )
 WORKERS = ("ann", "bob")
 REDUCTIONS = ("MEAN", "SUM")
+# How many steps late a gradient may be.
+LATE = (0, 0, 1, 3, 1000)
 STEPS = (0, 1, 7, -4, 2**53, 2**53 + 1, -(2**63), 2**63 - 2, 2**63 - 1, 2**63 - 1)
 PICK = st.integers(0, 12 * 5040 - 1)
 
@@ -116,7 +118,7 @@ class Accumulators(RuleBasedStateMachine):
 
     def _open(self, m: Any, name: str, **options: Any) -> Any:
         """Opens an accumulator as a model describes it."""
-        options |= {"shared_name": name, "reduction_type": m.reduction}
+        options |= {"shared_name": name, "reduction_type": m.reduction, "max_staleness": m.max_staleness}
         if m.kind == "tree":
             spec = {
                 path: redisacc.Sparse(dtype, shape) if kind == "sparse" else (dtype, shape)
@@ -146,11 +148,13 @@ class Accumulators(RuleBasedStateMachine):
         dense=st.sampled_from(model.DTYPES),
         tree=st.tuples(st.sampled_from(model.DTYPES), st.integers(0, 6)),
         reduction=st.sampled_from(REDUCTIONS),
+        late=st.sampled_from(LATE),
     )
-    def begin(self, sparse, dense, tree, reduction):
+    def begin(self, sparse, dense, tree, reduction, late):
         self.names["a"] = Living("a", model.Sparse(sparse, (9, None), reduction))
         self.names["b"] = Living("b", model.Dense(dense, (None, 3), reduction))
         self.names["t"] = Living("t", tree_model(*tree, reduction))
+        self.names["a"].model.max_staleness = self.names["t"].model.max_staleness = late
         for name in ("a", "b", "t"):
             for client, limit, worker in ((0, 10**9, "ann"), (1, 10**9, "bob"), (1, 0, "bob")):
                 self._handle(self.names[name], client, limit, worker)
@@ -161,15 +165,17 @@ class Accumulators(RuleBasedStateMachine):
         dtype=st.sampled_from(model.DTYPES),
         which=st.integers(0, 6),
         reduction=st.sampled_from(REDUCTIONS),
+        late=st.sampled_from(LATE),
         client=st.integers(0, 1),
         limit=st.sampled_from(LIMITS),
         worker=st.sampled_from(WORKERS),
     )
-    def open(self, name, kind, dtype, which, reduction, client, limit, worker):
+    def open(self, name, kind, dtype, which, reduction, late, client, limit, worker):
         if kind == "tree":
             asked = tree_model(dtype, which, reduction)
         else:
             asked = {"dense": model.Dense, "sparse": model.Sparse}[kind](dtype, SHAPES[kind][which], reduction)
+        asked.max_staleness = late
         living = self.names.get(name)
         if living is None:
             living = self.names[name] = Living(name, asked)
@@ -496,6 +502,7 @@ class Accumulators(RuleBasedStateMachine):
         assert (info.applied, info.stale, info.repeated) == (m.applied, m.stale, m.repeated)
         assert (info.takes, info.duplicates) == (m.takes, 0)
         assert info.round_shape == (m.round_shape if m.count else None)
+        assert info.max_staleness == m.max_staleness
         if living.ways == {"buffered"}:
             assert info.buffered == m.count
 
@@ -507,12 +514,14 @@ class Accumulators(RuleBasedStateMachine):
         acc = next(handle.acc for handle in self.opened if handle.living is living)
         info, m = acc.info(), living.model
         assert (info.global_step, info.num_accumulated, info.workers) == (m.step, m.count, m.workers)
+        assert info.staleness == m.staleness
         assert info.waiting == []
         assert len(info.unacknowledged) == len(living.stray)
 
     def _compare_round(self, living, taken, expected, ways):
         assert (taken.global_step, taken.num_accumulated) == (expected.global_step, expected.num_accumulated)
         assert taken.workers == expected.workers
+        assert taken.staleness == expected.staleness
         self._compare_gradient(living, taken.gradient, expected, ways)
 
     def _compare_gradient(self, living, actual, expected, ways):

@@ -53,6 +53,19 @@ def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
     chief.delete()
 
 
+def test_show_of_late_gradients(cli, cli_json, open_dense):
+    acc = open_dense("float32", [1], "w", max_staleness=3)
+    acc.set_global_step(5)
+    assert re.search(r"^  late +in this round: none$", cli("show", "w").stdout, re.MULTILINE)
+    for step in (5, 4, 2, 4):
+        acc.apply_grad([1.0], step)
+    said = cli("show", "w").stdout
+    assert re.search(r"^  accepts +gradients up to 3 steps late$", said, re.MULTILINE)
+    assert re.search(r"^  late +in this round: 1 by 0 steps, 2 by 1 step, 1 by 3 steps$", said, re.MULTILINE)
+    facts = cli_json("show", "w")
+    assert (facts["max_staleness"], facts["staleness"]) == (3, {"0": 1, "1": 2, "3": 1})
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8", "complex64"])
 @pytest.mark.parametrize("reduction", ["MEAN", "SUM"])
 def test_rows_equal_peek(cli_json, open_sparse, dtype, reduction, monkeypatch):

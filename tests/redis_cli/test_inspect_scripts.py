@@ -377,6 +377,19 @@ def test_the_summary(client, open_dense, background, until):
     acc.delete()
 
 
+def test_the_summary_says_how_late_gradients_are(client, open_dense):
+    acc = open_dense("float32", [1], "w", max_staleness=3, worker="chief staleness=1:1 x")
+    acc.set_global_step(5)
+    late = "gradients may be up to 3 steps late; steps:gradients in this round: "
+    assert late + "none" in run(client, "summary", acc.accumulator_ref)
+    for step in (5, 4, 2, 4):
+        acc.apply_grad([1.0], step)
+    assert late + "0:1,1:2,3:1" in run(client, "summary", acc.accumulator_ref)
+    with acc.take(4):
+        taken = [line for line in run(client, "summary", acc.accumulator_ref) if line.startswith("  step 5 with 4")]
+        assert re.fullmatch(r"  step 5 with 4 .* ago to chief staleness=1:1 x, token \S+", taken[0])
+
+
 def test_the_summary_names_a_few_of_many(client, open_sparse):
     acc = open_sparse("float32", [5], "w")
     client.hset("redisacc:{w}:workers", mapping={f"worker-{n}": 1 for n in range(3000)})

@@ -195,7 +195,13 @@ def test_replies_of_scripts(search):
         scripts = Scripts(Replaying(reply), KEYS, incarnation="x", min_replicas=1)
         for call in (
             lambda: scripts.open(
-                incarnation="x", schema=schema, chunk=1, lease_ms=0, buffer_limit=0, once_per_worker=False
+                incarnation="x",
+                schema=schema,
+                chunk=1,
+                lease_ms=0,
+                buffer_limit=0,
+                once_per_worker=False,
+                max_staleness=0,
             ),
             lambda: scripts.apply(request, [in_place.PackedRows("", "f", "", b"0", b"1234", 4)]),
             lambda: scripts.buffer(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
