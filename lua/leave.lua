@@ -2,7 +2,7 @@
 --
 -- KEYS record   redisacc:{NAME}          the record of the accumulator
 -- KEYS queue    redisacc:{NAME}:queue    sorted set of tokens by ticket number
--- KEYS takers   redisacc:{NAME}:takers   token -> "num_required lease_end_ms taker"
+-- KEYS takers   redisacc:{NAME}:takers   token -> "required lease_end_ms taker"
 -- KEYS taken    redisacc:{NAME}:taken    token -> the round that was granted to it
 -- ARGV token    text   id of the take
 --

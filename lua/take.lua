@@ -1,5 +1,5 @@
--- Grants the current round to this taker if enough gradients have arrived and no taker is before it, and otherwise
--- queues the taker or renews its lease in the queue.
+-- Grants the current round to this taker if enough gradients have arrived, or for long enough, and no taker is before
+-- it, and otherwise queues the taker or renews its lease in the queue.
 --
 -- KEYS record          redisacc:{NAME}                        the record of the accumulator
 -- KEYS sums            redisacc:{NAME}:sums                   row index -> packed count and sum; and their total
@@ -8,7 +8,7 @@
 -- KEYS workers         redisacc:{NAME}:workers                worker -> its number of gradients in this round
 -- KEYS sessions        redisacc:{NAME}:sessions               session id -> its last request, the outcome, and totals
 -- KEYS queue           redisacc:{NAME}:queue                  sorted set of tokens by ticket number
--- KEYS takers          redisacc:{NAME}:takers                 token -> "num_required lease_end_ms taker"
+-- KEYS takers          redisacc:{NAME}:takers                 token -> "required lease_end_ms taker"
 -- KEYS taken           redisacc:{NAME}:taken                  token -> the round that was granted to it
 -- KEYS taken_sums      redisacc:{NAME}:taken:TOKEN:sums       the sums of the granted round
 -- KEYS taken_buffered  redisacc:{NAME}:taken:TOKEN:buffered   its buffered gradients
@@ -16,7 +16,9 @@
 -- KEYS taken_workers   redisacc:{NAME}:taken:TOKEN:workers    its workers
 -- ARGV incarnation     text     the incarnation that the handle opened
 -- ARGV token           text     id of this take; the same one again gets the same round
--- ARGV num_required    number   the round is granted if num_accumulated >= num_required; at least 1
+-- ARGV num_required    number   the round is not granted while num_accumulated < num_required; at least 1
+-- ARGV up_to           number   the round is granted if num_accumulated >= up_to; at least num_required
+-- ARGV grace_ms        number   the round is granted this long after gradient num_required arrived
 -- ARGV lease_ms        number   the taker loses its place in the queue unless it asks again within this time
 -- ARGV taker           text     name of the taker
 -- ARGV session         text     id of the sender
@@ -26,7 +28,9 @@
 -- {'granted', global_step, num_accumulated, round_shape, staleness}
 --                                                          the step that was closed, and what the round holds;
 --                                                          staleness is "" unless max_staleness > 0
--- {'waiting', global_step, num_accumulated, ahead}         the taker is in the queue, with `ahead` others before it
+-- {'waiting', global_step, num_accumulated, ahead, grace_left_ms}
+--                                                          the taker is in the queue, with `ahead` others before it;
+--                                                          grace_left_ms is "0" unless only the grace is missing
 -- {'overflow', global_step}                                the step can't grow; the taker left the queue
 -- {'superseded', sequence}                                 the take is over: acknowledged, recovered or left
 -- {'forgotten', now_ms}                                    the session is unknown and too old to be new
@@ -46,8 +50,11 @@
 -- #include "even_when_full"
 -- #bind
 
+-- The largest count that the record can hold.
+local MOST = 999999999999999
+
 local record, refusal = read_record(keys.record, args.incarnation,
-  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted', 'max_staleness'})
+  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted', 'max_staleness', 'grace_count', 'grace_began_ms'})
 if not record then
   return refusal
 end
@@ -69,8 +76,22 @@ elseif not entry and not (ticket and refusal[1] == 'forgotten') then
   return refusal
 end
 local head = first_live_taker(keys.queue, keys.takers, args.token, now)
+local is_head = not head or head == args.token
+local is_enough = record.num_accumulated >= args.num_required
+local has_grace = args.grace_ms > 0 and args.up_to > args.num_required
 
-if record.num_accumulated >= args.num_required and (not head or head == args.token) then
+-- The record stores when gradient `grace_count` of this round arrived. If that was not noted, because no taker had
+-- asked for a grace after this number, the grace begins now. A clock that was set back must not prolong it.
+local grace_began_ms = 0
+if is_enough and has_grace then
+  grace_began_ms = record.grace_began_ms
+  if record.grace_count < args.num_required or grace_began_ms == 0 or grace_began_ms > now then
+    grace_began_ms = now
+  end
+end
+local grace_left = has_grace and record.num_accumulated < args.up_to and grace_began_ms + args.grace_ms - now or 0
+
+if is_enough and grace_left <= 0 and is_head then
   if record.global_step == LAST_STEP then
     redis.call('ZREM', keys.queue, args.token)
     redis.call('HDEL', keys.takers, args.token)
@@ -114,6 +135,9 @@ if record.num_accumulated >= args.num_required and (not head or head == args.tok
   if staleness ~= '' then
     redis.call('HDEL', keys.record, 'staleness')
   end
+  if record.grace_began_ms > 0 then
+    redis.call('HDEL', keys.record, 'grace_began_ms')
+  end
   local message = string.format('taken step=%s count=0 taken=%s taker=%s', step, count, args.taker)
   -- Only a taker that is still in the queue has to wake up.
   announce(keys.record, message, redis.call('EXISTS', keys.queue) == 1 and message)
@@ -128,7 +152,8 @@ if not ticket then
     record.global_step, count_text(record.num_accumulated), args.num_required, args.taker))
 end
 redis.call('HSET', keys.takers, args.token,
-  string.format('%.0f %.0f %s', args.num_required, now + args.lease_ms, args.taker))
+  string.format('%.0f%s %.0f %s', args.num_required,
+    has_grace and string.format('..%.0f+%.0f', args.up_to, args.grace_ms) or '', now + args.lease_ms, args.taker))
 -- The queue expires with its last live taker, so that takers which die in it leave no keys behind.
 for _, key in ipairs({keys.queue, keys.takers}) do
   if redis.call('PTTL', key) < args.lease_ms then
@@ -136,8 +161,18 @@ for _, key in ipairs({keys.queue, keys.takers}) do
   end
 end
 local ahead = redis.call('ZRANK', keys.queue, args.token)
-if ahead == 0 and record.wanted ~= args.num_required then
-  -- The gradient that raises the count to this number wakes the taker.
-  redis.call('HSET', keys.record, 'wanted', count_text(math.min(args.num_required, 999999999999999)))
+if ahead > 0 then
+  return {'waiting', record.global_step, count_text(record.num_accumulated), ahead, '0'}
 end
-return {'waiting', record.global_step, count_text(record.num_accumulated), ahead}
+-- The gradient that raises the count to this number wakes the taker.
+local wanted = is_enough and args.up_to or args.num_required
+if record.wanted ~= wanted then
+  redis.call('HSET', keys.record, 'wanted', count_text(math.min(wanted, MOST)))
+end
+if has_grace and (record.grace_count ~= args.num_required or record.grace_began_ms ~= grace_began_ms) then
+  -- The number outlives the round, so that the time is also noted if the gradients of the next one precede its take.
+  redis.call('HSET', keys.record, 'grace_count', count_text(math.min(args.num_required, MOST)),
+    'grace_began_ms', count_text(grace_began_ms))
+end
+return {'waiting', record.global_step, count_text(record.num_accumulated), ahead,
+  count_text(is_enough and grace_left or 0)}

@@ -39,7 +39,8 @@ end
 -- round_shape, once. more: names of further counts to read from the record.
 local function admit(keys, request, more)
   local record, refusal = read_record(keys.record, request.incarnation,
-    {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', 'max_staleness', unpack(more or {})})
+    {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', 'max_staleness', 'grace_count',
+      unpack(more or {})})
   if not record then
     return nil, refusal
   end
@@ -95,6 +96,10 @@ local function count_gradient(keys, request, admission, buffered_id, ahead)
     'round_shape', request.round_shape)
   if admission.staleness_text then
     redis.call('HSET', keys.record, 'staleness', admission.staleness_text)
+  end
+  if count == record.grace_count then
+    -- The grace of a take for this number of gradients begins now, even if no taker is waiting.
+    redis.call('HSET', keys.record, 'grace_began_ms', count_text(now_ms()))
   end
   redis.call('HSET', keys.workers, request.worker, count_text(admission.in_round + 1))
   write_session(keys.sessions, request.session, entry, reply, request.worker)

@@ -16,6 +16,8 @@ local record_key = KEYS[1] or ''
 
 -- The number of leaves, workers, takers and rounds that are named; the rest are only counted.
 local SHOWN = 10
+-- A taker that waits for up to this number of gradients waits for any number.
+local MOST = '999999999999999'
 -- The longest structure of a tree that is read, in bytes: some thousands of leaves. And how many levels it may have.
 local LONGEST_STRUCTURE, MOST_LEVELS = 131072, 64
 
@@ -155,8 +157,14 @@ number = redis.call('ZCARD', record_key .. ':queue')
 say('waiting takers: %d', number)
 for _, token in ipairs(queue) do
   local entry = redis.call('HGET', record_key .. ':takers', token) or ''
-  local required, lease_end, taker = string.match(entry, '^(%d+) (%d+) (.*)$')
+  local required, more, lease_end, taker = string.match(entry, '^(%d+)(%S*) (%d+) (.*)$')
   if required then
+    -- A taker with a grace also says up to how many it waits for, and how long.
+    local up_to, grace_ms = string.match(more, '^%.%.(%d+)%+(%d+)$')
+    if up_to then
+      up_to = up_to == MOST and 'more' or up_to
+      required = string.format('%s, or up to %s within %.1f s', required, up_to, tonumber(grace_ms) / 1000)
+    end
     say('  %s of %s: %s%s', count, required, taker, tonumber(lease_end) < now_ms and ' (gone)' or '')
   end
 end

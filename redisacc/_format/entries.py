@@ -13,6 +13,8 @@ from redisacc.errors import CorruptDataError
 
 # The largest length of an entry, of a name or of a token, in bytes. A shape and a name fit in.
 LONGEST_ENTRY = 8192
+# A taker that waits for up to this many gradients waits for any number: the largest count that a record holds.
+ANY_NUMBER = 10**15 - 1
 # How the entry of a taken round goes on before its shape if the accumulator counts the staleness of gradients.
 STALENESS = b"staleness="
 # The largest length of the entry of a taken round, in bytes: with a number of gradients for each staleness.
@@ -40,12 +42,17 @@ class WaitingTaker:
         num_required: how many gradients it requires.
         taker: name of the taker.
         lease_ends_at: when its lease ends, by the server's clock. After that it is passed over, unless it renews it.
+        up_to: with a grace, the number of gradients that ends it early; None if any number may come, or without a
+            grace.
+        grace: how long it waits for more gradients than it requires, in seconds; 0 if it does not.
     """
 
     token: str
     num_required: int
     taker: str
     lease_ends_at: datetime.datetime
+    up_to: int | None = None
+    grace: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -222,12 +229,19 @@ def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:
     try:
         if len(token) > LONGEST_ENTRY:
             raise ValueError("the token is too long")
-        number, lease_end, taker = _fields(text, 3)
+        required, lease_end, taker = _fields(text, 3)
+        number, has_grace, grace_text = required.partition(b"..")
+        up_to, grace = None, 0.0
+        if has_grace:
+            up_to_text, _, grace_ms = grace_text.partition(b"+")
+            up_to, grace = _integer(up_to_text, 15), _integer(grace_ms, 15) / 1000
         return WaitingTaker(
             token.decode(errors="backslashreplace"),
             _integer(number, 20),
             taker.decode(errors="backslashreplace"),
             time_of(_integer(lease_end, 15)),
+            None if up_to == ANY_NUMBER else up_to,
+            grace,
         )
     except (ValueError, OverflowError, OSError) as error:
         raise CorruptDataError(f"{keys.takers}: {shown(text)} is not the entry of a taker") from error

@@ -32,6 +32,7 @@ from redisacc._protocol.lifetime import Closing, Lifetime
 from redisacc._protocol.opening import open_accumulator
 from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.requests import Requests
+from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.snapshot import read_round
@@ -418,6 +419,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self,
         num_required: int,
         *,
+        up_to: int | None = None,
+        grace: float | None = None,
         timeout: float | None = None,
         cancel: Callable[[], bool] | None = None,
         describe: Callable[[], str] | None = None,
@@ -437,6 +440,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Args:
             num_required: integer scalar, at least 1. The round is granted when at least that many gradients are there.
+            up_to: as for ``take_grad``.
+            grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None: forever.
             cancel: asked at least once a second while the take waits and the server answers; if it returns True, the
                 take raises CancelledError.
@@ -453,7 +458,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``retry()`` acknowledges.
         """
-        taken = self._take(num_required, timeout, None, describe, cancel)
+        taken = self._take(Requirement.of(num_required, up_to, grace), timeout, None, describe, cancel)
         yield taken.round
         self._taker.acknowledge(taken, None)
 
@@ -497,14 +502,13 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _take(
         self,
-        num_required: object,
+        required: Requirement,
         timeout: object,
         name: object,
         describe: Callable[[], str] | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> TakenRound[G]:
         label = self._label(name)
-        required = validation.integer(num_required, "num_required", low=1)
         deadline = _deadline(timeout)
         self._lifetime.check()
         return self._taker.take(
@@ -512,10 +516,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         )
 
     def _take_gradient(
-        self, num_required: int, timeout: float | None, name: str | None, form: Callable[[Any], Value]
+        self, required: Requirement, timeout: float | None, name: str | None, form: Callable[[Any], Value]
     ) -> Value:
         """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns."""
-        taken = self._take(num_required, timeout, name)
+        taken = self._take(required, timeout, name)
         return self._taker.acknowledge(taken, form(taken.round.gradient))
 
     def _apply(

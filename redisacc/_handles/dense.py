@@ -11,6 +11,7 @@ from redisacc._data.gradient import Gradient, Section
 from redisacc._data.results import ApplyResult
 from redisacc._data.validation import Array, shape_text
 from redisacc._handles.array import ArrayAccumulatorBase
+from redisacc._protocol.requirement import Requirement
 from redisacc.errors import InvalidArgumentError
 
 
@@ -138,7 +139,15 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             label=label,
         )
 
-    def take_grad(self, num_required: int, name: str | None = None, *, timeout: float | None = None) -> Array:
+    def take_grad(
+        self,
+        num_required: int,
+        name: str | None = None,
+        *,
+        up_to: int | None = None,
+        grace: float | None = None,
+        timeout: float | None = None,
+    ) -> Array:
         """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
 
         Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
@@ -148,6 +157,11 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
                 more than that.
             name: labels log records.
+            up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
+                ``num_required``. None: however many arrive before the grace ends.
+            grace: seconds to wait for more gradients after the one with number ``num_required`` arrived, from 0 to a
+                week. The server's clock decides, and remembers the moment: a take that starts again does not start
+                the grace again. None: the round is granted at once.
             timeout: seconds to wait at most, 0 or more. None: forever.
 
         Returns:
@@ -155,7 +169,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             the accumulator's dtype.
 
         Raises:
-            InvalidArgumentError: ``num_required`` or ``timeout`` is invalid.
+            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
@@ -171,7 +185,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
                 the round stays, listed in ``info().unacknowledged``.
         """
-        return self._take_gradient(num_required, timeout, name, lambda gradient: gradient)
+        return self._take_gradient(Requirement.of(num_required, up_to, grace), timeout, name, lambda gradient: gradient)
 
     def as_sent(self, grad: npt.ArrayLike, *, wire: Wire | None = None) -> Array:
         """Returns what a round gets of a gradient: the same array, rounded if it travels encoded. Sends nothing.

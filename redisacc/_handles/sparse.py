@@ -15,6 +15,7 @@ from redisacc._data.slices import IndexedSlices
 from redisacc._data.sparse_rows import check_whole, sparse_section
 from redisacc._data.validation import Array
 from redisacc._handles.array import ArrayAccumulatorBase
+from redisacc._protocol.requirement import Requirement
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -241,7 +242,13 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         return sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, names)
 
     def take_grad(
-        self, num_required: int, name: str | None = None, *, timeout: float | None = None
+        self,
+        num_required: int,
+        name: str | None = None,
+        *,
+        up_to: int | None = None,
+        grace: float | None = None,
+        timeout: float | None = None,
     ) -> tuple[Array, Array, Array]:
         """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
 
@@ -252,6 +259,11 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
                 more than that.
             name: labels log records.
+            up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
+                ``num_required``. None: however many arrive before the grace ends.
+            grace: seconds to wait for more gradients after the one with number ``num_required`` arrived, from 0 to a
+                week. The server's clock decides, and remembers the moment: a take that starts again does not start
+                the grace again. None: the round is granted at once.
             timeout: seconds to wait at most, 0 or more. None: forever.
 
         Returns:
@@ -261,7 +273,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             dimension 0 (-1 if there is none) followed by the dimensions of a row.
 
         Raises:
-            InvalidArgumentError: ``num_required`` or ``timeout`` is invalid.
+            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
@@ -278,17 +290,28 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 the round stays, listed in ``info().unacknowledged``.
         """
         return self._take_gradient(
-            num_required, timeout, name, lambda slices: (slices.indices, slices.values, slices.dense_shape)
+            Requirement.of(num_required, up_to, grace),
+            timeout,
+            name,
+            lambda slices: (slices.indices, slices.values, slices.dense_shape),
         )
 
     def take_indexed_slices_grad(
-        self, num_required: int, name: str | None = None, *, timeout: float | None = None
+        self,
+        num_required: int,
+        name: str | None = None,
+        *,
+        up_to: int | None = None,
+        grace: float | None = None,
+        timeout: float | None = None,
     ) -> IndexedSlices:
         """Takes a round as ``take_grad`` does, and returns it as ``IndexedSlices``.
 
         Args:
             num_required: integer scalar, at least 1: how many gradients the round must hold.
             name: labels log records.
+            up_to: as for ``take_grad``.
+            grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None: forever.
 
         Returns:
@@ -297,5 +320,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         Raises:
             RedisAccError: any error that ``take_grad`` raises.
         """
-        slices: IndexedSlices = self._take_gradient(num_required, timeout, name, lambda slices: slices)
+        slices: IndexedSlices = self._take_gradient(
+            Requirement.of(num_required, up_to, grace), timeout, name, lambda slices: slices
+        )
         return slices

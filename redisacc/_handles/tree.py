@@ -11,6 +11,7 @@ from redisacc._data.results import ApplyResult
 from redisacc._data.tree_gradient import tree_gradient
 from redisacc._data.tree_spec import TreeSpec, described_by, described_like
 from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._protocol.requirement import Requirement
 
 
 class TreeAccumulator(ConditionalAccumulatorBase[Any]):
@@ -209,7 +210,15 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         """
         return self._as_sent(tree_gradient(self._spec, grad, "grad"), (), wire)
 
-    def take_grad(self, num_required: int, name: str | None = None, *, timeout: float | None = None) -> Any:
+    def take_grad(
+        self,
+        num_required: int,
+        name: str | None = None,
+        *,
+        up_to: int | None = None,
+        grace: float | None = None,
+        timeout: float | None = None,
+    ) -> Any:
         """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
 
         Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
@@ -219,6 +228,11 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
                 more than that.
             name: labels log records.
+            up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
+                ``num_required``. None: however many arrive before the grace ends.
+            grace: seconds to wait for more gradients after the one with number ``num_required`` arrived, from 0 to a
+                week. The server's clock decides, and remembers the moment: a take that starts again does not start
+                the grace again. None: the round is granted at once.
             timeout: seconds to wait at most, 0 or more. None: forever.
 
         Returns:
@@ -227,7 +241,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             leaves of one dtype share memory, so that a small leaf which is kept keeps all of them.
 
         Raises:
-            InvalidArgumentError: ``num_required`` or ``timeout`` is invalid.
+            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
@@ -243,4 +257,4 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
                 the round stays, listed in ``info().unacknowledged``.
         """
-        return self._take_gradient(num_required, timeout, name, lambda tree: tree)
+        return self._take_gradient(Requirement.of(num_required, up_to, grace), timeout, name, lambda tree: tree)

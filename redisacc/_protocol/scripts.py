@@ -164,11 +164,15 @@ class Granted:
 
 @dataclass(slots=True)
 class Queued:
-    """A place in the queue of takers, ``ahead`` of which others come first."""
+    """A place in the queue of takers, ``ahead`` of which others come first.
+
+    ``grace_left_ms`` is how long the grace lasts, in milliseconds, if nothing else is missing; otherwise 0.
+    """
 
     global_step: int
     num_accumulated: int
     ahead: int
+    grace_left_ms: int = 0
 
 
 class Take(Protocol):
@@ -527,6 +531,8 @@ class Scripts:
         session: Session,
         sequence: int,
         num_required: int,
+        up_to: int | None = None,
+        grace_ms: int = 0,
         lease_ms: int,
         taker: str,
         read: Sequence[Command] = (),
@@ -537,7 +543,9 @@ class Scripts:
             token: id of the take: the session's id and the sequence number. The same one again gets the same round.
             session: who sends it.
             sequence: its number.
-            num_required: the round is granted if it has at least this many gradients; at least 1.
+            num_required: the round is not granted while it has fewer gradients; at least 1.
+            up_to: the round is granted at once if it has at least this many; at least num_required. None: num_required.
+            grace_ms: the round is granted this long after gradient num_required arrived, in milliseconds.
             lease_ms: the taker loses its place in the queue unless it asks again within this time, in milliseconds.
             taker: name of the taker.
             read: commands that read the round if it is granted. They travel along.
@@ -564,6 +572,8 @@ class Scripts:
                     "incarnation": self.incarnation,
                     "token": token,
                     "num_required": num_required,
+                    "up_to": num_required if up_to is None else up_to,
+                    "grace_ms": grace_ms,
                     "lease_ms": lease_ms,
                     "taker": taker,
                     "session": session.id,
@@ -576,9 +586,12 @@ class Scripts:
         def attempt(*, timeout: float = TIMEOUT) -> tuple[Granted | Queued, list[Any]]:
             reply, pieces = self._transport.repeat(call, timeout=timeout)
             match reply:
-                case [b"waiting", step, count, ahead]:
+                case [b"waiting", step, count, ahead, grace]:
                     queued = Queued(
-                        self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue")
+                        self._step(step),
+                        self._number(count, "num_accumulated"),
+                        self._number(ahead, "queue"),
+                        self._number(grace, "grace_left_ms"),
                     )
                     return queued, pieces
             return self._granted(token, reply), pieces

@@ -18,6 +18,7 @@ from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.ownership import REMEMBERED, still_listed
 from redisacc._protocol.recovery import take_over
 from redisacc._protocol.replication import check_replicated
+from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.round_reader import RoundReader, read_commands
 from redisacc._protocol.scripts import Granted, Scripts
 from redisacc._protocol.sessions import SessionPool
@@ -80,7 +81,7 @@ class Taker(Generic[G]):
 
     def take(
         self,
-        num_required: int,
+        required: Requirement,
         *,
         deadline: float,
         name: str,
@@ -88,10 +89,10 @@ class Taker(Generic[G]):
         describe: Callable[[], str] | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> TakenRound[G]:
-        """Blocks until a round of at least ``num_required`` gradients is granted, then reads and reduces it.
+        """Blocks until a round of enough gradients is granted, then reads and reduces it.
 
         Args:
-            num_required: at least 1.
+            required: how many gradients are enough.
             deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
             name: the name of the taker.
             label: the accumulator's name in log records and errors.
@@ -106,7 +107,7 @@ class Taker(Generic[G]):
                 keys=self._keys,
                 scripts=self._scripts,
                 session=session,
-                num_required=num_required,
+                required=required,
                 deadline=deadline,
                 taker=name,
                 label=label,

@@ -257,7 +257,9 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
         click.echo("\nwaiting takers")
         for waiting in info.waiting:
             gone = " (its lease has expired)" if waiting.lease_ends_at < info.read_at else ""
-            click.echo(f"  {printable(waiting.taker)} requires {waiting.num_required}{gone}")
+            most = "more" if waiting.up_to is None else str(waiting.up_to)
+            grace = f", or up to {most} within {waiting.grace:g} s" if waiting.grace else ""
+            click.echo(f"  {printable(waiting.taker)} requires {waiting.num_required}{grace}{gone}")
     if info.unacknowledged:
         click.echo("\nrounds taken but not acknowledged")
         for taken in info.unacknowledged:

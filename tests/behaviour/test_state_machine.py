@@ -391,20 +391,31 @@ class Accumulators(RuleBasedStateMachine):
 
     # Taking
 
-    @rule(pick=PICK, required=st.integers(1, 3), how=st.sampled_from(["grad", "slices", "block", "stray"]))
-    def take(self, pick, required, how):
+    @rule(
+        pick=PICK,
+        required=st.integers(1, 3),
+        how=st.sampled_from(["grad", "slices", "block", "stray"]),
+        # An hour never ends here. How a grace ends is tested elsewhere.
+        options=st.sampled_from([{}] * 5 + [{"grace": 0}, {"grace": 3600}])
+        | st.fixed_dictionaries({"up_to": st.integers(1, 4), "grace": st.sampled_from([0, 3600, 3600])}),
+    )
+    def take(self, pick, required, how, options):
         handle = self._pick(pick)
         living, acc = handle.living, handle.acc
+        if options.get("up_to", required) < required:
+            with pytest.raises(redisacc.InvalidArgumentError, match="up_to must be in"):
+                acc.take_grad(required, timeout=0, **options)
+            return
         if not living.alive:
             with pytest.raises(redisacc.AccumulatorNotFoundError):
-                acc.take_grad(required, timeout=0)
+                acc.take_grad(required, timeout=0, **options)
             return
         ways = set(living.ways)
         try:
-            expected = living.model.take(required)
+            expected = living.model.take(required, **options)
         except model.Insufficient:
             with pytest.raises(redisacc.TakeTimeoutError) as failure:
-                acc.take_grad(required, timeout=0)
+                acc.take_grad(required, timeout=0, **options)
             error = failure.value
             assert (error.num_required, error.num_accumulated) == (required, living.model.count)
             assert error.workers == living.model.workers
@@ -412,19 +423,19 @@ class Accumulators(RuleBasedStateMachine):
             return
         except model.Overflowing:
             with pytest.raises(redisacc.StepOverflowError):
-                acc.take_grad(required)
+                acc.take_grad(required, **options)
             self.compare(living.name)
             return
         living.ways.clear()
         if how == "grad" or (how == "slices" and not living.sparse):
-            self._compare_gradient(living, acc.take_grad(required), expected, ways)
+            self._compare_gradient(living, acc.take_grad(required, **options), expected, ways)
         elif how == "slices":
-            self._compare_gradient(living, acc.take_indexed_slices_grad(required), expected, ways)
+            self._compare_gradient(living, acc.take_indexed_slices_grad(required, **options), expected, ways)
         elif how == "block":
-            with acc.take(required) as taken:
+            with acc.take(required, **options) as taken:
                 self._compare_round(living, taken, expected, ways)
         else:
-            with pytest.raises(Unfinished) as interrupted, acc.take(required) as taken:
+            with pytest.raises(Unfinished) as interrupted, acc.take(required, **options) as taken:
                 raise Unfinished(taken)
             self._compare_round(living, interrupted.value.args[0], expected, ways)
             living.stray.append((expected, ways))

@@ -377,6 +377,25 @@ def test_the_summary(client, open_dense, background, until):
     acc.delete()
 
 
+def test_the_summary_says_what_grace_a_taker_has(client, open_dense, background, until):
+    acc = open_dense("float32", [1], "w", worker="ann")
+    takes = []
+    for options in ({"up_to": 4, "grace": 100}, {"grace": 0.5}, {}):
+        takes.append(background(acc.take_grad, 2, **options))
+        until(lambda: len(acc.info().waiting) == len(takes))
+    lines = run(client, "summary", acc.accumulator_ref)
+    at = lines.index("waiting takers: 3")
+    assert lines[at + 1 : at + 4] == [
+        "  0 of 2, or up to 4 within 100.0 s: ann",
+        "  0 of 2, or up to more within 0.5 s: ann",
+        "  0 of 2: ann",
+    ]
+    acc.delete()
+    for take in takes:
+        with pytest.raises(redisacc.AccumulatorNotFoundError):
+            take.result()
+
+
 def test_the_summary_says_how_late_gradients_are(client, open_dense):
     acc = open_dense("float32", [1], "w", max_staleness=3, worker="chief staleness=1:1 x")
     acc.set_global_step(5)

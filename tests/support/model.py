@@ -230,10 +230,13 @@ class Accumulator:
     def set_global_step(self, step: Any) -> None:
         self.step = checked_step(step)
 
-    def take(self, num_required: int) -> ModelRound:
+    def take(self, num_required: int, up_to: int | None = None, grace: float | None = None) -> ModelRound:
+        """Takes at a moment when no grace has ended that is longer than 0."""
         if num_required < 1:
             raise Refused(f"num_required = {num_required}")
-        if self.count < num_required:
+        if up_to is not None and (grace is None or up_to < num_required):
+            raise Refused(f"up_to = {up_to} for {num_required} and a grace of {grace}")
+        if self.count < num_required or (grace and (up_to is None or self.count < up_to)):
             raise Insufficient
         if self.step == STEP_MAX:
             raise Overflowing
