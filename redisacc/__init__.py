@@ -1,20 +1,9 @@
 """Conditional gradient accumulators, dense, sparse and of whole models, shared by name over Redis."""
 
-from redisacc import errors, raw_ops
-from redisacc._data.results import ApplyResult, Round, Tally
-from redisacc._data.slices import IndexedSlices
-from redisacc._data.tree_spec import Sparse
-from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
-from redisacc._handles.base import ConditionalAccumulatorBase
-from redisacc._handles.dense import ConditionalAccumulator
-from redisacc._handles.environment import Place, place
-from redisacc._handles.parameters import Parameters
-from redisacc._handles.sparse import SparseConditionalAccumulator
-from redisacc._handles.tree import TreeAccumulator
-from redisacc._protocol.events import Event, Events
-from redisacc._protocol.info import AccumulatorInfo
-from redisacc._training.chief import Chief
-from redisacc._training.worker import Worker
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from redisacc import errors
 from redisacc.errors import (
     AccumulatorFullError,
     AccumulatorNotFoundError,
@@ -24,6 +13,7 @@ from redisacc.errors import (
     InvalidArgumentError,
     LeaseHeldError,
     LeaseLostError,
+    NotFiniteError,
     NotPermittedError,
     NotReplicatedError,
     OutcomeUnknownError,
@@ -45,6 +35,23 @@ from redisacc.errors import (
     TakeTimeoutError,
 )
 
+if TYPE_CHECKING:
+    from redisacc import raw_ops
+    from redisacc._data.results import ApplyResult, Round, Tally
+    from redisacc._data.slices import IndexedSlices
+    from redisacc._data.tree_spec import Sparse
+    from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
+    from redisacc._handles.base import ConditionalAccumulatorBase
+    from redisacc._handles.dense import ConditionalAccumulator
+    from redisacc._handles.environment import Place, place
+    from redisacc._handles.parameters import Parameters
+    from redisacc._handles.sparse import SparseConditionalAccumulator
+    from redisacc._handles.tree import TreeAccumulator
+    from redisacc._protocol.events import Event, Events
+    from redisacc._protocol.info import AccumulatorInfo
+    from redisacc._training.chief import Chief
+    from redisacc._training.worker import Worker
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -64,6 +71,7 @@ __all__ = [
     "InvalidArgumentError",
     "LeaseHeldError",
     "LeaseLostError",
+    "NotFiniteError",
     "NotPermittedError",
     "NotReplicatedError",
     "OutcomeUnknownError",
@@ -98,3 +106,46 @@ __all__ = [
     "place",
     "raw_ops",
 ]
+
+# name → its module. All are loaded when the first of these names is used: numpy and redis-py take most of the time of
+# an import, and `redisacc --help` needs neither. A test compares this with the imports above.
+_MODULES = {
+    "AccumulatorInfo": "redisacc._protocol.info",
+    "ApplyResult": "redisacc._data.results",
+    "Chief": "redisacc._training.chief",
+    "ConditionalAccumulator": "redisacc._handles.dense",
+    "ConditionalAccumulatorBase": "redisacc._handles.base",
+    "Event": "redisacc._protocol.events",
+    "Events": "redisacc._protocol.events",
+    "IndexedSlices": "redisacc._data.slices",
+    "Parameters": "redisacc._handles.parameters",
+    "Place": "redisacc._handles.environment",
+    "Round": "redisacc._data.results",
+    "Sparse": "redisacc._data.tree_spec",
+    "SparseConditionalAccumulator": "redisacc._handles.sparse",
+    "Tally": "redisacc._data.results",
+    "TreeAccumulator": "redisacc._handles.tree",
+    "UnacknowledgedRound": "redisacc._format.entries",
+    "WaitingTaker": "redisacc._format.entries",
+    "Worker": "redisacc._training.worker",
+    "WorkerInfo": "redisacc._format.entries",
+    "place": "redisacc._handles.environment",
+}
+
+
+# Type checkers read the imports above: with this function, they would accept every misspelt name.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name != "raw_ops" and name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # All of them at once, because a fork during an import would block the child: once a program uses redisacc,
+        # nothing of it is imported any more. The next use of a name finds it without this function.
+        loaded = {each: getattr(importlib.import_module(home), each) for each, home in _MODULES.items()}
+        globals().update(loaded, raw_ops=importlib.import_module("redisacc.raw_ops"))
+        return globals()[name]
+
+
+def __dir__() -> list[str]:
+    # Also what is not loaded yet: for completion, and for the names that Python suggests after a typo.
+    return sorted({*globals(), *__all__})

@@ -1,12 +1,15 @@
-"""Foreign text for messages and terminals: escaped, and of bounded length.
+"""Text for messages and terminals: foreign text is escaped, and of bounded length.
 
 Names, workers, events, fields and error texts come from Redis, where anybody who may write can put any bytes. Printed
 as they are, they could send commands to the reader's terminal, reorder or hide the text beside them, forge lines of a
 log, or fill it. So everything foreign passes `printable` before a person reads it.
+
+And durations, as messages and commands say them.
 """
 
 from __future__ import annotations
 
+import datetime
 import reprlib
 
 # Longer than every name that redisacc accepts, so that names are never cut.
@@ -71,3 +74,18 @@ def shown(value: object) -> str:
     except Exception:  # noqa: BLE001 - someone else's broken __repr__ must not hide our message
         text = f"<{type(value).__name__}>"
     return printable(" ".join(text.split()), QUOTED)
+
+
+def seconds_text(seconds: float) -> str:
+    """Returns a duration as text, for example "1.2 s", "34 s", "5 min", "6 h" or "7 d"."""
+    seconds = max(seconds, 0.0)
+    for limit, divisor, unit in ((90, 1, "s"), (90 * 60, 60, "min"), (48 * 3600, 3600, "h")):
+        if seconds < limit:
+            amount = seconds / divisor
+            return f"{amount:.1f} {unit}" if unit == "s" and amount < 9.95 else f"{amount:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def age_text(now: datetime.datetime, then: datetime.datetime) -> str:
+    """Returns the time from ``then`` to ``now`` as text."""
+    return seconds_text((now - then).total_seconds())

@@ -4,7 +4,8 @@
 
     RedisAccError
     ├── InvalidArgumentError (ValueError)        an argument is invalid; nothing was changed
-    │   └── SchemaMismatchError                  a shared name was created with another schema
+    │   ├── SchemaMismatchError                  a shared name was created with another schema
+    │   └── NotFiniteError                       with finite=True: a gradient holds NaN or an infinity
     ├── AccumulatorNotFoundError (LookupError)   never created, deleted, or deleted and created again
     ├── ParametersNotFoundError (LookupError)    nothing was published, or it was deleted
     ├── AccumulatorFullError                     the buffered gradients have reached their limit
@@ -48,6 +49,7 @@ __all__ = [
     "InvalidArgumentError",
     "LeaseHeldError",
     "LeaseLostError",
+    "NotFiniteError",
     "NotPermittedError",
     "NotReplicatedError",
     "OutcomeUnknownError",
@@ -99,6 +101,32 @@ class SchemaMismatchError(InvalidArgumentError):
     """
 
 
+class NotFiniteError(InvalidArgumentError):
+    """A gradient holds NaN or an infinity, and the accumulator was opened with ``finite=True``. Nothing was sent.
+
+    A worker may skip such a step, or repeat it with a smaller scale of its loss.
+
+    Example:
+        >>> import redisacc
+        >>> acc = redisacc.ConditionalAccumulator("float32", [2], finite=True)
+        >>> try:
+        ...     result = acc.apply_grad([1.0, float("nan")])
+        ... except redisacc.NotFiniteError as error:
+        ...     print(error.path, error.index)
+        None (1,)
+
+    Attributes:
+        path: the path of the leaf in a tree; None if the gradient is a single array.
+        index: the first such element: its place in the array or leaf, ``()`` for a scalar. In rows of a sparse one, the
+            first number is the index of the row.
+    """
+
+    def __init__(self, message: str, *, path: str | None, index: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.path = path
+        self.index = index
+
+
 class AccumulatorNotFoundError(RedisAccError, LookupError):
     """The accumulator does not exist.
 
@@ -136,7 +164,8 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         workers: which workers they came from: worker's name → number of gradients in this round. Some of them, if they
             are more than 10,000.
         missing: names of the workers that have applied gradients to the accumulator before but none to this round,
-            the most recently seen first, and at most 100.
+            the most recently seen first, and at most 100. Workers that were last seen 10 minutes ago or longer are
+            gone; only the message names them.
         num_missing: how many such workers there are. An accumulator may remember more than 10,000 sessions; then these
             are the missing ones among the first 10,000. If the round has more than 10,000 workers, nobody is named.
     """

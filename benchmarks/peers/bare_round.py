@@ -12,7 +12,7 @@ import numpy as np
 from bare import PIECE, Bare
 
 from redisacc._data import dtypes
-from redisacc._data import reducers as _totals
+from redisacc._data import sums as _totals
 from redisacc._data.gradient import Section
 
 
@@ -74,10 +74,10 @@ class Taker(Peer):
         """Receives and adds the announced gradients, and returns their mean."""
         workload = self.workloads[self.job["workload"]]
         if workload["kind"] == "dense":
-            total = _totals.DenseReducer(dtypes.TABLE["float32"], tuple(workload["shape"]))
+            total = _totals.DenseSum(dtypes.TABLE["float32"], tuple(workload["shape"]))
         else:
             rows, width = workload["shape"]
-            total = _totals.SparseReducer(dtypes.TABLE["float32"], (width,), bound=rows, where="bare")
+            total = _totals.SparseSum(dtypes.TABLE["float32"], (width,), bound=rows, where="bare")
         passage = np.empty(PIECE, np.uint8)
         for arrived in range(self.job["num_required"]):
             self.bare.send(b"BRPOP", b"come", b"0")

@@ -10,8 +10,8 @@ import numpy as np
 
 from redisacc._data.encodings import BLOCKS, decode, per_item
 from redisacc._data.gradient import Gradient, Section
-from redisacc._data.reducers import RoundReducer
 from redisacc._data.spec import SectionSpec
+from redisacc._data.sums import RoundSum
 from redisacc._data.tree_spec import Leaf, TreeSpec
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient, BufferedSection, PartMissingError
@@ -125,16 +125,16 @@ def find_rows(
 
 
 class Filter:
-    """Passes only the wanted rows of gradients, or the elements of a dense leaf, on to a reducer.
+    """Passes only the wanted rows of gradients, or the elements of a dense leaf, on to a sum.
 
     Args:
-        reducer: gets them.
+        round_sum: gets them.
         target: the section.
         wanted: the indices of the rows.
     """
 
-    def __init__(self, reducer: RoundReducer, target: Target, wanted: list[int]) -> None:
-        self._reducer = reducer
+    def __init__(self, round_sum: RoundSum, target: Target, wanted: list[int]) -> None:
+        self._sum = round_sum
         self._target = target
         self._wanted = np.array(wanted, np.int64)
 
@@ -150,7 +150,7 @@ class Filter:
         if self._target.present:
             number, place = self._target.present
             found.append(Section(gradient.sections[number].values[place : place + 1]))
-        self._reducer.add(Gradient(tuple(found), gradient.number))
+        self._sum.add(Gradient(tuple(found), gradient.number))
 
 
 def read_part(

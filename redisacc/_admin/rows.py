@@ -12,8 +12,8 @@ import numpy as np
 from redisacc._admin.parts import PIPELINED_COMMANDS, Filter, Target, find_rows, read_part
 from redisacc._data.dtypes import DType
 from redisacc._data.gradient import Section
-from redisacc._data.reducers import DenseReducer, RoundReducer, SparseReducer
 from redisacc._data.spec import AccumulatorSpec, SectionSpec
+from redisacc._data.sums import DenseSum, RoundSum, SparseSum
 from redisacc._data.tree_spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format import buffered as buffered_format
@@ -142,9 +142,9 @@ class CurrentRows:
         if self.leaf is not None and not self.is_sparse:
             return self._read_snapshot([])
 
-        def reduce(reducer: RoundReducer, number: int) -> tuple[Array, Array, Array, Array, int]:
-            present = reducer.sections[self._target.present[0]] if self._target.present else None
-            return self._reduce(reducer.sections[self._target.section], present, number)
+        def reduce(round_sum: RoundSum, number: int) -> tuple[Array, Array, Array, Array, int]:
+            present = round_sum.sections[self._target.present[0]] if self._target.present else None
+            return self._reduce(round_sum.sections[self._target.section], present, number)
 
         found = read_round(self._transport, self._keys, self._spec, self._records, reduce)
         if found.gradient is None:
@@ -183,42 +183,42 @@ class CurrentRows:
         transport, keys, target = self._transport, self._keys, self._target
         gradients = buffered_format.parse(keys, scan(transport, keys.current.buffered), self._spec, shape)
         reduced_shape = self._spec.section_shapes(shape)[target.section] if target.shape is None else target.shape
-        reducer = RoundReducer([target.spec.reducer(reduced_shape, keys.current.sums)], keys.current.sums)
+        round_sum = RoundSum([target.spec.empty_sum(reduced_shape, keys.current.sums)], keys.current.sums)
         if target.present:
-            reducer.sections.append(DenseReducer(self._spec.sections[target.present[0]].dtype, (1,)))
+            round_sum.sections.append(DenseSum(self._spec.sections[target.present[0]].dtype, (1,)))
         large = [gradient for gradient in gradients if not gradient.inline]
         places = dict(zip((g.id for g in large), find_rows(transport, keys, large, target, wanted), strict=True))
         inline = InlineReader(transport, keys.current, gradients)
-        wanted_of = Filter(reducer, target, wanted)
+        wanted_of = Filter(round_sum, target, wanted)
         # A take adds them in the same order.
         for gradient in gradients:
             if gradient.inline:
                 wanted_of.add(whole_gradient(gradient, inline.read(gradient), inline.where(gradient)))
             else:
-                reducer.add(read_part(transport, keys, gradient, target, places[gradient.id]))
+                round_sum.add(read_part(transport, keys, gradient, target, places[gradient.id]))
         if self.is_sparse:
-            self._add_rows(reducer, wanted, number, reduced_shape)
+            self._add_rows(round_sum, wanted, number, reduced_shape)
         else:
-            self._add_elements(reducer, number)
+            self._add_elements(round_sum, number)
         if target.present:
             of = self._spec.sections[target.present[0]]
             found = self._elements_in_place(of, target.present[1], 1)
             if found is not None:
-                reducer.sections[1].add(Section(found[0]))
-        present = reducer.sections[1] if target.present else None
-        indices, counts, sums, results, holders = self._reduce(reducer.sections[0], present, number)
+                round_sum.sections[1].add(Section(found[0]))
+        present = round_sum.sections[1] if target.present else None
+        indices, counts, sums, results, holders = self._reduce(round_sum.sections[0], present, number)
         return Rows(indices, counts, sums, results, record.global_step, number, holders)
 
-    def _add_rows(self, reducer: RoundReducer, wanted: list[int], number: int, row_shape: tuple[int, ...]) -> None:
+    def _add_rows(self, round_sum: RoundSum, wanted: list[int], number: int, row_shape: tuple[int, ...]) -> None:
         """Adds rows that the server summed in place."""
         target, where = self._target, self._keys.current.sums
         found = self._transport.call("HMGET", where, *[f"{target.prefix}{index}" for index in wanted])
         rows = {str(index).encode(): row for index, row in zip(wanted, found, strict=True) if row is not None}
         if rows:
             section, _ = in_place.unpack_rows(rows, number, target.spec, row_shape, where)
-            reducer.sections[0].add(section)
+            round_sum.sections[0].add(section)
 
-    def _add_elements(self, reducer: RoundReducer, number: int) -> None:
+    def _add_elements(self, round_sum: RoundSum, number: int) -> None:
         """Adds the elements of a dense leaf that the server summed in place."""
         target = self._target
         assert target.shape is not None
@@ -226,12 +226,12 @@ class CurrentRows:
         found = self._elements_in_place(target.spec, target.start, size)
         if found is not None:
             elements, summed = found
-            reducer.sections[0].add(Section(elements.reshape(target.shape)))
-            reducer.number += summed
-        if size and reducer.number != number:
+            round_sum.sections[0].add(Section(elements.reshape(target.shape)))
+            round_sum.number += summed
+        if size and round_sum.number != number:
             raise CorruptDataError(
-                f"{self._keys.record}: of {number} gradients only {reducer.number} were found: keys were evicted (set "
-                "maxmemory-policy noeviction) or removed"
+                f"{self._keys.record}: of {number} gradients only {round_sum.number} were found: keys were evicted "
+                "(set maxmemory-policy noeviction) or removed"
             )
 
     def _elements_in_place(self, spec: SectionSpec, start: int, size: int) -> tuple[Array, int] | None:
@@ -260,7 +260,7 @@ class CurrentRows:
         return Rows(np.empty(0, np.int64), np.empty(0, np.uint64), nothing, nothing, step, 0, 0)
 
     def _reduce(
-        self, section: DenseReducer | SparseReducer, present: DenseReducer | SparseReducer | None, number: int
+        self, section: DenseSum | SparseSum, present: DenseSum | SparseSum | None, number: int
     ) -> tuple[Array, Array, Array, Array, int]:
         """Returns indices, counts, sums and results, and how many gradients have the leaf.
 
@@ -276,7 +276,7 @@ class CurrentRows:
             every = present.sum().values
             holders = min(int(every[target.present[1] if len(every) > 1 else 0]), number)
         held = section.sum()
-        if isinstance(section, SparseReducer):
+        if isinstance(section, SparseSum):
             assert held.indices is not None
             assert held.counts is not None
             sums = _stored(held.values, dtype)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from redisacc._data.dtypes import DType
-from redisacc._data.reducers import DenseReducer, RoundReducer, SparseReducer
 from redisacc._data.slices import IndexedSlices
+from redisacc._data.sums import DenseSum, RoundSum, SparseSum
 from redisacc._data.validation import Shape, shape_text
 from redisacc.errors import CorruptDataError
 
@@ -41,8 +41,8 @@ class SectionSpec:
     is_sparse: bool
     bound: int | None = None
 
-    def reducer(self, shape: tuple[int, ...], where: str) -> DenseReducer | SparseReducer:
-        """Returns an empty reducer for this section of the gradients of one round.
+    def empty_sum(self, shape: tuple[int, ...], where: str) -> DenseSum | SparseSum:
+        """Returns an empty sum for this section of the gradients of one round.
 
         Args:
             shape: the shape of the section, or of each row of a sparse one.
@@ -50,8 +50,8 @@ class SectionSpec:
         """
         if self.is_sparse:
             _check_rows(shape, where)
-            return SparseReducer(self.dtype, shape, bound=self.bound, where=where)
-        return DenseReducer(self.dtype, shape)
+            return SparseSum(self.dtype, shape, bound=self.bound, where=where)
+        return DenseSum(self.dtype, shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,24 +102,35 @@ class AccumulatorSpec(ABC):
         """
 
     @abstractmethod
-    def result(self, reducer: RoundReducer, num_accumulated: int) -> Any:
+    def path_of(self, section: int, element: int) -> str | None:
+        """Returns the path of the leaf that an element of a gradient is in; None if the gradients are no trees."""
+
+    @abstractmethod
+    def extent_of(self, section: int, element: int) -> tuple[int, tuple[int, ...] | None]:
+        """Returns where the array begins that an element of a dense section is in, and its shape.
+
+        The shape is None if that is the shape of the section. The arguments are those of ``name_of``.
+        """
+
+    @abstractmethod
+    def result(self, round_sum: RoundSum, num_accumulated: int) -> Any:
         """Returns the reduced gradient, in the form in which a take hands it out.
 
         Args:
-            reducer: a reducer from ``reducer()``. It cannot be used afterwards, because its memory may be reused.
+            round_sum: a sum from ``empty_sum()``. It cannot be used afterwards, because its memory may be reused.
             num_accumulated: how many gradients the round holds.
         """
 
-    def reducer(self, round_shape: tuple[int, ...], *, where: str) -> RoundReducer:
-        """Returns an empty reducer for the gradients of one round.
+    def empty_sum(self, round_shape: tuple[int, ...], *, where: str) -> RoundSum:
+        """Returns an empty sum for the gradients of one round.
 
         Args:
             round_shape: the shape that binds the round.
             where: the source of the gradients, for errors.
         """
         shapes = self.section_shapes(round_shape)
-        return RoundReducer(
-            [section.reducer(shape, where) for section, shape in zip(self.sections, shapes, strict=True)], where
+        return RoundSum(
+            [section.empty_sum(shape, where) for section, shape in zip(self.sections, shapes, strict=True)], where
         )
 
 
@@ -187,10 +198,17 @@ class ArraySpec(AccumulatorSpec):
         """Returns the name of the argument that holds the values."""
         return "grad_values" if self.section.is_sparse else "grad"
 
-    def result(self, reducer: RoundReducer, num_accumulated: int) -> Any:
+    def path_of(self, section: int, element: int) -> None:
+        """Returns None: the gradient is one array."""
+
+    def extent_of(self, section: int, element: int) -> tuple[int, None]:  # noqa: ARG002 - there is only one
+        """Returns the beginning of the only array."""
+        return 0, None
+
+    def result(self, round_sum: RoundSum, num_accumulated: int) -> Any:
         """Returns an array for a dense accumulator, and ``IndexedSlices`` for a sparse one."""
-        (section,) = reducer.sections
-        if isinstance(section, DenseReducer):
+        (section,) = round_sum.sections
+        if isinstance(section, DenseSum):
             return section.result(self.reduction_type, num_accumulated)
         indices, values = section.result(self.reduction_type, num_accumulated, self.sparse_mean)
         return sparse_result(indices, values, self.section.bound)

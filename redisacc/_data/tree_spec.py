@@ -14,8 +14,8 @@ import numpy as np
 
 from redisacc._data import foreign, validation
 from redisacc._data.dtypes import TABLE, DType, find_dtype
-from redisacc._data.reducers import DenseReducer, RoundReducer
 from redisacc._data.spec import CHUNK, AccumulatorSpec, SectionSpec, SparseMean, sparse_result
+from redisacc._data.sums import DenseSum, RoundSum
 from redisacc._data.tree import Structure, flatten, parse_structure
 from redisacc._data.validation import INT64_MAX, Array, Shape, shape_text
 from redisacc._text import shown
@@ -217,13 +217,24 @@ class TreeSpec(AccumulatorSpec):
 
     def name_of(self, section: int, element: int) -> str:
         """Returns the path of the leaf that an element of a gradient belongs to, as a part of a sentence."""
+        return f"grad at {shown(self._leaf_of(section, element).path)}"
+
+    def path_of(self, section: int, element: int) -> str:
+        """Returns the path of the leaf that an element of a gradient belongs to."""
+        return self._leaf_of(section, element).path
+
+    def extent_of(self, section: int, element: int) -> tuple[int, tuple[int, ...]]:
+        """Returns where the dense leaf begins that an element of a gradient belongs to, and its shape."""
+        leaf = self._leaf_of(section, element)
+        return leaf.start, tuple(dim or 0 for dim in leaf.shape)
+
+    def _leaf_of(self, section: int, element: int) -> Leaf:
         leaves = [leaf for leaf in self.leaves if leaf.section == section]
         # A sparse section is one leaf, and the leaves of a dense one are in the order in which they begin. A leaf
         # without elements begins where the next one does.
-        leaf = leaves[0] if leaves[0].is_sparse else [leaf for leaf in leaves if leaf.start <= element][-1]
-        return f"grad at {shown(leaf.path)}"
+        return leaves[0] if leaves[0].is_sparse else [leaf for leaf in leaves if leaf.start <= element][-1]
 
-    def result(self, reducer: RoundReducer, num_accumulated: int) -> Any:
+    def result(self, round_sum: RoundSum, num_accumulated: int) -> Any:
         """Returns the tree of reduced leaves: arrays that share memory, and ``IndexedSlices`` for sparse leaves.
 
         A leaf that every gradient lacks is None if ``missing`` is "skip", and otherwise holds zeros or no rows.
@@ -231,36 +242,36 @@ class TreeSpec(AccumulatorSpec):
         Raises:
             CorruptDataError: an index is out of bounds, or more gradients held it, or a leaf, than there are.
         """
-        present = self._present(reducer, num_accumulated) if self.missing == "skip" else None
+        present = self._present(round_sum, num_accumulated) if self.missing == "skip" else None
         reduced: dict[int, Any] = {}
         results = []
         for number, leaf in enumerate(self.leaves):
             holders = num_accumulated if present is None else int(present[number])
             if leaf.is_sparse:
-                section = reducer.sections[leaf.section]
-                assert not isinstance(section, DenseReducer)
+                section = round_sum.sections[leaf.section]
+                assert not isinstance(section, DenseSum)
                 indices, values = section.result(self.reduction_type, holders, self.sparse_mean)
                 value: Any = sparse_result(indices, values, self.packed[leaf.section].bound)
             else:
                 if leaf.section not in reduced:
                     divisor = num_accumulated if present is None else self._divisors(leaf.section, present)
-                    reduced[leaf.section] = _dense(reducer, leaf.section).result(self.reduction_type, divisor)
+                    reduced[leaf.section] = _dense(round_sum, leaf.section).result(self.reduction_type, divisor)
                 value = reduced[leaf.section][leaf.start : leaf.start + leaf.size].reshape(leaf.shape)
             results.append(value if holders else None)
         return self.structure.build(results)
 
-    def _present(self, reducer: RoundReducer, num_accumulated: int) -> Array:
+    def _present(self, round_sum: RoundSum, num_accumulated: int) -> Array:
         """Returns for each leaf how many gradients have it.
 
         Raises:
             CorruptDataError: that is not between 0 and the number of gradients.
         """
-        present = _dense(reducer, len(self.packed) - 1).sum().values
+        present = _dense(round_sum, len(self.packed) - 1).sum().values
         (wrong,) = ((present < 0) | (present > num_accumulated)).nonzero()
         if len(wrong):
             path, number = self.leaves[wrong[0]].path, present[wrong[0]]
             raise CorruptDataError(
-                f"{reducer.where}: {number} gradients are counted for the leaf {shown(path)} of a round of "
+                f"{round_sum.where}: {number} gradients are counted for the leaf {shown(path)} of a round of "
                 f"{num_accumulated}"
             )
         return present
@@ -274,9 +285,9 @@ class TreeSpec(AccumulatorSpec):
         return divisors
 
 
-def _dense(reducer: RoundReducer, section: int) -> DenseReducer:
-    found = reducer.sections[section]
-    assert isinstance(found, DenseReducer)
+def _dense(round_sum: RoundSum, section: int) -> DenseSum:
+    found = round_sum.sections[section]
+    assert isinstance(found, DenseSum)
     return found
 
 

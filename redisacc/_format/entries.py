@@ -20,6 +20,10 @@ STALENESS = b"staleness="
 # The largest length of the entry of a taken round, in bytes: with a number of gradients for each staleness.
 LONGEST_ROUND = LONGEST_ENTRY + 32768
 
+# A worker without a gradient in the round that was last seen this many seconds ago, or longer, is gone; until then it
+# is missing. The server knows no more than when it was seen, so a worker that computes for longer looks gone.
+GONE_AFTER = 600.0
+
 
 @dataclass(frozen=True)
 class WaitingTaker:
@@ -219,9 +223,33 @@ def parse_known_workers(
     return sorted(found.values(), key=lambda worker: worker.name), seen
 
 
-def missing_of(known: Iterable[WorkerInfo]) -> list[WorkerInfo]:
-    """Returns the workers without a gradient in the current round, the one that was seen most recently first."""
-    return sorted((worker for worker in known if not worker.in_round), key=lambda worker: worker.seen_at, reverse=True)
+def sessions_of(keys: Keys, sessions: Mapping[bytes, bytes], worker: str) -> list[str]:
+    """Returns the ids of the sessions that have sent gradients for a worker.
+
+    Raises:
+        CorruptDataError: an entry is not that of a session.
+    """
+    name = worker.encode()
+    # Checks all of them.
+    parse_known_workers(keys, sessions, {})
+    found = []
+    for session, text in sessions.items():
+        *_, applied, stale, whose = _fields(text, 8)
+        if whose == name and (int(applied) or int(stale)):
+            found.append(session.decode(errors="backslashreplace"))
+    return found
+
+
+def absent_of(known: Iterable[WorkerInfo], now: datetime.datetime) -> tuple[list[WorkerInfo], list[WorkerInfo]]:
+    """Returns the workers without a gradient in the current round: those that are missing, and those that are gone.
+
+    In both, the one that was seen most recently comes first.
+    """
+    absent = [worker for worker in known if not worker.in_round]
+    absent.sort(key=lambda worker: worker.seen_at, reverse=True)
+    gone_since = now - datetime.timedelta(seconds=GONE_AFTER)
+    missing = [worker for worker in absent if worker.seen_at > gone_since]
+    return missing, absent[len(missing) :]
 
 
 def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from redisacc._data import validation
 from redisacc._data.encodings import Wire, checked_wire
+from redisacc._data.finite import check_finite
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.spec import AccumulatorSpec
@@ -84,6 +85,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             quarter of the bytes. They are added as float32, and sums and results are float32 in any case. Handles on
             one accumulator may differ. Gradients small enough to be added in place travel as float32. For other dtypes:
             None.
+        finite: True: a gradient that holds NaN or an infinity raises NotFiniteError, which names the first one, before
+            anything is sent. Otherwise it would spoil the round for everybody. It concerns the gradients of this handle
+            only, because the server does not look into gradients; so pass it wherever gradients are applied. Elements
+            are checked in the accumulator's dtype. Costs about as much time as copying the gradient in memory.
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
             up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
             for 72 more, except for the first. 0 buffers all. None: 2,048, which was measured.
@@ -123,6 +128,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         redis: object,
         worker: str | None,
         wire: str | None,
+        finite: bool,
         in_place_limit: int | None,
         buffer_limit: int | None,
         once_per_worker: bool | None,
@@ -134,6 +140,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._given_worker = None if worker is None else validation.text(worker, "worker", max_bytes=200)
         self._dtypes = [section.dtype for section in spec.sections]
         self._wire = checked_wire(wire, self._dtypes)
+        self._finite = validation.flag(finite, "finite")
         given_in_place_limit = in_place_limit
         if in_place_limit is None:
             in_place_limit = IN_PLACE_LIMIT
@@ -160,6 +167,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             "name": name,
             "worker": self._given_worker,
             "wire": wire,
+            "finite": finite,
             "in_place_limit": given_in_place_limit,
             "min_replicas": min_replicas,
         }
@@ -535,6 +543,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
         used = self._wire_of(wire)
         self._lifetime.check()
+        if self._finite:
+            check_finite(gradient, self._spec)
         return self._applier.apply(
             gradient,
             local_step=local_step,
@@ -547,9 +557,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object) -> G:
         """Returns what a round gets of a gradient, in the form of the result of a take."""
-        reducer = self._spec.reducer(round_shape, where=self._keys.record)
-        reducer.add(self._applier.as_sent(gradient, self._wire_of(wire)))
-        sent: G = self._spec.result(reducer, 1)
+        round_sum = self._spec.empty_sum(round_shape, where=self._keys.record)
+        round_sum.add(self._applier.as_sent(gradient, self._wire_of(wire)))
+        sent: G = self._spec.result(round_sum, 1)
         return sent
 
     def _wire_of(self, wire: object) -> Wire:

@@ -58,6 +58,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         redis: object = None,
         worker: str | None = None,
         wire: Wire | None = None,
+        finite: bool = False,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
@@ -74,6 +75,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             redis=redis,
             worker=worker,
             wire=wire,
+            finite=finite,
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
@@ -117,6 +119,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
 
         Raises:
             InvalidArgumentError: the dtype, shape or step is invalid. Nothing was changed.
+            NotFiniteError: the handle was opened with ``finite=True``, and an element is NaN or infinite.
             CancelledError: the handle was closed.
             AccumulatorNotFoundError: the accumulator was deleted.
             AccumulatorFullError: the buffered gradients have reached ``buffer_limit``, and compacting frees too little.

@@ -17,7 +17,7 @@ from redisacc._redis.connect import connect
 
 
 def open_existing(
-    keys: Keys, *, redis: object, worker: str | None = None, wire: Wire | None = None
+    keys: Keys, *, redis: object, worker: str | None = None, wire: Wire | None = None, finite: bool = False
 ) -> ConditionalAccumulatorBase[Any]:
     """Opens the accumulator of these keys, and returns a handle on it.
 
@@ -26,6 +26,7 @@ def open_existing(
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         worker: the name under which gradients of the handle are counted. None: "host:pid".
         wire: how the elements of its gradients travel, as for ``ConditionalAccumulator``.
+        finite: whether it refuses gradients with NaN or infinities.
 
     Raises:
         AccumulatorNotFoundError: there is no such accumulator.
@@ -45,10 +46,17 @@ def open_existing(
             redis=redis,
             worker=worker,
             wire=wire,
+            finite=finite,
         )
     assert isinstance(spec, ArraySpec)
     schema = (spec.dtype.name, spec.shape, keys.name)
-    options: dict[str, Any] = {"reduction_type": spec.reduction_type, "redis": redis, "worker": worker, "wire": wire}
+    options: dict[str, Any] = {
+        "reduction_type": spec.reduction_type,
+        "redis": redis,
+        "worker": worker,
+        "wire": wire,
+        "finite": finite,
+    }
     if spec.kind == "sparse":
         return SparseConditionalAccumulator(*schema, sparse_mean=spec.sparse_mean, **options)
     return ConditionalAccumulator(*schema, **options)

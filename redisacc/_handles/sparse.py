@@ -71,6 +71,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         redis: object = None,
         worker: str | None = None,
         wire: Wire | None = None,
+        finite: bool = False,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
@@ -88,6 +89,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             redis=redis,
             worker=worker,
             wire=wire,
+            finite=finite,
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
@@ -137,6 +139,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
 
         Raises:
             InvalidArgumentError: the dtype, an index, the shape or the step is invalid. Nothing was changed.
+            NotFiniteError: the handle was opened with ``finite=True``, and an element is NaN or infinite.
             CancelledError: the handle was closed.
             AccumulatorNotFoundError: the accumulator was deleted.
             AccumulatorFullError: the buffered gradients have reached ``buffer_limit``, and compacting frees too little.

@@ -68,6 +68,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         redis: object = None,
         worker: str | None = None,
         wire: Wire | None = None,
+        finite: bool = False,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
@@ -87,6 +88,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             redis=redis,
             worker=worker,
             wire=wire,
+            finite=finite,
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
@@ -171,6 +173,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         Raises:
             InvalidArgumentError: the structure, a dtype, a shape, an index or the step is invalid. The message names
                 the first path where that is so. Nothing was changed.
+            NotFiniteError: the handle was opened with ``finite=True``, and an element is NaN or infinite.
             CancelledError: the handle was closed.
             AccumulatorNotFoundError: the accumulator was deleted.
             AccumulatorFullError: the buffered gradients have reached ``buffer_limit``, and compacting frees too little.

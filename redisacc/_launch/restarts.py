@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["PERMANENT", "STEADY", "Restarts"]
+from collections import deque
+
+__all__ = ["PERMANENT", "STEADY", "WINDOW", "Restarts"]
 
 # Exit codes by which a program usually says that the same command would fail again: wrong usage, also of Python or a
 # shell itself; EX_USAGE and EX_CONFIG of sysexits.h; what a shell cannot execute or find.
 PERMANENT = (2, 64, 78, 126, 127)
 
-# A process that lived for this many seconds was not in a crash loop: its death counts as the first one.
+# Seconds for which a death counts, unless the caller wants others. Counting only deaths in quick succession would
+# restart a process for ever that dies every few minutes and finishes nothing.
+WINDOW = 3600.0
+# After a process that lived for this many seconds, the first pause is long enough.
 STEADY = 60.0
 # Seconds before the first restart. Each further pause is twice as long as the one before.
 _FIRST_PAUSE = 0.5
@@ -19,25 +24,33 @@ class Restarts:
     """The deaths of the processes that take one place.
 
     Args:
-        limit: maximum number of restarts in succession, at least 0.
-
-    Attributes:
-        deaths: the number of deaths in succession: since the start of the run, or since a process has lived for
-            `STEADY` seconds.
+        limit: maximum number of restarts within the window, at least 0.
+        window: seconds for which a death counts: one that is exactly this old no longer does.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, window: float = WINDOW) -> None:
         self._limit = limit
-        self.deaths = 0
+        self._window = window
+        self._deaths: deque[float] = deque()
+        self._in_succession = 0
 
-    def pause_after(self, lived: float) -> float | None:
+    @property
+    def deaths(self) -> int:
+        """The number of deaths within the window that ended with the latest one."""
+        return len(self._deaths)
+
+    def pause_after(self, lived: float, now: float) -> float | None:
         """Records the death of a process and returns the pause before its restart. None: it is given up.
 
         Args:
             lived: the number of seconds that the process lived.
+            now: the time of its death, in seconds of a clock that never goes back.
         """
-        self.deaths = 1 if lived >= STEADY else self.deaths + 1
-        if self.deaths > self._limit:
+        while self._deaths and now - self._deaths[0] >= self._window:
+            self._deaths.popleft()
+        self._deaths.append(now)
+        self._in_succession = 1 if lived >= STEADY else self._in_succession + 1
+        if len(self._deaths) > self._limit:
             return None
         # The exponent is bounded, because any number of restarts may be allowed.
-        return min(_FIRST_PAUSE * 2.0 ** min(self.deaths - 1, 10), _LONGEST_PAUSE)
+        return min(_FIRST_PAUSE * 2.0 ** min(self._in_succession - 1, 10), _LONGEST_PAUSE)

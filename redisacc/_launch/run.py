@@ -18,7 +18,7 @@ from redisacc._handles.environment import Place
 from redisacc._launch.guard import Guard
 from redisacc._launch.member import Member
 from redisacc._launch.output import outputs
-from redisacc._launch.restarts import PERMANENT, Restarts
+from redisacc._launch.restarts import PERMANENT, WINDOW, Restarts
 from redisacc._text import MESSAGE, printable
 
 __all__ = ["STOPPED_BY_SIGNAL", "CannotStartError", "Run", "places"]
@@ -68,7 +68,8 @@ class Run:
         members: their places; at most one is the chief's.
         command: the program of every process, and its arguments.
         environment: the variables of every process, but for those of its place.
-        restarts: maximum number of deaths in succession, after each of which a process is started again.
+        restarts: maximum number of deaths of one process within the window, after each of which it is started again.
+        restart_window: seconds for which a death counts.
         give_up_on: exit codes after which no process is started again.
         grace: seconds that workers have to end after the chief has finished, and that every process has between SIGTERM
             and SIGKILL.
@@ -82,10 +83,12 @@ class Run:
         environment: Mapping[str, str],
         *,
         restarts: int,
+        restart_window: float = WINDOW,
         give_up_on: Collection[int] = PERMANENT,
         grace: float,
         problem: Callable[[], str | None] = lambda: None,
     ) -> None:
+        self._restart_window = restart_window
         self._give_up_on = give_up_on
         self._grace = grace
         self._problem = problem
@@ -98,7 +101,7 @@ class Run:
                 place,
                 command,
                 environment,
-                restarts=Restarts(restarts),
+                restarts=Restarts(restarts, restart_window),
                 guard=self._guard,
                 prefix=self._prefix(str(place)),
                 colour=_CHIEF_COLOUR
@@ -253,20 +256,17 @@ class Run:
             self.say(f"{member.place} {how}, after which it is not started again (--give-up-on); the run ends")
             self._end(code)
             return
-        pause = member.restarts.pause_after(member.lived)
+        pause = member.restarts.pause_after(member.lived, time.monotonic())
         if pause is not None:
             self.say(f"{member.place} {how}; it starts again in {pause:g} s")
             member.restart_at = time.monotonic() + pause
             return
         deaths = member.restarts.deaths
-        often = (
-            ""
-            if deaths == 1
-            else f" for the {_ordinal(deaths)} time in succession"
-            if status > 0
-            else (f", its {_ordinal(deaths)} death in succession")
+        often = "" if deaths == 1 else f", its {_ordinal(deaths)} death within {_duration(self._restart_window)}"
+        self.say(
+            f"{member.place} {how}{often}; the run ends with exit code {code}. Its output above may say why. "
+            "--restarts allows more deaths"
         )
-        self.say(f"{member.place} {how}{often}; the run ends")
         self._end(code)
 
     def _finished_by_itself(self, member: Member) -> None:
@@ -358,6 +358,10 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
 
 
 def _ordinal(number: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from redisacc._data.gradient import Gradient, Section
-from redisacc._data.reducers import RoundReducer
+from redisacc._data.sums import RoundSum
 from redisacc._format.buffered import BufferedGradient, BufferedSection, section_view
 from redisacc.errors import CorruptDataError
 
@@ -28,11 +28,11 @@ def whole_gradient(gradient: BufferedGradient, data: Any, where: str) -> Gradien
     return Gradient(tuple(sections), gradient.number)
 
 
-def add_sparse_sections(reducer: RoundReducer, gradient: BufferedGradient, data: Any, where: str) -> None:
+def add_sparse_sections(round_sum: RoundSum, gradient: BufferedGradient, data: Any, where: str) -> None:
     """Adds the sparse sections of a gradient, and does not count it.
 
     Args:
-        reducer: the sum.
+        round_sum: the sum.
         gradient: the description of the gradient.
         data: its bytes, at least those before the dense sections: memory of our own.
         where: the key of the bytes, for errors.
@@ -40,7 +40,7 @@ def add_sparse_sections(reducer: RoundReducer, gradient: BufferedGradient, data:
     Raises:
         CorruptDataError: its indices are not ascending, its counts are invalid, or the scale of a block is.
     """
-    for section, of in zip(gradient.sections, reducer.sections, strict=True):
+    for section, of in zip(gradient.sections, round_sum.sections, strict=True):
         if section.is_sparse:
             of.add(_checked(section, gradient.number, data, where, ours=True))
 

@@ -118,12 +118,12 @@ class Compactor:
         raise no_room(self._keys, gradient, full, "compacting does not help")
 
     def _swap(self, gradient: Gradient, request: Request, send: Send, chosen: Sequence[BufferedGradient]) -> Reply:
-        reducer = self._spec.reducer(request.round_shape, where=self._keys.current.sums)
+        round_sum = self._spec.empty_sum(request.round_shape, where=self._keys.current.sums)
         inline = InlineReader(self._transport, self._keys.current, chosen)
-        PartSums(self._transport, self._keys, reducer).complete(chosen, inline)
-        reducer.add(gradient)
+        PartSums(self._transport, self._keys, round_sum).complete(chosen, inline)
+        round_sum.add(gradient)
         logger.debug("%s: compacting %d buffered gradients", self._keys.name, len(chosen))
-        reply = send(reducer.sum() if chosen else gradient, request, chosen)
+        reply = send(round_sum.sum() if chosen else gradient, request, chosen)
         if isinstance(reply, Counted):
             free_dropped(self._transport, self._keys, chosen)
         return reply

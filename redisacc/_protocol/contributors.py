@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass
 
-from redisacc._format.entries import WorkerInfo, clock_ms, missing_of, parse_known_workers, parse_workers, time_of
+from redisacc._format.entries import WorkerInfo, absent_of, clock_ms, parse_known_workers, parse_workers, time_of
 from redisacc._format.keys import Keys
 from redisacc._redis.hash_scan import scan_command, scan_some
 from redisacc._redis.transport import Transport
@@ -22,6 +22,7 @@ class Contributors:
     Attributes:
         workers: worker's name → number of its gradients in the round.
         missing: workers without a gradient in the round, the one that was seen most recently first.
+        gone: such workers that were last seen ``GONE_AFTER`` seconds ago or longer, in the same order.
         ever_applied: whether the accumulator has ever accepted or dropped a gradient.
         complete: whether these are all. If not, the accumulator has more workers or sessions than are read.
         read_at: the time of the server's clock when this was read.
@@ -29,6 +30,7 @@ class Contributors:
 
     workers: dict[str, int]
     missing: list[WorkerInfo]
+    gone: list[WorkerInfo]
     ever_applied: bool
     complete: bool
     read_at: datetime.datetime
@@ -54,11 +56,14 @@ def read_contributors(transport: Transport, keys: Keys) -> Contributors:
     )
     in_round = parse_workers(workers, keys.current.workers)
     known, _ = parse_known_workers(keys, sessions, in_round)
+    read_at = time_of(clock_ms(clock))
     # If not all workers of the round were read, nobody can be said to be missing from it.
+    missing, gone = absent_of(known, read_at) if all_workers else ([], [])
     return Contributors(
         workers=in_round,
-        missing=missing_of(known) if all_workers else [],
+        missing=missing,
+        gone=gone,
         ever_applied=totals != [b"0", b"0"],
         complete=all_workers and all_sessions,
-        read_at=time_of(clock_ms(clock)),
+        read_at=read_at,
     )

@@ -13,8 +13,8 @@ from redisacc._format.entries import (
     UnacknowledgedRound,
     WaitingTaker,
     WorkerInfo,
+    absent_of,
     clock_ms,
-    missing_of,
     parse_known_workers,
     parse_taken,
     parse_waiting,
@@ -114,8 +114,20 @@ class AccumulatorInfo:
 
     @property
     def missing(self) -> list[WorkerInfo]:
-        """Workers without a gradient in the current round, the one that was seen most recently first."""
-        return missing_of(self.known_workers)
+        """Workers without a gradient in the current round, the one that was seen most recently first.
+
+        Workers that were last seen 10 minutes ago or longer are not among them: they are ``gone``.
+        """
+        return absent_of(self.known_workers, self.read_at)[0]
+
+    @property
+    def gone(self) -> list[WorkerInfo]:
+        """Workers without a gradient in the current round that were last seen 10 minutes ago or longer.
+
+        The one that was seen most recently comes first. `redisacc forget-worker` removes one from the list at once; the
+        server forgets workers that were not seen for an hour, a few whenever another one sends its first gradient.
+        """
+        return absent_of(self.known_workers, self.read_at)[1]
 
 
 def _created_at(keys: Keys, ms: int) -> datetime.datetime:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from redisacc._data.encodings import BLOCKS, decode_by_piece, per_item, stored_bytes
-from redisacc._data.reducers import DenseReducer, RoundReducer
+from redisacc._data.sums import DenseSum, RoundSum
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
@@ -176,14 +176,14 @@ class PartSums:
     Args:
         transport: the way to the server.
         keys: the keys of the accumulator.
-        reducer: an empty reducer for the round, which gets the sum.
+        round_sum: an empty sum for the round, which gets the sum.
         bets: how many gradients the round will probably hold. Later ones are not added before the round is known.
     """
 
-    def __init__(self, transport: Transport, keys: Keys, reducer: RoundReducer, *, bets: int = 0) -> None:
+    def __init__(self, transport: Transport, keys: Keys, round_sum: RoundSum, *, bets: int = 0) -> None:
         self._transport = transport
         self._keys = keys
-        self._reducer = reducer
+        self._sum = round_sum
         self._bets = bets
         # All gradients that are known, in the order of their places.
         self._uploads: list[_Upload] = []
@@ -193,7 +193,7 @@ class PartSums:
         self._cells: list[_Cell] = []
         # How many gradients, from the first on, are in the sums of the sparse sections.
         self._sparse_added = 0
-        self._has_sparse = not all(isinstance(section, DenseReducer) for section in reducer.sections)
+        self._has_sparse = not all(isinstance(section, DenseSum) for section in round_sum.sections)
         # How many come before the last one that was added whole, that one included. Nothing may begin anew before it:
         # it is in the sums of all sections.
         self._whole = 0
@@ -306,8 +306,8 @@ class PartSums:
 
     def _forget_sparse(self) -> None:
         self._sparse_added = 0
-        for section in self._reducer.sections:
-            if not isinstance(section, DenseReducer):
+        for section in self._sum.sections:
+            if not isinstance(section, DenseSum):
                 section.clear()
         for upload in self._uploads:
             upload.forget_sparse()
@@ -373,8 +373,8 @@ class PartSums:
         return None
 
     def _piece_of_sum(self, piece: _Piece) -> Array:
-        section = self._reducer.sections[piece.section]
-        assert isinstance(section, DenseReducer)
+        section = self._sum.sections[piece.section]
+        assert isinstance(section, DenseSum)
         return section.piece(piece.first, piece.number)
 
     def _next_sparse(self) -> _Part | None:
@@ -463,8 +463,8 @@ class PartSums:
             if not part.placed:
                 assert upload.cut is not None
                 for piece in upload.cut[cell.number]:
-                    section = self._reducer.sections[piece.section]
-                    assert isinstance(section, DenseReducer)
+                    section = self._sum.sections[piece.section]
+                    assert isinstance(section, DenseSum)
                     for first, elements in piece.elements(part.memory, part.key):
                         section.add_piece(first, elements, begins=part.begins)
             cell.added += 1
@@ -481,7 +481,7 @@ class PartSums:
             if upload.cut is None or upload.left:
                 break
             if upload.sparse is not None:
-                add_sparse_sections(self._reducer, upload.gradient, upload.sparse, self._key(upload, 0))
+                add_sparse_sections(self._sum, upload.gradient, upload.sparse, self._key(upload, 0))
                 upload.sparse = None
             self._sparse_added += 1
 
@@ -530,7 +530,7 @@ class PartSums:
         assert self._done == len(gradients)
         if not gradients:
             self._clear_dense()
-        self._reducer.number += sum([gradient.number for gradient in gradients])
+        self._sum.number += sum([gradient.number for gradient in gradients])
 
     def _add(self, inline: InlineReader) -> None:
         """Adds whatever is there, in order."""
@@ -577,12 +577,12 @@ class PartSums:
             whole = WholeParts(self._keys, gradient)
             self._transport.fetch(whole)
             data, where = whole.data, self._keys.part(gradient.id, 0)
-        for section, of in zip(whole_gradient(gradient, data, where).sections, self._reducer.sections, strict=True):
+        for section, of in zip(whole_gradient(gradient, data, where).sections, self._sum.sections, strict=True):
             of.add(section)
 
     def _clear_dense(self) -> None:
-        for section in self._reducer.sections:
-            if isinstance(section, DenseReducer):
+        for section in self._sum.sections:
+            if isinstance(section, DenseSum):
                 section.clear()
 
 

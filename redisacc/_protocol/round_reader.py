@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from redisacc._data.reducers import RoundReducer
 from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.sums import RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
 from redisacc._format.buffered import BufferedGradient
@@ -93,7 +93,7 @@ class RoundReader:
     def forget(self) -> None:
         """Drops what was added ahead: the round that it belongs to is over."""
         self._shape: tuple[int, ...] | None = None
-        self._reducer: RoundReducer | None = None
+        self._sum: RoundSum | None = None
         self._sums: PartSums | None = None
         self._inline = InlineReader(self._transport, self._keys.current, ())
         # The ids of gradients that have been admitted, and are still to be looked up.
@@ -168,8 +168,8 @@ class RoundReader:
         """Begins to add up a round of this shape. Returns False if a round of another shape was begun."""
         if self._sums is None:
             self._shape = shape
-            self._reducer = self._spec.reducer(shape, where=self._keys.current.sums)
-            self._sums = PartSums(self._transport, self._keys, self._reducer, bets=num_required)
+            self._sum = self._spec.empty_sum(shape, where=self._keys.current.sums)
+            self._sums = PartSums(self._transport, self._keys, self._sum, bets=num_required)
         return shape == self._shape
 
     def _look_up(self, ids: Sequence[str] | None, num_required: int) -> None:
@@ -210,7 +210,7 @@ class RoundReader:
             workers=parse_workers(scan_whole(self._transport, of.workers, pieces[2]), of.workers),
         )
 
-    def add_up(self, contents: RoundContents, shape: tuple[int, ...], num_accumulated: int) -> RoundReducer:
+    def add_up(self, contents: RoundContents, shape: tuple[int, ...], num_accumulated: int) -> RoundSum:
         """Adds up all gradients of a round: those that are buffered, in the order of their places, then the sums.
 
         Args:
@@ -227,19 +227,19 @@ class RoundReader:
             self.forget()
             self._begin(shape, 0)
         assert self._sums is not None
-        assert self._reducer is not None
-        reducer = self._reducer
+        assert self._sum is not None
+        round_sum = self._sum
         inline = InlineReader(self._transport, contents.of, contents.buffered, contents.inline)
         self._sums.complete(contents.buffered, inline)
         self.forget()
         if contents.sums:
-            reducer.add(in_place.unpack(contents.sums, self._spec, shape, self._keys.current.sums))
-        if reducer.number != num_accumulated:
+            round_sum.add(in_place.unpack(contents.sums, self._spec, shape, self._keys.current.sums))
+        if round_sum.number != num_accumulated:
             raise CorruptDataError(
-                f"{self._keys.record}: of {num_accumulated} gradients only {reducer.number} were found: keys were "
+                f"{self._keys.record}: of {num_accumulated} gradients only {round_sum.number} were found: keys were "
                 "evicted (set maxmemory-policy noeviction) or removed"
             )
-        return reducer
+        return round_sum
 
     def _parse(self, entries: Fields, shape: tuple[int, ...]) -> list[BufferedGradient]:
         return buffered_format.parse(self._keys, entries, self._spec, shape)

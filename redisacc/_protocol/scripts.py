@@ -7,6 +7,7 @@ keys and arguments, and every reply.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, Protocol
@@ -735,6 +736,29 @@ class Scripts:
         )
         return None if reply[0] == b"fenced" else self._counted(reply, ())
 
+    def forget_worker(self, *, session: str, worker: str) -> bool:
+        """Forgets that a session has sent gradients for a worker.
+
+        Args:
+            session: id of the session.
+            worker: name of the worker.
+
+        Returns:
+            Whether the session's last request was for this worker.
+        """
+        reply = self._transport.run(
+            *load("forget_worker").bind(
+                keys={"record": self._keys.record, "sessions": self._keys.sessions},
+                args={"incarnation": self.incarnation, "session": session, "worker": worker},
+            )
+        )
+        match reply:
+            case [b"cleared"]:
+                return True
+            case [b"unknown"]:
+                return False
+        self._refuse(reply)
+
     def delete(self, *, finish: bool, timeout: float = TIMEOUT) -> Deletion:
         """Closes the accumulator for everybody, or removes it once it is closed.
 
@@ -873,8 +897,7 @@ class Scripts:
                 raise CorruptDataError(
                     f"the record of {name} is gone, but {printable(key, QUOTED)} still exists: keys were evicted "
                     "(set maxmemory-policy noeviction) or removed by hand. No sum can be formed from the rest. To "
-                    "start over, remove the rest: "
-                    f"redis-cli --scan --pattern '{self._keys.record}*' | xargs redis-cli unlink"
+                    f"start over, remove the rest: redisacc gc {shlex.quote(printable(self._keys.name))}"
                 )
             case [b"lost", sequence]:
                 raise DataLossError(

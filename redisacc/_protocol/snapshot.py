@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from redisacc._data.reducers import RoundReducer
 from redisacc._data.results import Round
 from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.sums import RoundSum
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
@@ -85,7 +85,7 @@ def read_round(
     keys: Keys,
     spec: AccumulatorSpec,
     records: RecordReader,
-    reduce: Callable[[RoundReducer, int], Any],
+    reduce: Callable[[RoundSum, int], Any],
 ) -> Round[Any]:
     """Returns the current round. Its gradient is None if the round is empty.
 
@@ -118,8 +118,8 @@ def read_round(
                 raise CorruptDataError(f"{keys.record}: a round of {record.num_accumulated} gradients has no shape")
             reader = RoundReader(transport, keys, spec)
             contents = reader.contents(current, pieces, shape)
-            reducer = reader.add_up(contents, shape, record.num_accumulated)
-            gradient = reduce(reducer, record.num_accumulated)
+            round_sum = reader.add_up(contents, shape, record.num_accumulated)
+            gradient = reduce(round_sum, record.num_accumulated)
             found = Round(gradient, record.global_step, record.num_accumulated, contents.workers, record.staleness)
             return found, not contents.buffered and read_whole(pieces)
 

@@ -7,11 +7,12 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from redisacc._format.buffered import PartMissingError
+from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
 from redisacc._format.staging import parse_message
 from redisacc._protocol.contributors import Contributors, read_contributors
@@ -26,6 +27,7 @@ from redisacc._protocol.wait_log import WaitLog
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.pubsub import Alarm, pubsub_of
 from redisacc._redis.transport import Transport
+from redisacc._text import age_text
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
@@ -349,13 +351,9 @@ class TakeWait:
         if found is not None and found.workers:
             text += ", from " + _some([f"{name} ({number})" for name, number in found.workers.items()], found)
         if found is not None and found.missing:
-            text += "; missing: " + _some(
-                [
-                    f"{worker.name} (seen {(found.read_at - worker.seen_at).total_seconds():.0f} s ago)"
-                    for worker in found.missing
-                ],
-                found,
-            )
+            text += "; missing: " + _some(_last_seen(found.missing, found), found)
+        if found is not None and found.gone:
+            text += "; gone: " + _some(_last_seen(found.gone, found), found)
         if found is not None and not found.ever_applied:
             text += "; nobody has ever applied a gradient to this accumulator, so check its name"
         if seen.ahead:
@@ -364,6 +362,10 @@ class TakeWait:
             return f"{text}; the server cannot be reached"
         more = self.describe() if self.describe is not None else ""
         return f"{text}; {more}" if more else text
+
+
+def _last_seen(workers: Sequence[WorkerInfo], found: Contributors) -> list[str]:
+    return [f"{worker.name} (last seen {age_text(found.read_at, worker.seen_at)} ago)" for worker in workers]
 
 
 def _some(names: list[str], found: Contributors) -> str:

@@ -227,8 +227,8 @@ class Taker(Generic[G]):
         except ValueError as error:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
         contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
-        reducer = reader.add_up(contents, shape, granted.num_accumulated)
-        gradient: G = self._spec.result(reducer, granted.num_accumulated)
+        round_sum = reader.add_up(contents, shape, granted.num_accumulated)
+        gradient: G = self._spec.result(round_sum, granted.num_accumulated)
         taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers, staleness)
         return TakenRound(granted.token, taken, contents.buffered)
 

@@ -70,6 +70,8 @@ class Worker(Participant):
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         wire: how the elements of this worker's gradients of float32 travel: "float32" (or None), "bfloat16" or "int8",
             as for ``ConditionalAccumulator``. Workers may differ.
+        finite: True: ``apply`` raises NotFiniteError for a gradient that holds NaN or an infinity, as for
+            ``ConditionalAccumulator``.
         patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
             lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
             error after a few seconds.
@@ -93,6 +95,7 @@ class Worker(Participant):
         number: int | None = None,
         redis: object = None,
         wire: Wire | None = None,
+        finite: bool = False,
         patience: float | None = None,
     ) -> None:
         here = place()
@@ -101,6 +104,7 @@ class Worker(Participant):
         given = here.number if number is None else validation.integer(number, "number", low=0, high=MAX_WORKERS - 1)
         super().__init__("worker", shared_name, here, redis=redis, patience=patience)
         self._wire = wire
+        self._finite = validation.flag(finite, "finite")
         self._is_launched = here.role is not None
         with self._closed_on_failure():
             if given is None:
@@ -279,6 +283,7 @@ class Worker(Participant):
 
         Raises:
             InvalidArgumentError: the gradient is invalid. The message names the first path where that is so.
+            NotFiniteError: with ``finite=True``, if an element is NaN or infinite. Another gradient may follow.
             LeaseLostError: another process has this worker's number now.
             AccumulatorNotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
@@ -329,6 +334,12 @@ class Worker(Participant):
         if self._accumulator is None:
             # The chief creates the accumulator before it publishes parameters.
             self._accumulator = self._opened.enter_context(
-                open_existing(Keys(self.shared_name), redis=self._redis, worker=self._place, wire=self._wire)
+                open_existing(
+                    Keys(self.shared_name),
+                    redis=self._redis,
+                    worker=self._place,
+                    wire=self._wire,
+                    finite=self._finite,
+                )
             )
         return self._accumulator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ _COMMANDS = {
     "demo": ("redisacc.cli.demo", "Train word vectors with several processes."),
     "doctor": ("redisacc.cli.doctor", "Check a server and suggest changes."),
     "export": ("redisacc.cli.export", "Serve metrics for Prometheus."),
+    "forget-worker": ("redisacc.cli.forget_worker", "Forget a worker that will not return."),
     "gc": ("redisacc.cli.gc", "Remove garbage: keys that nothing uses."),
     "load-scripts": ("redisacc.cli.load_scripts", "Load the Lua scripts for users who may not load them."),
     "ls": ("redisacc.cli.ls", "List accumulators and parameters."),
@@ -68,6 +70,16 @@ def _group() -> click.Group:
                 importlib.import_module(_COMMANDS[cmd_name][0]), cmd_name.replace("-", "_")
             )
             return command
+
+        def resolve_command(
+            self, ctx: click.Context, args: list[str]
+        ) -> tuple[str | None, click.Command | None, list[str]]:
+            # The shell's completion parses unfinished words, which are no mistake.
+            if args[0] not in _COMMANDS and not ctx.resilient_parsing:
+                similar = difflib.get_close_matches(args[0], _COMMANDS, 1)
+                hint = f" Did you mean '{similar[0]}'?" if similar else ""
+                raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)
+            return super().resolve_command(ctx, args)
 
         def make_context(self, *args: Any, **options: Any) -> click.Context:
             with printable_refusals():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
+from redisacc._data.encodings import Wire
 from redisacc._data.validation import INT64_MAX, INT64_MIN
+from redisacc._handles.base import host_and_process
 from redisacc._handles.existing import open_existing
+from redisacc._protocol.forgetting import forget_worker
 from redisacc.cli.array_files import read_arrays
 from redisacc.cli.failures import EXIT_CODES, STALE, fail, report_failures
 from redisacc.cli.gradient_arrays import arrays_of
@@ -26,6 +31,11 @@ __all__ = ["apply"]
 )
 @click.option("--worker", metavar="NAME", help="Worker that the gradient is counted for.  [default: host:pid]")
 @click.option("--once-per-worker", is_flag=True, help="Drop it if the round has a gradient of this worker.")
+@click.option(
+    "--wire",
+    type=click.Choice(["float32", "bfloat16", "int8"]),
+    help="How elements of float32 travel, and are stored until they are added.  [default: float32]",
+)
 @redis_option
 @json_option
 @report_failures
@@ -36,6 +46,7 @@ def apply(
     local_step: int | None,
     worker: str | None,
     once_per_worker: bool,
+    wire: Wire | None,
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -43,18 +54,24 @@ def apply(
 
     A dense gradient is an .npy, or an .npz with the array "gradient". A sparse gradient is an .npz with "indices",
     "values" and optionally "shape", which is then checked. The gradient of a tree is an .npz as `redisacc take` writes
-    it; a leaf whose arrays are left out has no gradient. Exit code 5 means that the gradient was dropped because its
+    it; a leaf whose arrays are left out has no gradient. A worker that was unknown before is unknown afterwards, so
+    that no later round misses it. Exit code 5 means that the gradient was dropped because its
     step had passed, or because the round has one of its worker already.
 
     \b
       redisacc apply embeddings gradient.npz --worker laptop
     """
-    transport_of(url)
-    accumulator = open_existing(keys_of(name), redis=url, worker=worker)
+    transport, keys = transport_of(url), keys_of(name)
+    accumulator = open_existing(keys, redis=url, worker=worker)
     form = arrays_of(accumulator)
     arrays = read_arrays(file, form.names, single=form.single)
     step = accumulator.global_step() if local_step is None else local_step
-    result = form.apply(arrays, file, step, once_per_worker=once_per_worker)
+    counted_for = worker or host_and_process(os.getpid())
+    info = accumulator.info()
+    result = form.apply(arrays, file, step, once_per_worker=once_per_worker, wire=wire)
+    if counted_for not in {known.name for known in info.known_workers}:
+        # A worker that exists for one gradient would be missing from every later round.
+        forget_worker(transport, keys, info.incarnation, counted_for)
     if as_json:
         echo_json(
             {

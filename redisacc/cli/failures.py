@@ -7,11 +7,13 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
+from redisacc._protocol.similar_names import suggestion
+from redisacc._redis.connect import connect
 from redisacc._text import MESSAGE, printable
 from redisacc.cli.output import echo_wrapped
 from redisacc.errors import (
@@ -62,9 +64,23 @@ def report_failures(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         with _reporting():
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except AccumulatorNotFoundError as error:
+                raise AccumulatorNotFoundError(f"{error}{_similar(kwargs)}") from None
 
     return run
+
+
+def _similar(options: Mapping[str, Any]) -> str:
+    """Returns a clause with names like the one that a command was given, or nothing."""
+    name = options.get("name")
+    if not isinstance(name, str):
+        return ""
+    try:
+        return suggestion(connect(options.get("url")), name)
+    except RedisAccError:
+        return ""
 
 
 @contextlib.contextmanager

@@ -45,8 +45,14 @@ class GradientArrays(ABC):
         """Returns the arrays of a gradient from a take, by name."""
 
     @abstractmethod
-    def apply(self, arrays: dict[str, Array], file: str, local_step: int, *, once_per_worker: bool) -> ApplyResult:
+    def apply(self, arrays: dict[str, Array], file: str, local_step: int, **options: Any) -> ApplyResult:
         """Applies the gradient of which a file has the arrays.
+
+        Args:
+            arrays: the arrays by name.
+            file: the name of the file, for messages.
+            local_step: the step that the gradient was computed for.
+            options: further arguments of ``apply_grad``: ``once_per_worker`` and ``wire``.
 
         Raises:
             Failure: the arrays are incomplete.
@@ -78,10 +84,10 @@ class _DenseArrays(GradientArrays):
     def pack(self, gradient: Any) -> dict[str, Array]:
         return {"gradient": gradient}
 
-    def apply(self, arrays: dict[str, Array], file: str, local_step: int, *, once_per_worker: bool) -> ApplyResult:
+    def apply(self, arrays: dict[str, Array], file: str, local_step: int, **options: Any) -> ApplyResult:
         if not arrays:
             fail(f"{file} must hold gradient; it holds nothing", USAGE)
-        return self._accumulator.apply_grad(arrays["gradient"], local_step, once_per_worker=once_per_worker)
+        return self._accumulator.apply_grad(arrays["gradient"], local_step, **options)
 
 
 class _SparseArrays(GradientArrays):
@@ -94,16 +100,14 @@ class _SparseArrays(GradientArrays):
     def pack(self, gradient: Any) -> dict[str, Array]:
         return _rows(gradient)
 
-    def apply(self, arrays: dict[str, Array], file: str, local_step: int, *, once_per_worker: bool) -> ApplyResult:
+    def apply(self, arrays: dict[str, Array], file: str, local_step: int, **options: Any) -> ApplyResult:
         if not {"indices", "values"} <= arrays.keys():
             fail(f"{file} must hold indices, values and may hold shape; it holds "
                  f"{', '.join(sorted(arrays)) or 'nothing'}", USAGE)  # fmt: skip
         shape = arrays.get("shape")
         # `take` writes -1 for an unknown dimension 0, and such a shape cannot be checked.
         whole = None if shape is None or (shape.size and shape.flat[0] == -1) else shape
-        return self._accumulator.apply_grad(
-            arrays["indices"], arrays["values"], whole, local_step, once_per_worker=once_per_worker
-        )
+        return self._accumulator.apply_grad(arrays["indices"], arrays["values"], whole, local_step, **options)
 
 
 class _TreeArrays(GradientArrays):
@@ -136,7 +140,7 @@ class _TreeArrays(GradientArrays):
                 arrays[path] = leaf
         return arrays
 
-    def apply(self, arrays: dict[str, Array], file: str, local_step: int, *, once_per_worker: bool) -> ApplyResult:
+    def apply(self, arrays: dict[str, Array], file: str, local_step: int, **options: Any) -> ApplyResult:
         leaves: list[Any] = []
         for path, is_sparse in self._leaves:
             if not is_sparse:
@@ -148,7 +152,7 @@ class _TreeArrays(GradientArrays):
                      "of it", USAGE)  # fmt: skip
             leaves.append(None if indices is None else (indices, values, shape))
         gradient = self._structure.build(leaves)
-        return self._accumulator.apply_grad(gradient, local_step, once_per_worker=once_per_worker)
+        return self._accumulator.apply_grad(gradient, local_step, **options)
 
 
 def _rows(gradient: Any) -> dict[str, Array]:

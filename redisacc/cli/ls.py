@@ -11,18 +11,10 @@ from redisacc._admin.memory import memory
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameter_info import ParametersInfo, read_parameters_info
-from redisacc._text import printable, shown
+from redisacc._text import age_text, printable, shown
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import json_option, redis_option, transport_of
-from redisacc.cli.output import (
-    age_text,
-    bytes_text,
-    count_text,
-    echo_json,
-    echo_wrapped,
-    print_table,
-    schema_shape_text,
-)
+from redisacc.cli.output import bytes_text, count_text, echo_json, echo_wrapped, print_table, schema_shape_text
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
 
 __all__ = ["ls"]

@@ -35,28 +35,13 @@ def count_text(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def seconds_text(seconds: float) -> str:
-    """Returns a duration as text, for example "1.2 s", "34 s", "5 min", "6 h" or "7 d"."""
-    seconds = max(seconds, 0.0)
-    for limit, divisor, unit in ((90, 1, "s"), (90 * 60, 60, "min"), (48 * 3600, 3600, "h")):
-        if seconds < limit:
-            amount = seconds / divisor
-            return f"{amount:.1f} {unit}" if unit == "s" and amount < 9.95 else f"{amount:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
-
-
-def age_text(now: datetime.datetime, then: datetime.datetime) -> str:
-    """Returns the time from ``then`` to ``now`` as text."""
-    return seconds_text((now - then).total_seconds())
-
-
 def declared_shape_text(shape: Sequence[int | None] | None) -> str:
-    """Returns a shape as text, for example "[100,-1]"; "any" for an unknown rank."""
-    return "any" if shape is None else "[" + ",".join("-1" if dim is None else str(dim) for dim in shape) + "]"
+    """Returns a shape as text, for example "[100,None]" for one unknown dimension; "any" for an unknown rank."""
+    return "any" if shape is None else "[" + ",".join(map(str, shape)) + "]"
 
 
 def schema_shape_text(info: AccumulatorInfo) -> str:
-    """Returns the declared shape of an accumulator as text, for example "[100,-1]"; "7 leaves" for a tree."""
+    """Returns the declared shape of an accumulator as text, for example "[100,None]"; "7 leaves" for a tree."""
     if info.num_leaves is None:
         return declared_shape_text(info.shape)
     return "1 leaf" if info.num_leaves == 1 else f"{info.num_leaves} leaves"

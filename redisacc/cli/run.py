@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from redisacc._handles.environment import MAX_WORKERS
-from redisacc._launch.restarts import PERMANENT
+from redisacc._launch.restarts import PERMANENT, WINDOW
 from redisacc._launch.run import CannotStartError, Run, places
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._text import shown
@@ -62,8 +62,16 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
     default=5,
     show_default=True,
     metavar="N",
-    help="How often in succession a process that dies is started again. A death after a life of 60 seconds or more "
-    "counts as the first.",
+    help="How often a process that dies is started again within --restart-window. After one death more, the run ends.",
+)
+@click.option(
+    "--restart-window",
+    # A year stands for the whole run.
+    type=Seconds(1, 366 * 86400),
+    default=WINDOW,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for which a death counts against --restarts.",
 )
 @click.option(
     "--give-up-on",
@@ -112,6 +120,7 @@ def run(
     first_worker: int,
     total_workers: int | None,
     restarts: int,
+    restart_window: float,
     give_up_on: tuple[int, ...],
     grace: float,
     with_server: bool,
@@ -128,7 +137,8 @@ def run(
 
     Each process finds its place in its environment: REDISACC_ROLE (chief or worker), REDISACC_WORKER_NUMBER,
     REDISACC_WORKERS, REDISACC_URL and REDISACC_RUN_ID. A process that dies is started again after a pause, which grows
-    with each death. A worker that ends with exit code 0 has finished. The run ends when the chief has finished.
+    with deaths in quick succession. A worker that ends with exit code 0 has finished. The run ends when the chief has
+    finished.
 
     Each line of the output begins with the name of its process. Ctrl-C stops all processes; a second one kills them.
 
@@ -169,6 +179,7 @@ def run(
                 command,
                 environment,
                 restarts=restarts,
+                restart_window=restart_window,
                 give_up_on=give_up_on,
                 grace=grace,
                 problem=lambda: problem_of(server),

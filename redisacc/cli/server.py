@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -117,13 +118,23 @@ def _announce(child: Server, socket: Path | None, *, durable: bool) -> None:
     click.echo(f"  URL      {child.url}" + ("   (the default)" if default else ""))
     if not default:
         click.echo(f"  use it   export REDISACC_URL={shlex.quote(child.url)}")
-    click.echo(f"  inspect  redis-cli {address} SMEMBERS redisacc:names")
+    click.echo(f"  inspect  {how_to_inspect(address)}")
     click.echo(f"  data     {_shown(child.dir)}")
     if durable:
         click.echo("  crash    loses at most about two seconds (append-only file)")
     else:
         click.echo("  crash    loses about a minute (snapshots); with --durable, two seconds")
     click.echo(f"  log      {_shown(child.dir / 'server.log')}")
+
+
+def how_to_inspect(address: str) -> str:
+    """Returns a command that lists the accumulators.
+
+    Args:
+        address: the options by which redis-cli and valkey-cli find the server.
+    """
+    client = next((name for name in ("redis-cli", "valkey-cli") if shutil.which(name)), None)
+    return "redisacc ls" if client is None else f"{client} {address} SMEMBERS redisacc:names"
 
 
 def _shown(path: Path) -> str:

@@ -8,7 +8,7 @@ from redisacc._handles.existing import open_existing
 from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
-from redisacc.cli.output import echo_json
+from redisacc.cli.output import count_text, echo_json, echo_wrapped
 
 __all__ = ["set_step"]
 
@@ -24,14 +24,20 @@ __all__ = ["set_step"]
 def set_step(*, name: str, step: int, url: str | None, yes: bool, as_json: bool) -> None:
     """Set the global step.
 
-    Gradients of earlier steps are dropped from then on; gradients that have been accumulated stay. Lowering the step
-    accepts old gradients again, so the command asks first.
+    Gradients of earlier steps are dropped from then on; gradients that have been accumulated stay, and the next take
+    hands them out as those of the new step. So the command asks before it passes over a round that is not empty. It
+    also asks before it lowers the step, because that accepts old gradients again.
     """
     transport_of(url)
     accumulator = open_existing(keys_of(name), redis=url)
-    before = accumulator.global_step()
+    info = accumulator.info()
+    before = info.global_step
     if step < before:
         confirm(f"Lower the step of {printable(name)} from {before} to {step} and accept old gradients again?", yes=yes)
+    elif step > before and info.num_accumulated:
+        gradients = count_text(info.num_accumulated, "gradient")
+        echo_wrapped(f"the round of step {before} has {gradients}, which would count for step {step}", err=True)
+        confirm(f"Set the step of {printable(name)} to {step}?", yes=yes)
     accumulator.set_global_step(step)
     if as_json:
         echo_json({"before": before, "global_step": step})

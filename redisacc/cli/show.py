@@ -16,11 +16,10 @@ from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameter_info import ParametersInfo, read_parameters_info
-from redisacc._text import printable
+from redisacc._text import age_text, printable
 from redisacc.cli.failures import EXIT_CODES, report_failures
 from redisacc.cli.options import json_option, keys_of, leaf_option, name_argument, redis_option, transport_of
 from redisacc.cli.output import (
-    age_text,
     bytes_text,
     count_text,
     declared_shape_text,
@@ -128,7 +127,8 @@ def show(
     if as_json:
         facts = {
             **dataclasses.asdict(info),
-            "missing": [w.name for w in info.missing],
+            "missing": [worker.name for worker in info.missing],
+            "gone": [worker.name for worker in info.gone],
             "memory": _memory_facts(sizes),
             "leaves": [_leaf_facts(leaf) for leaf in leaves] if info.kind == "tree" else None,
         }
@@ -238,18 +238,19 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
     line("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {ago(info.created_at)} ago")
     line("incarnation", info.incarnation)
     if info.known_workers:
+        long_absent = info.gone
         click.echo("\nworkers")
         print_table(
             ["NAME", ">THIS ROUND", ">APPLIED", ">STALE", ">LAST SEEN"],
             [
                 [
                     worker.name,
-                    str(worker.in_round) if worker.in_round else "missing",
+                    str(worker.in_round) if worker.in_round else "gone" if worker in long_absent else "missing",
                     str(worker.applied),
                     str(worker.stale),
-                    ago(worker.seen_at),
+                    f"{ago(worker.seen_at)} ago",
                 ]
-                for worker in [*(w for w in info.known_workers if w.in_round), *info.missing]
+                for worker in [*(w for w in info.known_workers if w.in_round), *info.missing, *long_absent]
             ],
             indent=2,
         )

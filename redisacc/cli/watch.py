@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 import time
 from collections import deque
@@ -21,20 +22,19 @@ from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
 from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._redis.transport import Transport
-from redisacc._text import printable, shown
+from redisacc._text import age_text, printable, shown
 from redisacc.cli.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
 from redisacc.cli.options import Seconds, json_option, keys_of, names_argument, redis_option, transport_of
-from redisacc.cli.output import console, count_text, echo_json, seconds_text
+from redisacc.cli.output import console, count_text, echo_json
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, ServerUnavailableError
 
 __all__ = ["watch"]
 
 # Seconds over which rates are averaged.
 _WINDOW = 5.0
-# A worker without a gradient in the round is at work if it was seen within the last second, and gone if it was not seen
-# for an hour. Only workers between these bounds are named as missing.
-_AT_WORK, _GONE = 1.0, 3600.0
-# Maximum number of missing workers that are named.
+# A worker without a gradient in the round is at work if it was seen within the last second, and not yet missing.
+_AT_WORK = 1.0
+# Maximum number of missing workers that are named, and of those that are gone.
 _NAMED = 6
 # Seconds after which a server that does not answer is reported.
 _TIMEOUT = 1.0
@@ -59,7 +59,7 @@ def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: s
 
     For each accumulator, the display shows its step, how full the round is for the first waiting taker, the rates of
     applied gradients, stale gradients and taken rounds, and the workers that are missing from this round, with the time
-    since they were last seen. Ctrl-C stops the command.
+    since they were last seen. Workers that were last seen 10 minutes ago or longer are gone. Ctrl-C stops the command.
 
     Into a pipe, the command prints a line for each accumulator and refresh; with --json, an object on each line.
 
@@ -128,20 +128,26 @@ class View:
         return applied, stale, takes
 
     @property
-    def missing(self) -> tuple[list[tuple[WorkerInfo, float]], int]:
-        """Missing workers with their seconds of silence, the longest first; and the number of workers that are gone."""
-        ages = [(worker, (self.info.read_at - worker.seen_at).total_seconds()) for worker in self.info.missing]
-        named = sorted((pair for pair in ages if _AT_WORK <= pair[1] < _GONE), key=lambda pair: -pair[1])
-        return named, sum(age >= _GONE for _, age in ages)
+    def missing(self) -> list[WorkerInfo]:
+        """Missing workers, the one that was silent for the longest first."""
+        at_work = self.info.read_at - datetime.timedelta(seconds=_AT_WORK)
+        return [worker for worker in reversed(self.info.missing) if worker.seen_at <= at_work]
 
     def missing_text(self) -> str:
         """Returns the missing workers as text; empty if there are none."""
-        named, gone = self.missing
-        words = [f"{printable(worker.name)} ({seconds_text(age)})" for worker, age in named[:_NAMED]]
-        if len(named) > _NAMED:
-            words.append(f"{len(named) - _NAMED} more")
-        if gone:
-            words.append(f"{gone} not seen for an hour")
+        return self._text_of(self.missing)
+
+    def gone_text(self) -> str:
+        """Returns the workers that are gone as text, the latest first; empty if there are none."""
+        return self._text_of(self.info.gone)
+
+    def _text_of(self, workers: Sequence[WorkerInfo]) -> str:
+        words = [
+            f"{printable(worker.name)} (last seen {age_text(self.info.read_at, worker.seen_at)} ago)"
+            for worker in workers[:_NAMED]
+        ]
+        if len(workers) > _NAMED:
+            words.append(f"{len(workers) - _NAMED} more")
         return ", ".join(words)
 
 
@@ -224,8 +230,19 @@ def _lines(view: View) -> list[RenderableType]:
     missing = view.missing_text()
     if missing:
         # A missing worker does no harm as long as no taker is waiting.
-        lines.append(Text(f"  missing: {missing}", style="bold yellow" if info.waiting else "dim"))
+        lines.append(_hanging("  missing: ", missing, style="bold yellow" if info.waiting else "dim"))
+    if gone := view.gone_text():
+        lines.append(_hanging("  gone: ", gone, style="dim"))
     return lines
+
+
+def _hanging(label: str, text: str, *, style: str) -> RenderableType:
+    """Returns a label and a text beside it, whose further lines begin where the first one does."""
+    line = Table.grid()
+    line.add_column(no_wrap=True)
+    line.add_column()
+    line.add_row(Text(label, style=style), Text(text, style=style))
+    return line
 
 
 def _rate(value: float) -> str:
@@ -260,12 +277,15 @@ def _print(board: Board, *, as_json: bool) -> None:
                 "stale_per_second": stale,
                 "takes_per_second": takes,
                 "missing": {worker.name: (info.read_at - worker.seen_at).total_seconds() for worker in info.missing},
+                "gone": {worker.name: (info.read_at - worker.seen_at).total_seconds() for worker in info.gone},
             }
             echo_json(facts, indent=None)
         else:
-            missing = view.missing_text()
+            missing, gone = view.missing_text(), view.gone_text()
             click.echo(
                 f"{info.read_at:%H:%M:%S}  {printable(info.name)}  step {info.global_step}  {_waiting(view)}  "
-                f"{_rate(applied)} applied/s  {_rate(stale)} stale/s" + (f"  missing: {missing}" if missing else "")
+                f"{_rate(applied)} applied/s  {_rate(stale)} stale/s"
+                + (f"  missing: {missing}" if missing else "")
+                + (f"  gone: {gone}" if gone else "")
             )
     sys.stdout.flush()

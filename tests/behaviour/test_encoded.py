@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import redisacc
 from redisacc import raw_ops
-from redisacc._data.reducers import DenseReducer
+from redisacc._data.sums import DenseSum
 from redisacc._format import buffered as buffered_format
 
 WIRES = ("float32", "bfloat16", "int8")
@@ -348,13 +348,13 @@ def test_parts_end_with_blocks(open_tree, client, monkeypatch):
     # Sparse: 160 bytes of indices and 520 of blocks. int64: 2,408 bytes. 20 blocks in parts of six. float16: 18 bytes.
     assert lengths == [680, 1600, 808, 1560, 1560, 1560, 520, 18]
     pieces = []
-    add_piece = DenseReducer.add_piece
+    add_piece = DenseSum.add_piece
 
     def noting(self, start, elements, **options):
         pieces.append((elements.dtype.name, start, len(elements)))
         add_piece(self, start, elements, **options)
 
-    monkeypatch.setattr(DenseReducer, "add_piece", noting)
+    monkeypatch.setattr(DenseSum, "add_piece", noting)
     np.testing.assert_array_equal(
         acc.take_grad(3)["b"], total([sent(vector, wire) for wire in ("int8", "bfloat16", "int8")])
     )

@@ -342,7 +342,7 @@ def test_a_take_that_times_out_says_who_is_missing(open_dense):
     ann.apply_grad([1.0], 1)
     with pytest.raises(
         redisacc.TakeTimeoutError,
-        match=r"1 of 2 gradients had arrived at step 1, from ann \(1\); missing: bob \(seen \d+ s ago\)$",
+        match=r"1 of 2 gradients had arrived at step 1, from ann \(1\); missing: bob \(last seen \d+\.\d s ago\)$",
     ) as caught:
         chief.take_grad(2, timeout=0.1)
     assert caught.value.workers == {"ann": 1}

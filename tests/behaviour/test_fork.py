@@ -169,6 +169,7 @@ def test_nothing_is_imported_later_because_a_fork_during_an_import_would_block_t
         """
         import redis
         redis.Redis.from_url(url).ping()  # redis-py looks up its own version, once.
+        redisacc.Sparse  # The first use of a name imports all that redisacc ever needs.
         imported = set(sys.modules)
         dense = redisacc.ConditionalAccumulator("float32", [70_000], "imports", redis=url)
         sparse = redisacc.SparseConditionalAccumulator("float32", [None, 1], "rows", redis=url)

@@ -80,7 +80,7 @@ def test_before_anything_is_published(open_parameters, client):
 
 def test_a_name_that_must_exist(open_parameters):
     open_parameters("embedding").publish(np.ones(1), 0)
-    with pytest.raises(redisacc.ParametersNotFoundError, match=r"'embeding'.*similar names: 'embedding'"):
+    with pytest.raises(redisacc.ParametersNotFoundError, match=r"'embeding'.*did you mean 'embedding'\?"):
         open_parameters("embeding", create=False)
     assert open_parameters("embedding", create=False).step() == 0
 
@@ -646,8 +646,8 @@ def test_a_long_wait_says_what_it_waits_for(open_parameters, background, until, 
     waiting = background(reader.wait)
     until(lambda: caplog.records)
     assert caplog.records[0].getMessage() == (
-        "worker (trainings): still waiting for parameters: nothing has been published, so check the name; similar "
-        "names: 'training'"
+        "worker (trainings): still waiting for parameters: nothing has been published, so check the name; did you "
+        "mean 'training'?"
     )
     assert caplog.records[0].accumulator == "trainings"
     caplog.clear()

@@ -41,3 +41,20 @@ def test_a_user_who_may_only_look(cli, client, real_server, open_dense):
     assert "access control list refuses" in refused.stderr
     assert acc.num_accumulated() == 1
     acc.delete()
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("words", [("show", "wrods"), ("apply", "wrods", "-"), ("set-step", "wrods", "1")])
+def test_a_similar_name_is_suggested(cli, open_dense, words):
+    acc = open_dense("float32", [1], "words")
+    found = cli(*words, input=b"")
+    assert found.exit_code == 3
+    assert found.stderr.endswith("did you mean 'words'?\n")
+    acc.delete()
+
+
+def test_a_similar_command_is_suggested(offline_cli):
+    found = offline_cli("shwo", "w")
+    assert found.exit_code == 2
+    assert found.stderr.endswith("Error: No such command 'shwo'. Did you mean 'show'?\n")
+    assert "Did you mean" not in offline_cli("xyzzy").stderr

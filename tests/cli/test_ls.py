@@ -21,7 +21,7 @@ def test_ls(cli, cli_json, open_dense, open_sparse, background, until):
     lines = [line.split() for line in said.stdout.splitlines()]
     assert lines[0] == ["NAME", "KIND", "DTYPE", "SHAPE", "STEP", "COUNT", "WAITING", "BYTES", "ACTIVE"]
     assert lines[1][:8] == ["a-dense", "dense", "float32", "[3]", "9007199254740993", "1", str(first), "+1"]
-    assert lines[2][:7] == ["b-sparse", "sparse", "float64", "[-1,2]", "0", "0", "-"]
+    assert lines[2][:7] == ["b-sparse", "sparse", "float64", "[None,2]", "0", "0", "-"]
     (found,) = cli_json("ls", "a-*")
     assert (found["name"], found["global_step"], found["num_accumulated"]) == ("a-dense", 2**53 + 1, 1)
     assert (found["shape"], found["num_leaves"]) == ([3], None)

@@ -7,8 +7,8 @@ import datetime
 import pytest
 from terminals import EVIL
 
-from redisacc._text import printable
-from redisacc.cli.output import age_text, bytes_text, seconds_text
+from redisacc._text import age_text, printable, seconds_text
+from redisacc.cli.output import bytes_text
 
 
 @pytest.mark.servers("valkey")

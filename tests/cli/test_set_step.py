@@ -16,3 +16,13 @@ def test_set_step(cli, cli_json, accumulator):
     assert "the global step was lowered to -5" in found.stderr
     assert accumulator.global_step() == -5
     assert cli("set-step", "w", 2**63).exit_code == 2
+
+
+def test_it_asks_before_it_passes_over_a_round(cli, cli_json, accumulator):
+    accumulator.apply_grad([1, 2, 3])
+    found = cli("set-step", "w", 7)
+    assert (found.exit_code, accumulator.global_step()) == (2, 0)
+    assert "this needs a confirmation" in found.stderr
+    assert cli("set-step", "w", 0).exit_code == 0
+    assert cli_json("set-step", "w", 7, "--yes") == {"before": 0, "global_step": 7}
+    assert accumulator.num_accumulated() == 1

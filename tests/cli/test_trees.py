@@ -69,7 +69,7 @@ def test_ls_and_show(cli, cli_json, open_tree):
         r"^  PATH +KIND +DTYPE +SHAPE$",
         r"^  embed +sparse +float32 +\[100,2\]$",
         r"^  layers/0/n +dense +int64 +\[\]$",
-        r"^  open +sparse +float64 +\[-1\]$",
+        r"^  open +sparse +float64 +\[None\]$",
     ):
         assert re.search(pattern, said, re.MULTILINE), (pattern, said)
     assert max(map(len, said.splitlines())) <= 80
@@ -420,7 +420,7 @@ def test_other_commands(cli, open_tree):
     acc = open_tree(SPEC, "model", worker="ann")
     acc.apply_grad(gradient(1))
     assert "model" in cli("watch", "-n", 1).stdout
-    assert cli("set-step", "model", 4).exit_code == 0
+    assert cli("set-step", "model", 4, "--yes").exit_code == 0
     assert cli("gc", "--yes").exit_code == 0
     assert (acc.global_step(), acc.num_accumulated()) == (4, 1)
     assert cli("rm", "model", "--yes").exit_code == 0

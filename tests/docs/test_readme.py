@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -115,3 +116,28 @@ def test_parts_print_what_their_comments_say(blocks: list[str], name: str) -> No
 
 def test_every_python_block_is_run_by_one_of_these(blocks: list[str]) -> None:
     assert len(blocks) == 4
+
+
+def test_links_work_on_pypi_too() -> None:
+    """PyPI shows the README without the repository, so its links are absolute. Each leads to something that exists."""
+    _blocks("python")
+    text = README.read_text()
+    assert not re.findall(r"\]\((?!https://)[^)]*\)", text), "links that are relative"
+    linked = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
+    used = {label or words for words, label in re.findall(r"\[([^\]\n]+)\]\[([^\]\n]*)\]", text)}
+    assert {label.lower() for label in used} == linked.keys()
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text())["project"]
+    repository = project["urls"]["Repository"]
+    for url in [*linked.values(), *project["urls"].values()]:
+        found = re.fullmatch(rf"{repository}(?:/(issues)|/(blob|tree)/main/(\S+))?", url)
+        assert found is not None, url
+        if found[3] is not None:
+            path = README.parent / found[3]
+            assert path.is_dir() if found[2] == "tree" else path.is_file(), url
+
+
+def test_every_extra_is_described() -> None:
+    _blocks("python")
+    extras = tomllib.loads((README.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    install = README.read_text().partition("## Install")[2].partition("\n## ")[0]
+    assert [extra for extra in extras if f"`{extra}`" not in install] == []

@@ -20,6 +20,7 @@ from owners import REAL, Owner, alive, executable_of, gone, run, written
 
 import redisacc
 from redisacc import cli, embedded
+from redisacc.cli.server import how_to_inspect
 from redisacc.embedded.addresses import free_port
 
 pytestmark = pytest.mark.servers(*REAL)
@@ -64,7 +65,7 @@ def test_it_says_what_one_needs(executable: str, server_name: str, tmp_path: Pat
         url = f"redis://127.0.0.1:{port}/0"
         assert re.match(r"Valkey [\d.]+ " if server_name == "valkey" else r"Redis [\d.]+ ", text)
         assert f"export REDISACC_URL={url}\n" in text
-        assert f"redis-cli -p {port} SMEMBERS redisacc:names\n" in text
+        assert f"  inspect  {how_to_inspect(f'-p {port}')}\n" in text
         assert "redisacc-data\n" in text
         assert max(map(len, lines)) <= 80
         assert "  crash    loses about a minute (snapshots); with --durable, two seconds\n" in text
@@ -160,11 +161,26 @@ def test_default_port_is_the_one_of_the_default_url(any_executable: str, tmp_pat
         assert owner.result()[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("installed", "command"),
+    [
+        (["redis-cli", "valkey-cli"], "redis-cli -p 7000 SMEMBERS redisacc:names"),
+        (["valkey-cli"], "valkey-cli -p 7000 SMEMBERS redisacc:names"),
+        ([], "redisacc ls"),
+    ],
+)
+def test_a_client_is_mentioned_only_if_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, installed: list[str], command: str
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: name if name in installed else None)
+    assert how_to_inspect("-p 7000") == command
+
+
 def test_socket_and_directory(any_executable: str, tmp_path: Path) -> None:
     # Relative, so that the path in pytest's long folder isn't too long for a socket.
     with serving("--socket", "../s", "--dir", "my data", executable=any_executable, cwd=tmp_path) as (owner, lines):
         text = "\n".join(lines)
-        assert "redis-cli -s ../s SMEMBERS redisacc:names\n" in text
+        assert f"  inspect  {how_to_inspect('-s ../s')}\n" in text
         assert "my data\n" in text
         url = re.search(r"export REDISACC_URL=(\S+)", text)
         assert url is not None

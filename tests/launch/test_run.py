@@ -191,12 +191,12 @@ def test_other_exit_codes_may_end_the_run_instead(start):
     script = HEAD + "if number != 0: time.sleep(60)\nsys.exit(2)"
     run = start("--workers", 1, "--restarts", 1, "--give-up-on", 3, script=script)
     assert run.code() == 2
-    assert "exit code 2 for the 2nd time in succession" in run.err
+    assert "exit code 2, its 2nd death within 60 min; the run ends with exit code 2" in run.err
 
 
 def test_crash_loop_is_given_up(start):
     script = HEAD + "print('started')\nif number != 0: time.sleep(60)\nprint('bang', file=sys.stderr); sys.exit(9)"
-    run = start("--workers", 2, "--restarts", 2, script=script)
+    run = start("--workers", 2, "--restarts", 2, "--restart-window", 90, script=script)
     assert run.code() == 9
     assert run.out.count("worker 0 | started") == 3
     assert run.err.splitlines() == [
@@ -205,7 +205,8 @@ def test_crash_loop_is_given_up(start):
         "worker 0 | bang",
         "redisacc | worker 0 ended with exit code 9; it starts again in 1 s",
         "worker 0 | bang",
-        "redisacc | worker 0 ended with exit code 9 for the 3rd time in succession; the run ends",
+        "redisacc | worker 0 ended with exit code 9, its 3rd death within 1.5 min; the run ends with exit code 9. Its "
+        "output above may say why. --restarts allows more deaths",
     ]
 
 
@@ -267,6 +268,8 @@ USAGE: list[tuple[list[str], int, str]] = [
     (["--workers", "1", "--server", "--redis", "redis://x", "true"], 2, "give --redis or --server, not both"),
     (["--workers", "1", "--grace", "nan", "true"], 2, "'--grace'"),
     (["--workers", "1", "--restarts", "-1", "true"], 2, "'--restarts'"),
+    (["--workers", "1", "--restart-window", "0.9", "true"], 2, "'--restart-window'"),
+    (["--workers", "1", "--restart-window", "nan", "true"], 2, "'--restart-window'"),
     (["--workers", "1", "no-such-program"], 127, "'no-such-program' is not a program on the PATH"),
     (["--workers", "1", ""], 127, "'' is not a program on the PATH"),
     (["--workers", "1", "./no"], 127, "'./no' does not exist"),
@@ -282,7 +285,7 @@ USAGE: list[tuple[list[str], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "message"), thorough(USAGE, usual=USAGE[::5]), ids=range(25))
+@pytest.mark.parametrize(("words", "code", "message"), thorough(USAGE, usual=USAGE[::5]), ids=range(len(USAGE)))
 def test_wrong_usage(start, words, code, message):
     (start.folder / "folder").mkdir()
     for name, text, mode in [

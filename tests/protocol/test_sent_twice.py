@@ -265,3 +265,17 @@ def test_whoever_makes_room_knows_his_own_first_copy(client: redis.Redis, monkey
         assert accumulator.apply_grad([1, 2])
     np.testing.assert_array_equal(accumulator.take_grad(4), [4, 8])
     assert not client.exists("redisacc:{compact}:compacting")
+
+
+def test_forgetting_a_worker_twice_changes_nothing_else(client: redis.Redis, scripts: Scripts) -> None:
+    sender = new_session()
+    first = buffer(scripts, sender, 1, [1, 2])
+    for _ in range(2):
+        assert scripts.forget_worker(session=sender.id, worker="w")
+        assert handle(client).info().known_workers == []
+    assert not scripts.forget_worker(session=sender.id, worker="another")
+    assert not scripts.forget_worker(session="0-nobody", worker="w")
+    # A copy of the request is still recognised.
+    assert buffer(scripts, sender, 1, [1, 2]) == first
+    info = handle(client).info()
+    assert (info.num_accumulated, info.workers, info.duplicates) == (1, {"w": 1}, 1)

@@ -31,7 +31,15 @@ from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any
 
 # Modules that programs find imported.
-PRELOADED = ("numpy", "redisacc", "redisacc.cli", "redisacc.cli.run", "redisacc.cli.server")
+PRELOADED = (
+    "numpy",
+    "redisacc.raw_ops",
+    "redisacc._training.chief",
+    "redisacc._training.worker",
+    "redisacc.cli",
+    "redisacc.cli.run",
+    "redisacc.cli.server",
+)
 
 # A process that ignores one of these signals passes that on to the programs that it starts.
 INHERITED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)

@@ -52,6 +52,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     ),
     "delete": lambda s: s.delete(finish=True),
     "delete_parameters": lambda s: s.delete_parameters(incarnation="x", finish=True),
+    "forget_worker": lambda s: s.forget_worker(session="0-1", worker="w"),
     "leave": lambda s: s.leave(token="TOKEN"),
     "open": lambda s: s.open(
         incarnation="x",

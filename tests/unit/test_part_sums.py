@@ -144,8 +144,8 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject
 
 def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> None:
     server, places = Server(), iter(range(1, 10**6))
-    reducer = spec.reducer((), where="the test")
-    sums = PartSums(server, KEYS, reducer, bets=data.draw(st.integers(0, 5)))  # type: ignore[arg-type]
+    round_sum = spec.empty_sum((), where="the test")
+    sums = PartSums(server, KEYS, round_sum, bets=data.draw(st.integers(0, 5)))  # type: ignore[arg-type]
     inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
 
     def act() -> None:
@@ -219,14 +219,14 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
             sums.look_ahead(inline, lambda stop=stop: stop and data.draw(st.booleans()))
     server.between = iter(())
     taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
-    wanted = spec.reducer((), where="the test")
+    wanted = spec.empty_sum((), where="the test")
     for upload in taken:
         wanted.add(upload.gradient)
     server.fetched.clear()
     described = [upload.at(upload.place or 0) for upload in taken]
     sums.complete(described, InlineReader(server, KEYS.current, described))  # type: ignore[arg-type]
-    assert reducer.number == wanted.number == len(taken)
-    for found, expected in zip(reducer.sum().sections, wanted.sum().sections, strict=True):
+    assert round_sum.number == wanted.number == len(taken)
+    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
         np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
         if expected.indices is not None:
             np.testing.assert_array_equal(found.indices, expected.indices)
@@ -238,7 +238,7 @@ def test_what_was_added_ahead_is_not_fetched_again() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffered_format, "INLINE_BYTES", 0)
         uploads = [Upload(number, spec, number, 64) for number in range(3)]
-    sums = PartSums(server, KEYS, spec.reducer((), where="the test"), bets=3)  # type: ignore[arg-type]
+    sums = PartSums(server, KEYS, spec.empty_sum((), where="the test"), bets=3)  # type: ignore[arg-type]
     described = [upload.at(place) for place, upload in enumerate(uploads)]
     inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
     for gradient, upload in zip(described, uploads, strict=True):
@@ -259,6 +259,6 @@ def test_a_part_of_the_round_that_is_missing_is_an_error() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffered_format, "INLINE_BYTES", 0)
         upload = Upload(0, spec, 0, 64)
-    sums = PartSums(server, KEYS, spec.reducer((), where="the test"))  # type: ignore[arg-type]
+    sums = PartSums(server, KEYS, spec.empty_sum((), where="the test"))  # type: ignore[arg-type]
     with pytest.raises(PartMissingError, match="part:g-0:0"):
         sums.complete([upload.at(1)], InlineReader(server, KEYS.current, ()))  # type: ignore[arg-type]

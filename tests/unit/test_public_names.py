@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,11 +18,40 @@ from redisacc import errors, raw_ops
 def test_all_is_what_is_public(module: object) -> None:
     public = {
         name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value)) and _ours(value, module)
+        for name in dir(module)
+        if not name.startswith("_")
+        and (inspect.isclass(value := getattr(module, name)) or inspect.isfunction(value))
+        and _ours(value, module)
     }
     modules = {"errors", "raw_ops"} if module is redisacc else set()
     assert set(module.__all__) == public | modules  # type: ignore[attr-defined]
+
+
+def test_type_checkers_see_the_names_that_are_loaded_on_use() -> None:
+    tree = ast.parse(Path(redisacc.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imported = {
+        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert imported == {"raw_ops": "redisacc", **redisacc._MODULES}
+    assert set(redisacc.__all__) == {"errors", *errors.__all__, *imported}
+
+
+@pytest.mark.parametrize(
+    "statement", ["import redisacc", "import redisacc.cli; redisacc.cli.main(['--help'], standalone_mode=False)"]
+)
+def test_an_import_loads_neither_numpy_nor_a_client_library(statement: str) -> None:
+    heavy = {"numpy", "redis", "valkey", "rich", "ml_dtypes", "msgpack", "asyncio", "redisacc._handles.base"}
+    program = f"{statement}; import sys; sys.stderr.write(repr(sorted({heavy!r} & set(sys.modules))))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]"
+
+
+def test_a_name_that_does_not_exist() -> None:
+    assert not hasattr(redisacc, "NoSuchName")
+    with pytest.raises(AttributeError, match="module 'redisacc' has no attribute 'TreeAcumulator'"):
+        redisacc.TreeAcumulator  # type: ignore[attr-defined] # noqa: B018
+    assert "TreeAccumulator" in dir(redisacc)
 
 
 def _ours(value: object, module: object) -> bool:

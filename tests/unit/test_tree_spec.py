@@ -313,10 +313,10 @@ def test_rows_that_a_round_handed_out_may_be_applied_again():
 
 
 def reduced(spec, *trees):
-    reducer = spec.reducer((), where="w")
+    round_sum = spec.empty_sum((), where="w")
     for tree in trees:
-        reducer.add(tree_gradient(spec, tree, "grad"))
-    return spec.result(reducer, len(trees))
+        round_sum.add(tree_gradient(spec, tree, "grad"))
+    return spec.result(round_sum, len(trees))
 
 
 def test_the_mean_of_leaves_that_some_gradients_lack():
@@ -342,20 +342,20 @@ def test_the_mean_of_leaves_that_some_gradients_lack():
 @pytest.mark.parametrize("present", [[-1], [3], [-(2**31)], [2**31 - 1]])
 def test_a_forged_count_of_the_gradients_that_have_a_leaf(present):
     spec = spec_of([("float32", (1,))], missing="skip", reduction_type="MEAN")
-    reducer = spec.reducer((), where="redisacc:{w}:sums")
+    round_sum = spec.empty_sum((), where="redisacc:{w}:sums")
     values = Section(np.ones(1, np.float32)), Section(np.array(present, np.int64))
-    reducer.add(Gradient(values, 2))
+    round_sum.add(Gradient(values, 2))
     with pytest.raises(CorruptDataError, match=r"redisacc:\{w\}:sums: .* gradients are counted for the leaf '0'"):
-        spec.result(reducer, 2)
+        spec.result(round_sum, 2)
 
 
 def test_a_leaf_in_fewer_gradients_than_one_of_its_rows():
     spec = spec_of([Sparse("float32", (9,))], missing="skip", reduction_type="MEAN")
-    reducer = spec.reducer((), where="w")
+    round_sum = spec.empty_sum((), where="w")
     rows = Section(np.ones(1, np.float32), np.array([3]), np.array([2], np.uint64))
-    reducer.add(Gradient((rows, Section(np.array([1], np.int64))), 2))
+    round_sum.add(Gradient((rows, Section(np.array([1], np.int64))), 2))
     with pytest.raises(CorruptDataError, match="an index occurs in 2 gradients"):
-        spec.result(reducer, 2)
+        spec.result(round_sum, 2)
 
 
 LEAF_TEXTS = [

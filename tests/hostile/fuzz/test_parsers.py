@@ -90,11 +90,11 @@ def test_rows(search, dtype):
         fields = {**fields, b"total": total}
         for of, shape in (("dense", (2,)), ("sparse", (1,)), ("tree", ())):
             spec = spec_of(dtype, of)
-            reducer = spec.reducer(shape, where="w")
+            round_sum = spec.empty_sum(shape, where="w")
             unpacked = typed(lambda spec=spec, shape=shape: in_place.unpack(fields, spec, shape, "w"))
             if unpacked is not None:
-                reducer.add(unpacked)
-            typed(lambda spec=spec, reducer=reducer: spec.result(reducer, 2))
+                round_sum.add(unpacked)
+            typed(lambda spec=spec, round_sum=round_sum: spec.result(round_sum, 2))
 
     dense = [f"dense:{dtype}:{number}".encode() for number in (0, 1)]
     fields = st.dictionaries(
@@ -116,7 +116,7 @@ def test_structures(search):
             assert parsed.schema["tree"] == text
             structure, described = described_by(parsed.tree)
             assert TreeSpec.of(structure, described, reduction_type="SUM").schema == parsed.schema
-            assert parsed.reducer((), where="w").number == 0
+            assert parsed.empty_sum((), where="w").number == 0
         if text is not None:
             wanted = right.schema["tree"]
             typed(lambda: difference(parse_structure(text), parse_structure(wanted)), ValueError)

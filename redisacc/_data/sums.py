@@ -58,7 +58,7 @@ def _sum_of_one(section: Section, dtype: DType) -> Array:
     return values.astype(dtype.sum, order="C")
 
 
-class DenseReducer:
+class DenseSum:
     """The sum of dense sections of one shape.
 
     Args:
@@ -126,7 +126,7 @@ class DenseReducer:
             return _returned(total, self._dtype)
 
 
-class SparseReducer:
+class SparseSum:
     """The sum of sparse sections whose rows have one shape.
 
     Sections wait until they have half the size of the sum, or WINDOW_BYTES if that is more, and are then added
@@ -295,11 +295,11 @@ def _returned(total: Array, dtype: DType) -> Array:
     return np.array(result, order="C")
 
 
-class RoundReducer:
+class RoundSum:
     """The sum of the gradients of a round.
 
     Args:
-        sections: an empty reducer for each section of the gradients.
+        sections: an empty sum for each section of the gradients.
         where: the source of the gradients, for errors.
 
     Attributes:
@@ -308,7 +308,7 @@ class RoundReducer:
         number: how many gradients are in the sum.
     """
 
-    def __init__(self, sections: list[DenseReducer | SparseReducer], where: str) -> None:
+    def __init__(self, sections: list[DenseSum | SparseSum], where: str) -> None:
         self.sections = sections
         self.where = where
         self.number = 0
@@ -316,8 +316,8 @@ class RoundReducer:
     def add(self, gradient: Gradient) -> None:
         """Adds a gradient."""
         self.number += gradient.number
-        for reducer, section in zip(self.sections, gradient.sections, strict=True):
-            reducer.add(section)
+        for total, section in zip(self.sections, gradient.sections, strict=True):
+            total.add(section)
 
     def sum(self) -> Gradient:
         """Returns everything that was added, as one gradient whose sections have the sum dtypes."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from redisacc._data import reducers as _totals
+from redisacc._data import sums as _totals
 from redisacc._data.dtypes import find_dtype
 from redisacc._data.gradient import Section
-from redisacc._data.reducers import DenseReducer, SparseReducer
 from redisacc._data.spec import ArraySpec
+from redisacc._data.sums import DenseSum, SparseSum
 from redisacc._format import in_place
 from redisacc.errors import CorruptDataError
 
@@ -57,8 +57,8 @@ def test_sparse_sums(name: str, kind: str, window: int, table: int, monkeypatch:
     dtype = find_dtype(name)
     rng = np.random.default_rng(7)
     gradients = random_gradients(rng, name, kind)
-    total = SparseReducer(dtype, (3,), bound=10_000, where="here")
-    compacted = SparseReducer(dtype, (3,), bound=10_000, where="here")
+    total = SparseSum(dtype, (3,), bound=10_000, where="here")
+    compacted = SparseSum(dtype, (3,), bound=10_000, where="here")
     for k, gradient in enumerate(gradients):
         before = gradient.values.copy()
         total.add(gradient)
@@ -66,7 +66,7 @@ def test_sparse_sums(name: str, kind: str, window: int, table: int, monkeypatch:
         if k == 20:
             # As when a client compacts: the sum so far is one gradient.
             whole = compacted.sum()
-            compacted = SparseReducer(dtype, (3,), bound=10_000, where="here")
+            compacted = SparseSum(dtype, (3,), bound=10_000, where="here")
             compacted.add(whole)
         # The caller's memory stays as it is.
         assert before.tobytes() == gradient.values.tobytes()
@@ -85,7 +85,7 @@ def test_dense_sums(name: str) -> None:
     arrays = [(rng.standard_normal((4, 5)) * 100).astype(dtype.storage) for _ in range(9)]
     copies = [array.copy() for array in arrays]
     expected = arrays[0].astype(dtype.sum)
-    total = DenseReducer(dtype, (4, 5))
+    total = DenseSum(dtype, (4, 5))
     for array in arrays:
         total.add(Section(array))
     for array in arrays[1:]:
@@ -95,7 +95,7 @@ def test_dense_sums(name: str) -> None:
 
 
 def test_an_empty_total_is_empty() -> None:
-    indices, values = SparseReducer(find_dtype("float32"), (3,), bound=None, where="here").result("MEAN", 0)
+    indices, values = SparseSum(find_dtype("float32"), (3,), bound=None, where="here").result("MEAN", 0)
     assert (indices.shape, values.shape, indices.dtype) == ((0,), (0, 3), np.int64)
 
 
@@ -112,7 +112,7 @@ def test_sums_formed_in_place_come_out_in_order_however_many(number):
     }
     fields[b"total"] = b"4 %d" % counts.sum()
     spec = ArraySpec.of("sparse", find_dtype("float32"), None, reduction_type="MEAN")
-    total = spec.reducer((3,), where="sums")
+    total = spec.empty_sum((3,), where="sums")
     total.add(in_place.unpack(fields, spec, (3,), "sums"))
     assert total.number == 4
     result = spec.result(total, 4)
@@ -129,7 +129,7 @@ def test_a_forged_shape_of_a_dense_sum_is_refused_before_memory_is_set_aside():
 
 
 def test_an_index_that_more_gradients_held_than_there_were_is_refused():
-    total = SparseReducer(find_dtype("float32"), (1,), bound=None, where="sums")
+    total = SparseSum(find_dtype("float32"), (1,), bound=None, where="sums")
     total.add(Section(np.ones((1, 1), np.float32), np.array([7]), np.array([3], np.uint64)))
     assert total.result("SUM", 3)[0].tolist() == [7]
     with pytest.raises(CorruptDataError, match="occurs in 3 gradients, but the round has only 2"):
@@ -137,11 +137,11 @@ def test_an_index_that_more_gradients_held_than_there_were_is_refused():
 
 
 def test_gradients_without_rows_cost_the_other_one_no_copy():
-    reducer = SparseReducer(find_dtype("float32"), (1,), bound=None, where="here")
+    total = SparseSum(find_dtype("float32"), (1,), bound=None, where="here")
     values, indices = np.ones((3, 1), np.float32), np.arange(3)
     for section in (
         Section(np.empty((0, 1), np.float32), np.empty(0, np.int64)),
         Section(values, indices, ours=True),
     ):
-        reducer.add(section)
-    assert np.shares_memory(reducer.sum().values, values)
+        total.add(section)
+    assert np.shares_memory(total.sum().values, values)

@@ -1,0 +1,139 @@
+"""finite=True: a gradient with NaN or an infinity is refused before anything is sent, and its first one is named."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+import redisacc
+
+pytestmark = pytest.mark.one_server
+
+BAD = [np.nan, np.inf, -np.inf]
+
+
+def refused(call, message, path, index):
+    with pytest.raises(redisacc.NotFiniteError) as raised:
+        call()
+    assert message in str(raised.value)
+    assert (raised.value.path, raised.value.index) == (path, index)
+    assert isinstance(raised.value, redisacc.InvalidArgumentError)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+def test_dense(open_dense, dtype, bad):
+    acc = open_dense(dtype, [3, 4], "SUM", finite=True)
+    gradient = np.ones((3, 4), acc.dtype)
+    assert acc.apply_grad(gradient)
+    gradient[2, 3] = gradient[1, 2] = bad
+    refused(lambda: acc.apply_grad(gradient), "at [1, 2]: nothing was sent", None, (1, 2))
+    assert acc.info().applied == 1
+    assert acc.info().duplicates == 0
+
+
+def test_the_only_element(open_dense):
+    acc = open_dense("float64", [], finite=True)
+    refused(lambda: acc.apply_grad(np.nan), "but has nan as its only element", None, ())
+    assert acc.apply_grad(1.0)
+
+
+@pytest.mark.parametrize("place", [0, 2**18 - 1, 2**18, 600_000])
+def test_large_arrays_are_searched_to_the_end(open_dense, place):
+    acc = open_dense("float32", [600_001], finite=True)
+    gradient = np.zeros(600_001, np.float32)
+    gradient[place] = np.inf
+    refused(lambda: acc.apply_grad(gradient), f"has inf at [{place}]", None, (place,))
+    # Every second element, so that it isn't contiguous.
+    wide = np.zeros(1_200_002, np.float32)
+    wide[2 * place] = np.nan
+    refused(lambda: acc.apply_grad(wide[::2]), f"has nan at [{place}]", None, (place,))
+
+
+def test_what_becomes_infinite_on_the_way_is_refused_too(open_dense, open_sparse):
+    dense = open_dense("float16", [2], finite=True)
+    refused(lambda: dense.apply_grad(np.array([1.0, 1e6])), "has inf at [1]", None, (1,))
+    sparse = open_sparse("float32", [None], finite=True)
+    refused(lambda: sparse.apply_grad([5, 5], np.float32([3e38, 3e38])), "has inf at [5]", None, (5,))
+
+
+def test_sparse(open_sparse):
+    acc = open_sparse("float32", [100, 2, 2], "SUM", finite=True)
+    rows = np.ones((3, 2, 2))
+    assert acc.apply_grad([7, 90, 3], rows)
+    rows[0, 1, 0] = np.nan
+    # Rows are sorted by index, and the index of a row is what counts, not its place in the argument.
+    refused(lambda: acc.apply_grad([7, 90, 3], rows), "grad_values must be finite", None, (7, 1, 0))
+    assert acc.apply_grad([], np.empty((0, 2, 2)))
+    assert acc.num_accumulated() == 2
+
+
+def test_tree(open_tree):
+    spec = {
+        "a": [("float32", (2, 2)), ("int32", (2,))],
+        "b": ("float32", ()),
+        "e": ("float32", (0,)),
+        "s": redisacc.Sparse("float64", (None, 2)),
+        "z": ("float32", (3,)),
+    }
+    acc = open_tree(spec, reduction_type="SUM", finite=True)
+
+    def gradient(**leaves):
+        return {
+            "a": [np.ones((2, 2)), [1, 2]],
+            "b": 1.0,
+            "e": [],
+            "s": ([4, 2], np.ones((2, 2))),
+            "z": np.ones(3),
+            **leaves,
+        }
+
+    assert acc.apply_grad(gradient())
+    assert acc.apply_grad(gradient(a=[None, None], s=None))
+    refused(lambda: acc.apply_grad(gradient(b=np.nan)), "grad at 'b' must be finite", "b", ())
+    refused(lambda: acc.apply_grad(gradient(z=[0, 0, np.inf])), "grad at 'z' must be finite", "z", (2,))
+    refused(lambda: acc.apply_grad(gradient(a=[[[0, 0], [np.inf, 0]], None])), "grad at 'a/0'", "a/0", (1, 0))
+    rows = ([4, 2], [[0, 0], [0, np.nan]])
+    refused(lambda: acc.apply_grad(gradient(s=rows)), "grad at 's' must be finite", "s", (2, 1))
+    assert acc.num_accumulated() == 2
+
+
+@pytest.mark.parametrize("missing", ["zero", "skip"])
+def test_integers_have_nothing_to_check(open_tree, missing):
+    acc = open_tree({"n": ("int64", (2,))}, missing=missing, finite=True)
+    assert acc.apply_grad({"n": [1, 2]})
+
+
+def test_without_it_everything_is_added(open_dense):
+    acc = open_dense("float32", [2])
+    assert acc.apply_grad([np.nan, 1.0])
+    assert np.isnan(acc.take_grad(1)[0])
+
+
+def test_a_pickled_handle_and_its_error(open_dense, server):
+    acc = open_dense("float32", [2], "finite", finite=True)
+    with pytest.raises(redisacc.NotFiniteError) as raised:
+        acc.apply_grad([0.0, np.nan])
+    copy = pickle.loads(pickle.dumps(raised.value))
+    assert (copy.path, copy.index, str(copy)) == (None, (1,), str(raised.value))
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes"])
+def test_the_argument_is_a_flag(open_dense, value):
+    with pytest.raises(redisacc.InvalidArgumentError, match="finite must be True or False"):
+        open_dense("float32", [2], finite=value)
+
+
+@pytest.mark.servers("valkey")
+def test_a_worker_goes_on_after_a_refusal(real_server):
+    with (
+        redisacc.Chief("finite", {"w": np.zeros(2)}, workers=1, redis=real_server.url) as chief,
+        redisacc.Worker("finite", redis=real_server.url, finite=True) as worker,
+    ):
+        (step, _) = next(worker.steps())
+        refused(lambda: worker.apply({"w": [0.0, np.nan]}), "grad at 'w'", "w", (1,))
+        assert worker.apply({"w": [1.0, 2.0]})
+        taken = next(chief.rounds())
+        assert (step, taken.gradient["w"].tolist()) == (0, [1.0, 2.0])

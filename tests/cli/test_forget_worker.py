@@ -1,0 +1,137 @@
+"""The command `forget-worker`, and which workers are missing or gone."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import redisacc
+from redisacc._format.entries import GONE_AFTER
+
+pytestmark = pytest.mark.servers("valkey")
+
+
+def names(workers):
+    return [worker.name for worker in workers]
+
+
+def test_a_worker_is_forgotten_until_it_returns(cli, cli_json, open_dense):
+    ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
+    again = open_dense("float32", [1], "w", worker="bob")
+    for acc in (ann, bob, again):
+        acc.apply_grad([1.0])
+    ann.take_grad(3)
+    found = cli("forget-worker", "w", "bob")
+    assert (found.exit_code, found.stdout.startswith("w has forgotten bob, last seen ")) == (0, True)
+    assert names(ann.info().known_workers) == ["ann"]
+    # Both sessions are still there: a copy of a request would be recognised.
+    assert ann.info().applied == 3
+    assert bob.apply_grad([1.0], 1)
+    assert [(worker.name, worker.applied) for worker in ann.info().known_workers if worker.in_round] == [("bob", 1)]
+    assert cli_json("forget-worker", "w", "bob") == {"name": "w", "forgotten": "bob"}
+    # Its gradient stays in the round.
+    assert ann.info().workers == {"bob": 1}
+    ann.delete()
+
+
+def test_an_unknown_worker(cli, accumulator):
+    accumulator.apply_grad([1, 2, 3])
+    found = cli("forget-worker", "w", "anne")
+    assert found.exit_code == 3
+    assert found.stderr == "redisacc: 'w' knows no worker 'anne'; did you mean 'ann'?\n"
+    assert cli("forget-worker", "w", "").exit_code == 2
+    assert cli("forget-worker", "ww", "ann").exit_code == 3
+    assert names(accumulator.info().known_workers) == ["ann"]
+
+
+@pytest.mark.forges
+def test_a_corrupt_session_is_named(cli, accumulator, client):
+    accumulator.apply_grad([1, 2, 3])
+    client.hset("redisacc:{w}:sessions", "x", "nonsense")
+    found = cli("forget-worker", "w", "ann")
+    assert found.exit_code == 1
+    assert "'nonsense'" in found.stderr
+
+
+def test_a_worker_of_a_training_is_forgotten_when_its_lease_has_run_out(cli, client, real_server):
+    with (
+        redisacc.Chief("train", {"w": np.zeros(1)}, workers=1, redis=real_server.url) as chief,
+        redisacc.Worker("train", redis=real_server.url) as worker,
+    ):
+        next(worker.steps())
+        assert worker.apply({"w": [1.0]})
+        found = cli("forget-worker", "train", "worker 0")
+        assert found.exit_code == 1
+        assert "has a lease for" in found.stderr
+        assert next(chief.rounds()).num_accumulated == 1
+    assert cli("forget-worker", "train", "worker 0").exit_code == 0
+    held = client.hget("redisacc:{train}:crew", "worker 0")
+    assert held is None
+    client.hset("redisacc:{train}:crew", "worker 5", "h 1 p who")
+    assert cli("forget-worker", "train", "worker 5").exit_code == 0
+    assert not client.hexists("redisacc:{train}:crew", "worker 5")
+    assert cli("forget-worker", "train", "chief").exit_code == 3
+
+
+def test_one_apply_leaves_no_worker_behind(cli, cli_json, accumulator, tmp_path):
+    np.save(tmp_path / "g.npy", np.ones(3, np.float32))
+    for words in ((), ("--worker", "laptop")):
+        assert cli("apply", "w", tmp_path / "g.npy", *words).exit_code == 0
+    assert cli("apply", "w", tmp_path / "g.npy", "--local-step", -1).exit_code == 5
+    assert set(accumulator.info().workers) > {"laptop"}
+    assert names(accumulator.info().known_workers) == []
+    accumulator.apply_grad([1, 2, 3])
+    # One that is known stays known.
+    assert cli("apply", "w", tmp_path / "g.npy", "--worker", "ann").exit_code == 0
+    assert [(worker.name, worker.applied) for worker in accumulator.info().known_workers] == [("ann", 2)]
+    taken = cli_json("take", "w", 4, "--discard", "--yes")
+    assert taken["num_accumulated"] == 4
+    assert names(accumulator.info().known_workers) == ["ann"]
+    with pytest.raises(redisacc.TakeTimeoutError, match=r"missing: ann \(last seen [^)]* ago\)$"):
+        accumulator.take_grad(1, timeout=0)
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "int8"])
+def test_apply_encodes(cli, open_dense, client, tmp_path, wire):
+    acc = open_dense("float32", [3000], "w", worker="ann")
+    np.save(tmp_path / "g.npy", np.full(3000, 0.1, np.float32))
+    assert cli("apply", "w", tmp_path / "g.npy", "--wire", wire).exit_code == 0
+    assert cli("apply", "w", tmp_path / "g.npy", "--wire", "float16").exit_code == 2
+    assert acc.info().buffered_bytes == {"float32": 12000, "bfloat16": 6000, "int8": 12 * 260}[wire]
+    acc.delete()
+
+
+@pytest.mark.forges
+def test_who_was_not_seen_for_long_is_gone(cli, cli_json, open_dense, client):
+    acc = open_dense("float32", [1], "w", worker="ann")
+    acc.apply_grad([1.0], -1)
+    cli("forget-worker", "w", "ann")
+    now = time.time() * 1000
+
+    def plant(name, seconds):
+        seen = int(now - seconds * 1000)
+        client.hset("redisacc:{w}:sessions", f"{seen}-{name}", f"1 applied 0 1 {seen} 1 0 {name}")
+
+    plant("bob", 40)
+    plant("cyn", GONE_AFTER - 100)
+    plant("dan", GONE_AFTER + 100)
+    plant("eve", 5 * 3600)
+    info = acc.info()
+    assert (names(info.missing), names(info.gone)) == (["bob", "cyn"], ["dan", "eve"])
+    with pytest.raises(
+        redisacc.TakeTimeoutError,
+        match=r"missing: bob \(last seen \d+ s ago\), cyn \(last seen \d min ago\); "
+        r"gone: dan \(last seen 12 min ago\), eve \(last seen 5 h ago\)$",
+    ) as caught:
+        acc.take_grad(1, timeout=0)
+    assert caught.value.missing == ["bob", "cyn"]
+    line = cli("watch", "w", "-n", 1).stdout
+    assert "missing: cyn (last seen " in line
+    assert "gone: dan (last seen 12 min ago), eve (last seen 5 h ago)" in line
+    facts = cli_json("show", "w")
+    assert (facts["missing"], facts["gone"]) == (["bob", "cyn"], ["dan", "eve"])
+    shown = [line.split() for line in cli("show", "w").stdout.splitlines()]
+    assert ["eve", "gone", "1", "0", "5", "h", "ago"] in shown
+    acc.delete()

@@ -1,0 +1,373 @@
+"""A model of how a gradient is committed whose parts lie on several nodes, and a search through all of its states.
+
+The design: the record of an accumulator lies in the leader slot, and the parts of its gradients lie in other slots, on
+other nodes. No script can touch both, so the commit is the work of several requests:
+
+1. *register* (leader): an *attempt* to store a gradient gets an intent with a lease. Attempts of one gradient are
+   numbered; a new one fences the earlier ones, and a number that was passed can never be registered again.
+2. *write* (node): the part is written, under a name that contains the attempt, with an expiry.
+3. *persist* (node): its expiry is removed. Replies to 2 and 3 are the writer's proof that the part will stay.
+4. *admit* (leader): the gradient counts if the intent is still registered. Otherwise, the reply is "fenced".
+
+A sweeper fences intents whose lease is over, then removes their parts, and forgets the intents. Parts that arrive after
+that belong to an attempt that the leader does not know, and never will again; `gc` lists the parts of a node, asks the
+leader about their attempts, and then removes those that it does not know. A taker takes the round at the leader, reads
+the parts, acknowledges at the leader, which moves the attempts to the *trash*, and removes their parts. Any process
+that finds trash may empty it.
+
+The model has writers, one taker, one that recovers its round, one sweeper, and one gc. Between any two steps, each may
+die; a request may be delivered late, even after its sender has died or has begun a new attempt; a request to the leader
+may be delivered twice. Leases are not clocked: they may be over at any time. One node with one part per gradient stands
+for all nodes, because parts of different nodes have nothing to do with each other before step 4, and that step needs
+the proof of all of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# An attempt: the number of the gradient, and that of the attempt.
+Attempt = tuple[int, int]
+Attempts = frozenset[Attempt]
+NONE: Attempts = frozenset()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the protocol insists on. A test switches each of them off and expects the search to find harm.
+
+    Attributes:
+        fence_before_removal: the sweeper removes parts only after it has fenced the intent.
+        proof_before_admission: a writer asks for admission only when it knows that its part was persisted.
+        persists: the expiry of a part is removed before the gradient is admitted.
+        attempts_are_used_once: the leader refuses to register a number that was passed.
+        one_outcome: the leader admits a gradient only once, whichever attempt it comes from.
+        asks_after_listing: gc asks the leader about an attempt after it has seen its part, and not before.
+        result_after_acknowledgement: a taker hands out its result only when its acknowledgement was accepted.
+    """
+
+    fence_before_removal: bool = True
+    proof_before_admission: bool = True
+    persists: bool = True
+    attempts_are_used_once: bool = True
+    one_outcome: bool = True
+    asks_after_listing: bool = True
+    result_after_acknowledgement: bool = True
+
+
+class Writer(NamedTuple):
+    """A process that stores one gradient.
+
+    Attributes:
+        attempt: the number of its attempt; -1: it is dead or has finished.
+        at: the request whose reply it waits for: register, write, admit.
+    """
+
+    attempt: int = 0
+    at: str = "register"
+
+
+class Taker(NamedTuple):
+    """A process that takes a round.
+
+    Attributes:
+        at: take, read, acknowledge, remove, or "" if it is dead or has finished.
+        read: the attempts that are in its sum.
+    """
+
+    at: str
+    read: Attempts = NONE
+
+
+class State(NamedTuple):
+    """Everything that is stored, under way, and known to a process.
+
+    Attributes:
+        writers: one for each gradient.
+        takers: the first one, and the one that may recover its round.
+        sweeping: the attempt whose intent the sweeper has fenced, and whose part it is about to remove.
+        collecting: the attempt that gc is about to ask about, or whose part it is about to remove.
+        condemned: whether the leader did not know that attempt.
+        registered, fenced: intents at the leader.
+        passed: for each gradient the highest number of an attempt that was registered; -1: none.
+        admitted: for each gradient the attempts that were counted.
+        round: the attempts in the current round.
+        taken: the attempts in the round that was taken.
+        owner: the taker that the taken round belongs to; -1: nothing was taken.
+        trash: attempts that were acknowledged and whose parts may still be there.
+        parts: attempts whose part is on the node: True if it has no expiry.
+        flying: requests on their way: (request, attempt or taker).
+        results: the attempts that were handed out, each as often as it was.
+    """
+
+    writers: tuple[Writer, ...]
+    takers: tuple[Taker, ...]
+    sweeping: Attempt | None = None
+    collecting: Attempt | None = None
+    condemned: bool = False
+    registered: Attempts = NONE
+    fenced: Attempts = NONE
+    passed: tuple[int, ...] = ()
+    admitted: Attempts = NONE
+    round: Attempts = NONE
+    taken: Attempts = NONE
+    owner: int = -1
+    trash: Attempts = NONE
+    parts: frozenset[tuple[Attempt, bool]] = frozenset()
+    flying: frozenset[tuple[str, Attempt]] = frozenset()
+    results: tuple[Attempt, ...] = ()
+
+
+class Harm(AssertionError):
+    """The search reached a state that must not be.
+
+    Attributes:
+        steps: how it got there.
+    """
+
+    def __init__(self, what: str, steps: list[str]) -> None:
+        super().__init__("\n".join([what, *steps]))
+        self.steps = steps
+
+
+@dataclass
+class Search:
+    """Visits every state that can be reached.
+
+    Args:
+        gradients: how many gradients are stored, each by a writer of its own.
+        attempts: how often a writer begins anew, at most.
+        rules: the rules of the protocol.
+
+    Attributes:
+        visited: the number of states.
+    """
+
+    gradients: int
+    attempts: int
+    rules: Rules = Rules()
+    visited: int = field(default=0, init=False)
+
+    def run(self) -> None:
+        """Visits all states.
+
+        Raises:
+            Harm: one of them must not be.
+        """
+        first = State(
+            writers=(Writer(),) * self.gradients,
+            takers=(Taker("take"), Taker("recover")),
+            passed=(-1,) * self.gradients,
+            flying=frozenset(("register", (number, 0)) for number in range(self.gradients)),
+        )
+        came_from: dict[State, tuple[State, str] | None] = {first: None}
+        waiting = deque([first])
+        while waiting:
+            state = waiting.popleft()
+            after = list(self._steps(state))
+            problem = self._problem(state) or (self._problem_at_rest(state) if not after else None)
+            if problem:
+                steps = []
+                at: tuple[State, str] | None = came_from[state]
+                while at is not None:
+                    steps.append(at[1])
+                    at = came_from[at[0]]
+                raise Harm(problem, steps[::-1])
+            for what, reached in after:
+                if reached not in came_from:
+                    came_from[reached] = (state, what)
+                    waiting.append(reached)
+        self.visited = len(came_from)
+
+    # What must hold.
+
+    def _problem(self, state: State) -> str | None:
+        lasting = {attempt for attempt, persisted in state.parts if persisted}
+        for attempt in state.round | state.taken:
+            if attempt not in lasting:
+                return f"the part of the counted gradient {attempt} is gone, or will expire"
+        gradients = [gradient for gradient, _ in state.admitted]
+        if len(gradients) > len(set(gradients)):
+            return "a gradient was counted twice"
+        if len(state.results) > len(set(state.results)):
+            return "a gradient was handed out twice"
+        return None
+
+    def _problem_at_rest(self, state: State) -> str | None:
+        """What is wrong when nothing more can happen: nobody is left, and everything was delivered."""
+        if state.registered or state.fenced or state.trash:
+            return "an intent or trash stays forever"
+        if any(persisted and attempt not in state.round | state.taken for attempt, persisted in state.parts):
+            return "a part stays forever"
+        return None
+
+    def _knows(self, state: State, attempt: Attempt) -> bool:
+        """Whether the leader knows the attempt."""
+        return attempt in state.registered | state.fenced | state.round | state.taken | state.trash
+
+    # What can happen next.
+
+    def _steps(self, state: State) -> Iterator[tuple[str, State]]:
+        for number, writer in enumerate(state.writers):
+            if writer.attempt >= 0:
+                yield from self._writer_steps(state, number, writer)
+        for number, taker in enumerate(state.takers):
+            if taker.at:
+                yield from self._taker_steps(state, number, taker)
+        yield from self._sweeper_steps(state)
+        yield from self._gc_steps(state)
+        for request, attempt in state.flying:
+            yield from self._delivery(state, request, attempt)
+        for attempt, persisted in state.parts:
+            if not persisted and not any(a == attempt for _, a in state.flying):
+                # The expiry is longer than a request can be on its way; with `persists` off, at any time.
+                yield f"the part of {attempt} expires", state._replace(parts=state.parts - {(attempt, False)})
+
+    def _writer_steps(self, state: State, number: int, writer: Writer) -> Iterator[tuple[str, State]]:
+        def become(new: Writer, *requests: str) -> State:
+            writers = (*state.writers[:number], new, *state.writers[number + 1 :])
+            sent = frozenset((request, (number, new.attempt)) for request in requests)
+            return state._replace(writers=writers, flying=state.flying | sent)
+
+        attempt = (number, writer.attempt)
+        yield f"writer {number} dies", become(Writer(-1, ""))
+        if writer.attempt + 1 < self.attempts:
+            # Its connection broke, and it does not know what became of its requests.
+            yield f"writer {number} begins anew", become(Writer(writer.attempt + 1), "register")
+        if writer.at == "register" and attempt in state.registered:
+            follow = ("write", "persist") if self.rules.persists else ("write",)
+            if not self.rules.proof_before_admission:
+                follow = (*follow, "admit")
+            yield f"writer {number} was registered as {attempt}", become(writer._replace(at="write"), *follow)
+        elif writer.at == "write" and self._proved(state, attempt):
+            yield f"writer {number} has proof for {attempt}", become(writer._replace(at="admit"), "admit")
+
+    def _proved(self, state: State, attempt: Attempt) -> bool:
+        """Whether the writer can have replies to all its requests to the node."""
+        return not any(flying in state.flying for flying in (("write", attempt), ("persist", attempt)))
+
+    def _delivery(self, state: State, request: str, attempt: Attempt) -> Iterator[tuple[str, State]]:
+        without = state._replace(flying=state.flying - {(request, attempt)})
+        what = f"{request} of {attempt} arrives"
+        if request == "write":
+            yield what, without._replace(parts=state.parts | {(attempt, False)})
+            # The connection broke before it was sent: nothing that follows arrives either.
+            rest = frozenset(flying for flying in state.flying if flying[1] != attempt or flying[0] == "register")
+            if state.writers[attempt[0]].attempt != attempt[1]:
+                yield f"{request} of {attempt} is lost", state._replace(flying=rest)
+            return
+        if request == "persist":
+            # It follows the write on the same connection.
+            if ("write", attempt) not in state.flying:
+                parts = state.parts
+                if (attempt, False) in parts:
+                    parts = parts - {(attempt, False)} | {(attempt, True)}
+                yield what, without._replace(parts=parts)
+            return
+        apply = {"register": self._register, "admit": self._admit}[request]
+        yield what, apply(without, attempt)
+        yield f"{what}, and will again", apply(state, attempt)
+
+    def _register(self, state: State, attempt: Attempt) -> State:
+        number, which = attempt
+        if attempt in state.registered or (self.rules.one_outcome and any(g == number for g, _ in state.admitted)):
+            return state
+        if self.rules.attempts_are_used_once and which <= state.passed[number]:
+            return state
+        if not self.rules.attempts_are_used_once and attempt in state.fenced | state.admitted:
+            return state
+        earlier = frozenset(other for other in state.registered if other[0] == number)
+        passed = (*state.passed[:number], max(which, state.passed[number]), *state.passed[number + 1 :])
+        return state._replace(
+            registered=state.registered - earlier | {attempt}, fenced=state.fenced | earlier, passed=passed
+        )
+
+    def _admit(self, state: State, attempt: Attempt) -> State:
+        if attempt not in state.registered:
+            return state
+        if self.rules.one_outcome and any(gradient == attempt[0] for gradient, _ in state.admitted):
+            return state._replace(registered=state.registered - {attempt}, fenced=state.fenced | {attempt})
+        return state._replace(
+            registered=state.registered - {attempt},
+            admitted=state.admitted | {attempt},
+            round=state.round | {attempt},
+        )
+
+    def _sweeper_steps(self, state: State) -> Iterator[tuple[str, State]]:
+        if state.sweeping is not None:
+            attempt = state.sweeping
+            yield "the sweeper dies", state._replace(sweeping=None)
+            parts = frozenset(part for part in state.parts if part[0] != attempt)
+            removed = state._replace(
+                sweeping=None,
+                parts=parts,
+                registered=state.registered - {attempt},
+                fenced=state.fenced - {attempt},
+                trash=state.trash - {attempt},
+            )
+            yield f"the sweeper removes the part of {attempt} and forgets it", removed
+            return
+        for attempt in state.registered:
+            # Its lease is over, or so the clock says.
+            if self.rules.fence_before_removal:
+                fenced = state._replace(registered=state.registered - {attempt}, fenced=state.fenced | {attempt})
+                yield f"the sweeper fences {attempt}", fenced._replace(sweeping=attempt)
+            else:
+                yield f"the sweeper finds {attempt}", state._replace(sweeping=attempt)
+        for attempt in state.fenced | state.trash:
+            yield f"the sweeper finds {attempt}", state._replace(sweeping=attempt)
+
+    def _gc_steps(self, state: State) -> Iterator[tuple[str, State]]:
+        attempt = state.collecting
+        if attempt is None:
+            if self.rules.asks_after_listing:
+                for found, _ in state.parts:
+                    yield f"gc finds the part of {found}", state._replace(collecting=found)
+                return
+            for number in range(self.gradients):
+                for which in range(self.attempts):
+                    if not self._knows(state, (number, which)):
+                        unknown = state._replace(collecting=(number, which), condemned=True)
+                        yield f"the leader does not know {(number, which)}", unknown
+            return
+        yield "gc dies", state._replace(collecting=None, condemned=False)
+        if state.condemned:
+            parts = frozenset(part for part in state.parts if part[0] != attempt)
+            yield f"gc removes the part of {attempt}", state._replace(parts=parts, collecting=None, condemned=False)
+        elif not self._knows(state, attempt):
+            yield f"the leader does not know {attempt}", state._replace(condemned=True)
+
+    def _taker_steps(self, state: State, number: int, taker: Taker) -> Iterator[tuple[str, State]]:
+        def become(new: Taker, at: State = state) -> State:
+            return at._replace(takers=(*at.takers[:number], new, *at.takers[number + 1 :]))
+
+        yield f"taker {number} dies", become(Taker(""))
+        if taker.at == "take" and state.round and state.owner < 0:
+            granted = state._replace(taken=state.round, round=NONE, owner=number)
+            yield f"taker {number} takes {set(state.round)}", become(Taker("read"), granted)
+        elif taker.at == "recover" and state.owner == 0:
+            yield f"taker {number} recovers", become(Taker("read"), state._replace(owner=number))
+        elif taker.at == "read" and state.owner == number:
+            there = frozenset(attempt for attempt, _ in state.parts)
+            # A part that is missing while the round is still ours is reported as lost data, and checked elsewhere.
+            if state.taken <= there:
+                yield f"taker {number} has read", become(Taker("acknowledge", state.taken), self._handed(state))
+        elif taker.at == "acknowledge":
+            if state.owner == number:
+                done = state._replace(owner=2, taken=NONE, trash=state.trash | taker.read)
+                handed = done._replace(results=(*done.results, *sorted(taker.read)))
+                accepted = handed if self.rules.result_after_acknowledgement else done
+                yield f"taker {number} acknowledges", become(taker._replace(at="remove"), accepted)
+            # Otherwise its round was recovered: it gets an error.
+        elif taker.at == "remove":
+            parts = frozenset(part for part in state.parts if part[0] not in taker.read)
+            yield f"taker {number} removes the parts", become(Taker(""), state._replace(parts=parts))
+
+    def _handed(self, state: State) -> State:
+        """Hands out the taken round before it is acknowledged, if the rules allow that."""
+        if self.rules.result_after_acknowledgement:
+            return state
+        return state._replace(results=(*state.results, *sorted(state.taken)))
