@@ -109,6 +109,9 @@ if is_enough and grace_left <= 0 and is_head then
   staleness, refusal = read_staleness(keys.record, record)
   if not staleness then
     return refusal
+  elseif string.find(staleness, '[^%d:,]') then
+    -- The entry of the taken round has spaces between its fields.
+    return {'corrupt', 'staleness', string.sub(staleness, 1, 64)}
   end
   -- No gradient is copied: only the keys of the round change their names.
   for _, move in ipairs(moves) do

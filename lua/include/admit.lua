@@ -17,19 +17,20 @@ local function drop_gradient(keys, request, record, entry, reply)
   return nil, reply
 end
 
--- Returns the text that read_staleness has read, with one more gradient; or nil and a reply if it is not redisacc's.
+-- Returns the text that read_staleness has read, with one more gradient; or nil and a reply if it is not redisacc's. It
+-- searches for plain text, because patterns took five times as long in the longest text.
 local function count_staleness(text, staleness)
   local listed, pair = ',' .. text .. ',', string.format(',%.0f:', staleness)
-  local number = string.match(listed, pair .. '([^,]*),')
-  if not number then
+  local _, last = string.find(listed, pair, 1, true)
+  if not last then
     return (text == '' and '' or text .. ',') .. string.sub(pair, 2) .. '1'
   end
-  local count = parse_count(number)
+  local stop = string.find(listed, ',', last + 1, true)
+  local count = parse_count(string.sub(listed, last + 1, stop - 1))
   if not count then
     return nil, {'corrupt', 'staleness', string.sub(text, 1, 64)}
   end
-  local counted = string.gsub(listed, pair .. number .. ',', pair .. count_text(count + 1) .. ',', 1)
-  return string.sub(counted, 2, -2)
+  return string.sub(listed, 2, last) .. count_text(count + 1) .. string.sub(listed, stop, -2)
 end
 
 -- Decides whether a gradient may be added; in place and buffered gradients share these rules. Returns the admission,

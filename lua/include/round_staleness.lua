@@ -9,7 +9,7 @@ local function read_staleness(record_key, record)
     return ''
   end
   local text = redis.call('HGET', record_key, 'staleness') or ''
-  if #text > 30000 or string.match(text, '[^%d:,]') or (text == '') ~= (record.num_accumulated == 0) then
+  if #text > 30000 or (text == '') ~= (record.num_accumulated == 0) then
     return nil, {'corrupt', 'staleness', string.sub(text, 1, 64)}
   end
   return text

@@ -188,3 +188,26 @@ def test_a_forged_record(open_dense, client, text):
     for read in (acc.info, acc.peek, acc.num_accumulated):
         with pytest.raises(redisacc.CorruptDataError, match="staleness"):
             read()
+
+
+@pytest.mark.parametrize("text", [b"", b"0:2 [1] x", b"0:2\n", b"9" * 30001])
+def test_a_forged_record_is_not_taken(open_dense, client, text):
+    acc = open_dense("float32", [1], "forged", max_staleness=3)
+    for _ in range(2):
+        acc.apply_grad([1.0])
+    client.hset("redisacc:{forged}", "staleness", text)
+    before = client.hgetall("redisacc:{forged}")
+    with pytest.raises(redisacc.CorruptDataError, match="staleness"):
+        acc.take_grad(2, timeout=0)
+    assert client.hgetall("redisacc:{forged}") == before
+
+
+@pytest.mark.parametrize("text", [b"0:x", b"0:", b"0:1.5", b"0:" + b"9" * 16, b"0:-1"])
+def test_nothing_is_added_to_a_forged_record(open_dense, client, text):
+    acc = open_dense("float32", [1], "forged", max_staleness=3)
+    acc.apply_grad([1.0])
+    client.hset("redisacc:{forged}", "staleness", text)
+    before = client.hgetall("redisacc:{forged}")
+    with pytest.raises(redisacc.CorruptDataError, match="staleness"):
+        acc.apply_grad([1.0])
+    assert client.hgetall("redisacc:{forged}") == before
