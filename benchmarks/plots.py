@@ -77,6 +77,8 @@ NAMES = {
     "redisacc": "redisacc, as embedded",
     "redisacc-memory": "redisacc, nothing on disk",
     "redisacc-durable": "redisacc, durable",
+    "redisacc-memory-bfloat16": "redisacc, bfloat16, nothing on disk",
+    "redisacc-bfloat16": "redisacc, bfloat16, as embedded",
     "bare": "bare sockets",
     "tensorflow-local": "TensorFlow, one process",
     "gloo": "torch all_reduce, gloo",

@@ -90,6 +90,7 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
                 ],
                 summary,
             ),
+            _bfloat16(rows),
             picture(drawn, "Six rows"),
             "The cost of a round: the median time of one worker's call; the time from the end of the last worker's "
             "call until the taker has the result (negative if the taker was done before that worker had its reply); "
@@ -101,6 +102,35 @@ def _six_rows(section: Results, drawn: dict[str, str]) -> str:
                 costs,
             ),
             versions(section),
+        ]
+    )
+
+
+def _bfloat16(rows: Results) -> str:
+    """Returns the table of the dense rows with bfloat16 on the wire, or nothing if they were not measured."""
+    lines = []
+    for name, row in rows.items():
+        cells, bars = [name], row.get("bfloat16_bars", {})
+        for key in ("redisacc-memory", "redisacc"):
+            encoded = f"{key}-bfloat16"
+            if encoded in row["peers"]:
+                cells.append(ms(row["peers"][encoded]["seconds"]))
+                cells.append(times(row["ratios"][encoded]) if "tensorflow" in row["peers"] else "")
+                cells.append(f"{bars[key]:g}x" if key in bars else "")
+            else:
+                cells += ["", "", ""]
+        if any(cells[1:]):
+            lines.append(cells)
+    if not lines:
+        return ""
+    return "\n".join(
+        [
+            'With `wire="bfloat16"`, gradients travel as half as many bytes, and TensorFlow\'s as they are:',
+            "",
+            table(
+                ["ms a round", "nothing on disk", "ratio", "bar", "as embedded", "ratio", "bar"],
+                lines,
+            ),
         ]
     )
 
@@ -198,6 +228,24 @@ def _bound(section: Results, drawn: dict[str, str]) -> str:
                 rows,
             )
         )
+    if "rounds" in section:
+        parts += [
+            "Whole rounds of dense gradients, until the taker has the mean:",
+            "",
+            table(
+                ["ms a round", "workers", "in place", "buffered", "in place takes, times as long"],
+                [
+                    [
+                        name,
+                        workers,
+                        *(ms(row["peers"][way]["seconds"]) for way in ("in place", "buffered")),
+                        times(row["ratios"]["buffered"]),
+                    ]
+                    for workers, rows in section["rounds"].items()
+                    for name, row in rows.items()
+                ],
+            ),
+        ]
     return "\n".join(parts)
 
 

@@ -125,5 +125,11 @@ SIX_ROWS: dict[Workload, tuple[float | None, float]] = {
     Workload("dense-32MB", "dense", (4000, 2000)): (None, 1.05),
 }
 
+# The same for bfloat16 on the wire: the bars for a server that writes nothing to disk, and for the embedded one.
+BFLOAT16_BARS = {
+    "dense-4MB": {"redisacc-memory": 1.8, "redisacc": 1.5},
+    "dense-32MB": {"redisacc-memory": 1.6, "redisacc": 1.3},
+}
+
 # The rows of a smoke test.
 TINY = [Workload("tiny-sparse", "sparse", (20, 4), 3), Workload("tiny-dense", "dense", (5, 3))]

@@ -20,6 +20,7 @@
 -- ARGV gradient        text      id of the gradient
 -- ARGV header          bytes     msgpack, opaque to this script; "" only asks whether it would be accepted
 -- ARGV data            bytes     all bytes of an inline gradient; "" if the gradient has parts
+-- ARGV ahead_bytes     number    a gradient of at least this many bytes wakes a waiting taker to fetch it ahead
 -- ARGV lengths...      number    bytes of each part
 -- ARGV replaced...     text      ids of the gradients that are replaced, the oldest first
 --
@@ -50,11 +51,6 @@
 -- A small gradient arrives inline, as an argument; the client has staged the parts of a large one just before this
 -- script. When the buffered gradients have reached their limit, the client adds some of them to its own, and the sum
 -- replaces them.
-
--- A gradient of at least this size wakes a waiting taker to fetch it ahead. Smaller ones wake it when the total size of
--- the buffered gradients passes a power of two from here on, because a look ahead costs the taker about half of what
--- such a gradient costs.
-local AHEAD_BYTES = 1048576
 
 local function refuse(reply)
   if keys.place[1] then
@@ -137,9 +133,11 @@ extend_leases(record.lease_ms, keys.buffered, keys.inline)
 local _, power_before = math.frexp(record.buffered_bytes)
 local _, power = math.frexp(bytes)
 local ahead
-if size >= AHEAD_BYTES then
+if size >= args.ahead_bytes then
   ahead = args.gradient
-elseif bytes >= AHEAD_BYTES and power > power_before then
+elseif bytes >= args.ahead_bytes and power > power_before then
+  -- Smaller ones wake it when their total size passes a power of two, because a look ahead costs the taker about half
+  -- of what such a gradient costs.
   ahead = '*'
 end
 return count_gradient(keys, args, admission, args.gradient, ahead)

@@ -39,6 +39,6 @@ end
 -- If the request is sent again, it keeps its place.
 local place = redis.call('GET', keys.place) or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
 redis.call('SET', keys.place, place, 'PX', args.expiry_ms)
-redis.call('PUBLISH', keys.record .. ':staging',
+redis.call('PUBLISH', keys.record .. ':wake',
   string.format('gradient=%s place=%s shape=%s header=%s', args.gradient, place, args.round_shape, args.header))
 return {'placed', place}

@@ -1,11 +1,12 @@
 """Measures what a gradient of a given size costs the client and the server, in place and buffered.
 
 The server's figures are its own: microseconds of EVALSHA from ``INFO commandstats``, and the 99th percentile from
-``INFO latencystats``, for calls that add to existing rows.
+``INFO latencystats``, for calls that add to existing rows. Whole rounds show what the choice costs a crew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -15,17 +16,24 @@ import redis
 import redisacc
 from benchmarks.crew import BenchmarkError
 from benchmarks.environment import Run
+from benchmarks.sections.rounds import Peer, compete, crew_at
 from benchmarks.stats import summary
 from benchmarks.workloads import Workload
 
 # The time for which a script may hold the server, in microseconds.
 ALLOWED = 250
+# The limits of the two ways.
+WAYS = {"in place": 10**9, "buffered": 0}
 
 
 def bound(run: Run) -> dict[str, Any]:
     """Measures curves for sparse rows of 16 and of 64 and for dense gradients, in place and buffered."""
     sizes = (
-        (64, 128) if run.tiny else (128, 512, 2048, 8192) if run.quick else (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+        (64, 128)
+        if run.tiny
+        else (128, 512, 1280, 2048, 8192)
+        if run.quick
+        else (64, 128, 256, 512, 1024, 1280, 2048, 4096, 8192)
     )
     rounds = 5 if run.tiny else 40 if run.quick else 150
     results: dict[str, Any] = {}
@@ -34,7 +42,7 @@ def bound(run: Run) -> dict[str, Any]:
             results[name] = []
             for size in sizes:
                 point: dict[str, Any] = {"elements": size}
-                for way, limit in (("in place", 10**9), ("buffered", 0)):
+                for way, limit in WAYS.items():
                     point[way] = _measure(client, server.url, _workload(size, width, limit), rounds)
                 results[name].append(point)
             print(f"  {name}")
@@ -48,7 +56,27 @@ def bound(run: Run) -> dict[str, Any]:
                     ),
                     flush=True,
                 )
-    return {"curves": results, "allowed_us": ALLOWED}
+    crews = (2,) if run.tiny else (1, 16)
+    return {
+        "curves": results,
+        "rounds": {str(workers): _rounds(run, workers, sizes if run.tiny else (256, 1280, 2048)) for workers in crews},
+        "allowed_us": ALLOWED,
+    }
+
+
+def _rounds(run: Run, workers: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Measures whole rounds of dense gradients in both ways, in alternation."""
+    rows = [Workload(f"bound-{size}", "dense", (size,)) for size in sizes]
+    print(f"  rounds of {workers} workers")
+    with contextlib.ExitStack() as stack:
+        settings = run.arrays(rows, [workers])
+        peers = []
+        for way, limit in WAYS.items():
+            own = {**settings, "workloads": [row | {"in_place_limit": limit} for row in settings["workloads"]]}
+            server, _ = stack.enter_context(run.start_server("bound", persistent=False))
+            crew = crew_at(run, stack, own, server, name=way, workers=workers)
+            peers.append(Peer(way, crew, [server.pid]))
+        return compete(peers, rows, *((4, 2.0, 1) if run.quick else (100, 8.0, 5)))
 
 
 def _workload(size: int, width: int, limit: int) -> Workload:

@@ -225,8 +225,8 @@ class Hostile:
         self._keys = Keys(self.name)
         self._transport = connect(url)
         # Nearly as large as a gradient may be that is added in place.
-        self._indices = np.arange(50)
-        self._values = np.ones((50, ROW), np.float32)
+        self._indices = np.arange(32)
+        self._values = np.ones((32, ROW), np.float32)
 
     def open(self, **options: Any) -> redisacc.SparseConditionalAccumulator:
         """Returns a new handle."""

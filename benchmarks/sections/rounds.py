@@ -34,15 +34,32 @@ class Peer:
     time: Callable[[Timing], float] = lambda timing: timing.elapsed
 
 
-def _crew_at(
-    run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], server: Server, *, name: str, program: str
+def crew_at(
+    run: Run,
+    stack: contextlib.ExitStack,
+    settings: dict[str, Any],
+    server: Server,
+    *,
+    name: str,
+    program: str = "redisacc_peer",
+    workers: int | None = None,
 ) -> Crew:
-    """Starts a crew in this project's environment that uses one of our servers."""
+    """Starts a crew in this project's environment that uses one of our servers.
+
+    Args:
+        run: the run.
+        stack: ends the crew.
+        settings: settings of every process.
+        server: the server.
+        name: name of the peer in the report.
+        program: its program in ``peers/``, without ``.py``.
+        workers: number of workers; None: that of the run.
+    """
     crew = Crew(
         name,
         sys.executable,
         program,
-        workers=run.workers,
+        workers=workers or run.workers,
         settings={**settings, "url": server.url},
         directory=run.directory,
     )
@@ -58,19 +75,24 @@ def redisacc_crew(
     *,
     persistent: bool,
     durable: bool = False,
+    bfloat16: bool = False,
 ) -> Peer:
-    """Starts redisacc on a server of its own."""
+    """Starts redisacc on a server of its own. With bfloat16 on the wire, it takes part in dense rounds only."""
     label = "durable" if durable else "as embedded" if persistent else "nothing on disk"
-    server, _ = stack.enter_context(run.start_server(f"{section}, {label}", persistent=persistent, durable=durable))
-    crew = _crew_at(run, stack, settings, server, name=f"redisacc, {label}", program="redisacc_peer")
     key = "redisacc-durable" if durable else "redisacc" if persistent else "redisacc-memory"
-    return Peer(key, crew, [server.pid])
+    if bfloat16:
+        # Elements of rounds are below 16.
+        settings = {**settings, "options": {"wire": "bfloat16"}, "tolerance": 16 / 2**9}
+        label, key = f"bfloat16, {label}", f"{key}-bfloat16"
+    server, _ = stack.enter_context(run.start_server(f"{section}, {label}", persistent=persistent, durable=durable))
+    crew = crew_at(run, stack, settings, server, name=f"redisacc, {label}")
+    return Peer(key, crew, [server.pid], takes_part=lambda row: row.kind == "dense" or not bfloat16)
 
 
 def bare_crew(run: Run, stack: contextlib.ExitStack, settings: dict[str, Any], section: str) -> Peer:
     """Starts bare sockets that do the same transfers and additions, through a server that writes nothing to disk."""
     server, _ = stack.enter_context(run.start_server(f"{section}, bare sockets", persistent=False))
-    crew = _crew_at(run, stack, settings, server, name="bare sockets", program="bare_round")
+    crew = crew_at(run, stack, settings, server, name="bare sockets", program="bare_round")
     return Peer("bare", crew, [server.pid])
 
 
@@ -203,9 +225,10 @@ def six_rows(run: Run) -> dict[str, Any]:
     """Compares TensorFlow over gRPC with redisacc on three servers.
 
     The first server writes nothing to disk, and bare sockets take part as well. The second is the embedded server with
-    its default settings, the third the same with an append-only file. The comparisons run one after the other: a server
-    that writes to disk goes on writing after its round, at the cost of the peer whose round comes next. The report has
-    TensorFlow's figures from the first comparison, and the ratios from all.
+    its default settings, the third the same with an append-only file. Beside the first two, redisacc with bfloat16 on
+    the wire takes part in the dense rows, on a server of its own of the same kind. The comparisons run one after the
+    other: a server that writes to disk goes on writing after its round, at the cost of the peer whose round comes next.
+    The report has TensorFlow's figures from the first comparison, and the ratios from all.
     """
     # A quick run leaves out the largest row.
     rows = workloads.TINY if run.tiny else list(workloads.SIX_ROWS)[: -1 if run.quick else None]
@@ -219,6 +242,8 @@ def six_rows(run: Run) -> dict[str, Any]:
         for persistent, durable in ((True, False),) if run.tiny else ((False, False), (True, False), (True, True)):
             with contextlib.ExitStack() as own:
                 ours = [redisacc_crew(run, own, settings, "six rows", persistent=persistent, durable=durable)]
+                if not durable:
+                    ours.append(redisacc_crew(run, own, settings, "six rows", persistent=persistent, bfloat16=True))
                 if not persistent or run.tiny:
                     ours.append(bare_crew(run, own, settings, "six rows"))
                 crews += [peer.crew for peer in ours]
@@ -231,6 +256,9 @@ def six_rows(run: Run) -> dict[str, Any]:
     for row, (goal, bar) in workloads.SIX_ROWS.items():
         if row.name in results:
             results[row.name] |= {"bar": bar, **({} if goal is None else {"goal": goal})}
+    for name, bars in workloads.BFLOAT16_BARS.items():
+        if name in results:
+            results[name]["bfloat16_bars"] = bars
     return {"rows": results, "versions": {crew.name: crew.versions for crew in crews}}
 
 
@@ -273,7 +301,7 @@ def others(run: Run) -> dict[str, Any]:
             ("hincrbyfloat", "HINCRBYFLOAT, pipeline", lambda row: row.elements <= (1000 if run.quick else 64_000)),
         ):
             own = {**settings, "method": method}
-            crew = _crew_at(run, stack, own, server, name=name, program="by_hand")
+            crew = crew_at(run, stack, own, server, name=name, program="by_hand")
             peers.append(Peer(method, crew, [server.pid], fits))
         effort = (3, 0.5, 1) if run.quick else (20, 3.0, 3)
         results = compete(peers, rows, *effort)

@@ -75,7 +75,21 @@ ROLES = {
 }
 
 
-def rules(role: str, pattern: str, *, selectors: bool = True, eval_: bool = False, wait: bool = False) -> list[str]:
+# Commands by which every role finds the node that owns a slot.
+_FINDS_NODES = ("cluster|slots", "asking")
+# Commands about channels → the same for channels that belong to slots, as they do in clusters from version 7 on.
+_SHARDED = {"publish": "spublish", "subscribe": "ssubscribe", "unsubscribe": "sunsubscribe"}
+
+
+def rules(
+    role: str,
+    pattern: str,
+    *,
+    selectors: bool = True,
+    eval_: bool = False,
+    wait: bool = False,
+    cluster: bool = False,
+) -> list[str]:
     """Returns the rules of a role for the accumulators whose names match a pattern.
 
     ACL SETUSER has to apply them in this order.
@@ -88,6 +102,7 @@ def rules(role: str, pattern: str, *, selectors: bool = True, eval_: bool = Fals
             from deleting it.
         eval_: whether the role may load the scripts itself, by running them. Otherwise another user has to load them.
         wait: whether the role may wait for replicas (``min_replicas=``).
+        cluster: whether the server is a node of a Redis Cluster.
 
     Raises:
         InvalidArgumentError: the pattern is not a possible name, or contains a space.
@@ -103,13 +118,18 @@ def rules(role: str, pattern: str, *, selectors: bool = True, eval_: bool = Fals
         commands["eval"] = None
     if wait:
         commands["wait"] = None
+    if cluster:
+        commands |= dict.fromkeys(_FINDS_NODES)
+        if selectors:
+            # Servers without selectors do not know these either, and refuse rules with unknown commands.
+            commands |= dict.fromkeys(sharded for name, sharded in _SHARDED.items() if name in commands)
     lists_names = not selectors and given.everything
     if lists_names:
         commands |= dict.fromkeys(given.names_commands.split())
     keys = _keys(given, Keys(pattern))
     parameters = ParameterKeys(pattern)
     of = Keys(pattern)
-    channels = [of.events, of.wake, of.staging, parameters.events]
+    channels = [of.events, of.wake, parameters.events]
     reads = [parameters.record, f"{parameters.record}:object:*"] if given.applies else []
     selected = [_selector(_READS_PARAMETERS, reads)] if selectors and reads else []
     if not selectors:

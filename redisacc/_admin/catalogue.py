@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from redisacc._format.keys import NAMES, PREFIX
-from redisacc._redis.item_scan import scan_items
+from redisacc._redis import item_scan
 from redisacc._redis.transport import Transport
 from redisacc._text import is_unicode, shown
 from redisacc.errors import InvalidArgumentError
@@ -14,15 +14,15 @@ from redisacc.errors import InvalidArgumentError
 _RECORD = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
 
 
-def _scan(transport: Transport, *command: str, match: str) -> list[bytes]:
-    if not is_unicode(match):
-        raise InvalidArgumentError(f"a pattern must be valid Unicode, not {shown(match)}")
-    return scan_items(transport, *command, match=match)
+def _check(pattern: str) -> None:
+    if not is_unicode(pattern):
+        raise InvalidArgumentError(f"a pattern must be valid Unicode, not {shown(pattern)}")
 
 
 def scan_keys(transport: Transport, match: str) -> Iterator[str]:
     """Yields all keys that match a pattern, each once. Keys that are not text cannot be ours and are left out."""
-    for key in _scan(transport, "SCAN", match=match):
+    _check(match)
+    for key in item_scan.scan_keys(transport, match):
         try:
             yield key.decode()
         except UnicodeDecodeError:
@@ -36,7 +36,8 @@ def escape_glob(text: str) -> str:
 
 def listed(transport: Transport, pattern: str = "*") -> list[bytes]:
     """Returns everything in the set of names that matches a pattern, as it is there."""
-    return _scan(transport, "SSCAN", NAMES, match=pattern)
+    _check(pattern)
+    return item_scan.scan_members(transport, NAMES, match=pattern)
 
 
 def _is_text(name: bytes) -> bool:

@@ -74,6 +74,11 @@ class DenseSum:
         self.shape = shape
         self._sum: Array | None = None
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the sum."""
+        return self._dtype.sum
+
     def add(self, section: Section) -> None:
         """Adds a section."""
         if self._sum is None:

@@ -13,6 +13,7 @@ written it.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,14 +41,14 @@ PARTS = 8
 # Smaller parts cost more commands; larger ones leave the processor's cache before they are added, and cost redis-py
 # more copies: see docs/measurements.md. The server's allocator has blocks of these sizes, of which 64 bytes are left
 # for the string's header and its final zero.
-PART_SIZES = tuple([size * 2**20 // 2 - 64 for size in (1, 2, 4)])
+PART_SIZES = tuple([size * 2**10 - 64 for size in (256, 512, 1024, 2048)])
 
 # Gradients of up to this many bytes travel inline.
 INLINE_BYTES = 64 * 1024
 
 # A gradient of at least this many bytes is announced before it is uploaded, so that a waiting taker adds its parts up
-# while they arrive.
-ANNOUNCED_BYTES = 2**20
+# while they arrive. Smaller ones wake the taker only together.
+ANNOUNCED_BYTES = 512 * 1024
 
 # The expiry of a staged part, in milliseconds, in case no script admits it.
 STAGING_MS = 60_000
@@ -94,6 +95,7 @@ class BufferedGradient:
         lengths: the length of each part in bytes; empty for an inline gradient.
         sparse_bytes: how many bytes come before those of the first dense section.
         nbytes: the length of all its bytes.
+        header_digest: a digest of the header. Gradients of one round with the same digest are laid out in the same way.
     """
 
     id: str
@@ -104,6 +106,7 @@ class BufferedGradient:
     lengths: tuple[int, ...]
     sparse_bytes: int
     nbytes: int
+    header_digest: str
 
 
 class PartMissingError(Exception):
@@ -206,7 +209,7 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
     for number, part in enumerate(parts):
         # The script announces the last ones. A message costs a taker about as much as fetching 64 KiB.
         if announced and unannounced >= PART_SIZES[0] // 2:
-            commands.append(Hint(("PUBLISH", keys.staging, parts_arrived(gradient_id, number))))
+            commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient_id, number))))
             unannounced = 0
         commands.append(("SET", keys.staged(gradient_id, number), part, "PX", STAGING_MS))
         unannounced += part.nbytes
@@ -336,7 +339,7 @@ def parse(
 
 
 # The fields of BufferedGradient after its order.
-_Description = tuple[int, bool, tuple[BufferedSection, ...], tuple[int, ...], int, int]
+_Description = tuple[int, bool, tuple[BufferedSection, ...], tuple[int, ...], int, int, str]
 
 
 def _parse_one(field: bytes, entry: bytes, spec: AccumulatorSpec, round_shape: tuple[int, ...]) -> BufferedGradient:
@@ -374,7 +377,8 @@ def _parse_header(packed: bytes, spec: AccumulatorSpec, round_shape: tuple[int, 
     parts = _sizes(header["parts"], "parts")
     if parts and (sum(parts) != nbytes or not all(parts)):
         raise ValueError(f"its parts cannot have {sum(parts)} bytes")
-    return number, not parts, sections, tuple(parts), sparse_bytes, nbytes
+    digest = hashlib.blake2b(packed, digest_size=16).hexdigest()
+    return number, not parts, sections, tuple(parts), sparse_bytes, nbytes, digest
 
 
 def _described(listed: Any, spec: SectionSpec, shape: tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:

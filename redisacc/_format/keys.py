@@ -66,9 +66,9 @@ class Keys:
         taken: the key of the list of rounds that were taken and not acknowledged.
         recovered: the key of the list of the latest recoveries.
         crew: the key of the leases of the chief and the workers who train under this name.
+        reducer: the key of the lease of the reducer that works on the accumulator. It has an expiry.
         events: the channel of events.
-        wake: the channel on which waiting takers are woken.
-        staging: the channel on which gradients on their way are announced, part by part.
+        wake: the channel for waiting takers: events that may complete a round, and gradients on their way.
         current: the keys of the current round.
     """
 
@@ -81,9 +81,9 @@ class Keys:
         self.taken = f"{self.record}:taken"
         self.recovered = f"{self.record}:recovered"
         self.crew = f"{self.record}:crew"
+        self.reducer = f"{self.record}:reducer"
         self.events = f"{self.record}:events"
         self.wake = f"{self.record}:wake"
-        self.staging = f"{self.record}:staging"
         self.current = RoundKeys.under(self.record)
         # The keys of the latest taken round. A take asks for them three times.
         self._latest: tuple[str | None, RoundKeys] = (None, self.current)
@@ -124,6 +124,15 @@ class Keys:
     def place(self, gradient: str) -> str:
         """Returns the key of the place of a gradient whose parts are being staged. It has an expiry."""
         return f"{self.record}:staged:{gradient}:place"
+
+    def sum(self, digest: str, number: int) -> str:
+        """Returns the key of part ``number`` (from 0) of a sum that a reducer stored. It has an expiry.
+
+        Args:
+            digest: names the gradients that the sum contains.
+            number: the number of the part, counted from the first one with dense elements.
+        """
+        return f"{self.record}:sum:{digest}:{number}"
 
 
 class ParameterKeys:

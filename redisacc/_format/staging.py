@@ -1,9 +1,11 @@
 """Messages about gradients that are on their way: one when the upload begins, and others when parts have arrived.
 
-They are sent to a channel of their own, ``redisacc:{NAME}:staging``. A waiting taker adds the parts up while the rest
-is still being uploaded. Messages may get lost, and every user with the right to publish can forge them. Parts that are
-added because of a message therefore count only after they have been compared with the round that was granted: see
-``_protocol/part_sums.py``.
+A reducer adds messages about the parts of sums that it has stored.
+
+They are sent to the channel ``redisacc:{NAME}:wake``, so that they keep their order with the events that admit the
+gradients. A waiting taker adds the parts up while the rest is still being uploaded. Messages may get lost, and every
+user with the right to publish can forge them. Parts that are added because of a message therefore count only after they
+have been compared with the round that was granted: see ``_protocol/part_sums.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import NamedTuple
 ANNOUNCED_HEADER = 8 * 1024
 
 _BEGUN = re.compile(r"gradient=([0-9a-z-]{1,64}) place=(\d{1,15}) shape=(\[[\d,]*\]) header=([0-9a-f]*)")
+_SUM_STORED = re.compile(r"sum=([0-9a-f]{32}) part=(\d{1,6})")
 _ARRIVED = re.compile(r"gradient=([0-9a-z-]{1,64}) parts=(\d{1,6})")
 
 
@@ -44,13 +47,32 @@ class PartsArrived(NamedTuple):
     parts: int
 
 
+class SumStored(NamedTuple):
+    """A reducer has stored a part of a sum.
+
+    Attributes:
+        digest: names the gradients in it (``gradient_digests.py``).
+        part: the number of the part, counted from the first one with dense elements.
+    """
+
+    digest: str
+    part: int
+
+
+def sum_stored(digest: str, part: int) -> str:
+    """Returns the message that a reducer sends."""
+    return f"sum={digest} part={part}"
+
+
 def parts_arrived(gradient: str, parts: int) -> str:
     """Returns the message that a client sends between parts."""
     return f"gradient={gradient} parts={parts}"
 
 
-def parse_message(text: str) -> UploadBegun | PartsArrived | None:
+def parse_message(text: str) -> UploadBegun | PartsArrived | SumStored | None:
     """Returns what a message says, or None if it is none of ours."""
+    if (match := _SUM_STORED.fullmatch(text)) is not None:
+        return SumStored(match[1], int(match[2]))
     if (match := _ARRIVED.fullmatch(text)) is not None:
         return PartsArrived(match[1], int(match[2]))
     if len(text) <= 3 * ANNOUNCED_HEADER and (match := _BEGUN.fullmatch(text)) is not None and len(match[4]) % 2 == 0:

@@ -91,7 +91,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             are checked in the accumulator's dtype. Costs about as much time as copying the gradient in memory.
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
             up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
-            for 72 more, except for the first. 0 buffers all. None: 2,048, which was measured.
+            for 72 more, except for the first. 0 buffers all. None: 1,280, which was measured.
         buffer_limit: how many bytes the buffered gradients of a round may have together, given at creation. Beyond it,
             clients compact. None: 256 MiB, or what the accumulator was created with.
         once_per_worker: True: a round accepts one gradient of each worker, and drops further ones with the outcome
@@ -173,11 +173,6 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         }
         self._where = picklable_where(redis)
         self._transport = connect(redis)
-        if min_replicas and not self._transport.keeps_together:
-            raise InvalidArgumentError(
-                f"min_replicas must be 0 with a {type(redis).__name__}, not {min_replicas}: it sends WAIT to a node of "
-                "its own choice, whose answer says nothing about the accumulator's replicas"
-            )
         self._keys = Keys(shared_name or private_leases.new_name())
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{self._name} ({self._keys.name})"
@@ -197,10 +192,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
             incarnation=self._reopens,
         )
-        warn_if_evicting(self._transport)
+        warn_if_evicting(self._transport, self._keys.record)
         if min_replicas:
             # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
-            self._transport.call("WAIT", 0, 1)
+            self._transport.call("WAIT", 0, 1, beside=self._keys.record)
         self._scripts.incarnation = opened.incarnation
         self._spec = spec = dataclasses.replace(spec, chunk=opened.chunk)
         self._records = RecordReader(self._transport, self._keys, opened.incarnation, self._lifetime)

@@ -107,7 +107,7 @@ class Parameters(Closing):
                 f"nothing has been published under the name {shown(shared_name)}, and create=False requires it"
                 f"{suggestion(self._transport, shared_name)}"
             )
-        warn_if_evicting(self._transport)
+        warn_if_evicting(self._transport, keys.record)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes the handle picklable: the copy opens the same parameters by their name, in whatever process.

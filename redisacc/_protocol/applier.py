@@ -19,9 +19,9 @@ from redisacc._protocol.sessions import Session
 logger = logging.getLogger("redisacc")
 
 # The server itself adds gradients of up to this many elements, where each row counts for ROW_COST more. One of that
-# size holds the server for about a quarter of a millisecond, and up to about there a round of four gradients is faster
-# than if they were buffered: docs/measurements.md.
-IN_PLACE_LIMIT = 2048
+# size holds the server for just under a quarter of a millisecond. From a few hundred elements on, a gradient is applied
+# faster if it is buffered, but sums in place bound the memory of a round: docs/measurements.md.
+IN_PLACE_LIMIT = 1280
 
 # So many gradients in succession that are stale because of the default of local_step are taken for a mistake.
 STALE_IN_SUCCESSION = 10

@@ -154,7 +154,7 @@ class Events(Closing):
 
         stack = contextlib.ExitStack()
         stack.callback(self._lifetime.register(alarm))
-        stack.enter_context(pubsub_of(transport).listen(keys.events, listener))
+        stack.enter_context(pubsub_of(transport, keys.events).listen(keys.events, listener))
         self._stop = weakref.finalize(self, stack.close)
         # A new subscription first reports that everything before it was missed.
         if heard and heard[0] is None:

@@ -26,7 +26,7 @@ from redisacc._format.parameter_record import (
 )
 from redisacc._protocol.parameter_memory import Memory, MemoryPool
 from redisacc._protocol.parameter_scripts import gone, replaced
-from redisacc._protocol.part_sums import TRUSTED_BYTES
+from redisacc._protocol.whole_parts import TRUSTED_BYTES
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
@@ -427,40 +427,50 @@ def _check_length(key: str, actual: Any, expected: int) -> None:
         raise CorruptDataError(f"{key} has {actual} bytes, and the record says {expected}")
 
 
+class _Arrival(NamedTuple):
+    """A part that is on its way."""
+
+    key: str
+    place: memoryview
+    lane: int = 0
+
+
 class _Arrivals:
     """Parts that are on their way."""
 
+    # A reader uploads nothing meanwhile, so one connection is as fast as several.
+    lanes = 1
+
     def __init__(self) -> None:
-        self._awaited: deque[tuple[str, memoryview]] = deque()
+        self._awaited: deque[_Arrival] = deque()
 
     def expect(self, key: str, place: Array) -> None:
         """Fetches a key to this place."""
-        self._awaited.append((key, place.data))
+        self._awaited.append(_Arrival(key, place.data))
 
     # Arrivals of fast_socket:
 
-    def wanted(self) -> list[str]:
-        """Returns the keys of the parts that have not arrived."""
-        return [key for key, _ in self._awaited]
+    def wanted(self) -> list[_Arrival]:
+        """Returns the parts that have not arrived."""
+        return list(self._awaited)
 
-    def expected(self) -> memoryview:
-        """Returns where the next part goes."""
-        return self._awaited[0][1]
+    def expected(self, part: _Arrival) -> memoryview:
+        """Returns where a part goes."""
+        return part.place
 
-    def begin(self, length: int) -> memoryview:
-        """Returns where the next part goes, given its length in bytes."""
-        key, place = self._awaited[0]
-        _check_length(key, length, len(place))
-        return place
+    def begin(self, part: _Arrival, length: int) -> memoryview:
+        """Returns where a part goes, given its length in bytes."""
+        _check_length(part.key, length, len(part.place))
+        return part.place
 
-    def missing(self) -> None:
+    def missing(self, part: _Arrival) -> None:
         """Raises, because the version is gone with the part."""
-        raise VersionGoneError(self._awaited[0][0])
+        raise VersionGoneError(part.key)
 
-    def finish(self) -> None:
-        """Notes that the part has arrived."""
-        self._awaited.popleft()
+    def finish(self, part: _Arrival) -> None:
+        """Notes that a part has arrived."""
+        self._awaited.remove(part)
 
-    def more(self) -> list[str]:
+    def more(self) -> list[_Arrival]:
         """Returns none: everything was wanted from the beginning."""
         return []

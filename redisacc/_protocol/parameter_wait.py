@@ -105,7 +105,7 @@ class _Wait:
         log = WaitLog(time.monotonic())
         next_poll = 0.0
         # In many cases the version is there already, and a new subscription would cost more than reading it.
-        listens = pubsub_of(self._transport).hears(self._keys.events)
+        listens = pubsub_of(self._transport, self._keys.events).hears(self._keys.events)
         if listens:
             self._listen(stack)
         while True:
@@ -134,7 +134,7 @@ class _Wait:
             self.alarm.wait(min(next_poll, self._deadline, log.due) - now)
 
     def _listen(self, stack: ExitStack) -> None:
-        stack.enter_context(pubsub_of(self._transport).listen(self._keys.events, self._on_event))
+        stack.enter_context(pubsub_of(self._transport, self._keys.events).listen(self._keys.events, self._on_event))
 
     def _check_over(self) -> None:
         """Raises an error if no version is to be expected any more, or the caller has cancelled the wait."""

@@ -7,6 +7,10 @@ in every part, so the sum is the same bit for bit, whenever and by whomever it i
 Before the round is granted, nobody knows which gradients it will hold. Uploads that have been announced are taken for
 granted, and the sum remembers which gradients each part contains. When the round is known, whatever does not agree with
 it is added up again.
+
+If a reducer works on the accumulator, a taker leaves the dense parts of the gradients that it expects to the reducer,
+and fetches the parts of their sum instead. They are stored under a digest of the gradients that they contain, so a part
+of another sum is never used. Whatever is not there in time, the taker adds up itself.
 """
 
 from __future__ import annotations
@@ -14,21 +18,25 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from redisacc._data.encodings import BLOCKS, decode_by_piece, per_item, stored_bytes
 from redisacc._data.sums import DenseSum, RoundSum
 from redisacc._data.validation import Array
-from redisacc._format.buffered import BufferedGradient, PartMissingError
+from redisacc._format.buffered import ANNOUNCED_BYTES, BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
+from redisacc._format.part_cut import Cut, Piece, cut_of
 from redisacc._protocol.buffered_sections import add_sparse_sections, whole_gradient
 from redisacc._protocol.inline_reader import InlineReader
+from redisacc._protocol.reliance import Reliance
+from redisacc._protocol.uploads import Upload, Uploads
+from redisacc._protocol.whole_parts import WholeParts, check_lengths
+from redisacc._redis.lanes import LANES
 from redisacc._redis.transport import Transport
-from redisacc.errors import CorruptDataError
+from redisacc.errors import CorruptDataError, NotPermittedError
 
 # How many bytes are requested before they are needed, so that the server always has something to send.
 WINDOW_BYTES = 4 * 2**20
@@ -36,91 +44,19 @@ WINDOW_BYTES = 4 * 2**20
 # How many bytes of sparse sections may wait in memory for those of gradients that come before them.
 WAITING_BYTES = 64 * 2**20
 
-# If headers announce more bytes than this, the server is asked for the lengths before memory is allocated.
-TRUSTED_BYTES = 64 * 2**20
+# Gradients are left to a reducer if their dense parts have more than this many times the bytes of their sum.
+WORTHWHILE = 1.25
 
-# An upload that makes no progress for so many seconds no longer holds up those that come after it.
-STALLED = 0.5
+# How long a take waits for the parts of a sum that are missing when its round is granted, in seconds, for all of them
+# together; and how long it pauses before it asks again.
+SUM_PATIENCE = 0.05
+SUM_PAUSE = 0.002
 
+# Maximum number of parts of sums that are remembered because of messages, which anybody may forge.
+MOST_STORED = 10_000
 
-class _Piece(NamedTuple):
-    """Consecutive elements of a dense section in a part.
-
-    Attributes:
-        section: the number of the section.
-        dtype: what they are stored as: elements, or BLOCKS.
-        first: the place of the first element in the section.
-        number: the number of elements.
-        start: their first byte in the part.
-    """
-
-    section: int
-    dtype: np.dtype[Any]
-    first: int
-    number: int
-    start: int
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that the elements have in the part."""
-        return stored_bytes(self.dtype, self.number)
-
-    def elements(self, part: Array, where: str) -> Iterator[tuple[int, Array]]:
-        """Yields the elements, maybe in pieces, each with the place of its first element in the section.
-
-        Args:
-            part: the bytes of the part.
-            where: the key of the part, for errors.
-        """
-        stored = part[self.start : self.start + self.nbytes].view(self.dtype)
-        if self.dtype == BLOCKS:
-            for first, elements in decode_by_piece(stored, self.number, where):
-                yield self.first + first, elements
-        else:
-            yield self.first, stored
-
-
-# For each part with elements of dense sections, the pieces of these sections in it.
-_Cut = tuple[tuple[_Piece, ...], ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Upload:
-    """A gradient, as far as its parts have arrived at the server.
-
-    Attributes:
-        gradient: the gradient.
-        cut: what its dense parts hold; None: it cannot be added part by part.
-        there: for each part whether it has arrived.
-        admitted: whether the gradient is in the round, so that its parts have their final names.
-        moved_at: when the last part arrived, on ``time.monotonic()``'s clock.
-        sparse_parts: the number of parts before the dense ones.
-        sparse: the bytes of its sparse sections, as far as they have been fetched.
-        requested: for each sparse part whether it has been fetched or is on its way.
-        left: how many sparse parts are still to be fetched.
-    """
-
-    gradient: BufferedGradient
-    cut: _Cut | None
-    there: bytearray
-    admitted: bool
-    moved_at: float
-    sparse_parts: int
-    sparse: Array | None = None
-    requested: bytearray = field(default_factory=bytearray)
-    left: int = 0
-
-    def __post_init__(self) -> None:
-        self.forget_sparse()
-
-    def admit(self) -> None:
-        """Notes that the round has the gradient."""
-        self.admitted = True
-        self.there[:] = b"\1" * len(self.there)
-
-    def forget_sparse(self) -> None:
-        """Begins anew with the sparse sections."""
-        self.sparse, self.requested, self.left = None, bytearray(self.sparse_parts), self.sparse_parts
+# Stores a part of a sum, given the digest of the gradients in it, its number, and its elements.
+Store = Callable[[str, int, Sequence[Array]], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -132,17 +68,22 @@ class _Cell:
         added: how many gradients, from the first on, are in the sum.
         requested: how many are in the sum or on their way.
         turn: grows when what is on its way has become of no use.
+        reduced: whether the sum of the first ones comes from a reducer, or is on its way from there.
+        stored_as: the digest under which the sum was stored for takers.
     """
 
     number: int
     added: int = 0
     requested: int = 0
     turn: int = 0
+    reduced: bool = False
+    stored_as: str = ""
 
     def rewind(self, added: int) -> None:
         """Requests again whatever comes after so many gradients."""
         self.added = self.requested = added
         self.turn += 1
+        self.reduced = self.reduced and added > 0
 
 
 @dataclass(slots=True, eq=False)
@@ -151,23 +92,35 @@ class _Part:
 
     Attributes:
         key: its key.
-        upload: the gradient that it belongs to.
+        lane: its lane. All parts of a cell have the same, so they arrive in order.
+        upload: the gradient that it belongs to; of a sum, the first gradient in it.
         number: its number.
-        memory: where it goes.
+        length: its length in bytes.
+        memory: where it goes; None: the sums lend it memory when it begins to arrive.
         cell: the cell to which it is added; None: it is of sparse sections.
         turn: the turn of the cell for which it was requested.
         begins: whether it is the first of the cell.
         placed: whether ``memory`` is that of the sum.
+        lent: the memory that it was lent, which may be longer than the part.
+        sums: of how many gradients it is the sum, from a reducer; 0: it is of a gradient.
     """
 
     key: str
-    upload: _Upload
+    lane: int
+    upload: Upload
     number: int
-    memory: Array
+    length: int
+    memory: Array | None = None
     cell: _Cell | None = None
     turn: int = 0
     begins: bool = False
     placed: bool = False
+    lent: Array | None = None
+    sums: int = 0
+
+
+# In place of the position of an upload: the sum of the expected gradients is requested.
+_SUM = -1
 
 
 class PartSums:
@@ -176,21 +129,39 @@ class PartSums:
     Args:
         transport: the way to the server.
         keys: the keys of the accumulator.
-        round_sum: an empty sum for the round, which gets the sum.
+        round_sum: an empty sum for the round.
         bets: how many gradients the round will probably hold. Later ones are not added before the round is known.
+        reliance: notes whether a reducer was in time; None: no reducer's sum is used.
+        store: stores the parts of the sum of the first gradients, as many as the bets say. With it, these are all that
+            is added, and of these the dense sections only. None: nothing is stored.
     """
 
-    def __init__(self, transport: Transport, keys: Keys, round_sum: RoundSum, *, bets: int = 0) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        keys: Keys,
+        round_sum: RoundSum,
+        *,
+        bets: int = 0,
+        reliance: Reliance | None = None,
+        store: Store | None = None,
+    ) -> None:
         self._transport = transport
         self._keys = keys
         self._sum = round_sum
         self._bets = bets
-        # All gradients that are known, in the order of their places.
-        self._uploads: list[_Upload] = []
-        self._by_id: dict[str, _Upload] = {}
-        self._admitted = 0
-        self._cut: _Cut | None = None
+        self._reliance = reliance
+        self._store = store
+        self._uploads = Uploads(bets)
+        self._cut: Cut | None = None
         self._cells: list[_Cell] = []
+        # Whether there is nothing to add before the round is known.
+        self._idle = store is not None
+        # Whether the dense parts of the expected gradients are left to a reducer.
+        self._leaves_to_reducer = False
+        # Digest -> the numbers of the parts that a reducer has stored under it.
+        self._stored: dict[str, set[int]] = {}
+        self._num_stored = 0
         # How many gradients, from the first on, are in the sums of the sparse sections.
         self._sparse_added = 0
         self._has_sparse = not all(isinstance(section, DenseSum) for section in round_sum.sections)
@@ -200,84 +171,99 @@ class PartSums:
         self._ready: deque[tuple[_Cell, int, int]] = deque()
         self._awaited: deque[_Part] = deque()
         self._awaited_bytes = 0
-        self._passage = np.empty(0, np.uint8)
+        # Memory that is lent to parts, one for each that arrives at the same time. The one used last is lent first,
+        # because the processor's cache has it.
+        self._spare: list[Array] = []
         self._on_pause: Callable[[], bool] | None = None
 
     # Messages and lookups that tell of gradients.
 
     def announce(self, gradient: BufferedGradient, *, admitted: bool = False) -> None:
         """Notes a gradient whose upload has begun, or that is in the round."""
-        known = self._by_id.get(gradient.id)
+        known = self._uploads.find(gradient.id)
         if known is not None and not _alike(known.gradient, gradient):
-            self._remove(known)
+            self._rewind(self._uploads.remove(known))
             known = None
         if known is None:
-            known = self._upload_of(gradient)
-            place = len(self._uploads)
-            while place and self._uploads[place - 1].gradient.order > gradient.order:
-                place -= 1
-            self._uploads.insert(place, known)
-            self._by_id[gradient.id] = known
-            self._rewind(place)
+            self._rewind(self._uploads.insert(self._upload_of(gradient)))
         if admitted:
             self.admit(gradient.id)
 
     @property
     def known(self) -> int:
         """The number of gradients that were announced."""
-        return len(self._uploads)
+        return len(self._uploads.every)
 
     def knows(self, gradient: str) -> bool:
         """Returns whether this gradient was announced."""
-        return gradient in self._by_id
+        return self._uploads.find(gradient) is not None
 
     def arrive(self, gradient: str, parts: int) -> None:
         """Notes that the server has this many parts of a gradient, from the first on."""
-        upload = self._by_id.get(gradient)
+        upload = self._uploads.find(gradient)
         if upload is None:
             return
-        upload.moved_at = time.monotonic()
-        for part in range(min(parts, len(upload.there))):
-            if not upload.there[part]:
-                upload.there[part] = True
-                if upload.cut is not None and part >= upload.sparse_parts:
-                    self._advance(self._cells[part - upload.sparse_parts])
+        for part in upload.arrive(parts):
+            if upload.cut is not None and part >= upload.sparse_parts:
+                self._advance(self._cells[part - upload.sparse_parts])
 
     def admit(self, gradient: str) -> None:
         """Notes that the round has this gradient, all of whose parts are at the server."""
-        upload = self._by_id[gradient]
-        if upload.admitted:
-            return
-        upload.admit()
-        self._admitted += 1
-        for cell in self._cells:
-            self._advance(cell)
+        upload = self._uploads.find(gradient)
+        if upload is not None and self._uploads.admit(upload):
+            self._advance_all()
 
-    def _upload_of(self, gradient: BufferedGradient) -> _Upload:
-        sparse_parts, start = 0, 0
-        while start < gradient.sparse_bytes and sparse_parts < len(gradient.lengths):
-            start += gradient.lengths[sparse_parts]
-            sparse_parts += 1
-        cut = _cut_of(gradient, sparse_parts) if start == gradient.sparse_bytes and not gradient.inline else None
+    def keep_admitted(self, gradients: Iterable[str]) -> None:
+        """Removes gradients that were admitted and are not among these: they were compacted."""
+        wanted = set(gradients)
+        for upload in [upload for upload in self._uploads.every if upload.admitted]:
+            if upload.gradient.id not in wanted:
+                self._rewind(self._uploads.remove(upload))
+
+    def sum_stored(self, digest: str, number: int) -> None:
+        """Notes that a reducer has stored a part of the sum of the gradients with this digest."""
+        if self._num_stored < MOST_STORED:
+            self._num_stored += 1
+            self._stored.setdefault(digest, set()).add(number)
+            if number < len(self._cells):
+                self._advance(self._cells[number])
+
+    @property
+    def stores(self) -> bool:
+        """Whether it stores the sum of the expected gradients, as far as these are known."""
+        return self._store is not None and not self._idle and self._uploads.expected is not None
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether all expected gradients are in the round, so that nothing is missing for their sum to be stored."""
+        return all(upload.admitted for upload in self._uploads.every[: self._uploads.expected])
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the whole sum of the expected gradients is stored."""
+        return all(cell.stored_as == self._uploads.digest for cell in self._cells)
+
+    def skip_stalled(self) -> None:
+        """Removes an upload that stands still and holds up others, which have arrived further."""
+        upload = self._uploads.stalled()
+        if upload is not None:
+            self._rewind(self._uploads.remove(upload))
+
+    def _upload_of(self, gradient: BufferedGradient) -> Upload:
+        sparse_parts, cut = cut_of(gradient) or (0, None)
         if cut is not None and self._cut is None:
             self._cut = cut
             # Whatever has been added before was added whole.
             self._cells = [_Cell(number, self._sparse_added, self._sparse_added) for number in range(len(cut))]
+            if self._is_worthwhile(gradient, self._bets):
+                self._leaves_to_reducer = self._reliance is not None
+                self._idle = False
         if cut == self._cut:
             # The same object, for comparisons.
             cut = self._cut
         elif cut is not None:
-            cut = None
-        return _Upload(
-            gradient, cut, bytearray(len(gradient.lengths)), False, time.monotonic(), 0 if cut is None else sparse_parts
-        )
-
-    def _remove(self, upload: _Upload) -> None:
-        place = self._uploads.index(upload)
-        del self._uploads[place]
-        del self._by_id[upload.gradient.id]
-        self._admitted -= upload.admitted
-        self._rewind(place)
+            sparse_parts, cut = 0, None
+        return Upload(gradient, cut, sparse_parts)
 
     def _rewind(self, place: int) -> None:
         """Begins anew with everything that contains gradients from this place on."""
@@ -285,8 +271,7 @@ class PartSums:
             if cell.requested > place:
                 cell.rewind(0 if cell.added > place else cell.added)
         self._rewind_sparse(place)
-        for cell in self._cells:
-            self._advance(cell)
+        self._advance_all()
 
     def _rewind_sparse(self, place: int) -> None:
         """Begins anew with the sparse sections if their sums contain gradients from this place on.
@@ -309,62 +294,68 @@ class PartSums:
         for section in self._sum.sections:
             if not isinstance(section, DenseSum):
                 section.clear()
-        for upload in self._uploads:
+        for upload in self._uploads.every:
             upload.forget_sparse()
-
-    def skip_stalled(self) -> None:
-        """Removes an upload that stands still and holds up others, which have arrived further."""
-        now = time.monotonic()
-        for place, upload in enumerate(self._uploads[: self._bound]):
-            if upload.admitted or now - upload.moved_at < STALLED:
-                continue
-            mine = sum(upload.there)
-            if any(sum(later.there) > mine for later in self._uploads[place + 1 :]):
-                self._remove(upload)
-                return
 
     # Choosing the parts that are requested next.
 
     @property
     def _bound(self) -> int:
         """How many gradients, from the first on, are added before the round is known."""
-        return min(max(self._bets, self._admitted), len(self._uploads))
+        if self._idle:
+            return 0
+        expected, known = self._uploads.expected, len(self._uploads.every)
+        if expected is None:
+            expected = known if self._bets else 0
+        return expected if self._store is not None else min(max(expected, self._uploads.num_admitted), known)
+
+    def _advance_all(self) -> None:
+        for cell in self._cells:
+            self._advance(cell)
 
     def _advance(self, cell: _Cell) -> None:
         """Requests as many parts of a cell as are there, in order."""
+        if self._leaves_to_reducer and cell.requested == 0:
+            expected = self._uploads.expected
+            if expected is not None and cell.number in self._stored.get(self._uploads.digest, ()):
+                self._ready.append((cell, _SUM, cell.turn))
+                cell.requested, cell.reduced = expected, True
+            return
         bound = self._bound
         while cell.requested < bound:
-            upload = self._uploads[cell.requested]
+            upload = self._uploads.every[cell.requested]
             if upload.cut is None or not upload.there[upload.sparse_parts + cell.number]:
                 break
             self._ready.append((cell, cell.requested, cell.turn))
             cell.requested += 1
+        self._offer(cell)
 
-    def _request(self) -> list[str]:
-        """Requests as much as the window has room for. Returns the keys."""
-        keys: list[str] = []
+    def _request(self) -> list[_Part]:
+        """Requests as much as the window has room for."""
+        requested: list[_Part] = []
         while self._awaited_bytes < WINDOW_BYTES:
             part = self._next_dense() or self._next_sparse()
             if part is None:
                 break
             self._awaited.append(part)
-            self._awaited_bytes += len(part.memory)
-            keys.append(part.key)
-        return keys
+            self._awaited_bytes += part.length
+            requested.append(part)
+        return requested
 
     def _next_dense(self) -> _Part | None:
         while self._ready:
             cell, place, turn = self._ready.popleft()
             if turn != cell.turn:
                 continue
-            upload = self._uploads[place]
+            if place == _SUM:
+                return self._part_of_sum(cell)
+            upload = self._uploads.every[place]
             number = upload.sparse_parts + cell.number
             length = upload.gradient.lengths[number]
             assert upload.cut is not None
             pieces = upload.cut[cell.number]
-            if len(self._passage) < length:
-                self._passage = np.empty(length, np.uint8)
-            part = _Part(self._key(upload, number), upload, number, self._passage[:length], cell, turn, place == 0)
+            key, lane = self._key(upload, number), cell.number % LANES
+            part = _Part(key, lane, upload, number, length, None, cell, turn, begins=place == 0)
             if part.begins and len(pieces) == 1 and pieces[0].nbytes == length:
                 place_in_sum = self._piece_of_sum(pieces[0])
                 if place_in_sum.dtype == pieces[0].dtype:
@@ -372,15 +363,29 @@ class PartSums:
             return part
         return None
 
-    def _piece_of_sum(self, piece: _Piece) -> Array:
+    def _part_of_sum(self, cell: _Cell) -> _Part:
+        """Returns the part of the sum of the expected gradients, which a reducer has stored."""
+        assert self._cut is not None
+        places = [self._piece_of_sum(piece) for piece in self._cut[cell.number]]
+        length = sum([place.nbytes for place in places])
+        key = self._keys.sum(self._uploads.digest, cell.number)
+        lane, first = cell.number % LANES, self._uploads.every[0]
+        part = _Part(key, lane, first, cell.number, length, None, cell, cell.turn, sums=cell.requested)
+        if len(places) == 1 and places[0].dtype == places[0].dtype.newbyteorder("<"):
+            part.memory, part.placed = places[0].view(np.uint8), True
+        return part
+
+    def _piece_of_sum(self, piece: Piece) -> Array:
         section = self._sum.sections[piece.section]
         assert isinstance(section, DenseSum)
         return section.piece(piece.first, piece.number)
 
     def _next_sparse(self) -> _Part | None:
         waiting = 0
+        if self._store is not None:
+            return None
         for place in range(self._sparse_added, self._bound):
-            upload = self._uploads[place]
+            upload = self._uploads.every[place]
             if upload.cut is None:
                 break
             if not upload.left:
@@ -392,92 +397,147 @@ class PartSums:
             for number in range(upload.sparse_parts):
                 length = upload.gradient.lengths[number]
                 if upload.there[number] and not upload.requested[number]:
-                    if upload.sparse is None:
-                        upload.sparse = np.empty(upload.gradient.sparse_bytes, np.uint8)
                     upload.requested[number] = True
-                    memory = upload.sparse[start : start + length]
-                    return _Part(self._key(upload, number), upload, number, memory)
+                    memory = upload.memory_for_sparse()[start : start + length]
+                    lane = (place + number) % LANES
+                    return _Part(self._key(upload, number), lane, upload, number, length, memory)
                 start += length
             waiting += upload.gradient.sparse_bytes
         return None
 
-    def _key(self, upload: _Upload, number: int) -> str:
+    def _key(self, upload: Upload, number: int) -> str:
         name = self._keys.part if upload.admitted else self._keys.staged
         return name(upload.gradient.id, number)
 
     # Arrivals of fast_socket:
 
-    def wanted(self) -> list[str]:
-        """Returns the keys of the parts that have not arrived."""
-        self.more()
-        return [part.key for part in self._awaited]
+    lanes = LANES
 
-    def more(self) -> list[str]:
-        """Returns the keys of the parts that are requested now."""
+    def wanted(self) -> list[_Part]:
+        """Returns the parts that have not arrived."""
+        for part in self._awaited:
+            # If it had begun to arrive, it begins anew.
+            self._take_back(part)
+        self.more()
+        return list(self._awaited)
+
+    def more(self) -> list[_Part]:
+        """Returns the parts that are requested now."""
         if self._on_pause is not None and self._on_pause():
             return []
         return self._request()
 
-    def expected(self) -> memoryview:
-        """Returns where the next part goes if it is as long as its header says."""
-        return self._awaited[0].memory.data
+    def expected(self, part: _Part) -> memoryview:
+        """Returns where a part goes if it is as long as its header says."""
+        return self._memory_of(part).data
 
-    def begin(self, length: int) -> memoryview:
-        """Returns where the next part goes, given its length in bytes."""
-        part = self._awaited[0]
-        if length != len(part.memory):
-            raise CorruptDataError(f"{part.key} has {length} bytes, and its header says {len(part.memory)}")
-        return part.memory.data
+    def begin(self, part: _Part, length: int) -> memoryview:
+        """Returns where a part goes, given its length in bytes."""
+        if length != part.length:
+            what = "the gradients in it need" if part.sums else "its header says"
+            raise CorruptDataError(f"{part.key} has {length} bytes, and {what} {part.length}")
+        return self._memory_of(part).data
 
-    def missing(self) -> None:
+    def missing(self, part: _Part) -> None:
         """Notes that a part is not there, or has its final name by now.
 
         Raises:
             PartMissingError: it should be there.
         """
-        part = self._arrived()
         upload = part.upload
+        wanted = part.memory is not None and part.memory.base is upload.sparse
+        self._forget(part)
+        if part.sums:
+            assert part.cell is not None
+            if part.turn == part.cell.turn:
+                self._lose_sum(part.cell)
+            return
         if part.key == self._keys.part(upload.gradient.id, part.number):
             raise PartMissingError(part.key)
         # If it was admitted meanwhile, it is requested by its final name. Otherwise, it was refused, or will be staged
         # again.
         upload.there[part.number] = upload.admitted
         if part.cell is None:
-            if part.memory.base is upload.sparse:
+            if wanted:
                 upload.requested[part.number] = False
         elif part.turn == part.cell.turn:
             part.cell.rewind(part.cell.added)
             self._advance(part.cell)
 
-    def finish(self) -> None:
-        """Adds the part that has arrived."""
-        part = self._arrived()
-        cell, upload = part.cell, part.upload
+    def finish(self, part: _Part) -> None:
+        """Adds a part that has arrived."""
+        memory, cell, upload = self._memory_of(part), part.cell, part.upload
+        self._forget(part)
         if cell is None:
             # Otherwise it has been requested again since.
-            if part.memory.base is upload.sparse:
+            if memory.base is upload.sparse:
                 upload.left -= 1
                 if not upload.left:
                     self._add_sparse()
         elif part.turn == cell.turn:
+            if part.sums:
+                self._keep_sum(part, cell, memory)
+                return
             if not part.placed:
                 assert upload.cut is not None
                 for piece in upload.cut[cell.number]:
                     section = self._sum.sections[piece.section]
                     assert isinstance(section, DenseSum)
-                    for first, elements in piece.elements(part.memory, part.key):
+                    for first, elements in piece.elements(memory, part.key):
                         section.add_piece(first, elements, begins=part.begins)
             cell.added += 1
+            self._offer(cell)
 
-    def _arrived(self) -> _Part:
-        part = self._awaited.popleft()
-        self._awaited_bytes -= len(part.memory)
-        return part
+    def _keep_sum(self, part: _Part, cell: _Cell, memory: Array) -> None:
+        """Notes that a part of the sum of the first gradients is there."""
+        if not part.placed:
+            assert self._cut is not None
+            start = 0
+            for piece in self._cut[cell.number]:
+                place = self._piece_of_sum(piece)
+                stop = start + place.nbytes
+                place[:] = memory[start:stop].view(place.dtype.newbyteorder("<"))
+                start = stop
+        cell.added = part.sums
+        self._advance(cell)
+
+    def _lose_sum(self, cell: _Cell) -> None:
+        """Notes that a part of the sum of the expected gradients is not stored."""
+        self._stored.get(self._uploads.digest, set()).discard(cell.number)
+        cell.rewind(0)
+
+    def _offer(self, cell: _Cell) -> None:
+        """Stores a part of the sum if it contains exactly the expected gradients."""
+        if self._store is None or cell.added != self._uploads.expected or cell.stored_as == self._uploads.digest:
+            return
+        assert self._cut is not None
+        cell.stored_as = self._uploads.digest
+        self._store(cell.stored_as, cell.number, [self._piece_of_sum(piece) for piece in self._cut[cell.number]])
+
+    def _forget(self, part: _Part) -> None:
+        """Notes that a part is no longer on its way."""
+        self._awaited.remove(part)
+        self._awaited_bytes -= part.length
+        self._take_back(part)
+
+    def _memory_of(self, part: _Part) -> Array:
+        """Returns the memory of a part, which may be lent."""
+        if part.memory is None:
+            spare = self._spare.pop() if self._spare else np.empty(0, np.uint8)
+            part.lent = spare if len(spare) >= part.length else np.empty(part.length, np.uint8)
+            part.memory = part.lent[: part.length]
+        return part.memory
+
+    def _take_back(self, part: _Part) -> None:
+        """Takes back the memory that was lent to a part. Its bytes stay until another part begins to arrive."""
+        if part.lent is not None:
+            self._spare.append(part.lent)
+            part.lent = part.memory = None
 
     def _add_sparse(self) -> None:
         """Adds the sparse sections that have been fetched, in order."""
-        while self._sparse_added < self._bound:
-            upload = self._uploads[self._sparse_added]
+        while self._store is None and self._sparse_added < self._bound:
+            upload = self._uploads.every[self._sparse_added]
             if upload.cut is None or upload.left:
                 break
             if upload.sparse is not None:
@@ -515,17 +575,13 @@ class PartSums:
             CorruptDataError: a part is not as long as its header says, or its indices are not ascending. The sum is of
                 no more use.
         """
-        before = self._uploads
-        self._settle(gradients)
-        agree = 0
-        while agree < min(len(before), len(self._uploads)) and before[agree] is self._uploads[agree]:
-            agree += 1
+        agree = self._uploads.settle([self._settled(gradient) for gradient in gradients])
         for cell in self._cells:
             cell.rewind(cell.added if cell.added <= agree else 0)
         self._rewind_sparse(agree)
         check_lengths(self._transport, self._keys, gradients)
-        for cell in self._cells:
-            self._advance(cell)
+        self._fetch_sums()
+        self._advance_all()
         self._add(inline)
         assert self._done == len(gradients)
         if not gradients:
@@ -537,34 +593,99 @@ class PartSums:
         while True:
             self._add_sparse()
             while self.wanted():
-                self._transport.fetch(self)
+                self._fetch()
                 self._add_sparse()
             done = self._done
-            if done == self._bound or not self._uploads[done].admitted or self._uploads[done].cut is not None:
+            if self._store is not None or done == self._bound:
                 return
-            self._add_whole(self._uploads[done].gradient, inline, begins=done == 0)
+            first = self._uploads.every[done]
+            if not first.admitted or first.cut is not None:
+                return
+            self._add_whole(first.gradient, inline, begins=done == 0)
             self._sparse_added = self._whole = done + 1
             for cell in self._cells:
                 cell.rewind(done + 1)
                 self._advance(cell)
+
+    def _fetch(self) -> None:
+        """Fetches what is wanted. If a part of a reducer's sum is forged, it does without the reducer."""
+        try:
+            self._transport.fetch(self)
+        except (CorruptDataError, NotPermittedError):
+            if not any(part.sums for part in self._awaited):
+                raise
+            if self._reliance is not None:
+                self._reliance.fail()
+            self.do_without_reducer()
 
     @property
     def _done(self) -> int:
         """How many gradients, from the first on, have been added whole."""
         return min([self._sparse_added, *[cell.added for cell in self._cells]])
 
-    def _settle(self, gradients: Sequence[BufferedGradient]) -> None:
-        """Replaces the uploads by those of these gradients, and keeps those that are the same."""
-        known = self._by_id
-        self._uploads, self._by_id = [], {}
-        for gradient in gradients:
-            upload = known.get(gradient.id)
-            if upload is None or not _alike(upload.gradient, gradient):
-                upload = self._upload_of(gradient)
-            upload.admit()
-            self._uploads.append(upload)
-            self._by_id[gradient.id] = upload
-        self._admitted = len(self._uploads)
+    def _settled(self, gradient: BufferedGradient) -> Upload:
+        """Returns the upload of a gradient of the round: the one that is known, if it is the same."""
+        known = self._uploads.find(gradient.id)
+        return known if known is not None and _alike(known.gradient, gradient) else self._upload_of(gradient)
+
+    # With a reducer.
+
+    def do_without_reducer(self) -> None:
+        """Adds up everything here, whatever a reducer may have stored."""
+        if not self._leaves_to_reducer:
+            return
+        self._leaves_to_reducer = False
+        for part in [part for part in self._awaited if part.sums]:
+            self._forget(part)
+        for cell in self._cells:
+            if cell.reduced and not cell.added:
+                cell.rewind(0)
+        self._advance_all()
+
+    def _is_worthwhile(self, gradient: BufferedGradient, number: int) -> bool:
+        """Returns whether so many gradients like this one have more bytes in dense parts than their sum has."""
+        dense = sum(
+            math.prod(section.shape) * of.dtype.itemsize
+            for section, of in zip(gradient.sections, self._sum.sections, strict=True)
+            if isinstance(of, DenseSum)
+        )
+        return (gradient.nbytes - gradient.sparse_bytes) * number > WORTHWHILE * dense
+
+    def _fetch_sums(self) -> None:
+        """Fetches the sum of the gradients of the round from a reducer, and waits for it for a moment."""
+        if not self._leaves_to_reducer:
+            return
+        assert self._reliance is not None
+        expected = self._uploads.expected
+        if expected is None or not all(
+            upload.cut is not None and upload.gradient.nbytes >= ANNOUNCED_BYTES
+            for upload in self._uploads.every[:expected]
+        ):
+            # No reducer knows all of them, or can add them part by part.
+            self.do_without_reducer()
+            return
+        missing = self._ask_for_sums()
+        # If nothing of the sum is there, the reducer has probably bet on other gradients.
+        if 0 < len(missing) < len(self._cells) or self._stored:
+            deadline = time.monotonic() + SUM_PATIENCE
+            while missing and self._leaves_to_reducer and time.monotonic() < deadline:
+                time.sleep(SUM_PAUSE)
+                missing = self._ask_for_sums()
+        if missing:
+            self._reliance.fail()
+        else:
+            self._reliance.succeed()
+        self.do_without_reducer()
+
+    def _ask_for_sums(self) -> list[_Cell]:
+        """Requests the parts of the sum that are still missing. Returns the cells for which there are none yet."""
+        for cell in self._cells:
+            if cell.requested == 0:
+                self._stored.setdefault(self._uploads.digest, set()).add(cell.number)
+                self._advance(cell)
+        while self.wanted():
+            self._fetch()
+        return [cell for cell in self._cells if not cell.added]
 
     def _add_whole(self, gradient: BufferedGradient, inline: InlineReader, *, begins: bool) -> None:
         """Adds a gradient that is inline, or cut in another way than the others."""
@@ -586,107 +707,6 @@ class PartSums:
                 section.clear()
 
 
-class WholeParts:
-    """All parts of a gradient, on their way into one piece of memory.
-
-    Args:
-        keys: the keys of the accumulator.
-        gradient: the gradient.
-
-    Attributes:
-        data: its bytes.
-    """
-
-    def __init__(self, keys: Keys, gradient: BufferedGradient) -> None:
-        self.data = np.empty(gradient.nbytes, np.uint8)
-        self._awaited: deque[tuple[str, memoryview]] = deque()
-        start = 0
-        for number, length in enumerate(gradient.lengths):
-            self._awaited.append((keys.part(gradient.id, number), self.data[start : start + length].data))
-            start += length
-
-    def wanted(self) -> list[str]:
-        """Returns the keys of the parts that have not arrived."""
-        return [key for key, _ in self._awaited]
-
-    def more(self) -> list[str]:
-        """Returns none: everything was wanted from the beginning."""
-        return []
-
-    def expected(self) -> memoryview:
-        """Returns where the next part goes if it is as long as its header says."""
-        return self._awaited[0][1]
-
-    def begin(self, length: int) -> memoryview:
-        """Returns where the next part goes, given its length in bytes."""
-        key, place = self._awaited[0]
-        if length != len(place):
-            raise CorruptDataError(f"{key} has {length} bytes, and its header says {len(place)}")
-        return place
-
-    def missing(self) -> None:
-        """Raises PartMissingError."""
-        raise PartMissingError(self._awaited[0][0])
-
-    def finish(self) -> None:
-        """Notes that the part has arrived."""
-        self._awaited.popleft()
-
-
-def check_lengths(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> None:
-    """Compares headers with the lengths on the server, so that a forged header allocates no memory.
-
-    Args:
-        transport: the way to the server.
-        keys: the keys of the accumulator.
-        gradients: gradients in the round. If they claim no more than TRUSTED_BYTES together, nothing is asked.
-
-    Raises:
-        PartMissingError: a part is not there.
-        CorruptDataError: a part has another length than its header says.
-    """
-    large = [gradient for gradient in gradients if not gradient.inline]
-    if sum([gradient.nbytes for gradient in large]) <= TRUSTED_BYTES:
-        return
-    wanted = [
-        (keys.part(gradient.id, number), length) for gradient in large for number, length in enumerate(gradient.lengths)
-    ]
-    lengths = transport.pipeline([("STRLEN", key) for key, _ in wanted])
-    for (key, length), actual in zip(wanted, lengths, strict=True):
-        if not actual:
-            raise PartMissingError(key)
-        if actual != length:
-            raise CorruptDataError(f"{key} has {actual} bytes, and its header says {length}")
-
-
 def _alike(one: BufferedGradient, other: BufferedGradient) -> bool:
     """Returns whether the bytes of two descriptions of a gradient mean the same, at the same place."""
-    return (one.order, one.number, one.lengths, one.sections) == (
-        other.order,
-        other.number,
-        other.lengths,
-        other.sections,
-    )
-
-
-def _cut_of(gradient: BufferedGradient, sparse_parts: int) -> _Cut | None:
-    """Returns what each part holds of dense sections; None if a part ends within an element or a block."""
-    every: list[tuple[_Piece, ...]] = []
-    start = gradient.sparse_bytes
-    for length in gradient.lengths[sparse_parts:]:
-        stop = start + length
-        pieces = []
-        for number, section in enumerate(gradient.sections):
-            if section.is_sparse:
-                continue
-            offset, size = section.values[0], section.dtype.itemsize
-            low, high = max(start, offset), min(stop, section.values[1])
-            if low < high:
-                if (low - offset) % size or (high - low) % size:
-                    return None
-                first, end = [(at - offset) // size * per_item(section.dtype) for at in (low, high)]
-                end = min(end, math.prod(section.shape))
-                pieces.append(_Piece(number, section.dtype, first, end - first, low - start))
-        every.append(tuple(pieces))
-        start = stop
-    return tuple(every)
+    return (one.order, one.header_digest) == (other.order, other.header_digest)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, Protocol
 
 from redisacc._data.validation import shape_text
+from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import STAGING_MS
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import DELETING, Keys
@@ -477,6 +478,7 @@ class Scripts:
                     "gradient": gradient,
                     "header": header,
                     "data": data,
+                    "ahead_bytes": buffered_format.ANNOUNCED_BYTES,
                     "lengths": lengths,
                     "replaced": replaced,
                 },

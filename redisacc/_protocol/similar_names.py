@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from redisacc._format.keys import NAMES
-from redisacc._redis.item_scan import scan_items
+from redisacc._redis.item_scan import scan_members
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import RedisAccError
@@ -28,7 +28,7 @@ def did_you_mean(name: str, others: Iterable[str]) -> str:
 def suggestion(transport: Transport, name: str) -> str:
     """Returns a clause that asks for similar names of accumulators and parameters on the server, or nothing."""
     try:
-        names = scan_items(transport, "SSCAN", NAMES, most=COMPARED)
+        names = scan_members(transport, NAMES, most=COMPARED)
     except RedisAccError:
         # For example, because this user may not list names. The message is good enough without.
         return ""

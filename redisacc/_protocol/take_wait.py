@@ -16,11 +16,12 @@ from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
 from redisacc._format.staging import parse_message
 from redisacc._protocol.contributors import Contributors, read_contributors
+from redisacc._protocol.growing_round import Heard, Interruption
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.outage_log import OutageLog
 from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
 from redisacc._protocol.requirement import Requirement
-from redisacc._protocol.round_reader import Heard, Interruption, RoundReader, read_commands
+from redisacc._protocol.round_reader import RoundReader, read_commands
 from redisacc._protocol.scripts import ForgottenError, Granted, Queued, Scripts, Take
 from redisacc._protocol.sessions import Session
 from redisacc._protocol.wait_log import WaitLog
@@ -59,16 +60,13 @@ def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list
     started = time.monotonic()
     unregister = lifetime.register(pending.alarm)
     try:
-        pubsub = pubsub_of(pending.transport)
+        pubsub = pubsub_of(pending.transport, pending.keys.wake)
         granted = None
         if pending.deadline <= started or not pubsub.hears(pending.keys.wake):
             # In most cases enough gradients are there already, and there is nothing to listen for.
             granted = pending.poll()
         if granted is None and pending.deadline > time.monotonic():
-            with (
-                pubsub.listen(pending.keys.wake, pending.on_event),
-                pubsub.listen(pending.keys.staging, pending.on_staging),
-            ):
+            with pubsub.listen(pending.keys.wake, pending.on_event):
                 granted = pending.until_granted(lifetime)
     except BaseException as error:
         # Ctrl-C included: the next taker in the queue must not wait until this one's lease has run out.
@@ -150,7 +148,15 @@ class TakeWait:
         )
 
     def on_event(self, event: str | None) -> None:
-        """Handles an event, in the thread that listens. Only an event that may complete the round wakes the wait."""
+        """Handles a message, in the thread that listens.
+
+        It wakes the wait only if it may complete the round, or if there is something to fetch ahead.
+        """
+        message = None if event is None else parse_message(event)
+        if message is not None:
+            self._heard.append(message)
+            self.alarm.set()
+            return
         words = dict(word.partition("=")[::2] for word in event.split(" ", 4)) if event is not None else {}
         buffered = words.get("buffered")
         if event is None:
@@ -169,14 +175,6 @@ class TakeWait:
                 return
         self._poll_now = True
         self.alarm.set()
-
-    def on_staging(self, text: str | None) -> None:
-        """Handles a message about an upload, in the thread that listens."""
-        # A missed one only means that its gradient is added later.
-        message = None if text is None else parse_message(text)
-        if message is not None:
-            self._heard.append(message)
-            self.alarm.set()
 
     def until_granted(self, lifetime: Lifetime) -> tuple[Granted, list[Any]] | None:
         """Polls until the round is granted and returns it, or returns None once the deadline has passed."""
@@ -239,6 +237,7 @@ class TakeWait:
             return None
         if self._outage.error is not None:
             self._outage.end(self._fields)
+        pieces = self._without_lease(pieces)
         if isinstance(reply, Granted):
             self.session.learn(self._sequence)
             return reply, pieces
@@ -266,7 +265,17 @@ class TakeWait:
                 self._begin()
 
     def _read_commands(self) -> list[Command]:
-        return [*read_commands(self.keys.taken_round(self._token)), ("HGET", self.keys.record, "takes")]
+        return [
+            *read_commands(self.keys.taken_round(self._token)),
+            ("HGET", self.keys.record, "takes"),
+            ("EXISTS", self.keys.reducer),
+        ]
+
+    def _without_lease(self, pieces: list[Any]) -> list[Any]:
+        """Tells the reader whether there is a reducer, which is the last of the pieces. Returns the others."""
+        *others, lease = pieces
+        self.reader.note_reducer(present=lease == 1)
+        return others
 
     def _poll_timeout(self) -> float:
         return min(POLL_TIMEOUT, max(self.deadline - time.monotonic(), LAST_POLL_TIMEOUT))
@@ -279,7 +288,7 @@ class TakeWait:
         granted = self._leave(POLL_TIMEOUT)
         if granted is None:
             return None
-        return granted, self.transport.pipeline(self._read_commands())
+        return granted, self._without_lease(self.transport.pipeline(self._read_commands()))
 
     def _leave(self, timeout: float) -> Granted | None:
         if self.transport.lost != self._lost:

@@ -17,6 +17,7 @@ from redisacc._protocol.acknowledgement import acknowledge
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.ownership import REMEMBERED, still_listed
 from redisacc._protocol.recovery import take_over
+from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.round_reader import RoundReader, read_commands
@@ -78,6 +79,7 @@ class Taker(Generic[G]):
         self._min_replicas = min_replicas
         # How many rounds the accumulator had granted when this handle took its last one.
         self._takes_seen = -1
+        self._reliance = Reliance()
 
     def take(
         self,
@@ -101,7 +103,7 @@ class Taker(Generic[G]):
         """
         session = self._sessions.borrow()
         try:
-            reader = RoundReader(self._transport, self._keys, self._spec)
+            reader = RoundReader(self._transport, self._keys, self._spec, reliance=self._reliance)
             pending = TakeWait(
                 transport=self._transport,
                 keys=self._keys,
@@ -132,7 +134,7 @@ class Taker(Generic[G]):
                 replicas=known.replicas if known else 0,
                 min_replicas=self._min_replicas,
             )
-        return self._read(granted, pieces, reader)
+        return self._read(granted, pieces, reader, required.num_required)
 
     def recover(self, token: str | None, *, name: str) -> TakenRound[G] | None:
         """Takes over a round that was granted and not acknowledged, and reads and reduces it.
@@ -209,16 +211,20 @@ class Taker(Generic[G]):
             f"is left ({REMEMBERED} are remembered)"
         )
 
-    def _read(self, granted: Granted, pieces: Sequence[Any], reader: RoundReader) -> TakenRound[G]:
+    def _read(
+        self, granted: Granted, pieces: Sequence[Any], reader: RoundReader, num_required: int = 0
+    ) -> TakenRound[G]:
         try:
-            return self._read_whole(granted, pieces, reader)
+            return self._read_whole(granted, pieces, reader, num_required)
         except (PartMissingError, CorruptDataError) as error:
             # Deleting or recovering the round also removes the keys that were to be read.
             if not self._still_listed(granted.token, granted.global_step):
                 raise self._unlisted(granted.token, granted.global_step) from error
             raise CorruptDataError(f"{error}. The round stays listed in info().unacknowledged") from error
 
-    def _read_whole(self, granted: Granted, pieces: Sequence[Any], reader: RoundReader) -> TakenRound[G]:
+    def _read_whole(
+        self, granted: Granted, pieces: Sequence[Any], reader: RoundReader, num_required: int
+    ) -> TakenRound[G]:
         shape = round_shape_of(self._keys, granted.round_shape)
         if shape is None:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
@@ -227,7 +233,7 @@ class Taker(Generic[G]):
         except ValueError as error:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
         contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
-        round_sum = reader.add_up(contents, shape, granted.num_accumulated)
+        round_sum = reader.add_up(contents, shape, granted.num_accumulated, num_required)
         gradient: G = self._spec.result(round_sum, granted.num_accumulated)
         taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers, staleness)
         return TakenRound(granted.token, taken, contents.buffered)

@@ -18,10 +18,19 @@ from redisacc.errors import InvalidArgumentError
 _LIBRARIES = ("redis", "valkey")
 
 # Classes are accepted with their subclasses. Those of FakeRedis and FakeValkey are some.
-_CLIENTS = frozenset(("redis.client.Redis", "redis.cluster.RedisCluster", "valkey.client.Valkey"))
+_CLUSTERS = frozenset(("redis.cluster.RedisCluster", "valkey.cluster.ValkeyCluster"))
+_CLIENTS = frozenset(("redis.client.Redis", "valkey.client.Valkey")) | _CLUSTERS
 # These are subclasses of clients, but collect commands instead of sending them.
-_PIPELINES = frozenset(("redis.client.Pipeline", "redis.cluster.ClusterPipeline", "valkey.client.Pipeline"))
-_CLUSTERS = frozenset(("redis.cluster.RedisCluster",))
+_PIPELINES = frozenset(
+    f"{library}.{name}" for library in _LIBRARIES for name in ("client.Pipeline", "cluster.ClusterPipeline")
+)
+# Clients for asyncio → the class that redisacc accepts instead.
+_ASYNCIO = {
+    "redis.asyncio.client.Redis": "redis.Redis",
+    "redis.asyncio.cluster.RedisCluster": "redis.RedisCluster",
+    "valkey.asyncio.client.Valkey": "valkey.Valkey",
+    "valkey.asyncio.cluster.ValkeyCluster": "valkey.ValkeyCluster",
+}
 
 # Exactly these classes, because a subclass may do something of its own with what it sends and receives. Once
 # connected, a connection that Sentinel manages differs in nothing: a refusal of a demoted master disconnects it anyway.
@@ -38,9 +47,11 @@ _TLS = frozenset(
 
 # The libraries remove the code from the text of these.
 _CODES = {
+    "AskError": "ASK",
     "BusyLoadingError": "LOADING",
     "ClusterDownError": "CLUSTERDOWN",
     "MasterDownError": "MASTERDOWN",
+    "MovedError": "MOVED",
     "NoPermissionError": "NOPERM",
     "NoScriptError": "NOSCRIPT",
     "OutOfMemoryError": "OOM",
@@ -50,7 +61,9 @@ _CODES = {
 # What the libraries raise when another thread closes their client meanwhile.
 STUMBLES = (TypeError, ValueError, AttributeError)
 
-ACCEPTED = "redis.Redis, redis.RedisCluster, valkey.Valkey, or what Sentinel's master_for() returns"
+ACCEPTED = (
+    "redis.Redis, redis.RedisCluster, valkey.Valkey, valkey.ValkeyCluster, or what Sentinel's master_for() returns"
+)
 
 
 @functools.lru_cache(maxsize=256)
@@ -72,8 +85,13 @@ def is_client(where: object) -> bool:
 
 
 def is_cluster(client: object) -> bool:
-    """Returns whether a client chooses the node for each command, so that commands have no connection in common."""
+    """Returns whether a client leads to the nodes of a Redis Cluster."""
     return not _CLUSTERS.isdisjoint(_ancestors(client))
+
+
+def instead_of(client: object) -> str | None:
+    """Returns the class that redisacc accepts instead of that of a client for asyncio; None for anything else."""
+    return next((_ASYNCIO[name] for name in _ancestors(client) if name in _ASYNCIO), None)
 
 
 def check_usable(client: Any) -> None:

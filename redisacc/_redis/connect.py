@@ -16,9 +16,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from redisacc._redis.client_libraries import ACCEPTED, check_usable, is_client
+from redisacc._redis.client_libraries import ACCEPTED, check_usable, instead_of, is_client
+from redisacc._redis.cluster import Cluster
 from redisacc._redis.handshake import TIMEOUT as HANDSHAKE_TIMEOUT
 from redisacc._redis.handshake import HandshakeParser
+from redisacc._redis.slot_map import Address
 from redisacc._redis.transport import Transport
 from redisacc._text import is_unicode
 from redisacc.errors import InvalidArgumentError
@@ -26,6 +28,13 @@ from redisacc.errors import InvalidArgumentError
 DEFAULT_URL = "redis://localhost:6379/0"
 # What a URL may begin with, and what redis-py calls that. Those of valkey-py are synonyms.
 _SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
+# The same for clusters, whose URLs redis-py does not read.
+_CLUSTER_SCHEMES = {
+    "redis+cluster": "redis",
+    "rediss+cluster": "rediss",
+    "valkey+cluster": "redis",
+    "valkeys+cluster": "rediss",
+}
 
 _transports: weakref.WeakValueDictionary[Any, Transport] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
@@ -38,7 +47,8 @@ def connect(where: object) -> Transport:
 
     Args:
         where: a client of redis-py or valkey-py, a URL, or None for the environment variable ``REDISACC_URL``, else
-            ``redis://localhost:6379/0``.
+            ``redis://localhost:6379/0``. The URL of a cluster is ``redis+cluster://[USER:PASSWORD@]HOST:PORT``, with
+            further nodes after a comma, or the same with ``rediss+cluster``.
 
     Raises:
         InvalidArgumentError: it is none of these, the URL cannot be read, or the client's version of redis-py cannot
@@ -53,15 +63,18 @@ def connect(where: object) -> Transport:
         key = id(getattr(where, "connection_pool", where))
     else:
         kind = type(where)
-        raise InvalidArgumentError(
-            f"redis must be None, a URL or a client ({ACCEPTED}), not {kind.__module__}.{kind.__qualname__:.100}"
-        )
+        accepted, name = instead_of(where), f"{kind.__module__}.{kind.__qualname__:.100}"
+        remedy = "" if accepted is None else f". That is for asyncio, and redisacc blocks: give it a {accepted}"
+        raise InvalidArgumentError(f"redis must be None, a URL or a client ({ACCEPTED}), not {name}{remedy}")
     with _lock:
         transport = _transports.get(key)
         if transport is None:
-            client = _client_of(where) if isinstance(where, str) else where
-            check_usable(client)
-            transport = Transport(client)
+            if isinstance(where, str) and _scheme_of(where) in _CLUSTER_SCHEMES:
+                transport = Transport(where, _cluster_at(where))
+            else:
+                client = _client_of(where) if isinstance(where, str) else where
+                check_usable(client)
+                transport = Transport(client)
             _transports[key] = transport
         return transport
 
@@ -73,7 +86,42 @@ def holds_password(url: str) -> bool:
     return ":" in address.partition("://")[2].rpartition("@")[0] or "password" in settings.lower()
 
 
-def _client_of(url: str) -> redis.Redis:
+def _scheme_of(url: str) -> str:
+    return url.partition(":")[0].lower()
+
+
+def _cluster_at(url: str) -> Cluster:
+    """Returns the cluster to which a URL leads. Nothing is sent yet."""
+    if not is_unicode(url):
+        raise InvalidArgumentError("a URL must be valid Unicode")
+    scheme = _CLUSTER_SCHEMES[_scheme_of(url)]
+    address, mark, settings = url.partition("://")[2].partition("?")
+    address, slash, database = address.partition("/")
+    if database not in ("", "0"):
+        raise InvalidArgumentError(
+            "the URL of a cluster must have no database, because a cluster has only 0: leave out what follows the slash"
+        )
+    access, at, hosts = address.rpartition("@")
+    clients = [_client_of(f"{scheme}://{access}{at}{host}{slash}{mark}{settings}", url) for host in hosts.split(",")]
+    if any(not host or host.startswith(":") for host in hosts.split(",")):
+        raise InvalidArgumentError("the URL of a cluster must name at least one host, as in redis+cluster://HOST:PORT")
+    pool = clients[0].connection_pool
+
+    def pool_at(address: Address) -> Any:
+        kwargs = {**pool.connection_kwargs, "host": address.host, "port": address.port}
+        return type(pool)(connection_class=pool.connection_class, max_connections=pool.max_connections, **kwargs)
+
+    each = [client.connection_pool.connection_kwargs for client in clients]
+    return Cluster([Address(kwargs["host"], kwargs.get("port", 6379)) for kwargs in each], pool_at)
+
+
+def _client_of(url: str, given_url: str | None = None) -> redis.Redis:
+    """Returns the client for a URL.
+
+    Args:
+        url: the URL.
+        given_url: what the user gave, if that is something else.
+    """
     if not is_unicode(url):
         # Not quoted, because the URL may carry a password.
         raise InvalidArgumentError("a URL must be valid Unicode")
@@ -81,8 +129,10 @@ def _client_of(url: str) -> redis.Redis:
     scheme = _SCHEMES.get(given.lower())
     if scheme is None:
         # The message does not quote the URL, which may carry a password.
-        raise InvalidArgumentError(f"a URL must begin with {', '.join(f'{known}://' for known in _SCHEMES)}")
+        known = ", ".join(f"{known}://" for known in (*_SCHEMES, *_CLUSTER_SCHEMES))
+        raise InvalidArgumentError(f"a URL must begin with {known}")
     url = scheme + colon + rest
+    given = (given_url or given).partition(":")[0]
     settings: dict[str, Any] = {
         # The transport retries by itself.
         "retry": Retry(NoBackoff(), 0),

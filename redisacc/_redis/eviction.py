@@ -15,10 +15,15 @@ logger = logging.getLogger("redisacc")
 _warned_of: weakref.WeakKeyDictionary[Transport, str] = weakref.WeakKeyDictionary()
 
 
-def warn_if_evicting(transport: Transport) -> None:
-    """Logs a warning, once for each transport, if the server may evict keys."""
+def warn_if_evicting(transport: Transport, key: str) -> None:
+    """Logs a warning, once for each transport, if the server may evict keys.
+
+    Args:
+        transport: the way to the server.
+        key: in a cluster, the node that owns this one is asked.
+    """
     try:
-        reply = transport.call("INFO", "memory")
+        reply = transport.call("INFO", "memory", beside=key)
     except ServerError as error:
         # This user may not read the policy. Eviction is noticed anyway, when a key is missing.
         logger.debug("%s: cannot read the eviction policy: %s", transport.address, error)

@@ -17,8 +17,9 @@ import socket
 import ssl
 import struct
 import time
+from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import hiredis
 
@@ -49,7 +50,7 @@ GATHER_BUFFERS = 1024
 
 _RECEIVE_BYTES = 64 * 1024
 
-_CLOSED = "the server closed the connection"
+CLOSED = "the server closed the connection"
 _SILENT = "the server did not reply in time"
 
 # The slowest transfer of gradients that is not taken for silence, in bytes per second: a reply may come over a slow
@@ -78,25 +79,47 @@ class PackedCommands(tuple[Command, ...]):
         return self._buffers
 
 
-class Arrivals(Protocol):
-    """Strings to fetch, in order. If the connection breaks, only those that have not arrived are fetched again."""
+class Arrival(Protocol):
+    """A string to fetch."""
 
-    def wanted(self) -> list[str]:
-        """Returns the keys of all strings that are wanted now and have not arrived."""
+    @property
+    def key(self) -> str:
+        """Its key."""
 
-    def more(self) -> list[str]:
-        """Returns the keys that have been added to ``wanted`` since it was called, or this."""
+    @property
+    def lane(self) -> int:
+        """Its lane, from 0 on. Strings of one lane arrive in the order in which they are wanted."""
 
-    def expected(self) -> memoryview:
-        """Returns where the next one goes if it has the expected length. It is written to before that is known."""
 
-    def begin(self, length: int) -> memoryview:
-        """Returns where the next one goes, given its length in bytes. Raises if that is wrong."""
+A = TypeVar("A", bound=Arrival)
 
-    def missing(self) -> None:
+
+class Arrivals(Protocol[A]):
+    """Strings to fetch. If a connection breaks, only those that have not arrived are fetched again.
+
+    Attributes:
+        lanes: the number of lanes. Strings of different lanes may arrive in any order, and at the same time.
+    """
+
+    @property
+    def lanes(self) -> int: ...
+
+    def wanted(self) -> list[A]:
+        """Returns all strings that are wanted now and have not arrived."""
+
+    def more(self) -> list[A]:
+        """Returns the strings that have been added to ``wanted`` since it was called, or this."""
+
+    def expected(self, arrival: A, /) -> memoryview:
+        """Returns where a string goes if it has the expected length. It is written to before that is known."""
+
+    def begin(self, arrival: A, length: int, /) -> memoryview:
+        """Returns where a string goes, given its length in bytes. Raises if that is wrong."""
+
+    def missing(self, arrival: A, /) -> None:
         """Notes that there is no such string, or raises."""
 
-    def finish(self) -> None:
+    def finish(self, arrival: A, /) -> None:
         """Notes that the string has arrived."""
 
 
@@ -119,7 +142,7 @@ class Connection(Protocol):
             deadline: when the server has to have replied, on ``time.monotonic()``'s clock.
         """
 
-    def fetch(self, arrivals: Arrivals, deadline: float) -> None:
+    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
         """GETs strings in order, straight into the memory where they are used."""
 
     def hear(self) -> list[Any]:
@@ -192,57 +215,91 @@ class ClientConnection:
             # Under RESP3 messages are pushes, which redis-py returns only on request.
             return [self.pooled.read_response(disable_decoding=True, push_request=True)]
 
-    def fetch(self, arrivals: Arrivals, deadline: float) -> None:
+    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
         fetch_together(self, arrivals, deadline)
 
 
-def fetch_together(connection: Connection, arrivals: Arrivals, deadline: float) -> None:
+class Exchange(Protocol):
+    """Whatever commands can be exchanged with: a connection, or a whole cluster."""
+
+    def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
+        """Sends commands and returns their replies, which may be errors."""
+
+
+def fetch_together(connection: Exchange, arrivals: Arrivals[A], deadline: float) -> None:
     """GETs strings, some at a time, where they cannot be received into the memory where they are used."""
-    while keys := arrivals.wanted()[:_FETCH_TOGETHER]:
-        put(connection.exchange([("GET", key) for key in keys], deadline), arrivals)
+    while wanted := arrivals.wanted()[:_FETCH_TOGETHER]:
+        put(connection.exchange(get_commands(wanted), deadline), wanted, arrivals)
 
 
-def put(replies: Sequence[Any], arrivals: Arrivals) -> None:
+def get_commands(wanted: Sequence[Arrival]) -> list[Command]:
+    """Returns the commands that GET strings."""
+    return [("GET", arrival.key) for arrival in wanted]
+
+
+def put(replies: Sequence[Any], wanted: Sequence[A], arrivals: Arrivals[A]) -> None:
     """Copies the replies to GETs into the memory where they are used."""
-    for reply in replies:
+    for arrival, reply in zip(wanted, replies, strict=True):
         if isinstance(reply, Exception):
             raise reply
         if reply is None:
-            arrivals.missing()
+            arrivals.missing(arrival)
             continue
         if not isinstance(reply, bytes):
             raise BrokenError(f"an unexpected reply to GET: {shown(reply)}")
-        arrivals.begin(len(reply))[:] = reply
-        arrivals.finish()
+        arrivals.begin(arrival, len(reply))[:] = reply
+        arrivals.finish(arrival)
+
+
+def length_of(head: bytes) -> int | None:
+    """Returns the length of a string, given the first line of the reply to its GET; None: there is no such string.
+
+    Raises:
+        ReplyError: the reply is an error.
+        BrokenError: no server replies this to GET.
+    """
+    if head[:1] == b"-":
+        raise ReplyError(head[1:])
+    if head in (b"$-1", b"_"):
+        return None
+    if not (head[:1] == b"$" and head[1:].isdigit() and len(head) <= 20):
+        raise BrokenError(f"an unexpected reply to GET: {shown(head)}")
+    return int(head[1:])
 
 
 class SocketConnection:
-    """A connection that is nothing but a socket."""
+    """A connection that is nothing but a socket.
+
+    Attributes:
+        pooled: the connection of the client's pool.
+        pid: the process that it belongs to.
+        sock: the socket.
+    """
 
     def __init__(self, pooled: Any, sock: socket.socket, tick: float = TICK) -> None:
         self.pooled = pooled
         self.pid = os.getpid()
-        self._sock = sock
+        self.sock = sock
         self._reader = ReplyReader()
         self._set_tick(tick)
 
     def _set_tick(self, tick: float) -> None:
-        self._sock.settimeout(None)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(tick))
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(tick))
+        self.sock.settimeout(None)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(tick))
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(tick))
 
     def alive(self) -> bool:
-        return self.pooled._sock is self._sock
+        return self.pooled._sock is self.sock
 
     def release(self) -> None:
         with contextlib.suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(0))
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
-            self._sock.settimeout(self.pooled.socket_timeout)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(0))
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
+            self.sock.settimeout(self.pooled.socket_timeout)
 
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         buffers = commands.buffers if type(commands) is PackedCommands else pack_commands(commands)
-        sock, reader, wanted = self._sock, self._reader, len(commands)
+        sock, reader, wanted = self.sock, self._reader, len(commands)
         reader.expect(commands)
         if len(buffers) > 1:
             self._send(buffers, deadline)
@@ -263,7 +320,7 @@ class SocketConnection:
                 self._check(deadline)
                 continue
             if not data:
-                raise BrokenError(_CLOSED)
+                raise BrokenError(CLOSED)
             found = reader.read(data)
             if not PUSHES.isdisjoint(map(type, found)):
                 pushed += len(found)
@@ -282,15 +339,15 @@ class SocketConnection:
         received = self._reader.received
         if received > _RECEIVE_BYTES and self._reader.reads_data():
             deadline += received / SLOWEST
-        _check(deadline)
+        check_silence(deadline)
 
     def hear(self) -> list[Any]:
         try:
-            data = self._sock.recv(_RECEIVE_BYTES)
+            data = self.sock.recv(_RECEIVE_BYTES)
         except (BlockingIOError, TimeoutError):
             return []
         if not data:
-            raise BrokenError(_CLOSED)
+            raise BrokenError(CLOSED)
         said = self._reader.read(data)
         for message in said:
             if isinstance(message, Exception):
@@ -299,34 +356,33 @@ class SocketConnection:
             self._reader.expect(())
         return said
 
-    def fetch(self, arrivals: Arrivals, deadline: float) -> None:
-        keys = arrivals.wanted()
-        incoming, awaited = _Incoming(self._sock, deadline), 0
-        while keys or awaited:
-            if keys:
-                self._send(pack_commands([("GET", key) for key in keys]), incoming.deadline)
-                awaited += len(keys)
-            self._receive(incoming, arrivals)
-            awaited -= 1
-            keys = arrivals.more()
+    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
+        wanted, awaited = arrivals.wanted(), deque[A]()
+        incoming = _Incoming(self.sock, deadline)
+        while wanted or awaited:
+            if wanted:
+                self.request(wanted, incoming.deadline)
+                awaited.extend(wanted)
+            self._receive(incoming, arrivals, awaited.popleft())
+            wanted = arrivals.more()
+
+    def request(self, wanted: Sequence[Arrival], deadline: float) -> None:
+        """Sends the GETs of strings. Their replies are still to be received."""
+        self._send(pack_commands(get_commands(wanted)), deadline)
 
     @staticmethod
-    def _receive(incoming: _Incoming, arrivals: Arrivals) -> None:
+    def _receive(incoming: _Incoming, arrivals: Arrivals[A], arrival: A) -> None:
         """Receives the reply to a GET."""
-        if incoming.put(arrivals.expected()):
-            arrivals.finish()
+        if incoming.put(arrivals.expected(arrival)):
+            arrivals.finish(arrival)
             return
-        head = incoming.line()
-        if head[:1] == b"-":
-            raise ReplyError(head[1:])
-        if head in (b"$-1", b"_"):
-            arrivals.missing()
+        length = length_of(incoming.line())
+        if length is None:
+            arrivals.missing(arrival)
             return
-        if not (head[:1] == b"$" and head[1:].isdigit() and len(head) <= 20):
-            raise BrokenError(f"an unexpected reply to GET: {shown(head)}")
-        incoming.fill(arrivals.begin(int(head[1:])))
+        incoming.fill(arrivals.begin(arrival, length))
         incoming.line()
-        arrivals.finish()
+        arrivals.finish(arrival)
 
     def _send(self, buffers: list[bytes | memoryview], deadline: float) -> None:
         # The caller may send the same buffers again.
@@ -343,27 +399,27 @@ class SocketConnection:
             if sent:
                 buffers[first] = memoryview(buffers[first])[sent:]
             if first < len(buffers):
-                _check(deadline + total / SLOWEST)
+                check_silence(deadline + total / SLOWEST)
 
     def _send_some(self, buffers: list[bytes | memoryview]) -> int:
-        return self._sock.sendmsg(buffers)
+        return self.sock.sendmsg(buffers)
 
 
 class TlsConnection(SocketConnection):
     """A connection over TLS, which takes one buffer at a time and has Python's timeout only."""
 
     def _set_tick(self, tick: float) -> None:
-        self._sock.settimeout(tick)
+        self.sock.settimeout(tick)
 
     def release(self) -> None:
         with contextlib.suppress(OSError):
-            self._sock.settimeout(self.pooled.socket_timeout)
+            self.sock.settimeout(self.pooled.socket_timeout)
 
-    def fetch(self, arrivals: Arrivals, deadline: float) -> None:
+    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
         fetch_together(self, arrivals, deadline)
 
     def _send_some(self, buffers: list[bytes | memoryview]) -> int:
-        return self._sock.send(buffers[0])
+        return self.sock.send(buffers[0])
 
 
 def _timeval(seconds: float) -> bytes:
@@ -371,7 +427,8 @@ def _timeval(seconds: float) -> bytes:
     return struct.pack("ll", int(seconds), round(seconds % 1 * 1e6))
 
 
-def _check(deadline: float) -> None:
+def check_silence(deadline: float) -> None:
+    """Raises SilentError once the deadline has passed."""
     if time.monotonic() >= deadline:
         raise SilentError(_SILENT)
 
@@ -444,10 +501,10 @@ class _Incoming:
             except BlockingIOError:
                 received = -1
             if not received:
-                raise BrokenError(_CLOSED)
+                raise BrokenError(CLOSED)
             # Also if something came: a server that sends a byte now and then would go on forever.
             self._received += max(received, 0)
-            _check(self.deadline)
+            check_silence(self.deadline)
             if received > 0:
                 return received
 

@@ -21,6 +21,10 @@ class SilentError(BrokenError):
     """The server did not reply in time."""
 
 
+class SlotMovedError(BrokenError):
+    """A node of a cluster ended a subscription, because the slot of the channel has moved to another node."""
+
+
 class RejectedError(Exception):
     """The server refuses the connection, because of a wrong password for example."""
 

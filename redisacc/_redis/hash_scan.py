@@ -54,7 +54,7 @@ def _read(transport: Transport, key: str, most: float, timeout: float) -> tuple[
             fields.update(more)
         return fields, not cursor
 
-    return transport.converse(read, timeout=timeout)
+    return transport.converse(key, read, timeout=timeout)
 
 
 # The reply of HSCAN where the hash does not exist.

@@ -13,15 +13,29 @@ from redisacc._redis.transport import Transport
 SCAN_COUNT = 500
 
 
-def scan_items(transport: Transport, *command: str, match: str = "*", most: float = math.inf) -> list[bytes]:
-    """Returns what a SCAN or SSCAN finds, each item once, over one connection. As with HSCAN, a cursor needs that.
+def scan_keys(transport: Transport, match: str) -> list[bytes]:
+    """Returns all keys that match a glob, each once; in a cluster, those of all masters.
+
+    A key that moves from one master to another meanwhile may be missing.
+    """
+    found = transport.converse_with_all(_reader("SCAN", match=match))
+    return list(dict.fromkeys(key for keys in found for key in keys))
+
+
+def scan_members(transport: Transport, key: str, match: str = "*", most: float = math.inf) -> list[bytes]:
+    """Returns the members of a set that match a glob, each once.
 
     Args:
         transport: the way to the server.
-        command: the command, up to its cursor.
-        match: a glob that the items match.
-        most: reading ends with the piece that brings the number of items to this.
+        key: the key of the set.
+        match: the glob.
+        most: reading ends with the piece that brings the number of members to this.
     """
+    return transport.converse(key, _reader("SSCAN", key, match=match, most=most))
+
+
+def _reader(*command: str, match: str, most: float = math.inf) -> Callable[[Callable[[Command], Any]], list[bytes]]:
+    """Returns what reads a SCAN or SSCAN to its end, over one connection. As with HSCAN, a cursor needs that."""
 
     def read(send: Callable[[Command], Any]) -> list[bytes]:
         cursor, items = 0, dict[bytes, None]()
@@ -32,4 +46,4 @@ def scan_items(transport: Transport, *command: str, match: str = "*", most: floa
             if cursor == 0 or len(items) >= most:
                 return list(items)
 
-    return transport.converse(read)
+    return read

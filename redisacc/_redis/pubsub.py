@@ -1,4 +1,8 @@
-"""Pub/sub: one connection per process and server, read by one thread.
+"""Pub/sub: one connection per process and server, read by one thread. In a cluster, one for each slot.
+
+The channels of an accumulator are in its slot, and from version 7 on, messages go only to the node that owns the slot
+(SSUBSCRIBE). If the slot moves, that node ends the subscription, or its connection breaks. In both cases the thread
+connects to the owner, subscribes again, and lets all listeners check at once.
 
 A message is a hint, never a fact: a waiting take polls after every message, after every reconnect, and once a second
 anyway, so a lost message costs time and nothing else.
@@ -19,8 +23,9 @@ from typing import Any
 
 from redisacc._redis.client_libraries import STUMBLES, translated
 from redisacc._redis.fast_socket import connection_of
-from redisacc._redis.faults import FAULTS
+from redisacc._redis.faults import FAULTS, SlotMovedError
 from redisacc._redis.transport import Transport
+from redisacc.errors import ServerError
 
 logger = logging.getLogger("redisacc")
 
@@ -34,8 +39,16 @@ LINGER = 5.0
 # How often the thread checks whether anybody still listens, in seconds.
 IDLE_CHECK_INTERVAL = 1.0
 
+# How many bytes of a message are handed out. The longest ones announce gradients of trees.
+LONGEST_MESSAGE = 32 * 1024
+
 # Gets the text of a message, or None if messages may have been missed.
 Listener = Callable[[str | None], None]
+# Gets the channel, too; "" if messages may have been missed.
+PatternListener = Callable[[str, str | None], None]
+
+# The commands that subscribe, and those that end it.
+_ENDS = {"SUBSCRIBE": "UNSUBSCRIBE", "PSUBSCRIBE": "PUNSUBSCRIBE"}
 
 _BROKEN = (*FAULTS, *STUMBLES)
 
@@ -64,8 +77,10 @@ class Alarm:
 
 
 @dataclass
-class _Channel:
-    listeners: list[Listener] = field(default_factory=list)
+class _Subscription:
+    """A channel, or a pattern of channels, that is subscribed to."""
+
+    listeners: list[PatternListener] = field(default_factory=list)
     # Set while the server confirms the subscription.
     confirmed: threading.Event = field(default_factory=threading.Event)
     # When the last listener left.
@@ -73,21 +88,24 @@ class _Channel:
 
 
 class PubSub:
-    """The pub/sub connection to one server. Its thread runs while anybody listens, and for some seconds after."""
+    """A pub/sub connection to one server. Its thread runs while anybody listens, and for some seconds after."""
 
     def __init__(self, transport: Transport) -> None:
         # Weak, because the transport is the key by which this object is found. Listeners hold the transport.
         self._transport = weakref.ref(transport)
         # Guards everything below.
         self._lock = threading.Lock()
-        self._channels: dict[str, _Channel] = {}
+        # By the command that subscribes, and the channel or pattern.
+        self._subscriptions: dict[tuple[str, str], _Subscription] = {}
         self._connection: Any = None
         self._running = False
+        # What the commands and messages of channels begin with: "S" if they belong to slots.
+        self._prefix = ""
 
     def hears(self, channel: str) -> bool:
         """Returns whether the channel is already subscribed to, by a listener that has just left."""
         with self._lock:
-            found = self._channels.get(channel)
+            found = self._subscriptions.get(("SUBSCRIBE", channel))
             return found is not None and found.confirmed.is_set()
 
     @contextlib.contextmanager
@@ -97,11 +115,22 @@ class PubSub:
         When the block begins, the server has confirmed the subscription; or it does not answer, which the caller will
         notice.
         """
+        with self._listen("SUBSCRIBE", channel, lambda _, text: listener(text)):
+            yield
+
+    @contextlib.contextmanager
+    def listen_to_pattern(self, pattern: str, listener: PatternListener) -> Iterator[None]:
+        """Does the same for all channels that match a glob pattern of the server."""
+        with self._listen("PSUBSCRIBE", pattern, listener):
+            yield
+
+    @contextlib.contextmanager
+    def _listen(self, command: str, name: str, listener: PatternListener) -> Iterator[None]:
         with self._lock:
-            known = self._channels.get(channel)
+            known = self._subscriptions.get((command, name))
             if known is None:
-                known = self._channels[channel] = _Channel()
-                self._tell("SUBSCRIBE", channel)
+                known = self._subscriptions[command, name] = _Subscription()
+                self._tell(self._spelled(command), name)
             known.listeners.append(listener)
             known.idle_since = math.inf
             if not self._running:
@@ -126,11 +155,12 @@ class PubSub:
         linger = LINGER
         while not self._done(linger) and (transport := self._transport()) is not None:
             try:
-                with transport.subscriber() as pooled:
+                prefix, channel = "S" if transport.has_sharded_channels() else "", self._any_channel()
+                with transport.subscriber(channel) as pooled:
                     linger = LINGER
                     connection = connection_of(pooled, IDLE_CHECK_INTERVAL)
                     try:
-                        self._subscribe(pooled)
+                        self._subscribe(pooled, prefix)
                         # Not after every message: the threads that it wakes can run only when this one pauses.
                         next_look = time.monotonic() + IDLE_CHECK_INTERVAL
                         while True:
@@ -145,66 +175,94 @@ class PubSub:
                         with self._lock:
                             if self._connection is pooled:
                                 self._connection = None
-            except _BROKEN as error:
+            except (*_BROKEN, ServerError) as error:
                 logger.debug("no messages from %s: %s", transport.address, error)
                 # A channel without listeners need not be subscribed to again.
                 linger = 0.0
+                if isinstance(error, SlotMovedError):
+                    continue
                 threading.Event().wait(RECONNECT_PAUSE)
 
     def _done(self, linger: float) -> bool:
         """Unsubscribes from channels that were left long ago. Returns True if none remains: the thread has to end."""
         with self._lock:
             left = time.monotonic() - linger
-            for name in [name for name, channel in self._channels.items() if channel.idle_since < left]:
-                del self._channels[name]
-                self._tell("UNSUBSCRIBE", name)
-            if self._channels:
+            for key in [key for key, known in self._subscriptions.items() if known.idle_since < left]:
+                del self._subscriptions[key]
+                command, name = key
+                self._tell(self._spelled(_ENDS[command]), name)
+            if self._subscriptions:
                 return False
             self._running = False
             self._connection = None
             return True
 
-    def _subscribe(self, pooled: Any) -> None:
+    def _any_channel(self) -> str:
         with self._lock:
-            for channel in self._channels.values():
-                channel.confirmed.clear()
-            if self._channels:
-                with translated():
-                    pooled.send_command("SUBSCRIBE", *self._channels, check_health=False)
+            return next(name for _, name in self._subscriptions)
+
+    def _spelled(self, command: str) -> str:
+        """Returns a command as this server knows it. There are no patterns of channels that belong to slots."""
+        return command if command.startswith("P") else self._prefix + command
+
+    def _subscribe(self, pooled: Any, prefix: str) -> None:
+        with self._lock:
+            self._prefix = prefix
+            for known in self._subscriptions.values():
+                known.confirmed.clear()
+            for command in _ENDS:
+                names = [name for asked, name in self._subscriptions if asked == command]
+                if names:
+                    with translated():
+                        pooled.send_command(self._spelled(command), *names, check_health=False)
             self._connection = pooled
 
     def _hand_out(self, message: object) -> None:
         match message:
-            case [b"message", bytes(channel), bytes(text)]:
-                self._call_listeners(channel.decode(errors="replace"), text[:1024].decode(errors="replace"))
-            case [b"subscribe", bytes(channel), _]:
+            case [b"message" | b"smessage", bytes(channel), bytes(text)]:
+                self._call_listeners(("SUBSCRIBE", _text(channel)), _text(channel), _text(text[:LONGEST_MESSAGE]))
+            case [b"pmessage", bytes(pattern), bytes(channel), bytes(text)]:
+                self._call_listeners(("PSUBSCRIBE", _text(pattern)), _text(channel), _text(text[:LONGEST_MESSAGE]))
+            case [b"sunsubscribe", bytes(channel), _]:
                 with self._lock:
-                    known = self._channels.get(channel.decode(errors="replace"))
+                    wanted = ("SUBSCRIBE", _text(channel)) in self._subscriptions
+                if wanted:
+                    raise SlotMovedError("the slot of the channel has moved to another node")
+            case [b"subscribe" | b"ssubscribe" | b"psubscribe" as command, bytes(name), _]:
+                key = "PSUBSCRIBE" if command == b"psubscribe" else "SUBSCRIBE", _text(name)
+                with self._lock:
+                    known = self._subscriptions.get(key)
                 # Messages before this moment were missed. Listeners get this before their block begins, and drop it.
-                self._call_listeners(channel.decode(errors="replace"), None)
+                self._call_listeners(key, "", None)
                 if known is not None:
                     known.confirmed.set()
 
-    def _call_listeners(self, channel: str, event: str | None) -> None:
+    def _call_listeners(self, key: tuple[str, str], channel: str, event: str | None) -> None:
         with self._lock:
-            listeners = list(self._channels[channel].listeners) if channel in self._channels else []
+            listeners = list(self._subscriptions[key].listeners) if key in self._subscriptions else []
         for listener in listeners:
             try:
-                listener(event)
+                listener(channel, event)
             except Exception:
-                logger.exception("a listener to %s failed", channel)
+                logger.exception("a listener to %s failed", key[1])
 
 
-_pubsubs: weakref.WeakKeyDictionary[Transport, PubSub] = weakref.WeakKeyDictionary()
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+_pubsubs: weakref.WeakKeyDictionary[Transport, dict[int | None, PubSub]] = weakref.WeakKeyDictionary()
 _pubsubs_lock = threading.Lock()
 
 
-def pubsub_of(transport: Transport) -> PubSub:
-    """Returns the pub/sub connection of a transport, the same for the whole process."""
+def pubsub_of(transport: Transport, channel: str) -> PubSub:
+    """Returns the pub/sub connection for a channel, the same for the whole process and for channels of one slot."""
+    place = transport.place_of(channel)
     with _pubsubs_lock:
-        pubsub = _pubsubs.get(transport)
+        of_transport = _pubsubs.setdefault(transport, {})
+        pubsub = of_transport.get(place)
         if pubsub is None:
-            pubsub = _pubsubs[transport] = PubSub(transport)
+            pubsub = of_transport[place] = PubSub(transport)
         return pubsub
 
 

@@ -16,6 +16,9 @@ PASSING = {
     "READONLY": "is a read-only replica: name its master, or go through Sentinel",
 }
 
+# How a node of a cluster refuses a command for a key that another node has, or may have.
+REDIRECTIONS = frozenset(("MOVED", "ASK"))
+
 
 def refusal_of(error: ReplyError) -> ServerError | CorruptDataError:
     """Returns the error that callers get for a refusal of the server."""
@@ -28,6 +31,12 @@ def refusal_of(error: ReplyError) -> ServerError | CorruptDataError:
     if code == "NOPERM":
         return NotPermittedError(
             f"the server's access control list refuses this user: {message}. `redisacc acl` prints rules that suffice"
+        )
+    if code in REDIRECTIONS:
+        # Over a cluster's transport, these never get here.
+        return ServerError(
+            f"the server is a node of a Redis Cluster, and another node has the key ({message}): give redis= a URL "
+            "redis+cluster://HOST:PORT, or a redis.RedisCluster"
         )
     if code == "OOM":
         return ServerOutOfMemoryError(

@@ -19,7 +19,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -83,6 +83,7 @@ class Script:
         self.text = text
         # Redis names scripts by this hash, so nothing depends on its strength.
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        self._fields = keys, args
         self.keys = tuple(keys)
         self.args = tuple(args)
         self._num_keys, self._num_args = len(keys), len(args)
@@ -90,6 +91,15 @@ class Script:
         self._arg_values, self._arg_lists = _getters(args)
         self._num_lists = sum(field.many for field in (*keys, *args))
         self._no_lengths = " ".join("0" * self._num_lists)
+
+    @cached_property
+    def sharded(self) -> Script:
+        """The same script for a cluster with sharded channels.
+
+        Its messages go to the node that has the keys, where waiting takers listen, instead of to every node. The two
+        commands must not stand in one script, because a server that lacks SPUBLISH fails where it is called.
+        """
+        return Script(self.name, self.text.replace("redis.call('PUBLISH'", "redis.call('SPUBLISH'"), *self._fields)
 
     def bind(
         self, *, keys: Mapping[str, str | Sequence[str]], args: Mapping[str, Argument | Sequence[Argument]]

@@ -5,19 +5,17 @@ recognise a request that they have seen. So a broken connection becomes an error
 for the whole ``timeout`` of a call.
 
 The client's library does what it is good at: addresses, authentication, TLS, Sentinel and pools. The retry is ours: it
-has a time limit instead of a number of tries, and is the same for every library, version and client.
+has a time limit instead of a number of tries, and is the same for every library, version and client. Beneath it is
+either one server (``node.py``) or a cluster (``cluster.py``), which both offer single attempts.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import math
-import os
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -25,20 +23,15 @@ from typing import Any, TypeVar
 
 from redis.backoff import ExponentialBackoff
 
-from redisacc._redis import fast_socket
-from redisacc._redis.client_libraries import STUMBLES, fault_of, is_cluster, is_of_library, translated
-from redisacc._redis.fast_socket import VALUES, Argument, Arrivals, Command, Connection, PackedCommands
-from redisacc._redis.faults import FAULTS, BrokenError, RejectedError, ReplyError, SilentError, reason_of
+from redisacc._redis.cluster import Cluster, UnreachableNodeError, cluster_of
+from redisacc._redis.fast_socket import VALUES, A, Argument, Arrivals, Command, PackedCommands
+from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentError, reason_of
+from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.reply_errors import PASSING, refusal_of
 from redisacc._redis.script_loader import Script
+from redisacc._redis.slot_map import SlotMap, key_slot
 from redisacc._text import shown
-from redisacc.errors import (
-    CorruptDataError,
-    NotPermittedError,
-    RedisAccError,
-    ServerError,
-    ServerUnavailableError,
-)
+from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
 
@@ -105,45 +98,73 @@ class Hint(tuple[Argument, ...]):
         hint.script = script
         return hint
 
+    def sharded(self) -> Hint:
+        """Returns the same for a cluster with sharded channels."""
+        if self.script is None:
+            return Hint(("SPUBLISH" if self[0] == "PUBLISH" else self[0], *self[1:]))
+        hint = Hint((self[0], self.script.sharded.sha, *self[2:]))
+        hint.script = self.script.sharded
+        return hint
+
 
 class Transport:
-    """The way to a server through one client. Threads and, after a fork, processes may share it.
+    """The way to a server, or to a cluster, through one client. Threads and, after a fork, processes may share it.
+
+    Commands that are sent together travel over one connection, as long as their keys are in one slot.
 
     Attributes:
-        client: the client of redis-py or valkey-py.
-        address: where it points to, without its password.
-        lost: the number of exchanges that broke off, in any thread. The server may have executed what was sent, or may
-            yet. If the number is the same before and after a request, no stray copy of that request can still arrive.
+        where: the client of redis-py or valkey-py, or the URL, that leads here.
+        address: where that is, without a password.
+        cluster: the cluster; None if it is a single server.
     """
 
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        # A cluster client has no pool of its own, but one for each node, which it picks by a command's keys.
-        self._pool: Any = getattr(client, "connection_pool", None)
-        self._get_connection = _getter(self._pool)
-        # One connection stays out of the pool between calls, unless the pool is so small that others may wait for it.
-        self._kept: list[Connection] = []
-        self._may_keep = getattr(self._pool, "max_connections", 0) >= 16
-        self.address = _address(client, self._pool)
-        self.lost = 0
+    def __init__(self, where: Any, cluster: Cluster | None = None) -> None:
+        """Initialises the transport.
 
-        weakref.finalize(self, _give_back, self._pool, self._kept).atexit = False
+        Args:
+            where: a client; with ``cluster``, a URL.
+            cluster: the cluster where the URL leads.
+        """
+        self.where = where
+        self._losses = Losses()
+        self.cluster = cluster or cluster_of(where)
+        self._server: Node | Cluster = self.cluster or Node(where.connection_pool, self._losses)
+        if self.cluster is not None:
+            self._losses = self.cluster.losses
+        self.address = self._server.address
 
     def __repr__(self) -> str:
         return f"Transport({self.address})"
 
     @property
-    def keeps_together(self) -> bool:
-        """Whether commands that are sent together travel over one connection. WAIT means nothing otherwise."""
-        return not is_cluster(self.client)
+    def lost(self) -> int:
+        """The number of exchanges that broke off, in any thread.
 
-    def call(self, *command: Argument, timeout: float = TIMEOUT) -> Any:
-        """Returns the reply to one command. Bytes are never decoded."""
-        return self.pipeline([command], timeout=timeout)[0]
+        The server may have executed what was sent, or may yet. If the number is the same before and after a request, no
+        stray copy of that request can still arrive.
+        """
+        return self._losses.count
+
+    def call(self, *command: Argument, timeout: float = TIMEOUT, beside: str | None = None) -> Any:
+        """Returns the reply to one command. Bytes are never decoded.
+
+        Args:
+            *command: the command.
+            timeout: seconds to try to reach the server.
+            beside: a key. In a cluster, a command without a key goes to the node that owns this one, else to any.
+        """
+        return _checked(self._exchange([command], timeout, beside=beside))[0]
 
     def pipeline(self, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> list[Any]:
         """Returns the replies to several commands that travel together. The first that is an error is raised."""
         return _checked(self._exchange(commands, timeout))
+
+    def on_every_master(self, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> dict[str, list[Any]]:
+        """Returns address → the replies to commands without keys, from every master; of a single server, its own."""
+        if self.cluster is None:
+            return {self.address: self.pipeline(commands, timeout=timeout)}
+        replies = self._persist(partial(self.cluster.exchange_with_all, commands), timeout)
+        return {address: _checked(found) for address, found in replies.items()}
 
     def run(
         self,
@@ -172,6 +193,9 @@ class Transport:
         Returns:
             The script's reply, and those of the commands ``after`` it.
         """
+        if self.cluster is not None and self._shards(timeout):
+            script = script.sharded
+            before = [command.sharded() if isinstance(command, Hint) else command for command in before]
         commands = [*before, ("EVALSHA", script.sha, len(keys), *keys, *args), *after]
         return self._run(script, commands, len(before), timeout)
 
@@ -179,6 +203,8 @@ class Transport:
         self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, after: Sequence[Command] = ()
     ) -> Call:
         """Returns what ``run_and_read`` would send, for ``repeat`` to send."""
+        if self.cluster is not None and self._shards(TIMEOUT):
+            script = script.sharded
         return Call(script, PackedCommands((("EVALSHA", script.sha, len(keys), *keys, *args), *after)))
 
     def repeat(self, call: Call, *, timeout: float = TIMEOUT) -> tuple[list[bytes], list[Any]]:
@@ -218,32 +244,66 @@ class Transport:
         logger.debug("%s refused %s: %s", self.address, hint[0], reason_of(error))
         if hint.script is not None and error.code == "NOSCRIPT":
             # For the next time. A user who may not load it does without.
-            self._exchange([("SCRIPT", "LOAD", hint.script.text)], TIMEOUT)
+            self._exchange([("SCRIPT", "LOAD", hint.script.text)], TIMEOUT, beside=str(hint[3]))
 
-    def fetch(self, arrivals: Arrivals, *, timeout: float = TIMEOUT) -> None:
+    def fetch(self, arrivals: Arrivals[A], *, timeout: float = TIMEOUT) -> None:
         """GETs strings straight into the memory where they are used.
+
+        If they have several lanes, and the server is on another machine, they arrive over several connections.
 
         Args:
             arrivals: says which, and where to. If it raises, the error passes through and the connection is closed.
             timeout: seconds to try to reach the server.
         """
-        self._persist(partial(self._fetch_once, arrivals), timeout)
+        self._persist(partial(self._server.fetch, arrivals), timeout)
 
-    def converse(self, talk: Callable[[Callable[[Command], Any]], Answer], *, timeout: float = TIMEOUT) -> Answer:
+    def converse(self, key: str, talk: Callable[[Send], Answer], *, timeout: float = TIMEOUT) -> Answer:
         """Returns what ``talk`` makes of the replies to commands that it sends one by one, over a single connection.
 
-        A connection leads to one server process, so all replies are that process's own. If it breaks, ``talk`` is
-        called again from its beginning, so it must only read. (A cluster's client has no such connection.)
+        A connection leads to one server process, so all replies are that process's own. If it breaks, or the key moves
+        to another node, ``talk`` is called again from its beginning, so it must only read.
 
         Args:
+            key: the key of all commands.
             talk: gets the function that sends a command and returns the reply.
             timeout: seconds to try to reach the server, for each command.
         """
-        return self._persist(partial(self._converse_once, talk, timeout), timeout)
+        return self._persist(partial(self._server.converse, key, talk, timeout), timeout)
 
-    def _exchange(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+    def converse_with_all(self, talk: Callable[[Send], Answer], *, timeout: float = TIMEOUT) -> list[Answer]:
+        """Does the same with every master of a cluster, for commands without keys; or with the single server."""
+        return self._persist(partial(self._server.converse_with_all, talk, timeout), timeout)
+
+    def has_sharded_channels(self) -> bool:
+        """Returns whether channels belong to slots, and messages to the nodes that own these (SPUBLISH, SSUBSCRIBE).
+
+        So it is in clusters from version 7. In others, every node gets every message, and blocks for none of them.
+        """
+        return self.cluster is not None and self._shards(TIMEOUT)
+
+    def slot_map(self, *, timeout: float = TIMEOUT) -> SlotMap:
+        """Returns the owners of a cluster's slots at this moment."""
+        assert self.cluster is not None, "a single server has no slots"
+        return self._persist(self.cluster.slot_map, timeout)
+
+    def place_of(self, channel: str) -> int | None:
+        """Returns what channels must have in common if one connection is to listen to them: the slot in a cluster."""
+        return None if self.cluster is None else key_slot(channel)
+
+    def subscriber(self, channel: str) -> contextlib.AbstractContextManager[Any]:
+        """Yields a connection on which the messages of a channel arrive, and disconnects it."""
+        return self._server.subscriber(channel)
+
+    def _shards(self, timeout: float) -> bool:
+        assert self.cluster is not None
+        known = self.cluster.has_sharded_channels
+        return self._persist(self.cluster.find_version, timeout) if known is None else known
+
+    def _exchange(self, commands: Sequence[Command], timeout: float, *, beside: str | None = None) -> list[Any]:
         """Sends commands until they are answered or the time is up. Replies may be errors."""
-        return self._persist(partial(self._exchange_once, commands), timeout)
+        if beside is not None and self.cluster is not None:
+            return self._persist(partial(self.cluster.exchange_beside, beside, commands), timeout)
+        return self._persist(partial(self._server.exchange, commands), timeout)
 
     def _persist(self, attempt: Callable[[float], Answer], timeout: float) -> Answer:
         """Repeats an attempt, which gets its deadline, until it succeeds or the time is up."""
@@ -287,180 +347,14 @@ class Transport:
         time.sleep(pause)
 
     def _unavailable(self, error: BaseException) -> str:
+        if isinstance(error, UnreachableNodeError):
+            return reason_of(error)
         if isinstance(error, ReplyError) and error.code in PASSING:
             return f"the server at {self.address} {PASSING[error.code]} ({reason_of(error)})"
         return (
             f"no Redis server answers at {self.address} ({reason_of(error)}). Start one with `redisacc server` "
             "(pip install 'redisacc[cli,server]'), or name another one with redis= or REDISACC_URL"
         )
-
-    def _exchange_once(self, commands: Sequence[Command], deadline: float) -> list[Any]:
-        if self._pool is None:
-            return self._exchange_by_client(commands)
-        connection = self._borrow()
-        try:
-            replies = _exchange_over(connection, commands, deadline)
-        except BaseException as error:
-            self._spoil(connection, error)
-            raise
-        self._return(connection)
-        return replies
-
-    def _converse_once(
-        self, talk: Callable[[Callable[[Command], Any]], Answer], timeout: float, deadline: float
-    ) -> Answer:
-        if self._pool is None:
-            return talk(lambda command: _checked(self._exchange_by_client([command]))[0])
-        connection = self._borrow()
-
-        def send(command: Command) -> Any:
-            return _checked(_exchange_over(connection, [command], max(deadline, time.monotonic() + timeout)))[0]
-
-        try:
-            answer = talk(send)
-        except RedisAccError:
-            # A refusal, or a reply that makes no sense: everything that was sent has been answered.
-            self._return(connection)
-            raise
-        except BaseException as error:
-            self._spoil(connection, error)
-            raise
-        self._return(connection)
-        return answer
-
-    def _fetch_once(self, arrivals: Arrivals, deadline: float) -> None:
-        if self._pool is None:
-            while keys := arrivals.wanted():
-                fast_socket.put(self._exchange_by_client([("GET", key) for key in keys]), arrivals)
-            return
-        connection = self._borrow()
-        try:
-            connection.fetch(arrivals, deadline)
-        except BaseException as error:
-            self._spoil(connection, error)
-            raise
-        self._return(connection)
-
-    # A connection that is in use belongs to one call. Borrowing is not a context manager, which would cost a small
-    # command more time than all checks.
-
-    def _borrow(self) -> Connection:
-        """Returns the connection that was kept, or one of the pool."""
-        try:
-            connection = self._kept.pop()
-        except IndexError:
-            pass
-        else:
-            # After a fork it is the parent's. If it was closed meanwhile, it goes back to the pool, which reopens it.
-            if connection.pid == os.getpid():
-                if connection.alive():
-                    return connection
-                self._pool.release(connection.pooled)
-        pooled = self._get_connection()
-        try:
-            return fast_socket.connection_of(pooled)
-        except BaseException as error:
-            self._spoil(fast_socket.ClientConnection(pooled), error)
-            raise
-
-    def _return(self, connection: Connection) -> None:
-        if self._may_keep and not self._kept:
-            # Taking a connection out of the pool and putting it back would cost as much as a small command.
-            self._kept.append(connection)
-        else:
-            connection.release()
-            self._pool.release(connection.pooled)
-
-    def _spoil(self, connection: Connection, error: BaseException) -> None:
-        """Closes a connection, because the next command would take unread replies for its own."""
-        self.lost += 1
-        lost = not connection.alive()
-        with translated():
-            connection.pooled.disconnect()
-            self._pool.release(connection.pooled)
-        if lost and isinstance(error, STUMBLES):
-            raise BrokenError("another thread closed the connection") from error
-
-    def _exchange_by_client(self, commands: Sequence[Command]) -> list[Any]:
-        # This client sends commands again by itself, and does not report it.
-        self.lost += 1
-        replies: list[Any] = []
-        for command in commands:
-            try:
-                with translated():
-                    replies.append(self.client.execute_command(*fast_socket.plain(command), NEVER_DECODE=True))
-            except ReplyError as error:
-                replies.append(error)
-        return replies
-
-    @contextlib.contextmanager
-    def subscriber(self) -> Iterator[Any]:
-        """Yields a connection to listen on, and disconnects it. In a cluster, any node gets every message."""
-        pool = self._pool
-        if pool is None:
-            with translated():
-                pool = self.client.get_redis_connection(self.client.get_default_node()).connection_pool
-        pooled = _getter(pool)()
-        try:
-            yield pooled
-        finally:
-            with contextlib.suppress(*FAULTS), translated():
-                pooled.disconnect()
-            pool.release(pooled)
-
-
-def _give_back(pool: Any, kept: list[Connection]) -> None:
-    """Puts the connection that was kept back into the pool, which counts it as in use."""
-    while kept:
-        connection = kept.pop()
-        if connection.pid == os.getpid():
-            connection.release()
-            pool.release(connection.pooled)
-
-
-def _getter(pool: Any) -> Callable[[], Any]:
-    """Returns the function that takes a connection out of a pool."""
-    if pool is None:
-        return lambda: None
-    required = any(
-        p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-        for p in inspect.signature(pool.get_connection).parameters.values()
-    )
-    # valkey-py, and redis-py before 5.3, require the command's name; later versions warn about it.
-    arguments = ("EVALSHA",) if required else ()
-
-    def get() -> Any:
-        try:
-            return pool.get_connection(*arguments)
-        except BaseException as error:
-            # An error of the library's own closes the connection that was being made. Another one, such as an
-            # interrupt, leaves it in the pool as it is, and the pool would hand it out as ready: without a password, or
-            # with database 0 where another one was asked for.
-            if not is_of_library(error):
-                close_idle()
-            # Spelled out, because a context manager would cost a small command too much.
-            fault = fault_of(error) if isinstance(error, Exception) else None
-            if fault is None or fault is error:
-                raise
-            raise fault from error
-
-    def close_idle() -> None:
-        # Before redis-py 7, the blocking pool has no argument that leaves connections in use open.
-        arguments = (False,) if inspect.signature(pool.disconnect).parameters else ()
-        with contextlib.suppress(Exception):
-            pool.disconnect(*arguments)
-
-    return get
-
-
-def _exchange_over(connection: Connection, commands: Sequence[Command], deadline: float) -> list[Any]:
-    """Exchanges commands. A refusal that passes by itself is raised, as a reason for another attempt."""
-    replies = connection.exchange(commands, deadline)
-    if not VALUES.issuperset(map(type, replies)):
-        for reply in replies:
-            if isinstance(reply, ReplyError) and reply.code in PASSING:
-                raise reply
-    return replies
 
 
 def _checked(replies: list[Any]) -> list[Any]:
@@ -469,13 +363,3 @@ def _checked(replies: list[Any]) -> list[Any]:
         if isinstance(reply, ReplyError):
             raise refusal_of(reply) from reply
     return replies
-
-
-def _address(client: Any, pool: Any) -> str:
-    """Returns where a client points to, without its password."""
-    settings = getattr(pool, "connection_kwargs", None) or {}
-    if "path" in settings:
-        return f"unix://{settings['path']}"
-    if "host" in settings:
-        return f"{settings['host']}:{settings.get('port', 6379)}/{settings.get('db', 0)}"
-    return type(client).__name__

@@ -24,9 +24,22 @@ __all__ = ["acl"]
     "`redisacc load-scripts` after every start of the server.",
 )
 @click.option("--wait", is_flag=True, help="Let the user wait for replicas (min_replicas=).")
+@click.option(
+    "--cluster", is_flag=True, help="Let the user find the nodes of a Redis Cluster. Each of them needs the rules."
+)
 @click.option("--redis62", is_flag=True, help="Do without selectors, for servers older than Redis 7.0.")
 @click.option("--file", "as_file", is_flag=True, help="Print a line for the server's ACL file instead of a command.")
-def acl(*, role: str, pattern: str, user: str | None, eval_: bool, wait: bool, redis62: bool, as_file: bool) -> None:
+def acl(
+    *,
+    role: str,
+    pattern: str,
+    user: str | None,
+    eval_: bool,
+    wait: bool,
+    cluster: bool,
+    redis62: bool,
+    as_file: bool,
+) -> None:
     """Print the rules that let a user of the server do one job, and no more, on the accumulators that match PATTERN.
 
     \b
@@ -46,7 +59,7 @@ def acl(*, role: str, pattern: str, user: str | None, eval_: bool, wait: bool, r
     if not user or any(character.isspace() or not character.isprintable() for character in user):
         raise click.BadParameter("a user's name must not contain spaces or control characters", param_hint="--user")
     try:
-        found = rules(role, pattern, selectors=not redis62, eval_=eval_, wait=wait)
+        found = rules(role, pattern, selectors=not redis62, eval_=eval_, wait=wait, cluster=cluster)
     except InvalidArgumentError as error:
         raise click.BadParameter(str(error), param_hint="PATTERN") from None
     if as_file:

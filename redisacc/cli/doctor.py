@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -19,7 +20,9 @@ from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
+from redisacc.cli.cluster_check import examine_cluster
 from redisacc.cli.failures import EXIT_CODES, FAILED, report_failures
+from redisacc.cli.finding import Finding
 from redisacc.cli.options import json_option, redis_option, transport_of
 from redisacc.cli.output import bytes_text, console, count_text, echo_json
 from redisacc.errors import CorruptDataError, RedisAccError, ServerError
@@ -38,23 +41,6 @@ _LIBRARIES = ("struct", "cmsgpack", "bit")
 _ABILITIES = "return {" + ", ".join(f"rawget(_G, '{name}') and '{name}' or ''" for name in _LIBRARIES) + "}"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check.
-
-    Attributes:
-        what: name of the check.
-        status: "ok"; "warn" if it works but could be better; "bad" if it must be changed.
-        found: the facts.
-        advice: the remedy; empty for "ok".
-    """
-
-    what: str
-    status: Literal["ok", "warn", "bad"]
-    found: str
-    advice: str = ""
-
-
 @click.command(epilog=EXIT_CODES)
 @redis_option
 @json_option
@@ -63,8 +49,8 @@ def doctor(*, url: str | None, as_json: bool) -> None:
     """Check whether a server suits accumulators, and suggest changes.
 
     The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency and a trial, which applies
-    and takes a small gradient in a private accumulator and then removes it. Exit code 1 means that something marked BAD
-    must be changed.
+    and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is checked, and
+    the coverage of the slots and the replicas as well. Exit code 1 means that something marked BAD must be changed.
     """
     transport = transport_of(url)
     findings = list(examine(transport, url))
@@ -78,31 +64,67 @@ def doctor(*, url: str | None, as_json: bool) -> None:
 
 def examine(transport: Transport, url: str | None) -> Iterator[Finding]:
     """Runs the checks one after the other and yields what each found."""
-    info = _info(transport)
+    yield Finding("client", "ok", f"redisacc {__version__}, redis-py {redis_py.__version__}, {transport.address}")
+    if transport.cluster is not None:
+        yield examine_cluster(transport)
+    servers = _servers(transport)
+    for check in (_version, _role, _eviction, _memory, _persistence):
+        yield from _of_each(check, servers)
     checks: tuple[Callable[[], Finding], ...] = (
-        lambda: _version(info),
-        lambda: _role(info),
-        lambda: _eviction(info),
-        lambda: _memory(info),
-        lambda: _persistence(info, transport),
         lambda: _access(transport, url),
         lambda: _lua(transport),
         lambda: _clock(transport),
         lambda: _latency(transport),
         lambda: _trial(transport),
     )
-    yield Finding("client", "ok", f"redisacc {__version__}, redis-py {redis_py.__version__}, {transport.address}")
-    for check in checks:
-        yield check()
+    for trial in checks:
+        yield trial()
 
 
-def _info(transport: Transport) -> dict[str, str]:
-    """Returns INFO as a flat dict; empty if this user may not run INFO."""
+@dataclass(frozen=True)
+class _Server:
+    """What a server, or a master of a cluster, says about itself.
+
+    Attributes:
+        address: where it is.
+        info: INFO as a flat dict; empty if this user may not run INFO.
+        snapshots: whether it saves snapshots by itself; None if this user may not ask.
+    """
+
+    address: str
+    info: dict[str, str]
+    snapshots: bool | None
+
+
+def _servers(transport: Transport) -> list[_Server]:
+    infos = _ask_all(transport, "INFO")
+    saves = _ask_all(transport, "CONFIG", "GET", "save")
+    addresses = [*dict.fromkeys([*infos, *saves])] or [transport.address]
+    return [_Server(each, _info(infos.get(each)), _takes_snapshots(saves.get(each))) for each in addresses]
+
+
+def _ask_all(transport: Transport, *command: str) -> dict[str, Any]:
+    """Returns address → the reply of every master; {} if this user may not run the command."""
     try:
-        text = transport.call("INFO")
+        return {address: reply for address, [reply] in transport.on_every_master([command]).items()}
     except ServerError:
         return {}
-    lines = bytes(text).splitlines()
+
+
+def _of_each(check: Callable[[_Server], Finding], servers: list[_Server]) -> Iterator[Finding]:
+    """Yields what a check finds: what is wrong on each server, or if nothing is, what it finds on the first."""
+    findings = [(server, check(server)) for server in servers]
+    wrong = [(server, finding) for server, finding in findings if finding.status != "ok"]
+    if len(servers) == 1 or not wrong:
+        yield findings[0][1]
+        return
+    for server, finding in wrong:
+        yield dataclasses.replace(finding, found=f"{server.address}: {finding.found}")
+
+
+def _info(text: Any) -> dict[str, str]:
+    """Returns a reply to INFO as a flat dict."""
+    lines = bytes(text or b"").splitlines()
     pairs = (line.partition(b":")[::2] for line in lines if b":" in line)
     return {printable(name, QUOTED): printable(value, QUOTED) for name, value in pairs}
 
@@ -111,7 +133,8 @@ def _unknown(what: str) -> Finding:
     return Finding(what, "warn", "unknown, because this user may not run INFO", "run doctor as a user who may run INFO")
 
 
-def _version(info: dict[str, str]) -> Finding:
+def _version(server: _Server) -> Finding:
+    info = server.info
     if not info:
         return _unknown("version")
     name = "Valkey" if "valkey_version" in info else "Redis"
@@ -126,7 +149,8 @@ def _version(info: dict[str, str]) -> Finding:
     return Finding("version", "ok", found)
 
 
-def _role(info: dict[str, str]) -> Finding:
+def _role(server: _Server) -> Finding:
+    info = server.info
     if not info:
         return _unknown("role")
     if info.get("role") != "master":
@@ -135,7 +159,8 @@ def _role(info: dict[str, str]) -> Finding:
     return Finding("role", "ok", f"primary with {count_text(int(info.get('connected_slaves', '0')), 'replica')}")
 
 
-def _eviction(info: dict[str, str]) -> Finding:
+def _eviction(server: _Server) -> Finding:
+    info = server.info
     policy = info.get("maxmemory_policy")
     if policy is None:
         return _unknown("eviction")
@@ -148,7 +173,8 @@ def _eviction(info: dict[str, str]) -> Finding:
     return Finding("eviction", "bad", f"{policy}: at {bytes_text(limit)} the server deletes gradients", advice)
 
 
-def _memory(info: dict[str, str]) -> Finding:
+def _memory(server: _Server) -> Finding:
+    info = server.info
     if "used_memory" not in info:
         return _unknown("memory")
     used, limit = int(info["used_memory"]), int(info.get("maxmemory", "0"))
@@ -167,7 +193,8 @@ def _memory(info: dict[str, str]) -> Finding:
     return Finding("memory", "ok", found)
 
 
-def _persistence(info: dict[str, str], transport: Transport) -> Finding:
+def _persistence(server: _Server) -> Finding:
+    info = server.info
     if "aof_enabled" not in info:
         return _unknown("persistence")
     for what, status in (("AOF write", "aof_last_write_status"), ("RDB save", "rdb_last_bgsave_status")):
@@ -181,7 +208,7 @@ def _persistence(info: dict[str, str], transport: Transport) -> Finding:
     if info["aof_enabled"] == "1":
         return Finding("persistence", "ok", "append-only file")
     survive = "run CONFIG SET appendonly yes if accumulators must survive a {} of the server"
-    snapshots = _takes_snapshots(transport)
+    snapshots = server.snapshots
     if snapshots is None:
         found = "no append-only file; snapshots are unknown, because this user may not run CONFIG GET"
         return Finding("persistence", "warn", found, survive.format("crash"))
@@ -191,11 +218,9 @@ def _persistence(info: dict[str, str], transport: Transport) -> Finding:
     return Finding("persistence", "ok", f"snapshots; a crash now would lose {changes}")
 
 
-def _takes_snapshots(transport: Transport) -> bool | None:
-    """Returns whether the server saves snapshots by itself; None if this user may not ask."""
-    try:
-        reply = transport.call("CONFIG", "GET", "save")
-    except ServerError:
+def _takes_snapshots(reply: Any) -> bool | None:
+    """Returns whether a server saves snapshots by itself, given its reply to CONFIG GET save; None if there is none."""
+    if reply is None:
         return None
     # A list of names and values, or with protocol 3 a dict. Some providers' servers don't know the setting.
     values = list(reply.values()) if isinstance(reply, dict) else list(reply)[1:]
@@ -206,7 +231,9 @@ def _access(transport: Transport, url: str | None) -> Finding:
     user = "default"
     with suppress(ServerError, CorruptDataError):
         user = printable(transport.call("ACL", "WHOAMI"), QUOTED)
-    parts = urlsplit(url or DEFAULT_URL)
+    # Of the nodes in a cluster's URL, the first one counts: all have the same settings.
+    given = url or DEFAULT_URL
+    parts = urlsplit(given.partition(",")[0] if "+cluster://" in given else given)
     local = parts.scheme == "unix" or parts.hostname in ("localhost", "127.0.0.1", "::1")
     if parts.password is None and not local:
         return Finding(
@@ -215,8 +242,9 @@ def _access(transport: Transport, url: str | None) -> Finding:
             f"user {user}, without a password",
             "set a password or an ACL, because anybody who reaches the server can read and change everything",
         )
-    if parts.scheme == "redis" and not local:
-        return Finding("access", "warn", f"user {user}, without TLS", "use rediss:// unless the network is trusted")
+    if parts.scheme in ("redis", "redis+cluster") and not local:
+        secure = parts.scheme.replace("redis", "rediss")
+        return Finding("access", "warn", f"user {user}, without TLS", f"use {secure}:// unless the network is trusted")
     return Finding("access", "ok", f"user {user}" + ("" if local else ", with a password and TLS"))
 
 
@@ -270,7 +298,7 @@ def _trial(transport: Transport) -> Finding:
     step = "creating an accumulator"
     try:
         with ConditionalAccumulator(
-            np.float32, [2], name="doctor", redis=transport.client, worker="doctor", in_place_limit=0
+            np.float32, [2], name="doctor", redis=transport.where, worker="doctor", in_place_limit=0
         ) as accumulator:
             step = "listening to events"
             with accumulator.events(timeout=5.0) as events:

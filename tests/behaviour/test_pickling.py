@@ -25,7 +25,7 @@ def url(real_server):
 def handle(url):
     with redisacc.ConditionalAccumulator("float32", [2], "pickled", redis=url) as handle:
         yield handle
-        if handle._transport.client.exists(handle.accumulator_ref):
+        if handle._transport.where.exists(handle.accumulator_ref):
             redisacc.ConditionalAccumulator("float32", [2], "pickled", redis=url).delete()
 
 

@@ -12,7 +12,7 @@ import pytest
 import redisacc
 from redisacc._protocol.part_sums import PartSums
 
-# A taker that waits is woken for each gradient from 1 MiB on.
+# A taker that waits is woken for each gradient from 512 KiB on.
 COPIES = 100_000
 
 
@@ -39,7 +39,7 @@ def fetched(monkeypatch):
     look_ahead, complete, finish = PartSums.look_ahead, PartSums.complete, PartSums.finish
 
     def note(sums):
-        ids = [upload.gradient.id for upload in sums._uploads[: sums._done]]
+        ids = [upload.gradient.id for upload in sums._uploads.every[: sums._done]]
         found.ids += [name for name in ids if name not in found.ids]
 
     def noting_look_ahead(self, *given):
@@ -51,9 +51,9 @@ def fetched(monkeypatch):
         complete(self, *given)
         note(self)
 
-    def noting_finish(self):
-        found.keys.append(self._awaited[0].key)
-        finish(self)
+    def noting_finish(self, part):
+        found.keys.append(part.key)
+        finish(self, part)
 
     monkeypatch.setattr(PartSums, "look_ahead", noting_look_ahead)
     monkeypatch.setattr(PartSums, "complete", noting_complete)
@@ -91,7 +91,7 @@ def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, backgr
     np.testing.assert_array_equal(take.result(), expected + values(5))
     assert len(fetched) == 6
     assert fetched.ahead >= 5
-    assert len(fetched.keys) == len({key.replace(":staged:", ":part:") for key in fetched.keys}) == 18
+    assert len(fetched.keys) == len({key.replace(":staged:", ":part:") for key in fetched.keys}) == 30
 
 
 @pytest.mark.every_server
@@ -182,7 +182,7 @@ def test_a_forged_header_of_a_huge_gradient_does_not_end_a_take(client, open_spa
     client.publish("redisacc:{w}:wake", "applied step=0 count=1 buffered=a-1")
     header = msgpack.packb(described).hex()
     for number in range(2000):
-        client.publish("redisacc:{w}:staging", f"gradient=b-{number} place={number} shape=[3] header={header}")
+        client.publish("redisacc:{w}:wake", f"gradient=b-{number} place={number} shape=[3] header={header}")
     time.sleep(0.3)
     assert take.running
     client.hdel("redisacc:{w}:buffered", "a-1")
@@ -216,7 +216,7 @@ def test_small_ones_are_fetched_when_there_are_many(open_dense, background, wait
     waiting(acc, 1)
     for k in range(40):
         acc.apply_grad(np.full(10_000, float(k)))
-    # 27 of them exceed 1 MiB; 40 of them wake no taker again.
+    # 14 of them exceed 512 KiB, and 27 of them 1 MiB; 40 of them wake no taker again.
     until(lambda: len(fetched) >= 27)
     assert take.running
     acc.apply_grad(np.zeros(10_000))

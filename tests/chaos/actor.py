@@ -34,6 +34,7 @@ from chaos.journal import Journal
 
 import redisacc
 from redisacc._format import buffered as buffered_format
+from redisacc._redis import lanes
 
 NAME = "chaos"
 # Elements of a row. Every gradient holds row 0 and a row that no other gradient has.
@@ -149,6 +150,9 @@ class Actor:
             # Gradients are announced and uploaded in parts, as large ones are.
             buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = 0
             buffered_format.PART_SIZES = (self._random.choice([32, 32, 1024]),)
+        if self._random.random() < 0.3:
+            # Rounds are fetched over several connections, as from a server on another machine.
+            lanes.is_remote = lambda _: True
 
     @property
     def over(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from redisacc._redis.connect import connect
-from redisacc.cli.doctor import _access, _version, examine
+from redisacc.cli.doctor import _access, _Server, _version, examine
 from redisacc.embedded import Server
 
 pytestmark = pytest.mark.servers("valkey")
@@ -125,7 +125,7 @@ def test_doctor_knows_a_replica(client, cli_json, cli):
     ],
 )
 def test_versions(info, status):
-    assert _version(info).status == status
+    assert _version(_Server("here:1", info, snapshots=None)).status == status
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import redis
 from support import servers
 
-REAL = tuple(name for name in servers.NAMES if name != servers.FAKE)
+REAL = tuple(name for name in servers.NAMES if name not in (servers.FAKE, servers.CLUSTER))
 
 
 def executable_of(name: str) -> str:

@@ -124,11 +124,11 @@ def test_calls_end_in_time_whatever_answers(real_server, open_accumulator, answe
     acc = open_accumulator("dense", "float32", [1], "w", redis=f"{real_server.url}?socket_timeout={SHORT}")
     acc.apply_grad(np.ones(1))
     transport = acc._transport
-    pool = transport.client.connection_pool
+    pool = transport.where.connection_pool
 
     def lead_to(port):
         pool.connection_kwargs["port"] = port
-        transport._kept.clear()
+        transport._server._kept.clear()
         pool.disconnect()
         pool.reset()
 

@@ -266,20 +266,15 @@ def test_error_texts_of_the_server(monkeypatch, code):
 
 
 def test_errors_of_redis_py_without_our_socket(real_server):
-    # Clients with a parser of their own make their own errors.
-    client = redis.Redis.from_url(real_server.url)
+    # redis-py reads the replies of a connection that is not exactly one of its own, and makes its own errors of them.
+    pool = redis.ConnectionPool(connection_class=OwnConnection, host="127.0.0.1", port=real_server.port)
+    client = redis.Redis(connection_pool=pool)
     with pytest.raises(redisacc.ServerError) as failure:
-        Transport(Refusing(client)).call("GET", "x")
+        Transport(client).call("EVAL", "return redis.error_reply(ARGV[1])", 0, b"ERR " + TEXTS["utf8"])
     check_message(str(failure.value), "a client of another kind")
     assert raw_text("".join(traceback.format_exception(failure.value))) == []
     client.close()
 
 
-class Refusing:
-    """A client without a pool, such as that of a cluster, which refuses everything."""
-
-    def __init__(self, client):
-        self._client = client
-
-    def execute_command(self, *command, **options):
-        raise redis.ResponseError(f"ERR {TEXTS['utf8'].decode()}")
+class OwnConnection(redis.Connection):
+    """A connection of the user's own."""

@@ -167,10 +167,10 @@ def test_leaves_without_rows_cost_a_script_nothing_and_many_leaves_are_buffered(
         assert sum(ran.values()) < 20, ran
         assert acc.info().buffered == 0
         # A row in each leaf is 25 elements and 72 more for each leaf.
-        acc.apply_grad([([1], [1.0])] * 21 + [None] * (number - 21))
+        acc.apply_grad([([1], [1.0])] * 13 + [None] * (number - 13))
         assert acc.info().buffered == 0
-        acc.apply_grad([([1], [1.0])] * 22 + [None] * (number - 22))
+        acc.apply_grad([([1], [1.0])] * 14 + [None] * (number - 14))
         assert acc.info().buffered == 1
         total = acc.take_grad(4)
-        assert [float(rows.values[0]) for rows in total[:22]] == [0.75] + [0.5] * 20 + [0.25]
-        assert len(total[22].indices) == 0
+        assert [float(rows.values[0]) for rows in total[:14]] == [0.75] + [0.5] * 12 + [0.25]
+        assert len(total[14].indices) == 0

@@ -13,6 +13,7 @@ from support.planting import trees
 import redisacc
 from redisacc._admin import garbage
 from redisacc._format import buffered as buffered_format
+from redisacc._protocol.forgetting import forget_worker
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
@@ -110,6 +111,9 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
         assert found is not None
         assert found.gradient.tolist() == [63.0] * 4
     acc.set_global_step(7)
+    info = acc.info()
+    for known in info.known_workers:
+        assert forget_worker(connect(real_client), acc._keys, info.incarnation, known.name)
     # Garbage that only a bug or a person could leave.
     real_client.set("redisacc:{every}:part:nobodys-1:0", b"x")
     (leftover,) = garbage.find_garbage(connect(real_client))
@@ -128,5 +132,5 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
 
 
 def refuse_after_a_loss(scripts: Scripts, *_: Any, **__: Any) -> None:
-    scripts._transport.lost += 1
+    scripts._transport._losses.count += 1
     raise redisacc.InvalidArgumentError("refused")

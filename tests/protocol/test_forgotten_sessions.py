@@ -174,7 +174,7 @@ def test_a_forgotten_request_whose_copy_was_lost_has_an_unknown_outcome(
     send = Scripts.buffer
 
     def lose_one(self: Scripts, *args: object, **options: object) -> object:
-        acc._transport.lost += 1
+        acc._transport._losses.count += 1
         return send(self, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Scripts, "buffer", lose_one)

@@ -67,6 +67,7 @@ def test_a_version_and_its_successor(sent: Sent, client: redis.Redis) -> None:
     assert client.pttl(KEYS.object("b", 0)) == -1
 
 
+@pytest.mark.single_server
 @pytest.mark.forges
 def test_an_event_for_each_version_and_for_the_deletion(sent: Sent, client: redis.Redis) -> None:
     with client.pubsub(ignore_subscribe_messages=True) as heard:

@@ -202,7 +202,7 @@ def test_no_secret_in_any_log_line_error_or_repr(
         acc.info(),
         acc.peek(),
         connect(url),
-        pubsub_of(connect(url)),
+        pubsub_of(connect(url), "redisacc:{w}:events"),
         acc._scripts,
         acc._taker,
     ):

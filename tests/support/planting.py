@@ -180,7 +180,7 @@ class Planted:
             AssertionError: that module makes a key that is unknown here.
         """
         keys = self.keys
-        channels, others = {"events", "wake", "staging"}, {"name", "of_ref", "current"}
+        channels, others = {"events", "wake"}, {"name", "of_ref", "current"}
         made = {
             "record": [keys.record],
             "sessions": [keys.sessions],

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from support.clients import ALL as ALL_CLIENTS
-from support.servers import FAKE, NAMES, MissingError, executable
+from support.servers import CLUSTER, FAKE, NAMES, MissingError, executable
 
 REAL = tuple(name for name in NAMES if name != FAKE)
 
@@ -33,6 +33,7 @@ ALL_STORAGES = (FAKE, "valkey")
 MARKERS = (
     "servers(*names): the servers that the test can run on; all of them if there is no such marker",
     "every_server(**params): runs on every server family in `make test`, too, there only with these parameters",
+    "single_server: cannot run on a cluster, because the test itself needs all keys on one server",
     "one_server: the server plays no role, so that `make test` runs it on one server only",
     "usual_storages(*names): `make test` runs it only with these ways of storing gradients",
     "thorough: only in `make test-all`, which has the option --all",
@@ -152,6 +153,8 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
     names = [name for name in chosen(config) if name not in config.stash[MISSING]]
     if "real_server" in metafunc.fixturenames or "daemon" in metafunc.fixturenames:
         names = [name for name in names if name != FAKE]
+    if "daemon" in metafunc.fixturenames or definition.get_closest_marker("single_server"):
+        names = [name for name in names if name != CLUSTER]
     for marker in definition.iter_markers("servers"):
         names = [name for name in names if name in marker.args]
     marks: dict[str, tuple[pytest.MarkDecorator, ...]] = dict.fromkeys(names, ())

@@ -22,7 +22,9 @@ import redis
 from redisacc import embedded
 
 FAKE = "fakeredis"
-NAMES = (FAKE, "valkey", "redis7", "redis62")
+# A cluster of three masters, of the same program as "valkey".
+CLUSTER = "cluster"
+NAMES = (FAKE, "valkey", "redis7", "redis62", CLUSTER)
 
 
 class MissingError(Exception):
@@ -79,7 +81,12 @@ def _redis62() -> str:
     return found
 
 
-_EXECUTABLES: dict[str, Callable[[], str]] = {"valkey": _valkey, "redis7": _redis7, "redis62": _redis62}
+_EXECUTABLES: dict[str, Callable[[], str]] = {
+    "valkey": _valkey,
+    "redis7": _redis7,
+    "redis62": _redis62,
+    CLUSTER: _valkey,
+}
 
 
 def executable(name: str) -> str:
@@ -91,12 +98,13 @@ class Servers:
     """Starts real servers when they are first asked for, and stops them all."""
 
     def __init__(self) -> None:
-        self._running: dict[str, embedded.Server] = {}
+        self._running: dict[str, embedded.Server | embedded.Cluster] = {}
 
-    def get(self, name: str) -> embedded.Server:
+    def get(self, name: str) -> embedded.Server | embedded.Cluster:
         """The running server of that name. Raises MissingError."""
         if name not in self._running:
-            server = embedded.Server(executable=_EXECUTABLES[name]())
+            kind = embedded.Cluster if name == CLUSTER else embedded.Server
+            server = kind(executable=_EXECUTABLES[name]())
             server.start()
             self._running[name] = server
         return self._running[name]
@@ -107,15 +115,22 @@ class Servers:
         self._running.clear()
 
 
+class ClusterClient(redis.RedisCluster):
+    """A client of a cluster whose keys() are those of all nodes, as tests expect them to be."""
+
+    def keys(self, pattern: str = "*", **options: Any) -> Any:
+        return super().keys(pattern, target_nodes=self.PRIMARIES, **options)
+
+
 class ServerUnderTest:
     """A test's view of its server. Every client that it makes is closed when the test ends."""
 
-    def __init__(self, name: str, server: embedded.Server | None) -> None:
+    def __init__(self, name: str, server: embedded.Server | embedded.Cluster | None) -> None:
         self.name = name
         self.real = server is not None
         self._server = server
         self._fake = None if server else fakeredis.FakeServer(version=(7,), server_type="redis")
-        self._clients: list[redis.Redis] = []
+        self._clients: list[Any] = []
 
     @property
     def url(self) -> str | None:
@@ -127,11 +142,13 @@ class ServerUnderTest:
 
     @property
     def pid(self) -> int | None:
-        return self._server.pid if self._server else None
+        return self._server.pid if isinstance(self._server, embedded.Server) else None
 
-    def client(self, **options: Any) -> redis.Redis:
-        """A new client, with a connection pool of its own."""
-        if self._server is not None:
+    def client(self, **options: Any) -> Any:
+        """A new client, with a connection pool of its own; of a cluster, one that goes to all nodes."""
+        if isinstance(self._server, embedded.Cluster):
+            client: Any = ClusterClient(host="127.0.0.1", port=self._server.nodes[0].port, **options)
+        elif self._server is not None:
             client = redis.Redis.from_url(self._server.url, **options)
         else:
             client = fakeredis.FakeRedis(server=self._fake, **options)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import redis
 import valkey
+from support.strings import Strings
 
 from redisacc._redis import fast_socket
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
@@ -56,38 +57,6 @@ def answer(theirs: socket.socket, data: bytes, *, piece: int = 10**9) -> Callabl
     thread = threading.Thread(target=run)
     thread.start()
     return drain
-
-
-class Strings:
-    """The wanted strings, and what arrived of them."""
-
-    def __init__(self, keys: str | list[str], *sizes: int) -> None:
-        self.keys = list(keys)
-        self.buffers = [bytearray(size) for size in sizes]
-        self.lengths: list[int] = []
-        self.come = 0
-
-    def wanted(self) -> list[str]:
-        return self.keys[self.come :]
-
-    def expected(self) -> memoryview:
-        return memoryview(self.buffers[self.come])
-
-    def begin(self, length: int) -> memoryview:
-        self.lengths.append(length)
-        if length != len(self.buffers[self.come]):
-            raise LookupError(length)
-        return memoryview(self.buffers[self.come])
-
-    def missing(self) -> None:
-        self.lengths.append(-1)
-        raise LookupError(-1)
-
-    def finish(self) -> None:
-        self.come += 1
-
-    def more(self) -> list[str]:
-        return []
 
 
 def soon() -> float:
@@ -258,12 +227,13 @@ def test_strings_are_received_into_their_buffers(ends: Any, piece: int) -> None:
 
 def test_strings_are_put_where_they_go_by_other_connections_too() -> None:
     strings = Strings("ab", 3, 0)
-    fast_socket.put([b"abc", b""], strings)
+    fast_socket.put([b"abc", b""], strings.wanted(), strings)
     assert strings.buffers == [b"abc", b""]
+    strings = Strings("a", 3)
     with pytest.raises(LookupError):
-        fast_socket.put([None], Strings("a", 3))
+        fast_socket.put([None], strings.wanted(), strings)
     with pytest.raises(ReplyError):
-        fast_socket.put([ReplyError("WRONGTYPE")], Strings("a", 3))
+        fast_socket.put([ReplyError("WRONGTYPE")], strings.wanted(), strings)
 
 
 def test_what_has_come_is_not_asked_for_again(ends: Any) -> None:
@@ -273,7 +243,7 @@ def test_what_has_come_is_not_asked_for_again(ends: Any) -> None:
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(BrokenError):
         fast_socket.SocketConnection(connection, ours).fetch(strings, soon())
-    assert strings.wanted() == ["b", "c"]
+    assert [string.key for string in strings.wanted()] == ["b", "c"]
 
 
 @pytest.mark.parametrize("reply", [b"$9\r\nforged", b"$-1\r\n", b"_\r\n"])

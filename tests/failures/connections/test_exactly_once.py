@@ -222,7 +222,7 @@ class ApplyWithRoomToMake(Operation):
         scene.direct.delete()
         options = {"in_place_limit": 0, "buffer_limit": 3 * self.buffered_bytes}
         scene.direct = self.open(scene.client, **options)
-        scene.through = self.open(scene.through._transport.client, **options)
+        scene.through = self.open(scene.through._transport.where, **options)
         for value in (1.0, 2.0, 4.0):
             assert scene.direct.apply_grad(scene.grad(value))
 
@@ -388,7 +388,7 @@ class Open(Operation):
         scene.direct.delete()
 
     def do(self, scene):
-        where = scene.through._transport.client
+        where = scene.through._transport.where
         options = {"reduction_type": "SUM", "in_place_limit": self.limit}
         return redisacc.ConditionalAccumulator("float32", None, "w", redis=where, **options)
 

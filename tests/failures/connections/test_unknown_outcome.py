@@ -240,7 +240,7 @@ def test_a_refusal_that_can_not_be_resolved_is_unknown(proxy, both, monkeypatch)
         raise redisacc.ServerError("no")
 
     def shape_mismatch(*_, **__):
-        through._transport.lost += 1
+        through._transport._losses.count += 1
         raise redisacc.InvalidArgumentError("refused")
 
     monkeypatch.setattr(Scripts, "resolve", refuse)

@@ -116,7 +116,7 @@ def test_an_interrupted_apply_is_settled(acc, interrupt, when):
     acc.apply_grad([4, 4])
     assert acc.settle().applied == acc.info().applied == counted + 1
     # Its session is used again, so that interrupts do not fill the table.
-    assert len(acc._transport.client.hkeys("redisacc:{interrupted}:sessions")) == 1
+    assert len(acc._transport.where.hkeys("redisacc:{interrupted}:sessions")) == 1
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -208,7 +208,7 @@ def test_refused_gradients_are_not_counted(acc):
 @pytest.mark.usual_storages("in_place")
 def test_an_interrupted_retry_is_counted_once(acc, monkeypatch):
     def silent(self, *arguments, **options):
-        self._transport.lost += 1
+        self._transport._losses.count += 1
         raise redisacc.ServerUnavailableError("silent")
 
     def interrupted(send):

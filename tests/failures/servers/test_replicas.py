@@ -13,7 +13,6 @@ import pytest
 import redis
 from redis.sentinel import Sentinel
 from support.clients import ClientKind
-from support.daemons import free_port
 from support.selection import thorough
 
 import redisacc
@@ -211,23 +210,6 @@ def test_a_clients_own_retries_and_timeout_do_not_prolong_the_wait(daemon, open_
         assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
         info = acc.info()
         assert (info.applied, info.duplicates) == (1, 0)
-
-
-@pytest.mark.servers("redis7")
-def test_min_replicas_is_refused_where_it_cannot_be_promised(daemon, open_acc):
-    """A client of a cluster sends WAIT wherever it likes, so that the answer says nothing."""
-    server = daemon("--cluster-enabled", "yes", "--cluster-port", str(free_port())).start()
-    server.client().execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-    cluster = redis.RedisCluster(host="127.0.0.1", port=server.port)
-    try:
-        with pytest.raises(redisacc.InvalidArgumentError, match="min_replicas must be 0 with a RedisCluster, not 1"):
-            open_acc(cluster, min_replicas=1)
-        assert server.client().keys() == []
-        acc = open_acc(cluster)
-        assert apply(acc, 1)
-        assert acc.num_accumulated() == 1
-    finally:
-        cluster.close()
 
 
 # Sentinel

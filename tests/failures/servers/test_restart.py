@@ -90,7 +90,7 @@ def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(
         client.sadd("redisacc:names", *(f"n{k}" for k in range(rows)))
     pieces, piece_of = [], Transport.converse
 
-    def converse(self, talk, **options):
+    def converse(self, key, talk, **options):
         def told(send):
             def restarting(command):
                 reply = send(command)
@@ -102,7 +102,7 @@ def test_a_hash_that_is_read_in_pieces_is_whole_after_a_restart_in_between(
 
             return talk(restarting)
 
-        return piece_of(self, told, **options)
+        return piece_of(self, key, told, **options)
 
     monkeypatch.setattr(Transport, "converse", converse)
     match operation:

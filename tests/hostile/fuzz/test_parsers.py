@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -26,10 +27,10 @@ from redisacc._format.record import FORMAT, Record
 from redisacc._protocol import take_wait
 from redisacc._protocol.scripts import Request, Schema, Scripts
 from redisacc._protocol.sessions import Session
-from redisacc._redis import fast_socket
+from redisacc._redis import fast_socket, lanes
 from redisacc._redis.faults import FAULTS
 from redisacc._redis.hash_scan import scan
-from redisacc._redis.pubsub import Alarm, PubSub, _Channel
+from redisacc._redis.pubsub import LONGEST_MESSAGE, Alarm, PubSub, _Subscription
 
 KEYS = Keys("w")
 FIELDS = st.dictionaries(TEXTS, TEXTS, max_size=5)
@@ -167,8 +168,11 @@ class Replaying:
     def pipeline(self, commands, **options):
         return [self._reply for _ in commands]
 
-    def converse(self, talk, **options):
+    def converse(self, key, talk, **options):
         return talk(lambda command: self._reply)
+
+    def converse_with_all(self, talk, **options):
+        return [talk(lambda command: self._reply)]
 
     def run(self, *args, **options):
         return self.run_and_read(*args, **options)[0]
@@ -237,11 +241,11 @@ def test_events(search):
         transport = Nobody()
         pubsub = PubSub(transport)
         heard = []
-        pubsub._channels["c"] = _channel(heard)
+        pubsub._subscriptions["SUBSCRIBE", "c"] = _subscription(heard)
         pubsub._hand_out(message)
         pubsub._hand_out([b"message", b"c", text])
         assert heard
-        assert len(heard[-1]) <= 1024
+        assert len(heard[-1]) <= LONGEST_MESSAGE
 
     words = st.lists(
         st.sampled_from([b"taken", b"applied", b"count=2", b"count=9" * 9, b"buffered=" + b"x" * 99, b"step=1"])
@@ -249,10 +253,10 @@ def test_events(search):
     search(one, st.one_of(TEXTS, words.map(b" ".join)), REPLIES, examples=40)
 
 
-def _channel(heard):
-    channel = _Channel()
-    channel.listeners.append(heard.append)
-    return channel
+def _subscription(heard):
+    subscription = _Subscription()
+    subscription.listeners.append(lambda _, text: heard.append(text))
+    return subscription
 
 
 # The framing is the server's own and trusted not to announce more than it sends; what it frames is not.
@@ -290,24 +294,26 @@ RESP = st.one_of(
 class Wanted:
     """Strings of these lengths."""
 
+    lanes = 1
+
     def __init__(self, *lengths):
         self._lengths = list(lengths)
 
     def wanted(self):
-        return [str(number) for number in range(len(self._lengths))]
+        return [SimpleNamespace(key=str(number), lane=0) for number in range(len(self._lengths))]
 
-    def expected(self):
+    def expected(self, arrival):
         return memoryview(bytearray(self._lengths[0]))
 
-    def begin(self, length):
+    def begin(self, arrival, length):
         if length != self._lengths[0]:
             raise redisacc.CorruptDataError("another length")
-        return self.expected()
+        return self.expected(arrival)
 
-    def missing(self):
+    def missing(self, arrival):
         raise redisacc.CorruptDataError("missing")
 
-    def finish(self):
+    def finish(self, arrival):
         self._lengths.pop(0)
 
     def more(self):
@@ -317,7 +323,7 @@ class Wanted:
 def test_replies_on_the_wire(search):
     def one(data, whole):
         data += b"\r\n" if whole else b""
-        for what in ("exchange", "fetch"):
+        for what in ("exchange", "fetch", "lanes"):
             ours, theirs = socket.socketpair()
             connection = redis.UnixDomainSocketConnection(path="nowhere")
             connection._sock = ours
@@ -329,8 +335,10 @@ def test_replies_on_the_wire(search):
                 try:
                     if what == "exchange":
                         fast.exchange([("PING",), ("PING",)], deadline)
-                    else:
+                    elif what == "fetch":
                         fast.fetch(Wanted(3, 4), deadline)
+                    else:
+                        lanes.fetch_over([fast], Wanted(3, 4), deadline)
                 except (*FAULTS, redisacc.RedisAccError):
                     # Errors that a transport treats as a broken connection, or as a refusal.
                     pass

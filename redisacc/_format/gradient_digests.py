@@ -1,0 +1,30 @@
+"""Digests of buffered gradients, under which a reducer stores their sum.
+
+A digest names the gradients that a sum contains, in their order. Whoever knows which gradients it needs computes the
+digest itself, so it cannot be given the sum of others by mistake, and no message has to be believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+from redisacc._format.buffered import BufferedGradient
+
+# In bytes. Nobody can find two rounds of the same digest by chance.
+_SIZE = 16
+
+DIGEST = re.compile(rf"[0-9a-f]{{{2 * _SIZE}}}")
+
+
+def digest_of(gradients: Iterable[BufferedGradient]) -> str:
+    """Returns the digest of gradients in this order, as hexadecimal digits.
+
+    It covers the id of each, which no two gradients share, its place, and its header: the number of gradients that it
+    is the sum of, the dtype and shape of each section, and the length of each part.
+    """
+    found = hashlib.blake2b(digest_size=_SIZE)
+    for gradient in gradients:
+        found.update(f"{gradient.id} {gradient.order} {gradient.header_digest} ".encode())
+    return found.hexdigest()

@@ -1,0 +1,35 @@
+"""Whether a taker relies on a reducer."""
+
+from __future__ import annotations
+
+import time
+
+# For how long a taker does without a reducer whose sum came too late, in seconds: the first time, and at most.
+SHORTEST = 1.0
+LONGEST = 64.0
+
+
+class Reliance:
+    """Decides for one handle whether its takes rely on a reducer.
+
+    After a take for which the sum came too late, they do without for 1, 2, 4, … 64 seconds. A sum that was there in
+    time ends that.
+    """
+
+    def __init__(self) -> None:
+        self._pause = SHORTEST
+        self._resumes_at = 0.0
+
+    @property
+    def relies(self) -> bool:
+        """Whether a take that begins now relies on a reducer, if there is one."""
+        return time.monotonic() >= self._resumes_at
+
+    def succeed(self) -> None:
+        """Notes that the whole sum was there in time."""
+        self._pause, self._resumes_at = SHORTEST, 0.0
+
+    def fail(self) -> None:
+        """Notes that a part of the sum was not there in time."""
+        self._resumes_at = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST)

@@ -1,0 +1,410 @@
+"""A Redis Cluster: which node a batch of commands goes to, and what happens when slots move or nodes fail.
+
+All keys of an accumulator are in one slot, so what is sent together goes to one node, over one connection. A method
+here is one attempt: the transport repeats it until its deadline. Redirections are followed within the attempt.
+
+- MOVED: the slot has another owner. The map is read again, and the batch goes on from the refused command at the owner.
+  It never goes on behind a refused command: a later one that was executed is sent again, in its turn.
+- ASK: the slot is moving key by key, and this key has left already, or never existed. The command is sent to the node
+  that gets the slot, after an ASKING, which lasts for one command. The batch goes on at the owner.
+- TRYAGAIN, CLUSTERDOWN, or a node that fails: the attempt fails. The next one begins by reading the map again, from
+  another node if possible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+from typing import Any, TypeVar
+
+from redisacc._redis.client_libraries import is_cluster
+from redisacc._redis.fast_socket import VALUES, A, Arrivals, Command, fetch_together
+from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError, SlotMovedError, reason_of
+from redisacc._redis.node import Losses, Node, Send
+from redisacc._redis.reply_errors import REDIRECTIONS
+from redisacc._redis.slot_map import Address, SlotMap, key_slot, redirection, slot_of, slots_of
+from redisacc.errors import ServerError
+
+Answer = TypeVar("Answer")
+
+# How long a node may be silent before the map is read again and the batch is sent again, in seconds. It is more than
+# any of our commands takes. Without it, a call would wait for a dead node until its own deadline, and never notice that
+# a replica was promoted meanwhile.
+SILENCE = 10.0
+# How long a node may take to return the map, in seconds.
+_MAP_TIMEOUT = 3.0
+# How often a command is redirected before the attempt fails. A map that is up to date needs one redirection at most.
+_MOST_REDIRECTIONS = 5
+
+# How many seeds an address lists.
+_LISTED = 3
+_ASKING = ("ASKING",)
+_VERSION = re.compile(r"^redis_version:(\d+)", re.MULTILINE)
+
+
+class UnreachableNodeError(BrokenError):
+    """A node cannot be reached at the address that the cluster announces for it. The text says so, and the remedy."""
+
+
+class Cluster:
+    """The way to all nodes of a cluster. Threads and, after a fork, processes may share it.
+
+    Args:
+        seeds: where to ask for the map at first, and whenever no other node answers.
+        pool_at: makes the pool of connections to a node.
+        remap: turns an address that a node announces into the one at which it is reached from here.
+
+    Attributes:
+        address: the seeds, as text.
+        losses: the exchanges that broke off, with any node.
+        has_sharded_channels: whether channels belong to slots, from version 7; None as long as it is unknown.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[Address],
+        pool_at: Callable[[Address], Any],
+        remap: Callable[[Address], Address] = lambda address: address,
+    ) -> None:
+        self._seeds = tuple(seeds)
+        self._pool_at = pool_at
+        self._remap = remap
+        self.address = ",".join(map(str, seeds[:_LISTED])) + (",…" if len(seeds) > _LISTED else "")
+        self.losses = Losses()
+        self.has_sharded_channels: bool | None = None
+        # Threads replace these as a whole; two that read the map at the same time do no harm.
+        self._map: SlotMap | None = None
+        self._stale = False
+        # Which node to ask for it first, if one is known to be right.
+        self._informed: Address | None = None
+        self._nodes: dict[Address, Node] = {}
+        # When a node last failed. Others are asked for the map first.
+        self._failed_at: dict[Address, float] = {}
+
+    # Single attempts
+
+    def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
+        """Sends commands to the node that owns their slot and returns the replies, which may be errors.
+
+        Commands in several slots have no order among these. Those without a key go along, or else to any node.
+
+        Args:
+            commands: the commands.
+            deadline: when the cluster has to have replied, on ``time.monotonic()``'s clock.
+
+        Raises:
+            ReplyError: a reply is a refusal that passes by itself, or no node owns the slot.
+            BrokenError, OSError: a connection broke, or could not be made.
+            RejectedError: a node refuses the connection.
+            ServerError: the server is not a node of a cluster.
+        """
+        slots = slots_of(commands)
+        if len(slots) > 1:
+            return self._exchange_in_several(commands, deadline)
+        return self._exchange_in(slots.pop() if slots else None, commands, deadline)
+
+    def exchange_beside(self, key: str, commands: Sequence[Command], deadline: float) -> list[Any]:
+        """Does the same for commands without keys, at the node that owns the slot of a key."""
+        return self._exchange_in(key_slot(key), commands, deadline)
+
+    def exchange_with_all(self, commands: Sequence[Command], deadline: float) -> dict[str, list[Any]]:
+        """Sends commands without keys to every master, and returns their replies by the masters' addresses."""
+        found = {}
+        for node in self._masters(deadline):
+            with self._failures_noted(node):
+                found[node.address] = node.exchange(commands, _soon(deadline))
+        return found
+
+    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
+        """GETs strings of one slot straight into the memory where they are used."""
+        wanted = arrivals.wanted()
+        if not wanted:
+            return
+        node = self._owner(key_slot(wanted[0].key), deadline)
+        try:
+            with self._failures_noted(node):
+                node.fetch(arrivals, _soon(deadline))
+        except ReplyError as error:
+            if error.code not in REDIRECTIONS:
+                raise
+            # Slots move rarely. Meanwhile, the strings are fetched a few at a time.
+            fetch_together(self, arrivals, deadline)
+
+    def converse(self, key: str, talk: Callable[[Send], Answer], timeout: float, deadline: float) -> Answer:
+        """Returns what ``talk`` makes of the replies to commands about one key, over one connection to its owner."""
+        slot = key_slot(key)
+        node, asking = self._owner(slot, deadline), False
+        for _ in range(_MOST_REDIRECTIONS):
+            try:
+                with self._failures_noted(node):
+                    return node.converse(key, talk, timeout, _soon(deadline), asking=asking)
+            except ReplyError as error:
+                if error.code not in REDIRECTIONS:
+                    raise
+                refusal = error
+            target = self._redirected(refusal, node, deadline)
+            asking = refusal.code == "ASK"
+            node = target if asking else self._owner(slot, deadline)
+        raise _unsettled(refusal)
+
+    def converse_with_all(self, talk: Callable[[Send], Answer], timeout: float, deadline: float) -> list[Answer]:
+        """Returns what ``talk`` makes of the replies of each master to commands without keys."""
+        found = []
+        for node in self._masters(deadline):
+            with self._failures_noted(node):
+                found.append(node.converse("", talk, timeout, _soon(deadline)))
+        return found
+
+    @contextlib.contextmanager
+    def subscriber(self, channel: str) -> Iterator[Any]:
+        """Yields a connection to the node that owns the slot of a channel, and disconnects it."""
+        node = self._owner(key_slot(channel), time.monotonic() + _MAP_TIMEOUT)
+        try:
+            with node.subscriber(channel) as pooled:
+                yield pooled
+        except FAULTS as error:
+            # Nobody else may notice. A node that has given the slot away knows to whom, before others do.
+            if isinstance(error, (SlotMovedError, ReplyError)):
+                self._informed = self._address_of(node)
+                self._stale = True
+            else:
+                self._note_failure(node)
+            raise
+
+    def find_version(self, deadline: float) -> bool:
+        """Learns whether channels belong to slots, and returns that."""
+        reply = self._exchange_in(None, [("INFO", "server")], deadline)[0]
+        text = reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
+        version = _VERSION.search(text)
+        # A user who may not run INFO has access rules, which are mostly those of a server from version 7.
+        self.has_sharded_channels = version is None or int(version[1]) >= 7
+        return self.has_sharded_channels
+
+    def slot_map(self, deadline: float) -> SlotMap:
+        """Returns the map as some node knows it now."""
+        self._read_map(deadline)
+        assert self._map is not None
+        return self._map
+
+    # Redirections
+
+    def _exchange_in_several(self, commands: Sequence[Command], deadline: float) -> list[Any]:
+        replies: list[Any] = [None] * len(commands)
+        groups: dict[int | None, list[int]] = {}
+        for number, command in enumerate(commands):
+            groups.setdefault(slot_of(command), []).append(number)
+        for slot, numbers in groups.items():
+            found = self._exchange_in(slot, [commands[number] for number in numbers], deadline)
+            for number, reply in zip(numbers, found, strict=True):
+                replies[number] = reply
+        return replies
+
+    def _exchange_in(self, slot: int | None, commands: Sequence[Command], deadline: float) -> list[Any]:
+        """Exchanges commands with the owner of a slot, or with any node."""
+        node = self._owner(slot, deadline)
+        with self._failures_noted(node):
+            replies = node.exchange(commands, _soon(deadline))
+        # The most frequent case costs one comparison.
+        if VALUES.issuperset(map(type, replies)):
+            return replies
+        done: list[Any] = []
+        redirections = 0
+        while (at := _first_redirected(replies)) is not None:
+            # What follows a refused command is sent again, even if it was executed: in order, or not at all.
+            done += replies[:at]
+            commands = commands[at:]
+            refusal: ReplyError = replies[at]
+            target = self._redirected(refusal, node, deadline)
+            if refusal.code == "ASK":
+                asked = list(takewhile(_same_redirection(refusal), replies[at:]))
+                answers = self._ask(target, commands[: len(asked)], deadline)
+                settled = _first_redirected(answers)
+                done += answers[:settled]
+                commands = commands[len(answers[:settled]) :]
+                if settled is None:
+                    redirections = 0
+                if not commands:
+                    return done
+            redirections += 1
+            if redirections > _MOST_REDIRECTIONS:
+                raise _unsettled(refusal)
+            node = self._owner(slot, deadline)
+            with self._failures_noted(node):
+                replies = node.exchange(commands, _soon(deadline))
+        return done + replies
+
+    def _ask(self, node: Node, commands: Sequence[Command], deadline: float) -> list[Any]:
+        """Exchanges commands with a node that is about to get their slot: each of them needs its own ASKING."""
+        pairs = [one for command in commands for one in (_ASKING, command)]
+        with self._failures_noted(node):
+            return node.exchange(pairs, _soon(deadline))[1::2]
+
+    def _redirected(self, refusal: ReplyError, node: Node, deadline: float) -> Node:
+        """Returns the node that a refusal names. If the slot has a new owner, the map is read again, from that one."""
+        asked = self._address_of(node)
+        target = self._remap(redirection(refusal, asked))
+        if refusal.code == "MOVED":
+            self._read_map(deadline, target)
+        return self._node(target)
+
+    # Nodes and the map
+
+    def _owner(self, slot: int | None, deadline: float) -> Node:
+        """Returns the node that owns a slot, or any master."""
+        slot_map = self._map
+        if slot_map is None or self._stale:
+            informed, self._informed = self._informed, None
+            self._read_map(deadline, informed)
+            slot_map = self._map
+            assert slot_map is not None
+        if slot is None:
+            return self._node(min(slot_map.masters, key=self._failure))
+        owner = slot_map.owner(slot)
+        if owner is None:
+            self._stale = True
+            raise ReplyError(f"CLUSTERDOWN no node of the cluster owns slot {slot}")
+        return self._node(owner)
+
+    def _masters(self, deadline: float) -> list[Node]:
+        """Returns all masters. The map is read again, because nothing would report a master that has been added."""
+        return [self._node(address) for address in self.slot_map(deadline).masters]
+
+    def _read_map(self, deadline: float, first: Address | None = None) -> None:
+        """Reads the map from the first node that has one.
+
+        Args:
+            deadline: until when to try.
+            first: the node to ask first.
+
+        Raises:
+            BrokenError, ReplyError, RejectedError, OSError: no node has one. This is how the last of them failed.
+            ServerError: the server is not a node of a cluster.
+        """
+        known = self._map.nodes if self._map is not None else ()
+        others = sorted(dict.fromkeys([*known, *self._seeds]), key=self._failure)
+        failure: Exception | None = None
+        for address in dict.fromkeys([first, *others] if first else others):
+            if failure is not None and time.monotonic() >= deadline:
+                break
+            try:
+                node = self._node(address)
+                with self._failures_noted(node):
+                    until = min(deadline, time.monotonic() + _MAP_TIMEOUT)
+                    reply = node.exchange([("CLUSTER", "SLOTS")], until)[0]
+                self._use(self._map_of(reply, address))
+                return
+            except FAULTS as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    def _map_of(self, reply: Any, asked: Address) -> SlotMap:
+        """Returns the map in a reply to CLUSTER SLOTS. Raises if the node has none."""
+        if isinstance(reply, ReplyError):
+            if "cluster support disabled" in str(reply):
+                raise ServerError(
+                    f"the server at {asked} is not a node of a Redis Cluster: give redis= a URL redis://{asked}, or a "
+                    "redis.Redis"
+                )
+            raise reply
+        slot_map = SlotMap.of_reply(reply, asked)
+        if not slot_map.masters:
+            # It was taken out of the cluster, or has not been taken in yet.
+            raise ReplyError(f"CLUSTERDOWN the node {asked} knows no owner of any slot")
+        return slot_map.remapped(self._remap)
+
+    def _use(self, slot_map: SlotMap) -> None:
+        """Replaces the map, and forgets the nodes that are in it no longer. Calls that use them go on."""
+        kept = {*slot_map.nodes, *self._seeds}
+        self._nodes = {address: node for address, node in list(self._nodes.items()) if address in kept}
+        self._failed_at = {address: at for address, at in list(self._failed_at.items()) if address in kept}
+        self._map, self._stale = slot_map, False
+
+    def _node(self, address: Address) -> Node:
+        node = self._nodes.get(address)
+        if node is None:
+            # If another thread has just made one, that one is used.
+            node = self._nodes.setdefault(address, Node(self._pool_at(address), self.losses, str(address)))
+        return node
+
+    def _address_of(self, node: Node) -> Address:
+        host, _, port = node.address.rpartition(":")
+        return Address(host.strip("[]"), int(port))
+
+    def _failure(self, address: Address) -> float:
+        return self._failed_at.get(address, 0.0)
+
+    @contextlib.contextmanager
+    def _failures_noted(self, node: Node) -> Iterator[None]:
+        """Raises the error of an attempt with the node's address. The next attempt begins by reading the map."""
+        try:
+            yield
+        except ReplyError as error:
+            if error.code not in REDIRECTIONS:
+                self._note_failure(node)
+            raise
+        except (BrokenError, OSError) as error:
+            self._note_failure(node)
+            raise self._described(node, error) from error
+
+    def _note_failure(self, node: Node) -> None:
+        self._failed_at[self._address_of(node)] = time.monotonic()
+        self._stale = True
+
+    def _described(self, node: Node, error: Exception) -> BrokenError:
+        if not node.reached and self._address_of(node) not in self._seeds:
+            return UnreachableNodeError(
+                f"the cluster at {self.address} announces a node at {node.address}, which cannot be reached from here "
+                f"({reason_of(error)}). If the node is running, it announces a wrong address: set cluster-announce-ip, "
+                "or cluster-announce-hostname with cluster-preferred-endpoint-type hostname, and cluster-announce-port "
+                "on it"
+            )
+        kind = SilentError if isinstance(error, SilentError) else BrokenError
+        return kind(f"node {node.address}: {reason_of(error)}")
+
+
+def cluster_of(client: Any) -> Cluster | None:
+    """Returns the cluster that a client of redis-py or valkey-py leads to, or None if it is a client of one server.
+
+    Its settings, such as passwords and TLS, are used for our own connections. Its map of slots is not: how that is read
+    and when it is renewed differs between versions, and so does what happens to a refused command.
+    """
+    if not is_cluster(client):
+        return None
+    manager = client.nodes_manager
+
+    def pool_at(address: Address) -> Any:
+        node = manager.create_redis_node(address.host, address.port, **manager.connection_kwargs)
+        return node.connection_pool
+
+    def remap(address: Address) -> Address:
+        return Address(*manager.remap_host_port(*address))
+
+    known = [*manager.startup_nodes.values(), *client.get_nodes()]
+    seeds = dict.fromkeys(Address(node.host, int(node.port)) for node in known)
+    return Cluster(tuple(seeds), pool_at, remap)
+
+
+def _soon(deadline: float) -> float:
+    """Returns when a node counts as silent."""
+    return min(deadline, time.monotonic() + SILENCE)
+
+
+def _first_redirected(replies: Sequence[Any]) -> int | None:
+    """Returns the place of the first MOVED or ASK, if any."""
+    for place, reply in enumerate(replies):
+        if isinstance(reply, ReplyError) and reply.code in REDIRECTIONS:
+            return place
+    return None
+
+
+def _same_redirection(refusal: ReplyError) -> Callable[[Any], bool]:
+    return lambda reply: isinstance(reply, ReplyError) and str(reply) == str(refusal)
+
+
+def _unsettled(refusal: ReplyError) -> ReplyError:
+    # A refusal that passes by itself: the nodes will agree at some time.
+    return ReplyError(f"TRYAGAIN the nodes do not agree on who owns the slot: {refusal}")

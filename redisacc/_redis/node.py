@@ -1,0 +1,263 @@
+"""One server: the connections of a client's pool to it, and what travels over them."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from redisacc._redis import fast_socket
+from redisacc._redis.client_libraries import STUMBLES, fault_of, is_of_library, translated
+from redisacc._redis.fast_socket import VALUES, A, Arrivals, Command, Connection
+from redisacc._redis.faults import FAULTS, BrokenError, ReplyError
+from redisacc._redis.lanes import Lanes, fetch_over
+from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
+from redisacc.errors import RedisAccError
+
+Answer = TypeVar("Answer")
+
+# Sends a command, and returns the reply.
+Send = Callable[[Command], Any]
+
+
+@dataclass(slots=True)
+class Losses:
+    """How many exchanges broke off, in any thread: the server may have executed what was sent, or may yet."""
+
+    count: int = 0
+
+
+class Node:
+    """The way to one server through one pool. Threads and, after a fork, processes may share it.
+
+    Args:
+        pool: the pool of connections.
+        losses: counts the exchanges that break off.
+        address: where the pool's connections lead. None: as the pool says.
+
+    Attributes:
+        address: where the pool's connections lead, without a password.
+        reached: whether a connection was ever made.
+    """
+
+    def __init__(self, pool: Any, losses: Losses, address: str | None = None) -> None:
+        self._pool = pool
+        self._losses = losses
+        self._get_connection = _getter(pool)
+        # One connection stays out of the pool between calls, unless the pool is so small that others may wait for it.
+        self._kept: list[Connection] = []
+        self._may_keep = getattr(pool, "max_connections", 0) >= 16
+        self.address = address or _address(pool)
+        self.reached = False
+
+        self._lanes = Lanes(pool, self._get_connection)
+
+        weakref.finalize(self, _give_back, pool, self._kept, self._lanes.idle).atexit = False
+
+    def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
+        """Sends commands over one connection and returns their replies, which may be errors.
+
+        Args:
+            commands: the commands.
+            deadline: when the server has to have replied, on ``time.monotonic()``'s clock.
+
+        Raises:
+            ReplyError: one of the replies is a refusal that passes by itself.
+            BrokenError, OSError: the connection broke, or could not be made.
+            RejectedError: the server refuses the connection.
+        """
+        connection = self._borrow()
+        try:
+            replies = _exchange_over(connection, commands, deadline)
+        except BaseException as error:
+            self._spoil(connection, error)
+            raise
+        self._return(connection)
+        return replies
+
+    def converse(
+        self,
+        key: str,  # noqa: ARG002
+        talk: Callable[[Send], Answer],
+        timeout: float,
+        deadline: float,
+        *,
+        asking: bool = False,
+    ) -> Answer:
+        """Returns what ``talk`` makes of the replies to commands that it sends one by one, over one connection.
+
+        Args:
+            key: the key of the commands, which plays no role for a single server.
+            talk: gets the function that sends a command and returns the reply.
+            timeout: seconds that the server has for each reply, in any case.
+            deadline: until when it has more time.
+            asking: whether each command is for a slot that this node is about to get from another one.
+
+        Raises:
+            ReplyError: a reply is a refusal that passes by itself, or a redirection to another node.
+            RedisAccError: another refusal, or what ``talk`` raises.
+        """
+        connection = self._borrow()
+
+        def send(command: Command) -> Any:
+            # ASKING lasts for one command.
+            commands = [("ASKING",), command] if asking else [command]
+            reply = _exchange_over(connection, commands, max(deadline, time.monotonic() + timeout))[-1]
+            if isinstance(reply, ReplyError):
+                if reply.code in REDIRECTIONS:
+                    raise reply
+                raise refusal_of(reply) from reply
+            return reply
+
+        try:
+            answer = talk(send)
+        except RedisAccError:
+            # A refusal, or a reply that makes no sense: everything that was sent has been answered.
+            self._return(connection)
+            raise
+        except BaseException as error:
+            self._spoil(connection, error)
+            raise
+        self._return(connection)
+        return answer
+
+    def converse_with_all(self, talk: Callable[[Send], Answer], timeout: float, deadline: float) -> list[Answer]:
+        """Does the same for commands without a key. Returns one answer, because it is one server."""
+        return [self.converse("", talk, timeout, deadline)]
+
+    def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
+        """GETs strings straight into the memory where they are used, over several connections if they have lanes."""
+        connection = self._borrow()
+        more = self._lanes.borrow(connection) if arrivals.lanes > 1 else []
+        try:
+            if more:
+                fetch_over([connection, *more], arrivals, deadline)
+            else:
+                connection.fetch(arrivals, deadline)
+        except BaseException as error:
+            self._lanes.spoil(more)
+            self._spoil(connection, error)
+            raise
+        self._lanes.give_back(more)
+        self._return(connection)
+
+    @contextlib.contextmanager
+    def subscriber(self, channel: str) -> Iterator[Any]:  # noqa: ARG002
+        """Yields a connection to listen on, and disconnects it. A single server has every channel."""
+        pooled = self._get_connection()
+        try:
+            yield pooled
+        finally:
+            with contextlib.suppress(*FAULTS), translated():
+                pooled.disconnect()
+            self._pool.release(pooled)
+
+    # A connection that is in use belongs to one call. Borrowing is not a context manager, which would cost a small
+    # command more time than all checks.
+
+    def _borrow(self) -> Connection:
+        """Returns the connection that was kept, or one of the pool."""
+        try:
+            connection = self._kept.pop()
+        except IndexError:
+            pass
+        else:
+            # After a fork it is the parent's. If it was closed meanwhile, it goes back to the pool, which reopens it.
+            if connection.pid == os.getpid():
+                if connection.alive():
+                    return connection
+                self._pool.release(connection.pooled)
+        pooled = self._get_connection()
+        try:
+            connection = fast_socket.connection_of(pooled)
+        except BaseException as error:
+            self._spoil(fast_socket.ClientConnection(pooled), error)
+            raise
+        self.reached = True
+        return connection
+
+    def _return(self, connection: Connection) -> None:
+        if self._may_keep and not self._kept:
+            # Taking a connection out of the pool and putting it back would cost as much as a small command.
+            self._kept.append(connection)
+        else:
+            connection.release()
+            self._pool.release(connection.pooled)
+
+    def _spoil(self, connection: Connection, error: BaseException) -> None:
+        """Closes a connection, because the next command would take unread replies for its own."""
+        self._losses.count += 1
+        lost = not connection.alive()
+        with translated():
+            connection.pooled.disconnect()
+            self._pool.release(connection.pooled)
+        if lost and isinstance(error, STUMBLES):
+            raise BrokenError("another thread closed the connection") from error
+
+
+def _give_back(pool: Any, *kept: list[Any]) -> None:
+    """Puts the connections that were kept back into the pool, which counts them as in use."""
+    for connections in kept:
+        while connections:
+            connection = connections.pop()
+            if connection.pid == os.getpid():
+                connection.release()
+                pool.release(connection.pooled)
+
+
+def _getter(pool: Any) -> Callable[[], Any]:
+    """Returns the function that takes a connection out of a pool."""
+    required = any(
+        p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        for p in inspect.signature(pool.get_connection).parameters.values()
+    )
+    # valkey-py, and redis-py before 5.3, require the command's name; later versions warn about it.
+    arguments = ("EVALSHA",) if required else ()
+
+    def get() -> Any:
+        try:
+            return pool.get_connection(*arguments)
+        except BaseException as error:
+            # An error of the library's own closes the connection that was being made. Another one, such as an
+            # interrupt, leaves it in the pool as it is, and the pool would hand it out as ready: without a password, or
+            # with database 0 where another one was asked for.
+            if not is_of_library(error):
+                close_idle()
+            # Spelled out, because a context manager would cost a small command too much.
+            fault = fault_of(error) if isinstance(error, Exception) else None
+            if fault is None or fault is error:
+                raise
+            raise fault from error
+
+    def close_idle() -> None:
+        # Before redis-py 7, the blocking pool has no argument that leaves connections in use open.
+        arguments = (False,) if inspect.signature(pool.disconnect).parameters else ()
+        with contextlib.suppress(Exception):
+            pool.disconnect(*arguments)
+
+    return get
+
+
+def _exchange_over(connection: Connection, commands: Sequence[Command], deadline: float) -> list[Any]:
+    """Exchanges commands. A refusal that passes by itself is raised, as a reason for another attempt."""
+    replies = connection.exchange(commands, deadline)
+    if not VALUES.issuperset(map(type, replies)):
+        for reply in replies:
+            if isinstance(reply, ReplyError) and reply.code in PASSING:
+                raise reply
+    return replies
+
+
+def _address(pool: Any) -> str:
+    """Returns where a pool's connections lead, without its password."""
+    settings = getattr(pool, "connection_kwargs", None) or {}
+    if "path" in settings:
+        return f"unix://{settings['path']}"
+    if "host" in settings:
+        return f"{settings['host']}:{settings.get('port', 6379)}/{settings.get('db', 0)}"
+    return type(pool).__name__

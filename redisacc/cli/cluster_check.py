@@ -1,0 +1,63 @@
+"""What `redisacc doctor` checks of a Redis Cluster as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redisacc._redis.transport import OPENING_TIMEOUT, Transport
+from redisacc._text import QUOTED, printable
+from redisacc.cli.finding import Finding
+from redisacc.cli.output import count_text
+from redisacc.errors import ServerError
+
+_SETTINGS = ("cluster-require-full-coverage", "cluster-node-timeout")
+
+
+def examine_cluster(transport: Transport) -> Finding:
+    """Returns whether every slot has an owner and every master a replica, and how the cluster treats failures."""
+    slot_map = transport.slot_map(timeout=OPENING_TIMEOUT)
+    full_coverage, node_timeout = (_setting(transport, name) for name in _SETTINGS)
+    masters = count_text(len(slot_map.masters), "master")
+    replicas = _replicas_text([len(of_one) for of_one in slot_map.replicas.values()])
+    found = (
+        f"{masters}, {replicas}; cluster-node-timeout {_seconds_text(node_timeout)}; cluster-require-full-coverage "
+        f"{full_coverage or 'unknown'}"
+    )
+    if slot_map.uncovered:
+        return Finding(
+            "cluster",
+            "bad",
+            f"{slot_map.uncovered} of 16384 slots have no master; {found}",
+            "start the masters that are missing, or assign their slots to others: accumulators in these slots cannot "
+            "be used" + (", and neither can any other" if full_coverage == "yes" else ""),
+        )
+    alone = [str(master) for master, replicas in slot_map.replicas.items() if not replicas]
+    if alone:
+        stops = " and stops all others" if full_coverage == "yes" else ""
+        return Finding(
+            "cluster",
+            "warn",
+            found,
+            f"give every master a replica, because a master without one takes its accumulators with it{stops} when it "
+            f"fails ({', '.join(alone[:3])}{', …' if len(alone) > 3 else ''})",
+        )
+    return Finding("cluster", "ok", found)
+
+
+def _replicas_text(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low if low == high else f'{low} to {high}'} {'replica' if low == high == 1 else 'replicas'} each"
+
+
+def _setting(transport: Transport, name: str) -> str:
+    """Returns a setting of a node; "" if this user may not ask, or the server does not know it."""
+    try:
+        reply: Any = transport.call("CONFIG", "GET", name)
+    except ServerError:
+        return ""
+    values = list(reply.values()) if isinstance(reply, dict) else list(reply)[1:]
+    return printable(values[0], QUOTED) if values else ""
+
+
+def _seconds_text(milliseconds: str) -> str:
+    return f"{int(milliseconds) / 1000:g} s" if milliseconds.isdigit() else "unknown"

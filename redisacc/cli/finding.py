@@ -1,0 +1,23 @@
+"""What a check of `redisacc doctor` finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        what: name of the check.
+        status: "ok"; "warn" if it works but could be better; "bad" if it must be changed.
+        found: the facts.
+        advice: the remedy; empty for "ok".
+    """
+
+    what: str
+    status: Literal["ok", "warn", "bad"]
+    found: str
+    advice: str = ""

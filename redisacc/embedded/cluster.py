@@ -1,0 +1,305 @@
+"""The class `Cluster`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+
+from redisacc.embedded.cluster_node import BUS_OFFSET, CONFIGURATION, ClusterNode
+from redisacc.errors import InvalidArgumentError, ServerError
+
+__all__ = ["Cluster"]
+
+_SLOTS = 16_384
+
+# A node counts as failed after this many milliseconds without an answer, and a replica takes over about as much later.
+# Shorter than the server's default of 15 seconds, because all nodes are on this machine; but a busy machine may keep a
+# node from answering for a while.
+_NODE_TIMEOUT_MS = 5_000
+
+_ASK_PAUSE = 0.02  # seconds
+
+
+class Cluster:
+    """A Redis Cluster whose nodes belong to this process, evict nothing, and are reachable from this machine only.
+
+    `start()` or a `with` block starts it, which takes about two seconds. Each node is a `Server`: it ends with
+    `stop()`, with the block, and with the process that called `start()`, even if that process is killed with SIGKILL.
+    The masters own equal shares of the slots.
+
+    Args:
+        masters: the number of masters, 1 to 100.
+        replicas: the number of replicas of each master, 0 to 5.
+        dir: the directory for the nodes' data, each in a subdirectory of its own. It is created if it doesn't exist,
+            and kept; a later cluster of the same size goes on with the data. None: temporary directories, which are
+            removed when the nodes end; no data are written to them.
+        durable: as for `Server`: whether every change is written to disk, instead of snapshots. Needs `dir`.
+        port: the TCP port of the first node; the others have the ports that follow. Each node also uses the port that
+            is higher by 10,000, for the other nodes. At most 55,535 for the last node. None: free ports.
+        executable: the server program, a path or a name on the `PATH`. None: `find_server()`.
+
+    Raises:
+        InvalidArgumentError: a number is out of range, or `durable` is given without `dir`.
+    """
+
+    def __init__(
+        self,
+        masters: int = 3,
+        replicas: int = 0,
+        # It shadows a builtin, as in Server.
+        dir: str | os.PathLike[str] | None = None,  # noqa: A002
+        *,
+        durable: bool = False,
+        port: int | None = None,
+        executable: str | os.PathLike[str] | None = None,
+    ) -> None:
+        _check("masters", masters, 1, 100)
+        _check("replicas", replicas, 0, 5)
+        self._masters = masters
+        self._replicas = replicas
+        number = masters * (1 + replicas)
+        if port is not None:
+            _check("port", port, 1, 65_535 - BUS_OFFSET - number + 1)
+        self._directory = None if dir is None else Path(os.path.abspath(os.fspath(dir)))
+        self._durable = durable
+        self._executable = executable
+        self._nodes = [self._new_node(None if port is None else port + k, k) for k in range(number)]
+
+    def _new_node(self, port: int | None, number: int) -> ClusterNode:
+        directory = None if self._directory is None else self._directory / f"node-{number + 1}"
+        return ClusterNode(
+            node_timeout_ms=_NODE_TIMEOUT_MS,
+            dir=directory,
+            durable=self._durable,
+            port=port,
+            executable=self._executable,
+        )
+
+    def __repr__(self) -> str:
+        """Returns the URL and how many nodes are running."""
+        running = sum(node.running for node in self._nodes)
+        try:
+            where = f"at {self.url}"
+        except ServerError:
+            return "<redisacc.embedded.Cluster, not started>"
+        return f"<redisacc.embedded.Cluster {where}, {running} of {len(self._nodes)} nodes running>"
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Starts the nodes that are not running, and blocks until all nodes report that the cluster is complete.
+
+        Args:
+            timeout: maximum number of seconds for each node to answer, and then for all of them to agree.
+
+        Raises:
+            ServerError: a node could not be started, for one of the reasons that `Server.start` lists, or the nodes
+                did not agree in time. No process is left running.
+        """
+        self._check_directory()
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.stop)
+            for node in self._nodes:
+                node.start(timeout)
+            deadline = time.monotonic() + timeout
+            try:
+                self._form(deadline)
+            except redis.RedisError as error:
+                raise ServerError(f"a node of the cluster does not do what makes it one: {error}") from error
+            on_failure.pop_all()
+
+    def _check_directory(self) -> None:
+        """Raises ServerError if the directory holds a cluster of another size, whose slots would be missing."""
+        if self._directory is None:
+            return
+        found = len(list(self._directory.glob(f"node-*/{CONFIGURATION}")))
+        if found not in (0, len(self._nodes)):
+            raise ServerError(
+                f"{self._directory} holds the data of a cluster of {found} nodes, not {len(self._nodes)}: choose the "
+                "same numbers of masters and replicas, or another directory"
+            )
+
+    def _form(self, deadline: float) -> None:
+        """Makes the nodes one cluster, unless an earlier run has done so."""
+        first, *others = self._nodes
+        masters = self._nodes[: self._masters]
+        bounds = [_SLOTS * k // self._masters for k in range(self._masters + 1)]
+        for number, (node, (start, end)) in enumerate(zip(masters, pairwise(bounds), strict=True), 1):
+            if _facts(node)["cluster_slots_assigned"] == "0":
+                _assign(node, start, end)
+                # Different from the beginning, so that the nodes need not settle who yields.
+                node.ask("CLUSTER", "SET-CONFIG-EPOCH", number)
+        for node in others:
+            # Also tells nodes that know each other where they are now.
+            first.ask("CLUSTER", "MEET", "127.0.0.1", _port(node))
+        self._await(deadline, "know each other", lambda node: _knows(node, len(self._nodes)))
+        for number, node in enumerate(self._nodes[self._masters :]):
+            if "slave" not in _own_flags(node) and not _owns_slots(node):
+                _replicate(node, masters[number % self._masters], deadline)
+        self._await(deadline, "report that the cluster is complete", _is_complete)
+        expected = self._masters * self._replicas
+        self._await(deadline, "know all replicas", lambda node: _known_replicas(node) >= expected)
+
+    def _await(self, deadline: float, what: str, is_done: Callable[[ClusterNode], bool]) -> None:
+        """Blocks until all nodes satisfy a condition.
+
+        Raises:
+            ServerError: the deadline has passed.
+        """
+        waiting = list(self._nodes)
+        while waiting:
+            waiting = [node for node in waiting if not is_done(node)]
+            if waiting and time.monotonic() >= deadline:
+                raise ServerError(
+                    f"{len(waiting)} of {len(self._nodes)} nodes did not {what} in time; the log of one ends with:\n"
+                    f"{waiting[0].log_tail()}"
+                )
+            if waiting:
+                time.sleep(_ASK_PAUSE)
+
+    def stop(self) -> None:
+        """Stops all nodes and blocks until they have ended and their last data are on the disk."""
+        for node in self._nodes:
+            node.stop()
+
+    @property
+    def nodes(self) -> Sequence[ClusterNode]:
+        """The nodes: first those that began as masters, then those that began as replicas.
+
+        Each has the methods of a `Server`, and `kill()`; `start()` starts a node again that was killed.
+        """
+        return tuple(self._nodes)
+
+    @property
+    def url(self) -> str:
+        """``redis+cluster://127.0.0.1:PORT,127.0.0.1:PORT,...``, with all nodes.
+
+        Raises:
+            ServerError: the cluster was never started.
+        """
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{_port(node)}" for node in self._nodes)
+
+    def owner(self, key: str) -> ClusterNode:
+        """Returns the node that owns the slot of a key at this moment.
+
+        Raises:
+            ServerError: no node that answers owns it.
+        """
+        for node in self._nodes:
+            with contextlib.suppress(redis.RedisError, ServerError):
+                slot = int(node.ask("CLUSTER", "KEYSLOT", key))
+                # Each node knows best what it owns itself.
+                for start, end, master, *_ in node.ask("CLUSTER", "SLOTS"):
+                    if start <= slot <= end and master[1] == _port(node):
+                        return node
+        raise ServerError(f"no node owns the slot of the key {key!r}")
+
+    def add_master(self, timeout: float = 30.0) -> ClusterNode:
+        """Starts another master, which owns no slots, and blocks until all nodes know it. Returns it.
+
+        Raises:
+            ServerError: it could not be started, or the nodes did not agree in time.
+        """
+        node = self._new_node(None, len(self._nodes))
+        node.start(timeout)
+        self._nodes.append(node)
+        self._nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", _port(node))
+        deadline = time.monotonic() + timeout
+        self._await(deadline, "know each other", lambda other: _knows(other, len(self._nodes)))
+        self._await(deadline, "report that the cluster is complete", _is_complete)
+        return node
+
+    def client(self, **kw: Any) -> redis.RedisCluster:
+        """Returns a new client of redis-py for the cluster.
+
+        Args:
+            **kw: arguments of `redis.RedisCluster`.
+        """
+        return redis.RedisCluster(host="127.0.0.1", port=_port(self._nodes[0]), **kw)
+
+    def __enter__(self) -> Self:
+        """Starts the cluster."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stops the cluster."""
+        self.stop()
+
+
+def _check(what: str, value: int, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidArgumentError(f"{what} must be an int from {low} to {high}, not {value!r}")
+
+
+def _port(node: ClusterNode) -> int:
+    port = node.port
+    assert port is not None, "a node of a cluster has a TCP port"
+    return port
+
+
+def _facts(node: ClusterNode) -> dict[str, str]:
+    """Returns what a node says about the cluster: the lines of CLUSTER INFO."""
+    return dict(line.split(":", 1) for line in node.ask("CLUSTER", "INFO").splitlines() if ":" in line)
+
+
+def _own_flags(node: ClusterNode) -> str:
+    line = next(line for line in node.ask("CLUSTER", "NODES").splitlines() if "myself" in line)
+    return str(line.split()[2])
+
+
+def _owns_slots(node: ClusterNode) -> bool:
+    line = next(line for line in node.ask("CLUSTER", "NODES").splitlines() if "myself" in line)
+    return len(line.split()) > 8
+
+
+def _assign(node: ClusterNode, start: int, end: int) -> None:
+    """Gives a node the slots from ``start`` up to, but not including, ``end``."""
+    try:
+        node.ask("CLUSTER", "ADDSLOTSRANGE", start, end - 1)
+    except redis.ResponseError:
+        # Redis 6.2 does not know ranges.
+        node.ask("CLUSTER", "ADDSLOTS", *range(start, end))
+
+
+def _knows(node: ClusterNode, number: int) -> bool:
+    """Returns whether a node knows so many nodes, none of which it is still greeting."""
+    lines = node.ask("CLUSTER", "NODES").splitlines()
+    return len(lines) == number and not any("handshake" in line or "noaddr" in line for line in lines)
+
+
+def _known_replicas(node: ClusterNode) -> int:
+    """Returns how many replicas a node knows, which it tells clients as well."""
+    return len(
+        {tuple(map(str, replica)) for _, _, _, *replicas in node.ask("CLUSTER", "SLOTS") for replica in replicas}
+    )
+
+
+def _replicate(node: ClusterNode, master: ClusterNode, deadline: float) -> None:
+    identity = master.ask("CLUSTER", "MYID")
+    while True:
+        try:
+            node.ask("CLUSTER", "REPLICATE", identity)
+            return
+        except redis.ResponseError:
+            # It has just met the master and may not yet know that it is one.
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_ASK_PAUSE)
+
+
+def _is_complete(node: ClusterNode) -> bool:
+    """Returns whether a node sees an owner for every slot, and is in step with its master if it is a replica."""
+    facts = _facts(node)
+    if facts["cluster_state"] != "ok" or facts["cluster_slots_ok"] != str(_SLOTS):
+        return False
+    replication = node.ask("INFO", "replication")
+    return "role:master" in replication or "master_link_status:up" in replication

@@ -1,0 +1,132 @@
+"""Nodes of a cluster die, come back and are replaced: every gradient is counted once, and nothing hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.resharding import Move, wait_for_promotion
+from support.servers import executable
+
+import redisacc
+from redisacc._redis.slot_map import key_slot
+
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+
+
+def keep_applying(url, stop, sent):
+    with redisacc.ConditionalAccumulator("int32", [4], "w", redis=url, reduction_type="SUM") as acc:
+        while not stop.is_set():
+            try:
+                outcome = acc.apply_grad([len(sent) + 1] * 4, local_step=10**6)
+            except redisacc.OutcomeUnknownError as error:
+                outcome = error.retry()
+            assert outcome
+            sent.append(len(sent) + 1)
+
+
+def take_all(acc):
+    """Returns the sum of what is left."""
+    total = 0
+    while acc.num_accumulated():
+        total += int(acc.take_grad(1, timeout=20)[0])
+    return total
+
+
+def test_a_master_is_killed_and_started_again(make_cluster, background, until):
+    cluster = make_cluster(3)
+    acc = redisacc.ConditionalAccumulator("int32", [4], "w", redis=cluster.url, reduction_type="SUM")
+    owner = cluster.owner(acc.accumulator_ref)
+    stop, sent = threading.Event(), []
+    applying = background(keep_applying, cluster.url, stop, sent)
+    for _ in range(2):
+        before = len(sent)
+        until(lambda before=before: len(sent) > before + 20)
+        owner.kill()
+        owner.start()
+    before = len(sent)
+    until(lambda: len(sent) > before + 20)
+    stop.set()
+    applying.result(60)
+    assert take_all(acc) == sum(sent)
+    assert acc.info().applied == len(sent)
+    acc.delete()
+
+
+def test_a_replica_takes_over(make_cluster, background):
+    """What the replica had got is there; calls wait until it is promoted."""
+    cluster = make_cluster(3, 1, dir=None, durable=False)
+    acc = redisacc.ConditionalAccumulator("int32", [4], "w", redis=cluster.url, reduction_type="SUM")
+    owner = cluster.owner(acc.accumulator_ref)
+    replica = next(node for node in cluster.nodes[3:] if follows(node, owner))
+    with redisacc.ConditionalAccumulator(
+        "int32", [4], "w", redis=cluster.url, min_replicas=1, reduction_type="SUM"
+    ) as safe:
+        for k in range(10):
+            assert safe.apply_grad([k] * 4)
+        taking = background(acc.take_grad, 11, timeout=60)
+        owner.kill()
+        applying = background(acc.apply_grad, [100] * 4)
+        wait_for_promotion(replica)
+        assert applying.result(60)
+        assert taking.result(60).tolist() == [145] * 4
+        assert cluster.owner(acc.accumulator_ref) is replica
+        assert acc.info().applied == 11
+        # The old master comes back as a replica, and WAIT reaches the new one.
+        owner.start()
+        until_replicated(safe)
+    acc.delete()
+
+
+def until_replicated(acc):
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            acc.apply_grad([1] * 4, local_step=10)
+            return
+        except redisacc.NotReplicatedError:
+            assert time.monotonic() < deadline, "the old master did not become a replica"
+
+
+def follows(node, master):
+    """Whether a node was given to a master as its replica."""
+    identity = next(line.split()[0] for line in node.ask("CLUSTER", "NODES").splitlines() if f":{master.port}@" in line)
+    own = next(line for line in node.ask("CLUSTER", "NODES").splitlines() if "myself" in line)
+    return identity in own.split()[3]
+
+
+def test_a_node_is_added_and_gets_the_slot(make_cluster):
+    """The map that the handle has read does not know the node."""
+    cluster = make_cluster(3, dir=None, durable=False)
+    acc = redisacc.ConditionalAccumulator("float32", [4], "w", redis=cluster.url)
+    acc.apply_grad(np.ones(4))
+    owner, added = cluster.owner(acc.accumulator_ref), cluster.add_master()
+    Move(key_slot(acc.accumulator_ref), owner, added, [n for n in cluster.nodes if n not in (owner, added)]).whole()
+    assert acc.apply_grad(np.ones(4))
+    assert acc.take_grad(2).tolist() == [1] * 4
+    # The nodes that the URL names may all be gone, as long as the handle knows another one.
+    assert cluster.owner(acc.accumulator_ref) is added
+    acc.delete()
+
+
+def test_a_cluster_without_full_coverage(make_cluster):
+    cluster = make_cluster(3, dir=None, durable=False)
+    with redisacc.ConditionalAccumulator("float32", [4], "w", redis=cluster.url) as acc:
+        owner = cluster.owner(acc.accumulator_ref)
+        owner.ask("CLUSTER", "DELSLOTS", key_slot(acc.accumulator_ref))
+        with pytest.raises(redisacc.ServerUnavailableError, match="cluster that is down"):
+            acc._transport.call("HGET", acc.accumulator_ref, "x", timeout=1.0)
+
+
+@pytest.mark.parametrize("program", ["valkey", "redis7", "redis62"])
+def test_a_whole_life_on_every_program(program):
+    with redisacc.embedded.Cluster(3, executable=executable(program)) as cluster:
+        for name in "abc":
+            acc = redisacc.ConditionalAccumulator("float32", [4], name, redis=cluster.url)
+            with acc.events(timeout=20) as events:
+                acc.apply_grad(np.ones(4))
+                assert next(iter(events)).kind == "applied"
+            assert acc.take_grad(1).tolist() == [1] * 4
+            acc.delete()

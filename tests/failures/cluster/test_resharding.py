@@ -1,0 +1,168 @@
+"""Slots move while workers apply and a taker waits: every gradient is counted once, in one round, and nothing hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.resharding import Move, migrate_at_once
+from support.selection import thorough
+
+import redisacc
+from redisacc._protocol import take_wait
+from redisacc._redis.faults import ReplyError
+from redisacc._redis.node import Node
+from redisacc._redis.slot_map import key_slot
+
+WORKERS = 3
+# Elements of a gradient: summed in place, buffered in a field, and buffered in parts.
+SIZES = {"in_place": (8, 10**9), "inline": (8, 0), "parts": (100_000, 0)}
+
+
+class Load:
+    """Workers that apply numbers until they are told to stop, and a chief that takes their sum."""
+
+    def __init__(self, url, name, size, in_place_limit):
+        self._options = {"redis": url, "in_place_limit": in_place_limit, "reduction_type": "SUM"}
+        self._schema = ("int32", [size], name)
+        # Numbers of each worker that were applied, and of all that were taken.
+        self._sent = [0] * WORKERS
+        self.received = self.rounds = 0
+        self._stop = threading.Event()
+        self.acc = self._open()
+
+    def _open(self):
+        return redisacc.ConditionalAccumulator(*self._schema, **self._options)
+
+    def work(self, number):
+        with self._open() as acc:
+            while not self._stop.is_set():
+                gradient = np.full(self._schema[1], self._sent[number] + 1, self._schema[0])
+                assert acc.apply_grad(gradient, local_step=10**6)
+                self._sent[number] += 1
+
+    def take(self):
+        taken = 0
+        # The count is final when the workers have ended, and the last one takes what is left.
+        while not self._stop.is_set() or taken < sum(self._sent):
+            try:
+                with self.acc.take(1, timeout=2) as found:
+                    assert (found.gradient == found.gradient[0]).all()
+                    self.received += int(found.gradient[0])
+                    taken += found.num_accumulated
+                    self.rounds += 1
+            except redisacc.TakeTimeoutError:
+                continue
+
+    def run(self, background, move, moves):
+        workers = [background(self.work, number) for number in range(WORKERS)]
+        chief = background(self.take)
+        for _ in range(moves):
+            before = self.rounds
+            move()
+            deadline = time.monotonic() + 20
+            while self.rounds == before and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert self.rounds > before, "no round is completed any more"
+        self._stop.set()
+        for call in (*workers, chief):
+            call.result(60)
+        assert self.received == sum(n * (n + 1) // 2 for n in self._sent)
+        info = self.acc.info()
+        assert (info.applied, info.num_accumulated, info.unacknowledged) == (sum(self._sent), 0, [])
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The codes of all refusals by which nodes redirect or put off commands."""
+    codes, exchange = set(), Node.exchange
+
+    def noting(self, commands, deadline):
+        try:
+            replies = exchange(self, commands, deadline)
+        except ReplyError as error:
+            codes.add(error.code)
+            raise
+        codes.update(reply.code for reply in replies if isinstance(reply, ReplyError))
+        return replies
+
+    monkeypatch.setattr(Node, "exchange", noting)
+    return codes
+
+
+def moves_of(cluster, key):
+    """Returns the source, the target and the other nodes of the next move of a slot."""
+    source = cluster.owner(key)
+    target, *others = [node for node in cluster.nodes if node is not source]
+    return source, target, others
+
+
+@pytest.mark.parametrize("size", thorough(SIZES, usual=["in_place", "parts"]))
+@pytest.mark.parametrize("how", ["key by key", "at once"])
+def test_nothing_is_lost_or_doubled(shared_cluster, background, until, seen, how, size):
+    load = Load(shared_cluster.url, f"moving {how} {size}", *SIZES[size])
+    key = load.acc.accumulator_ref
+    slot = key_slot(key)
+
+    def move():
+        source, target, others = moves_of(shared_cluster, key)
+        if how == "at once":
+            migrate_at_once(slot, source, target, until)
+        else:
+            Move(slot, source, target, others).whole()
+
+    load.run(background, move, moves=8)
+    assert seen & {"MOVED", "ASK", "TRYAGAIN"}
+    load.acc.delete()
+
+
+def test_a_slot_that_has_moved(shared_cluster, seen):
+    with redisacc.ConditionalAccumulator("float32", [8], "moved", redis=shared_cluster.url) as acc:
+        assert acc.apply_grad(np.ones(8))
+        source, target, others = moves_of(shared_cluster, acc.accumulator_ref)
+        Move(key_slot(acc.accumulator_ref), source, target, others).whole()
+        assert acc.apply_grad(np.ones(8))
+        assert "MOVED" in seen
+        seen.clear()
+        assert acc.take_grad(2).tolist() == [1] * 8
+        assert "MOVED" not in seen
+        assert shared_cluster.owner(acc.accumulator_ref) is target
+        acc.delete()
+
+
+def test_a_slot_that_stays_half_moved(shared_cluster, background, until, seen):
+    """Scripts wait until all of their keys are on one node. Single keys are read wherever they are."""
+    acc = redisacc.ConditionalAccumulator("float32", [8], "half", redis=shared_cluster.url, reduction_type="SUM")
+    assert acc.apply_grad(np.ones(8))
+    source, target, others = moves_of(shared_cluster, acc.accumulator_ref)
+    move = Move(key_slot(acc.accumulator_ref), source, target, others)
+    move.begin()
+    move.move(acc.accumulator_ref)
+    assert acc.num_accumulated() == 1
+    assert "ASK" in seen
+    waiting = background(acc.apply_grad, np.ones(8))
+    until(lambda: "TRYAGAIN" in seen)
+    assert waiting.running
+    move.move_all()
+    move.end()
+    assert waiting.result()
+    assert acc.take_grad(2, timeout=20).tolist() == [2] * 8
+    acc.delete()
+
+
+def test_a_waiting_take_is_woken_after_its_slot_has_moved(shared_cluster, background, until, monkeypatch):
+    """The subscription follows the slot: the wait would time out if messages stayed away and no poll came."""
+    monkeypatch.setattr(take_wait, "POLL_INTERVAL", 3600.0)
+    acc = redisacc.ConditionalAccumulator("float32", [1], "woken", redis=shared_cluster.url)
+    taking = background(acc.take_grad, 1, timeout=30)
+    until(lambda: acc.info().waiting)
+    source, target, others = moves_of(shared_cluster, acc.accumulator_ref)
+    Move(key_slot(acc.accumulator_ref), source, target, others).whole()
+    channel = f"{acc.accumulator_ref}:wake"
+    until(lambda: target.ask("PUBSUB", "SHARDNUMSUB", channel)[1] == 1)
+    with redisacc.ConditionalAccumulator("float32", [1], "woken", redis=shared_cluster.url) as other:
+        other.apply_grad([5], local_step=10)
+    assert taking.result().tolist() == [5]
+    acc.delete()

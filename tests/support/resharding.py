@@ -1,0 +1,69 @@
+"""Moves slots between the nodes of an embedded cluster, in both ways that servers know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import redis
+
+from redisacc.embedded.cluster_node import ClusterNode
+
+
+class Move:
+    """The move of one slot, key by key, one step at a time: as redis-cli does it, but a test decides when."""
+
+    def __init__(self, slot: int, source: ClusterNode, target: ClusterNode, others: list[ClusterNode]) -> None:
+        self.slot = slot
+        self._source, self._target, self._others = source, target, others
+        self._ids = [node.ask("CLUSTER", "MYID") for node in (source, target)]
+
+    def begin(self) -> None:
+        """From now on, the source redirects commands for keys that it does not have."""
+        self._target.ask("CLUSTER", "SETSLOT", self.slot, "IMPORTING", self._ids[0])
+        self._source.ask("CLUSTER", "SETSLOT", self.slot, "MIGRATING", self._ids[1])
+
+    def move(self, *keys: str) -> None:
+        """Moves these keys."""
+        self._source.ask("MIGRATE", "127.0.0.1", self._target.port or 0, "", 0, 5000, "KEYS", *keys)
+
+    def move_all(self) -> None:
+        """Moves keys until the source has none."""
+        while keys := self._source.ask("CLUSTER", "GETKEYSINSLOT", self.slot, 10):
+            self.move(*keys)
+
+    def end(self) -> None:
+        """Gives the slot to the target. The other nodes hear of it at once, too."""
+        for node in (self._target, self._source, *self._others):
+            node.ask("CLUSTER", "SETSLOT", self.slot, "NODE", self._ids[1])
+
+    def whole(self) -> None:
+        """Moves the slot with all its keys."""
+        self.begin()
+        # A key may be created at the source until its slot is empty there, so the last ones move with the slot.
+        self.move_all()
+        self.end()
+
+
+def migrate_at_once(slot: int, source: ClusterNode, target: ClusterNode, until: Callable[..., object]) -> None:
+    """Moves a slot as Valkey 9 does by itself, with all its keys at one moment."""
+    source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.ask("CLUSTER", "MYID"))
+
+    def arrived() -> bool:
+        ranges = target.ask("CLUSTER", "SLOTS")
+        return any(start <= slot <= end and master[1] == target.port for start, end, master, *_ in ranges)
+
+    until(arrived)
+
+
+def wait_for_promotion(node: ClusterNode, timeout: float = 40.0) -> None:
+    """Waits until a replica has become a master."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            if "role:master" in node.ask("INFO", "replication"):
+                return
+        except redis.RedisError:
+            pass
+        assert time.monotonic() < deadline, "no replica was promoted"
+        time.sleep(0.05)

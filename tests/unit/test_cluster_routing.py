@@ -1,0 +1,204 @@
+"""Where batches go, by nodes with scripted replies."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from redisacc._redis import cluster as cluster_module
+from redisacc._redis.cluster import Cluster, UnreachableNodeError
+from redisacc._redis.faults import BrokenError, ReplyError, SilentError
+from redisacc._redis.slot_map import Address, key_slot
+from redisacc.errors import ServerError
+
+A, B, C = (Address("10.0.0.1", port) for port in (7000, 7001, 7002))
+SLOT = key_slot("k")
+KEYS = [f"{{k}}{number}" for number in range(9)]
+
+
+def owned_by(address: Address) -> list[Any]:
+    return [[0, 16383, [address.host.encode(), address.port, b"id"]]]
+
+
+class ScriptedNode:
+    """A node that replies to each batch with the next entry of its script: a function of the commands, or an error."""
+
+    def __init__(self, address):
+        self.address = str(address)
+        self.reached = True
+        self.map: Any = None
+        self.script: list[Any] = []
+        self.got: list[list[tuple[Any, ...]]] = []
+
+    def exchange(self, commands, deadline):
+        assert deadline > time.monotonic() - 1
+        if [tuple(command) for command in commands] == [("CLUSTER", "SLOTS")]:
+            if isinstance(self.map, Exception):
+                raise self.map
+            return [self.map]
+        self.got.append([tuple(command) for command in commands])
+        reply = self.script.pop(0) if self.script else [b"+"] * len(commands)
+        if isinstance(reply, Exception):
+            raise reply
+        assert len(reply) == len(commands)
+        return reply
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    made = {address: ScriptedNode(address) for address in (A, B, C)}
+    for node in made.values():
+        node.map = owned_by(A)
+    monkeypatch.setattr(cluster_module, "Node", lambda pool, losses, address: made[pool])
+    return made
+
+
+@pytest.fixture
+def cluster(nodes):
+    return Cluster([A, B], lambda address: address)
+
+
+def gets(*numbers):
+    return [("GET", KEYS[number]) for number in numbers]
+
+
+def exchange(cluster, commands):
+    return cluster.exchange(commands, time.monotonic() + 5)
+
+
+def moved(to):
+    return ReplyError(f"MOVED {SLOT} {to}")
+
+
+def ask(to):
+    return ReplyError(f"ASK {SLOT} {to}")
+
+
+def test_a_batch_goes_to_the_owner(cluster, nodes):
+    nodes[A].map = owned_by(B)
+    assert exchange(cluster, [("TIME",), *gets(0, 1)]) == [b"+"] * 3
+    assert nodes[B].got == [[("TIME",), *gets(0, 1)]]
+    assert nodes[A].got == []
+
+
+def test_a_batch_goes_on_from_the_command_that_was_moved(cluster, nodes):
+    """What was executed behind it is sent again."""
+    nodes[B].map = owned_by(B)
+    nodes[A].script = [[b"0", moved(B), b"late", moved(B)]]
+    nodes[B].script = [[b"1", b"2", b"3"]]
+    assert exchange(cluster, gets(0, 1, 2, 3)) == [b"0", b"1", b"2", b"3"]
+    assert nodes[B].got == [gets(1, 2, 3)]
+    # The map was read again.
+    exchange(cluster, gets(4))
+    assert nodes[B].got[1:] == [gets(4)]
+    assert len(nodes[A].got) == 1
+
+
+def test_each_command_needs_its_own_asking(cluster, nodes):
+    nodes[A].script = [[b"0", ask(B), ask(B), b"late"], [b"3"]]
+    nodes[B].script = [[b"OK", b"1", b"OK", b"2"]]
+    assert exchange(cluster, gets(0, 1, 2, 3)) == [b"0", b"1", b"2", b"3"]
+    asking = ("ASKING",)
+    assert nodes[B].got == [[asking, gets(1)[0], asking, gets(2)[0]]]
+    # The owner is still the owner, and what it executed too early is sent again.
+    assert nodes[A].got == [gets(0, 1, 2, 3), gets(3)]
+
+
+def test_a_slot_that_arrives_while_it_is_asked_for(cluster, nodes):
+    nodes[A].script = [[ask(B), ask(B)]]
+    nodes[B].script = [[b"OK", b"0", b"OK", moved(A)]]
+    assert exchange(cluster, gets(0, 1)) == [b"0", b"+"]
+    assert nodes[A].got == [gets(0, 1), gets(1)]
+
+
+def test_noscript_needs_another_asking(cluster, nodes):
+    """The transport sends EVAL after it, which takes the same way."""
+    nodes[A].script = [[ask(B)], [ask(B)]]
+    nodes[B].script = [[b"OK", ReplyError("NOSCRIPT no matching script")], [b"OK", [b"done"]]]
+    found = exchange(cluster, [("EVALSHA", "0" * 40, 1, KEYS[0])])
+    assert found[0].code == "NOSCRIPT"
+    assert exchange(cluster, [("EVAL", "return 1", 1, KEYS[0])]) == [[b"done"]]
+    assert [batch[0] for batch in nodes[B].got] == [("ASKING",)] * 2
+
+
+def test_other_refusals_are_replies(cluster, nodes):
+    nodes[A].script = [[b"0", ReplyError("WRONGTYPE")]]
+    found = exchange(cluster, gets(0, 1))
+    assert found[0] == b"0"
+    assert found[1].code == "WRONGTYPE"
+
+
+def test_nodes_that_do_not_agree_are_asked_again_later(cluster, nodes):
+    nodes[A].script = [[moved(B)]] * 20
+    nodes[B].script = [[moved(A)]] * 20
+    nodes[B].map = owned_by(B)
+    with pytest.raises(ReplyError) as failure:
+        exchange(cluster, gets(0))
+    assert failure.value.code == "TRYAGAIN"
+    assert len(nodes[A].got) + len(nodes[B].got) < 12
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenError("gone"), SilentError("silent"), ReplyError("LOADING"), OSError("refused")]
+)
+def test_after_a_failure_another_node_is_asked_for_the_map(cluster, nodes, error):
+    exchange(cluster, gets(0))
+    nodes[A].script, nodes[A].map = [error], BrokenError("gone")
+    nodes[B].map = owned_by(B)
+    with pytest.raises((BrokenError, ReplyError)) as failure:
+        exchange(cluster, gets(0))
+    assert isinstance(failure.value, SilentError) == isinstance(error, SilentError)
+    # The next attempt.
+    assert exchange(cluster, gets(0)) == [b"+"]
+    assert nodes[B].got == [gets(0)]
+
+
+def test_a_slot_without_an_owner_is_down(cluster, nodes):
+    nodes[A].map = nodes[B].map = [[0, 0, [b"10.0.0.1", 7000]]]
+    with pytest.raises(ReplyError, match=f"owns slot {SLOT}") as failure:
+        exchange(cluster, gets(0))
+    assert failure.value.code == "CLUSTERDOWN"
+    # It is asked for each time, because the owner may come back.
+    nodes[A].map = nodes[B].map = owned_by(A)
+    assert exchange(cluster, gets(0)) == [b"+"]
+
+
+def test_a_node_outside_of_the_cluster_is_passed_over(cluster, nodes):
+    nodes[A].map, nodes[B].map = [], owned_by(C)
+    assert exchange(cluster, gets(0)) == [b"+"]
+    assert nodes[C].got == [gets(0)]
+
+
+def test_a_server_that_is_no_node(cluster, nodes):
+    nodes[A].map = ReplyError("ERR This instance has cluster support disabled")
+
+    def refuse(commands, deadline):
+        return [nodes[A].map]
+
+    nodes[A].exchange = refuse
+    with pytest.raises(ServerError, match=r"not a node of a Redis Cluster: give redis= a URL redis://10\.0\.0\.1:7000"):
+        exchange(cluster, gets(0))
+
+
+def test_a_node_that_cannot_be_reached_where_it_says(cluster, nodes):
+    nodes[A].map = nodes[B].map = owned_by(C)
+    nodes[C].reached = False
+    nodes[C].script = [OSError("connection refused")]
+    with pytest.raises(UnreachableNodeError, match=r"10\.0\.0\.1:7002.*cluster-announce-ip"):
+        exchange(cluster, gets(0))
+
+
+def test_commands_in_several_slots(cluster, nodes):
+    low, high = sorted(["k", "other"], key=key_slot)
+    bound = key_slot(low)
+    nodes[A].map = [[0, bound, [b"10.0.0.1", 7000]], [bound + 1, 16383, [b"10.0.0.1", 7001]]]
+    nodes[A].script, nodes[B].script = [[b"1", b"3"]], [[b"2"]]
+    assert exchange(cluster, [("GET", low), ("GET", high), ("STRLEN", low)]) == [b"1", b"2", b"3"]
+
+
+def test_every_master_once(cluster, nodes):
+    nodes[A].map = [[0, 99, [b"10.0.0.1", 7000]], [100, 16383, [b"10.0.0.1", 7002]]]
+    found = cluster.exchange_with_all([("PING",)], time.monotonic() + 5)
+    assert found == {str(A): [b"+"], str(C): [b"+"]}

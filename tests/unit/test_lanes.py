@@ -1,0 +1,284 @@
+"""Strings over several connections at once, with peers that send given bytes; and when such connections are opened."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from support.strings import Strings
+
+from redisacc._redis import lanes
+from redisacc._redis.fast_socket import SocketConnection
+from redisacc._redis.faults import BrokenError, ReplyError, SilentError
+from redisacc._redis.lanes import Lanes, fetch_over
+
+
+class Peers:
+    """Connections, and the other ends of their sockets."""
+
+    def __init__(self, number: int) -> None:
+        pairs = [socket.socketpair() for _ in range(number)]
+        self.theirs = [theirs for _, theirs in pairs]
+        self.connections = [SocketConnection(redis.Connection(), ours) for ours, _ in pairs]
+
+    def close(self) -> None:
+        for connection, theirs in zip(self.connections, self.theirs, strict=True):
+            connection.sock.close()
+            theirs.close()
+
+
+@pytest.fixture
+def peers() -> Iterator[Callable[[int], Peers]]:
+    """Makes connections."""
+    made: list[Peers] = []
+
+    def make(number: int) -> Peers:
+        made.append(Peers(number))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def soon() -> float:
+    return time.monotonic() + 60
+
+
+def reply(data: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+@pytest.mark.parametrize("connections", [1, 2, 3, 4])
+@pytest.mark.parametrize("piece", [1, 7, 10**9])
+def test_strings_arrive_in_their_memory_whatever_comes_first(
+    peers: Callable[[int], Peers], connections: int, piece: int
+) -> None:
+    made = peers(connections)
+    wanted = [bytes([65 + number]) * (number * 97 % 400) for number in range(11)]
+    strings = Strings([f"k{number}" for number in range(11)], *map(len, wanted), lanes=4)
+    sent = [
+        b"".join(reply(wanted[string.number]) for string in strings.wanted() if string.lane % connections == number)
+        for number in range(connections)
+    ]
+
+    def serve() -> None:
+        # The last lane first: what is requested last may arrive first.
+        for start in range(0, max(map(len, sent)), piece):
+            for theirs, data in reversed(list(zip(made.theirs, sent, strict=True))):
+                theirs.sendall(data[start : start + piece])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    fetch_over(made.connections, strings, soon())
+    thread.join()
+    assert strings.buffers == wanted
+    for lane in range(4):
+        assert [n for n in strings.finished if n % 4 == lane] == list(range(lane, 11, 4))
+
+
+def test_each_lane_asks_for_its_own_strings(peers: Callable[[int], Peers]) -> None:
+    made = peers(2)
+    for theirs, data in zip(made.theirs, [b"ac", b"bd"], strict=True):
+        theirs.sendall(b"".join(reply(data[k : k + 1]) for k in range(2)))
+    fetch_over(made.connections, Strings("abcd", 1, 1, 1, 1, lanes=2), soon())
+    for theirs, keys in zip(made.theirs, ["ac", "bd"], strict=True):
+        expected = b"".join(b"*2\r\n$3\r\nGET\r\n$1\r\n%b\r\n" % key.encode() for key in keys)
+        assert theirs.recv(1000) == expected
+
+
+def test_a_string_that_is_wanted_later_is_requested_while_nothing_arrives(peers: Callable[[int], Peers]) -> None:
+    made = peers(2)
+    asked: list[int] = []
+
+    class Growing(Strings):
+        def wanted(self) -> Any:
+            return super().wanted()[:1]
+
+        def more(self) -> Any:
+            asked.append(1)
+            return super().wanted()[1:] if len(asked) == 2 else []
+
+    strings = Growing("ab", 3, 3, lanes=2)
+
+    def serve() -> None:
+        # The second one is answered first, so it was requested although the first one had not arrived.
+        made.theirs[1].recv(100)
+        made.theirs[1].sendall(reply(b"xyz"))
+        made.theirs[0].sendall(reply(b"abc"))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    fetch_over(made.connections, strings, soon())
+    thread.join()
+    assert strings.buffers == [b"abc", b"xyz"]
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        (b"", BrokenError, "closed"),
+        (b"$3\r\na", BrokenError, "closed"),
+        (b"$3\r\nabc", BrokenError, "closed"),
+        (b"$3\r\nabcde\r\n", BrokenError, "does not end"),
+        (b"$3\r\nabc\n\n", BrokenError, "does not end"),
+        (b"*1\r\n$1\r\nx\r\n", BrokenError, "unexpected"),
+        (b"$-2\r\n", BrokenError, "unexpected"),
+        (b"$x\r\n", BrokenError, "unexpected"),
+        (b"?" * 100_000, BrokenError, "not RESP"),
+        (b"-WRONGTYPE it is a list\r\n", ReplyError, "it is a list"),
+        (b"$-1\r\n", LookupError, "-1"),
+        (b"_\r\n", LookupError, "-1"),
+        (b"$9\r\nforged", LookupError, "9"),
+        (reply(b"abc") * 2, BrokenError, "more replies"),
+    ],
+)
+def test_a_reply_that_is_wrong_ends_the_fetch(
+    peers: Callable[[int], Peers], data: bytes, error: type[Exception], text: str
+) -> None:
+    made = peers(2)
+    thread = threading.Thread(target=made.theirs[1].sendall, args=[data])
+    thread.start()
+    if text == "closed":
+        thread.join()
+        made.theirs[1].shutdown(socket.SHUT_WR)
+    with pytest.raises(error, match=text):
+        fetch_over(made.connections, Strings("ab", 3, 3, lanes=2), soon())
+    made.close()
+    thread.join()
+
+
+def test_a_silent_server_is_noticed(peers: Callable[[int], Peers]) -> None:
+    made = peers(2)
+    made.theirs[0].sendall(reply(b"abc"))
+    with pytest.raises(SilentError):
+        fetch_over(made.connections, Strings("ab", 3, 3, lanes=2), time.monotonic() + 0.05)
+
+
+# Opening.
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every server counts as one on another machine."""
+    monkeypatch.setattr(lanes, "is_remote", lambda _: True)
+
+
+class Pool:
+    """A pool with connections to peers, which may be too small or refuse."""
+
+    def __init__(self, peers: Peers, *, max_connections: int = 100, refuses_after: int = 100) -> None:
+        self.max_connections = max_connections
+        self.refuses_after = refuses_after
+        self.made: list[Any] = []
+        self.released: list[Any] = []
+        self._peers = peers
+
+    def get_connection(self) -> Any:
+        if len(self.made) >= self.refuses_after:
+            raise redis.ConnectionError("too many clients")
+        pooled = redis.Connection()
+        pooled._sock = self._peers.connections[len(self.made)].sock
+        self.made.append(pooled)
+        return pooled
+
+    def release(self, pooled: Any) -> None:
+        self.released.append(pooled)
+
+
+@pytest.fixture
+def first(peers: Callable[[int], Peers]) -> Any:
+    """The connection that a fetch has already."""
+    return peers(1).connections[0]
+
+
+@pytest.mark.usefixtures("remote")
+def test_lanes_are_opened_in_the_background_and_used_again(
+    peers: Callable[[int], Peers], first: Any, until: Any
+) -> None:
+    pool = Pool(peers(8))
+    found = Lanes(pool, pool.get_connection)
+    assert found.borrow(first) == []
+    until(lambda: len(found.idle) == 3)
+    borrowed = found.borrow(first)
+    assert len(borrowed) == 3
+    # Another thread that fetches meanwhile gets none, and none is opened for it.
+    assert found.borrow(first) == []
+    found.give_back(borrowed)
+    assert {id(one) for one in found.borrow(first)} == {id(one) for one in borrowed}
+    assert len(pool.made) == 3
+    assert pool.released == []
+
+
+@pytest.mark.usefixtures("remote")
+def test_a_lane_that_ended_while_it_was_idle_is_replaced(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
+    made = peers(8)
+    pool = Pool(made)
+    found = Lanes(pool, pool.get_connection)
+    found.borrow(first)
+    until(lambda: len(found.idle) == 3)
+    made.theirs[1].close()
+    assert len(found.borrow(first)) == 2
+    assert pool.released == [pool.made[1]]
+    until(lambda: len(found.idle) == 1)
+    assert len(pool.made) == 4
+
+
+@pytest.mark.usefixtures("remote")
+def test_after_a_fault_one_connection_suffices(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
+    pool = Pool(peers(8))
+    found = Lanes(pool, pool.get_connection)
+    found.borrow(first)
+    until(lambda: len(found.idle) == 3)
+    found.spoil(found.borrow(first))
+    assert len(pool.released) == 3
+    assert all(pooled._sock is None for pooled in pool.made)
+    assert found.borrow(first) == []
+    assert len(pool.made) == 3
+
+
+@pytest.mark.usefixtures("remote")
+def test_lanes_that_the_server_refuses_are_done_without(peers: Callable[[int], Peers], first: Any, until: Any) -> None:
+    pool = Pool(peers(8), refuses_after=1)
+    found = Lanes(pool, pool.get_connection)
+    found.borrow(first)
+    until(lambda: len(found.idle) == 1 and found._number == 1)
+    assert len(found.borrow(first)) == 1
+    assert len(pool.made) == 1
+
+
+@pytest.mark.usefixtures("remote")
+def test_a_small_pool_keeps_its_connections(peers: Callable[[int], Peers], first: Any) -> None:
+    pool = Pool(peers(1), max_connections=lanes.LARGE_POOL - 1)
+    assert Lanes(pool, pool.get_connection).borrow(first) == []
+    assert pool.made == []
+
+
+def test_only_a_server_on_another_machine_is_remote(first: Any) -> None:
+    assert not lanes.is_remote(first.sock)
+
+    class Socket:
+        def __init__(self, here: str, there: str, family: int = socket.AF_INET) -> None:
+            self.family, self._here, self._there = family, here, there
+
+        def getsockname(self) -> tuple[str, int]:
+            return self._here, 1
+
+        def getpeername(self) -> tuple[str, int]:
+            return self._there, 2
+
+    def is_remote(*given: Any) -> bool:
+        return lanes.is_remote(Socket(*given))  # type: ignore[arg-type]
+
+    assert not is_remote("127.0.0.1", "127.0.0.1")
+    assert not is_remote("127.0.0.1", "127.0.0.2")
+    assert not is_remote("10.0.0.1", "10.0.0.1")
+    assert not is_remote("::1", "::1", socket.AF_INET6)
+    assert not is_remote("::ffff:127.0.0.1", "::ffff:127.0.0.3", socket.AF_INET6)
+    assert is_remote("10.0.0.1", "10.0.0.2")
+    assert is_remote("fe80::1%eth0", "fe80::2%eth0", socket.AF_INET6)
