@@ -25,6 +25,7 @@ from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FORMAT, Record
 from redisacc._protocol import take_wait
+from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.scripts import Request, Schema, Scripts
 from redisacc._protocol.sessions import Session
 from redisacc._redis import fast_socket, lanes
@@ -234,7 +235,7 @@ def test_events(search):
 
     def one(text, message):
         wait = take_wait.TakeWait.__new__(take_wait.TakeWait)
-        wait.num_required = 3
+        wait.required = Requirement(3, 3)
         wait._heard, wait.alarm, wait._poll_now = deque(), Alarm(), False
         wait.on_event(text[:1024].decode(errors="replace"))
         assert len(wait._heard) <= 2
