@@ -26,7 +26,7 @@
 --
 -- Replies:
 -- {'applied', global_step, num_accumulated}   the gradient is buffered and counted
--- {'stale', global_step, num_accumulated}     local_step < global_step: the gradient was dropped
+-- {'stale', global_step, num_accumulated}     local_step < global_step - max_staleness: the gradient was dropped
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
 -- {'would_accept'}                            the header is empty, and the gradient would be buffered; nothing changed

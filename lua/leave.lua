@@ -2,13 +2,15 @@
 --
 -- KEYS record   redisacc:{NAME}          the record of the accumulator
 -- KEYS queue    redisacc:{NAME}:queue    sorted set of tokens by ticket number
--- KEYS takers   redisacc:{NAME}:takers   token -> "num_required lease_end_ms taker"
+-- KEYS takers   redisacc:{NAME}:takers   token -> "required lease_end_ms taker"
 -- KEYS taken    redisacc:{NAME}:taken    token -> the round that was granted to it
 -- ARGV token    text   id of the take
 --
 -- Replies:
 -- {'left'}                                                 the token is not in the queue
--- {'granted', global_step, num_accumulated, round_shape}   the round belongs to this token, and must be delivered
+-- {'granted', global_step, num_accumulated, round_shape, staleness}
+--                                                          the round belongs to this token, and must be delivered;
+--                                                          staleness is "" unless max_staleness > 0
 -- {'corrupt', where, text}                                 a key or field holds what redisacc never writes
 
 -- #include "granted_round"

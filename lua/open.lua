@@ -19,11 +19,12 @@
 -- ARGV lease_ms        number   how long a private accumulator outlives its owner; 0 for a shared one, which has no end
 -- ARGV buffer_limit    text     bytes that the buffered gradients of a round may have in total
 -- ARGV once_per_worker text     "1" if a round accepts one gradient of each worker only, else "0"
+-- ARGV max_staleness   text     by how many steps a gradient's local_step may be below the global step
 -- ARGV create          flag     whether to create the accumulator if there is none
 --
 -- Replies:
 -- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, sparse_mean, missing, tree,
---     chunk, lease_ms, buffer_limit, once_per_worker}
+--     chunk, lease_ms, buffer_limit, once_per_worker, max_staleness}
 --                             the accumulator as it was created. struct is "yes" if the server's Lua has that library;
 --                             now_ms is the server's clock
 -- {'deleting', incarnation}   the accumulator is being deleted by a client that may have died: finish, and open again
@@ -38,8 +39,10 @@
 
 local NAMES = {
   'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'sparse_mean', 'missing', 'tree',
-  'chunk', 'lease_ms', 'buffer_limit', 'once_per_worker',
+  'chunk', 'lease_ms', 'buffer_limit', 'once_per_worker', 'max_staleness',
 }
+-- A record has this field only if it is not 0.
+local ABSENT = {max_staleness = '0'}
 
 forget_idle_sessions(keys.sessions)
 if redis.call('EXISTS', keys.record) == 0 then
@@ -60,6 +63,9 @@ if redis.call('EXISTS', keys.record) == 0 then
     'duplicates', '0', 'takes', '0', 'tickets', '0', 'places', '0', 'once_per_worker', args.once_per_worker,
     'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'wanted', '0', 'chunk', args.chunk, 'lease_ms',
     count_text(args.lease_ms), 'created_ms', count_text(now_ms()))
+  if args.max_staleness ~= '0' then
+    redis.call('HSET', keys.record, 'max_staleness', args.max_staleness)
+  end
   extend_leases(args.lease_ms, keys.record)
 end
 
@@ -72,10 +78,10 @@ end
 -- rawget, because Redis raises an error if a script reads a global that doesn't exist.
 local reply = {'opened', rawget(_G, 'struct') and 'yes' or 'no', count_text(now_ms())}
 for i, name in ipairs(NAMES) do
-  if not fields[i] then
+  reply[i + 3] = fields[i] or ABSENT[name]
+  if not reply[i + 3] then
     return {'corrupt', name, ''}
   end
-  reply[i + 3] = fields[i]
 end
 local deleted = string.match(fields[1], '^deleted:(.*)$')
 if deleted then

@@ -17,7 +17,9 @@
 -- ARGV taker         text   name of the new taker
 --
 -- Replies:
--- {'granted', global_step, num_accumulated, round_shape}   the step that the round closed, and what it holds
+-- {'granted', global_step, num_accumulated, round_shape, staleness}
+--                                                          the step that the round closed, and what it holds;
+--                                                          staleness is "" unless max_staleness > 0
 -- {'unknown'}                                              there is no such round
 -- {'missing'}                                              there is no such accumulator
 -- {'replaced'}                                             the accumulator was deleted and created again
@@ -26,6 +28,7 @@
 
 -- #include "read_record"
 -- #include "granted_round"
+-- #include "granted_text"
 -- #include "now_ms"
 -- #include "announce"
 -- #include "extend_leases"
@@ -64,8 +67,7 @@ for _, move in ipairs({
 end
 local now = now_ms()
 redis.call('HDEL', keys.taken, args.old)
-redis.call('HSET', keys.taken, args.token,
-  string.format('granted %s %s %.0f %s %s', reply[2], reply[3], now, reply[4], args.taker))
+redis.call('HSET', keys.taken, args.token, granted_text(reply, now, args.taker))
 redis.call('LPUSH', keys.recovered, string.format('%s %s %.0f %s', args.old, args.token, now, args.taker))
 redis.call('LTRIM', keys.recovered, 0, REMEMBERED - 1)
 extend_leases(record.lease_ms, keys.taken, keys.recovered)

@@ -21,16 +21,17 @@
 -- {'corrupt', where, text}                    a key or field holds what redisacc never writes; nothing changed
 
 -- #include "read_record"
+-- #include "accepted_staleness"
 -- #bind
 
 -- A waiting taker adds the parts one by one while they arrive. This only saves time: a gradient without a place gets
 -- one when it is buffered.
 
-local record, refusal = read_record(keys.record, args.incarnation, {'once_per_worker'})
+local record, refusal = read_record(keys.record, args.incarnation, {'once_per_worker', 'max_staleness'})
 if not record then
   return refusal
 end
-if integer_text_less(args.local_step, record.global_step)
+if not accepted_staleness(record, args.local_step)
   or redis.call('HSTRLEN', keys.buffered, args.gradient) > 0
   or ((args.once or record.once_per_worker > 0) and redis.call('HSTRLEN', keys.workers, args.worker) > 0) then
   return {'ignored'}

@@ -1,5 +1,5 @@
--- Grants the current round to this taker if enough gradients have arrived and no taker is before it, and otherwise
--- queues the taker or renews its lease in the queue.
+-- Grants the current round to this taker if enough gradients have arrived, or for long enough, and no taker is before
+-- it, and otherwise queues the taker or renews its lease in the queue.
 --
 -- KEYS record          redisacc:{NAME}                        the record of the accumulator
 -- KEYS sums            redisacc:{NAME}:sums                   row index -> packed count and sum; and their total
@@ -8,7 +8,7 @@
 -- KEYS workers         redisacc:{NAME}:workers                worker -> its number of gradients in this round
 -- KEYS sessions        redisacc:{NAME}:sessions               session id -> its last request, the outcome, and totals
 -- KEYS queue           redisacc:{NAME}:queue                  sorted set of tokens by ticket number
--- KEYS takers          redisacc:{NAME}:takers                 token -> "num_required lease_end_ms taker"
+-- KEYS takers          redisacc:{NAME}:takers                 token -> "required lease_end_ms taker"
 -- KEYS taken           redisacc:{NAME}:taken                  token -> the round that was granted to it
 -- KEYS taken_sums      redisacc:{NAME}:taken:TOKEN:sums       the sums of the granted round
 -- KEYS taken_buffered  redisacc:{NAME}:taken:TOKEN:buffered   its buffered gradients
@@ -16,15 +16,21 @@
 -- KEYS taken_workers   redisacc:{NAME}:taken:TOKEN:workers    its workers
 -- ARGV incarnation     text     the incarnation that the handle opened
 -- ARGV token           text     id of this take; the same one again gets the same round
--- ARGV num_required    number   the round is granted if num_accumulated >= num_required; at least 1
+-- ARGV num_required    number   the round is not granted while num_accumulated < num_required; at least 1
+-- ARGV up_to           number   the round is granted if num_accumulated >= up_to; at least num_required
+-- ARGV grace_ms        number   the round is granted this long after gradient num_required arrived
 -- ARGV lease_ms        number   the taker loses its place in the queue unless it asks again within this time
 -- ARGV taker           text     name of the taker
 -- ARGV session         text     id of the sender
 -- ARGV sequence        number   number of the take; a session's numbers grow
 --
 -- Replies:
--- {'granted', global_step, num_accumulated, round_shape}   the step that was closed, and what the round holds
--- {'waiting', global_step, num_accumulated, ahead}         the taker is in the queue, with `ahead` others before it
+-- {'granted', global_step, num_accumulated, round_shape, staleness}
+--                                                          the step that was closed, and what the round holds;
+--                                                          staleness is "" unless max_staleness > 0
+-- {'waiting', global_step, num_accumulated, ahead, grace_left_ms}
+--                                                          the taker is in the queue, with `ahead` others before it;
+--                                                          grace_left_ms is "0" unless only the grace is missing
 -- {'overflow', global_step}                                the step can't grow; the taker left the queue
 -- {'superseded', sequence}                                 the take is over: acknowledged, recovered or left
 -- {'forgotten', now_ms}                                    the session is unknown and too old to be new
@@ -35,6 +41,8 @@
 
 -- #include "read_record"
 -- #include "granted_round"
+-- #include "granted_text"
+-- #include "round_staleness"
 -- #include "drop_expired_takers"
 -- #include "session_entry"
 -- #include "extend_leases"
@@ -42,8 +50,11 @@
 -- #include "even_when_full"
 -- #bind
 
+-- The largest count that the record can hold.
+local MOST = 999999999999999
+
 local record, refusal = read_record(keys.record, args.incarnation,
-  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted'})
+  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted', 'max_staleness', 'grace_count', 'grace_began_ms'})
 if not record then
   return refusal
 end
@@ -65,8 +76,22 @@ elseif not entry and not (ticket and refusal[1] == 'forgotten') then
   return refusal
 end
 local head = first_live_taker(keys.queue, keys.takers, args.token, now)
+local is_head = not head or head == args.token
+local is_enough = record.num_accumulated >= args.num_required
+local has_grace = args.grace_ms > 0 and args.up_to > args.num_required
 
-if record.num_accumulated >= args.num_required and (not head or head == args.token) then
+-- The record stores when gradient `grace_count` of this round arrived. If that was not noted, because no taker had
+-- asked for a grace after this number, the grace begins now. A clock that was set back must not prolong it.
+local grace_began_ms = 0
+if is_enough and has_grace then
+  grace_began_ms = record.grace_began_ms
+  if record.grace_count < args.num_required or grace_began_ms == 0 or grace_began_ms > now then
+    grace_began_ms = now
+  end
+end
+local grace_left = has_grace and record.num_accumulated < args.up_to and grace_began_ms + args.grace_ms - now or 0
+
+if is_enough and grace_left <= 0 and is_head then
   if record.global_step == LAST_STEP then
     redis.call('ZREM', keys.queue, args.token)
     redis.call('HDEL', keys.takers, args.token)
@@ -80,6 +105,14 @@ if record.num_accumulated >= args.num_required and (not head or head == args.tok
     {keys.workers, keys.taken_workers, redis.call('HLEN', keys.workers)},
   }
   redis.call('HLEN', keys.takers)
+  local staleness
+  staleness, refusal = read_staleness(keys.record, record)
+  if not staleness then
+    return refusal
+  elseif string.find(staleness, '[^%d:,]') then
+    -- The entry of the taken round has spaces between its fields.
+    return {'corrupt', 'staleness', string.sub(staleness, 1, 64)}
+  end
   -- No gradient is copied: only the keys of the round change their names.
   for _, move in ipairs(moves) do
     if move[3] > 0 then
@@ -89,8 +122,8 @@ if record.num_accumulated >= args.num_required and (not head or head == args.tok
   redis.call('ZREM', keys.queue, args.token)
   redis.call('HDEL', keys.takers, args.token)
   local count = count_text(record.num_accumulated)
-  redis.call('HSET', keys.taken, args.token, string.format('granted %s %s %.0f %s %s',
-    record.global_step, count, now, record.round_shape, args.taker))
+  reply = {'granted', record.global_step, count, record.round_shape, staleness}
+  redis.call('HSET', keys.taken, args.token, granted_text(reply, now, args.taker))
   entry = entry or {applied = 0, stale = 0}
   entry.sequence = args.sequence
   -- Every grant forgets idle sessions, so that the table also shrinks while no new session arrives.
@@ -102,10 +135,16 @@ if record.num_accumulated >= args.num_required and (not head or head == args.tok
   local step = redis.call('HGET', keys.record, 'global_step')
   redis.call('HSET', keys.record, 'num_accumulated', '0', 'round_shape', '', 'buffered_bytes', '0',
     'takes', count_text(record.takes + 1))
+  if staleness ~= '' then
+    redis.call('HDEL', keys.record, 'staleness')
+  end
+  if record.grace_began_ms > 0 then
+    redis.call('HDEL', keys.record, 'grace_began_ms')
+  end
   local message = string.format('taken step=%s count=0 taken=%s taker=%s', step, count, args.taker)
   -- Only a taker that is still in the queue has to wake up, and a reducer if it may have worked on this round.
   announce(keys.record, message, (moves[2][3] > 0 or redis.call('EXISTS', keys.queue) == 1) and message)
-  return {'granted', record.global_step, count, record.round_shape}
+  return reply
 end
 
 if not ticket then
@@ -116,7 +155,8 @@ if not ticket then
     record.global_step, count_text(record.num_accumulated), args.num_required, args.taker))
 end
 redis.call('HSET', keys.takers, args.token,
-  string.format('%.0f %.0f %s', args.num_required, now + args.lease_ms, args.taker))
+  string.format('%.0f%s %.0f %s', args.num_required,
+    has_grace and string.format('..%.0f+%.0f', args.up_to, args.grace_ms) or '', now + args.lease_ms, args.taker))
 -- The queue expires with its last live taker, so that takers which die in it leave no keys behind.
 for _, key in ipairs({keys.queue, keys.takers}) do
   if redis.call('PTTL', key) < args.lease_ms then
@@ -124,8 +164,18 @@ for _, key in ipairs({keys.queue, keys.takers}) do
   end
 end
 local ahead = redis.call('ZRANK', keys.queue, args.token)
-if ahead == 0 and record.wanted ~= args.num_required then
-  -- The gradient that raises the count to this number wakes the taker.
-  redis.call('HSET', keys.record, 'wanted', count_text(math.min(args.num_required, 999999999999999)))
+if ahead > 0 then
+  return {'waiting', record.global_step, count_text(record.num_accumulated), ahead, '0'}
 end
-return {'waiting', record.global_step, count_text(record.num_accumulated), ahead}
+-- The gradient that raises the count to this number wakes the taker.
+local wanted = is_enough and args.up_to or args.num_required
+if record.wanted ~= wanted then
+  redis.call('HSET', keys.record, 'wanted', count_text(math.min(wanted, MOST)))
+end
+if has_grace and (record.grace_count ~= args.num_required or record.grace_began_ms ~= grace_began_ms) then
+  -- The number outlives the round, so that the time is also noted if the gradients of the next one precede its take.
+  redis.call('HSET', keys.record, 'grace_count', count_text(math.min(args.num_required, MOST)),
+    'grace_began_ms', count_text(grace_began_ms))
+end
+return {'waiting', record.global_step, count_text(record.num_accumulated), ahead,
+  count_text(is_enough and grace_left or 0)}

@@ -1,18 +1,22 @@
 -- #include "integer_text"
 -- #include "count_text"
 
--- Returns the reply that hands out a round, or nil if the token has none. A round that was taken and not yet
--- acknowledged is the field TOKEN of the taken hash, with the text
+-- A round that was taken and not yet acknowledged is the field TOKEN of the taken hash, with the text
 -- "state global_step num_accumulated granted_ms round_shape taker". The state is "granted", or "acknowledged" while the
--- parts of the round are being removed.
+-- parts of the round are being removed. If the accumulator counts the staleness of gradients, "staleness=TEXT " comes
+-- before the shape.
+
+-- Returns the reply that hands out a round, or nil if the token has none.
 local function granted_round(taken_key, token)
   local text = redis.call('HGET', taken_key, token)
   if not text then
     return nil
   end
-  local state, step, count, shape = string.match(text, '^(%a+) (%-?%d+) (%d+) %d+ (%S+) ')
-  if state ~= 'granted' or not is_integer_text(step) or not parse_count(count) then
+  local state, step, count, rest = string.match(text, '^(%a+) (%-?%d+) (%d+) %d+ (.*)$')
+  local staleness, after = string.match(rest or '', '^staleness=([%d:,]+) (.*)$')
+  local shape = string.match(after or rest or '', '^(%S+) ')
+  if state ~= 'granted' or not is_integer_text(step) or not parse_count(count) or not shape then
     return {'corrupt', 'taken', string.sub(text, 1, 64)}
   end
-  return {'granted', step, count, shape}
+  return {'granted', step, count, shape, staleness or ''}
 end

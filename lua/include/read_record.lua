@@ -1,6 +1,9 @@
 -- #include "integer_text"
 -- #include "count_text"
 
+-- Fields that a record has only if the accumulator uses them, and what their absence means.
+local ABSENT = {max_staleness = '0', grace_count = '0', grace_began_ms = '0'}
+
 -- Reads the record of the incarnation that the caller opened: the step, the shape of the round, and the named counts.
 -- Returns a table, or nil and the reply that says why the operation can't go on: {'missing'}, {'replaced'} or
 -- {'corrupt', field, text}.
@@ -22,7 +25,7 @@ local function read_record(record_key, incarnation, names)
     return nil, {'corrupt', 'round_shape', ''}
   end
   for i, name in ipairs(names) do
-    record[name] = parse_count(fields[i + 3])
+    record[name] = parse_count(fields[i + 3] or ABSENT[name])
     if not record[name] then
       return nil, {'corrupt', name, string.sub(fields[i + 3] or '', 1, 64)}
     end

@@ -16,6 +16,8 @@ local record_key = KEYS[1] or ''
 
 -- The number of leaves, workers, takers and rounds that are named; the rest are only counted.
 local SHOWN = 10
+-- A taker that waits for up to this number of gradients waits for any number.
+local MOST = '999999999999999'
 -- The longest structure of a tree that is read, in bytes: some thousands of leaves. And how many levels it may have.
 local LONGEST_STRUCTURE, MOST_LEVELS = 131072, 64
 
@@ -34,7 +36,8 @@ end
 
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
   'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes',
-  'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean', 'missing')
+  'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean', 'missing',
+  'max_staleness', 'staleness')
 for i = 1, 19 do
   if not fields[i] then
     return redis.error_reply(
@@ -42,7 +45,8 @@ for i = 1, 19 do
   end
 end
 local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, repeated, duplicates, takes,
-  buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker, sparse_mean, missing = unpack(fields)
+  buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker, sparse_mean, missing = unpack(fields, 1, 19)
+local max_staleness, staleness = fields[20], fields[21]
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -69,6 +73,10 @@ say('so far: %s applied, %s stale, %s repeated, %s sent twice, %s rounds taken; 
   repeated, duplicates, takes, ago(created_ms))
 if once_per_worker == '1' then
   say('a round accepts one gradient of each worker')
+end
+-- A record has these two only if gradients may be late.
+if max_staleness then
+  say('gradients may be up to %s steps late; steps:gradients in this round: %s', max_staleness, staleness or 'none')
 end
 
 -- Returns the first fields of a hash, and its size. HSCAN returns a small hash whole, however few fields are requested.
@@ -149,8 +157,14 @@ number = redis.call('ZCARD', record_key .. ':queue')
 say('waiting takers: %d', number)
 for _, token in ipairs(queue) do
   local entry = redis.call('HGET', record_key .. ':takers', token) or ''
-  local required, lease_end, taker = string.match(entry, '^(%d+) (%d+) (.*)$')
+  local required, more, lease_end, taker = string.match(entry, '^(%d+)(%S*) (%d+) (.*)$')
   if required then
+    -- A taker with a grace also says up to how many it waits for, and how long.
+    local up_to, grace_ms = string.match(more, '^%.%.(%d+)%+(%d+)$')
+    if up_to then
+      up_to = up_to == MOST and 'more' or up_to
+      required = string.format('%s, or up to %s within %.1f s', required, up_to, tonumber(grace_ms) / 1000)
+    end
     say('  %s of %s: %s%s', count, required, taker, tonumber(lease_end) < now_ms and ' (gone)' or '')
   end
 end
@@ -161,8 +175,8 @@ taken, number = some(record_key .. ':taken')
 say('rounds taken and not acknowledged: %d', number)
 shown = math.min(#taken / 2, SHOWN)
 for i = 1, shown do
-  local state, closed, held, granted_ms, taker = string.match(taken[2 * i],
-    '^(%a+) (%-?%d+) (%d+) (%d+) %S+ (.*)$')
+  local entry = string.gsub(taken[2 * i], '^(%a+ %-?%d+ %d+ %d+) staleness=%S+', '%1')
+  local state, closed, held, granted_ms, taker = string.match(entry, '^(%a+) (%-?%d+) (%d+) (%d+) %S+ (.*)$')
   if state then
     say('  step %s with %s gradients, %s %s ago to %s, token %s', closed, held, state, ago(granted_ms), taker,
       taken[2 * i - 1])

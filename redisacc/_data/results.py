@@ -13,8 +13,9 @@ class ApplyResult:
     """The outcome of applying a gradient. It is true if the gradient was accepted.
 
     Attributes:
-        outcome: "applied"; "stale" if the gradient was dropped because its step had passed; "repeated" if it was
-            dropped because the round had a gradient of this worker, and accepts one only.
+        outcome: "applied"; "stale" if the gradient was dropped because its step was more than ``max_staleness`` below
+            the accumulator's; "repeated" if it was dropped because the round had a gradient of this worker, and accepts
+            one only.
         global_step: the accumulator's step at that moment.
         num_accumulated: the number of gradients in the current round, this one included if it was accepted.
 
@@ -72,6 +73,9 @@ class Round(Generic[G_co]):
         global_step: the step that the take closed; from ``peek()``, the current step.
         num_accumulated: how many gradients the round holds.
         workers: which workers they came from: worker's name → number of gradients.
+        staleness: how stale they were: number of steps → number of gradients. A gradient counts under 0 if its
+            ``local_step`` was not below the step when it was accepted, as all are unless the accumulator has a
+            ``max_staleness``.
 
     Example:
         >>> import redisacc
@@ -87,3 +91,4 @@ class Round(Generic[G_co]):
     global_step: int
     num_accumulated: int
     workers: dict[str, int] = field(default_factory=dict)
+    staleness: dict[int, int] = field(default_factory=dict)

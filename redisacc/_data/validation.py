@@ -5,6 +5,7 @@ Every function raises InvalidArgumentError with the name of the argument, ``what
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import operator
@@ -86,6 +87,17 @@ def timeout(value: object, what: str = "timeout") -> float | None:
     if not seconds >= 0:
         raise InvalidArgumentError(f"{what} must be at least 0 seconds, not {shown(value)}")
     return None if math.isinf(seconds) else seconds
+
+
+def seconds(value: object, what: str, *, high: float) -> float:
+    """Returns a number of seconds in [0, high]."""
+    number = math.nan
+    if isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)):
+        with contextlib.suppress(OverflowError):
+            number = float(value)
+    if not 0 <= number <= high:
+        raise InvalidArgumentError(f"{what} must be a number of seconds in [0, {high:.0f}], not {shown(value)}")
+    return number
 
 
 def text(value: object, what: str, *, max_bytes: int) -> str:

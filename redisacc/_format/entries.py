@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redisacc._format.keys import Keys
+from redisacc._format.staleness import parse_staleness
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
 # The largest length of an entry, of a name or of a token, in bytes. A shape and a name fit in.
 LONGEST_ENTRY = 8192
+# A taker that waits for up to this many gradients waits for any number: the largest count that a record holds.
+ANY_NUMBER = 10**15 - 1
+# How the entry of a taken round goes on before its shape if the accumulator counts the staleness of gradients.
+STALENESS = b"staleness="
+# The largest length of the entry of a taken round, in bytes: with a number of gradients for each staleness.
+LONGEST_ROUND = LONGEST_ENTRY + 32768
 
 # A worker without a gradient in the round that was last seen this many seconds ago, or longer, is gone; until then it
 # is missing. The server knows no more than when it was seen, so a worker that computes for longer looks gone.
@@ -39,12 +46,17 @@ class WaitingTaker:
         num_required: how many gradients it requires.
         taker: name of the taker.
         lease_ends_at: when its lease ends, by the server's clock. After that it is passed over, unless it renews it.
+        up_to: with a grace, the number of gradients that ends it early; None if any number may come, or without a
+            grace.
+        grace: how long it waits for more gradients than it requires, in seconds; 0 if it does not.
     """
 
     token: str
     num_required: int
     taker: str
     lease_ends_at: datetime.datetime
+    up_to: int | None = None
+    grace: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class UnacknowledgedRound:
         num_accumulated: how many gradients the round holds.
         taker: name of the taker.
         granted_at: when it was granted, by the server's clock.
+        staleness: how stale the gradients were, as in ``Round``.
     """
 
     token: str
@@ -72,6 +85,7 @@ class UnacknowledgedRound:
     num_accumulated: int
     taker: str
     granted_at: datetime.datetime
+    staleness: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,15 +162,22 @@ def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
 def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, UnacknowledgedRound]:
     """Returns the state of a taken round, "granted" or "acknowledged", and the round."""
     try:
-        state, step, count, granted_ms, _, taker = _fields(text, 6)
+        state, step, count, granted_ms, shape, taker = _fields(text, 6, LONGEST_ROUND)
+        staleness = b""
+        if shape.startswith(STALENESS):
+            # It comes before the shape, if the accumulator counts it.
+            staleness = shape.removeprefix(STALENESS)
+            _, taker = _fields(taker, 2)
         if state not in (b"granted", b"acknowledged") or len(token) > LONGEST_ENTRY:
             raise ValueError("the state or the token is unknown")
+        number = _integer(count, 15)
         taken = UnacknowledgedRound(
             token.decode(),
             _integer(step, 19, signed=True),
-            _integer(count, 15),
+            number,
             taker.decode(),
             time_of(_integer(granted_ms, 15)),
+            parse_staleness(staleness.decode(), number),
         )
         return state.decode(), taken
     except (ValueError, OverflowError, OSError) as error:
@@ -236,24 +257,31 @@ def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:
     try:
         if len(token) > LONGEST_ENTRY:
             raise ValueError("the token is too long")
-        number, lease_end, taker = _fields(text, 3)
+        required, lease_end, taker = _fields(text, 3)
+        number, has_grace, grace_text = required.partition(b"..")
+        up_to, grace = None, 0.0
+        if has_grace:
+            up_to_text, _, grace_ms = grace_text.partition(b"+")
+            up_to, grace = _integer(up_to_text, 15), _integer(grace_ms, 15) / 1000
         return WaitingTaker(
             token.decode(errors="backslashreplace"),
             _integer(number, 20),
             taker.decode(errors="backslashreplace"),
             time_of(_integer(lease_end, 15)),
+            None if up_to == ANY_NUMBER else up_to,
+            grace,
         )
     except (ValueError, OverflowError, OSError) as error:
         raise CorruptDataError(f"{keys.takers}: {shown(text)} is not the entry of a taker") from error
 
 
-def _fields(text: bytes, number: int) -> list[bytes]:
+def _fields(text: bytes, number: int, longest: int = LONGEST_ENTRY) -> list[bytes]:
     """Returns the fields of an entry. The last one is a name and may contain spaces.
 
     Raises:
         ValueError: the entry is longer than any that redisacc writes, or has fewer fields.
     """
-    if len(text) > LONGEST_ENTRY:
+    if len(text) > longest:
         raise ValueError("the entry is too long")
     found = text.split(b" ", number - 1)
     if len(found) != number:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from redisacc._data.dtypes import TABLE
 from redisacc._data.spec import AccumulatorSpec, ArraySpec, SparseMean
 from redisacc._data.tree_spec import TreeSpec
 from redisacc._format.keys import Keys
 from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_shape, round_shape_of
+from redisacc._format.staleness import MOST_STALENESS, parse_staleness
 from redisacc._text import printable, shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
 
@@ -23,7 +26,10 @@ _NUMBERS = (
     "buffer_limit",
     "chunk",
     "once_per_worker",
+    "max_staleness",
 )
+# Fields that a record has only if the accumulator uses them, and what their absence means.
+_ABSENT = {"max_staleness": b"0", "staleness": b""}
 
 
 # The version of the data model, in every record.
@@ -69,13 +75,15 @@ class Record:
         buffer_limit: the largest size that they may have.
         chunk: the number of elements of a dense gradient in one field of the ``sums`` hash.
         once_per_worker: whether a round accepts one gradient of each worker only.
+        max_staleness: by how many steps a gradient may be late.
+        staleness: how stale the gradients of the current round were: staleness → number of gradients.
 
     Raises:
         AccumulatorNotFoundError: there is no record.
         CorruptDataError: redisacc did not write the record.
     """
 
-    FIELDS = ("format", "global_step", *_TEXTS, *_NUMBERS)
+    FIELDS = ("format", "global_step", *_TEXTS, *_NUMBERS, "staleness")
 
     def __init__(self, keys: Keys, reply: object) -> None:
         if not isinstance(reply, list) or len(reply) != len(self.FIELDS):
@@ -84,13 +92,16 @@ class Record:
             raise AccumulatorNotFoundError(
                 f"there is no accumulator {shown(keys.name)}: it was never created, or it was deleted"
             )
-        fields = dict(zip(self.FIELDS, reply, strict=True))
+        fields: dict[str, Any] = {
+            name: _ABSENT.get(name) if value is None else value for name, value in zip(self.FIELDS, reply, strict=True)
+        }
         if isinstance(fields["format"], bytes):
             # First, because another version may have other fields.
             check_format(keys.name, fields["format"].decode(errors="backslashreplace"))
         for name, value in fields.items():
             if not isinstance(value, bytes) or not _right(name, value):
                 raise CorruptDataError(f"{keys.record}: {name} holds {shown(value)}, which redisacc did not write")
+        self._where = keys.record
         texts = {name: value.decode() for name, value in fields.items()}
         self.global_step = int(texts["global_step"])
         self.kind, self.dtype, self.shape_text, self.reduction_type, self.sparse_mean, self.missing = (
@@ -102,11 +113,17 @@ class Record:
         )
         self.created_ms, self.buffered_bytes, self.buffer_limit, self.chunk = (int(texts[f]) for f in _NUMBERS[6:10])
         self.once_per_worker = texts["once_per_worker"] != "0"
+        self.max_staleness = int(texts["max_staleness"])
+        if self.max_staleness > MOST_STALENESS:
+            raise self._foreign("max_staleness", texts["max_staleness"])
+        try:
+            self.staleness = parse_staleness(texts["staleness"], self.num_accumulated, self.max_staleness)
+        except ValueError:
+            raise self._foreign("staleness", texts["staleness"]) from None
         is_tree = self.kind == "tree"
         self.shape = None if is_tree else parse_shape(keys, self.shape_text)
         self.num_leaves = parse_leaves(keys, self.shape_text) if is_tree else None
         self.round_shape = round_shape_of(keys, round_shape)
-        self._where = keys.record
 
     @classmethod
     def command(cls, keys: Keys) -> tuple[str, ...]:
@@ -182,4 +199,6 @@ def _right(name: str, value: bytes) -> bool:
         return digits.isdigit() and len(digits) <= 19 and -(2**63) <= int(value) < 2**63
     if name in _NUMBERS:
         return value.isdigit() and len(value) <= 15
+    if name == "staleness":
+        return value.isascii()
     return len(value) <= LONGEST_SHAPE and value.isascii()

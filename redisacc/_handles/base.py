@@ -21,6 +21,7 @@ from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.keys import Keys
+from redisacc._format.staleness import MOST_STALENESS
 from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol import private_leases
 from redisacc._protocol.applier import IN_PLACE_LIMIT, Applier
@@ -32,6 +33,7 @@ from redisacc._protocol.lifetime import Closing, Lifetime
 from redisacc._protocol.opening import open_accumulator
 from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.requests import Requests
+from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.snapshot import read_round
@@ -96,6 +98,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             "repeated", so that a take counts workers. The server decides, given at creation and for all handles.
             ``worker`` should then be a name that a worker keeps when it is started again. None: False, or what the
             accumulator was created with.
+        max_staleness: a gradient is accepted if its ``local_step >= global_step - max_staleness``, from 0 to 1000,
+            given at creation and for all handles. 0 is TensorFlow's rule. The server decides, by the step at which the
+            gradient arrives. None: 0, or what the accumulator was created with.
         create: whether to create the accumulator if there is none of this name. A worker that passes False learns of a
             name that is spelled differently; the error suggests similar names.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
@@ -105,8 +110,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     Raises:
         InvalidArgumentError: an argument is invalid.
         AccumulatorNotFoundError: there is no accumulator of this name, and ``create`` is False.
-        SchemaMismatchError: the shared name exists with another kind, dtype, shape, tree, reduction, buffer limit or
-            ``once_per_worker``.
+        SchemaMismatchError: the shared name exists with another kind, dtype, shape, tree, reduction, buffer limit,
+            ``once_per_worker`` or ``max_staleness``.
         ServerUnavailableError: no server answers. The message says how to start one.
     """
 
@@ -127,6 +132,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         in_place_limit: int | None,
         buffer_limit: int | None,
         once_per_worker: bool | None,
+        max_staleness: int | None,
         create: bool,
         min_replicas: int,
     ) -> None:
@@ -143,6 +149,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             buffer_limit = validation.integer(buffer_limit, "buffer_limit", low=0)
         if once_per_worker is not None:
             once_per_worker = validation.flag(once_per_worker, "once_per_worker")
+        if max_staleness is not None:
+            max_staleness = validation.integer(max_staleness, "max_staleness", low=0, high=MOST_STALENESS)
         create = validation.flag(create, "create")
         if isinstance(shared_name, str) and not shared_name:
             shared_name = None
@@ -179,6 +187,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             spec,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
+            max_staleness=max_staleness,
             create=create,
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
             incarnation=self._reopens,
@@ -272,7 +281,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         return self._records.read().num_accumulated
 
     def global_step(self) -> int:
-        """Returns the current step. Gradients of earlier steps are dropped."""
+        """Returns the current step. Gradients that are more than ``max_staleness`` steps earlier are dropped."""
         return self._records.read().global_step
 
     def info(self) -> AccumulatorInfo:
@@ -413,6 +422,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self,
         num_required: int,
         *,
+        up_to: int | None = None,
+        grace: float | None = None,
         timeout: float | None = None,
         cancel: Callable[[], bool] | None = None,
         describe: Callable[[], str] | None = None,
@@ -432,6 +443,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Args:
             num_required: integer scalar, at least 1. The round is granted when at least that many gradients are there.
+            up_to: as for ``take_grad``.
+            grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None: forever.
             cancel: asked at least once a second while the take waits and the server answers; if it returns True, the
                 take raises CancelledError.
@@ -448,7 +461,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``retry()`` acknowledges.
         """
-        taken = self._take(num_required, timeout, None, describe, cancel)
+        taken = self._take(Requirement.of(num_required, up_to, grace), timeout, None, describe, cancel)
         yield taken.round
         self._taker.acknowledge(taken, None)
 
@@ -492,14 +505,13 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _take(
         self,
-        num_required: object,
+        required: Requirement,
         timeout: object,
         name: object,
         describe: Callable[[], str] | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> TakenRound[G]:
         label = self._label(name)
-        required = validation.integer(num_required, "num_required", low=1)
         deadline = _deadline(timeout)
         self._lifetime.check()
         return self._taker.take(
@@ -507,10 +519,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         )
 
     def _take_gradient(
-        self, num_required: int, timeout: float | None, name: str | None, form: Callable[[Any], Value]
+        self, required: Requirement, timeout: float | None, name: str | None, form: Callable[[Any], Value]
     ) -> Value:
         """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns."""
-        taken = self._take(num_required, timeout, name)
+        taken = self._take(required, timeout, name)
         return self._taker.acknowledge(taken, form(taken.round.gradient))
 
     def _apply(
@@ -592,7 +604,7 @@ def _reopen(
     handle = kind.__new__(kind)
     handle._reopens = incarnation
     ConditionalAccumulatorBase.__init__(
-        handle, redis=where, buffer_limit=None, once_per_worker=None, create=True, **arguments
+        handle, redis=where, buffer_limit=None, once_per_worker=None, max_staleness=None, create=True, **arguments
     )
     return handle
 

@@ -15,6 +15,7 @@ from redisacc._data.slices import IndexedSlices
 from redisacc._data.sparse_rows import check_whole, sparse_section
 from redisacc._data.validation import Array
 from redisacc._handles.array import ArrayAccumulatorBase
+from redisacc._protocol.requirement import Requirement
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -74,6 +75,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
+        max_staleness: int | None = None,
         create: bool = True,
         min_replicas: int = 0,
     ) -> None:
@@ -91,6 +93,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
+            max_staleness=max_staleness,
             create=create,
             min_replicas=min_replicas,
         )
@@ -106,7 +109,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         once_per_worker: bool = False,
         wire: Wire | None = None,
     ) -> ApplyResult:
-        """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
+        """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
 
         Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
         counted once, even if connections break and the request has to be sent again. If Ctrl-C interrupts the call,
@@ -122,7 +125,9 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 infinite. Missing values are refused.
             grad_shape: integer vector: the shape of the whole array. It is checked against the declared shape and
                 needs at least as many dimensions; -1 is not a wildcard. None: nothing is checked.
-            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
+            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
+                than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
+                set.
             name: labels log records.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
@@ -178,7 +183,9 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 ``grad_indices``, ``grad_values`` and ``grad_shape``. Or a sparse array of torch, JAX (BCOO, BCSR),
                 TensorFlow (SparseTensor) or scipy: if it has one sparse dimension, its entries are the rows, and
                 otherwise each row that has an entry is made dense.
-            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
+            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
+                than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
+                set.
             name: labels log records.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
@@ -238,7 +245,13 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         return sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, names)
 
     def take_grad(
-        self, num_required: int, name: str | None = None, *, timeout: float | None = None
+        self,
+        num_required: int,
+        name: str | None = None,
+        *,
+        up_to: int | None = None,
+        grace: float | None = None,
+        timeout: float | None = None,
     ) -> tuple[Array, Array, Array]:
         """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
 
@@ -249,6 +262,11 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
                 more than that.
             name: labels log records.
+            up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
+                ``num_required``. None: however many arrive before the grace ends.
+            grace: seconds to wait for more gradients after the one with number ``num_required`` arrived, from 0 to a
+                week. The server's clock decides, and remembers the moment: a take that starts again does not start
+                the grace again. None: the round is granted at once.
             timeout: seconds to wait at most, 0 or more. None: forever.
 
         Returns:
@@ -258,7 +276,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             dimension 0 (-1 if there is none) followed by the dimensions of a row.
 
         Raises:
-            InvalidArgumentError: ``num_required`` or ``timeout`` is invalid.
+            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
@@ -275,17 +293,28 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 the round stays, listed in ``info().unacknowledged``.
         """
         return self._take_gradient(
-            num_required, timeout, name, lambda slices: (slices.indices, slices.values, slices.dense_shape)
+            Requirement.of(num_required, up_to, grace),
+            timeout,
+            name,
+            lambda slices: (slices.indices, slices.values, slices.dense_shape),
         )
 
     def take_indexed_slices_grad(
-        self, num_required: int, name: str | None = None, *, timeout: float | None = None
+        self,
+        num_required: int,
+        name: str | None = None,
+        *,
+        up_to: int | None = None,
+        grace: float | None = None,
+        timeout: float | None = None,
     ) -> IndexedSlices:
         """Takes a round as ``take_grad`` does, and returns it as ``IndexedSlices``.
 
         Args:
             num_required: integer scalar, at least 1: how many gradients the round must hold.
             name: labels log records.
+            up_to: as for ``take_grad``.
+            grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None: forever.
 
         Returns:
@@ -294,5 +323,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         Raises:
             RedisAccError: any error that ``take_grad`` raises.
         """
-        slices: IndexedSlices = self._take_gradient(num_required, timeout, name, lambda slices: slices)
+        slices: IndexedSlices = self._take_gradient(
+            Requirement.of(num_required, up_to, grace), timeout, name, lambda slices: slices
+        )
         return slices

@@ -11,6 +11,7 @@ from redisacc._data.results import ApplyResult
 from redisacc._data.tree_gradient import tree_gradient
 from redisacc._data.tree_spec import TreeSpec, described_by, described_like
 from redisacc._handles.base import ConditionalAccumulatorBase
+from redisacc._protocol.requirement import Requirement
 
 
 class TreeAccumulator(ConditionalAccumulatorBase[Any]):
@@ -71,6 +72,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
+        max_staleness: int | None = None,
         create: bool = True,
         min_replicas: int = 0,
     ) -> None:
@@ -90,6 +92,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             in_place_limit=in_place_limit,
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
+            max_staleness=max_staleness,
             create=create,
             min_replicas=min_replicas,
         )
@@ -144,7 +147,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         once_per_worker: bool = False,
         wire: Wire | None = None,
     ) -> ApplyResult:
-        """Adds a gradient to the current round if ``local_step >= global_step``, and drops it otherwise.
+        """Adds a gradient to the current round, or drops it if ``local_step < global_step - max_staleness``.
 
         Blocks for a round trip only, but keeps trying for 30 seconds if the server does not answer. The gradient is
         counted once, even if connections break and the request has to be sent again. If Ctrl-C interrupts the call,
@@ -155,7 +158,9 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
                 converted where numpy's "same_kind" cast allows. A sparse leaf is ``IndexedSlices``, or a tuple of
                 indices and values, with the rules of ``SparseConditionalAccumulator.apply_grad``. None in the place of
                 a leaf means that the gradient lacks it (see ``missing``).
-            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for.
+            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
+                than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
+                set.
             name: labels log records.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
@@ -208,7 +213,15 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         """
         return self._as_sent(tree_gradient(self._spec, grad, "grad"), (), wire)
 
-    def take_grad(self, num_required: int, name: str | None = None, *, timeout: float | None = None) -> Any:
+    def take_grad(
+        self,
+        num_required: int,
+        name: str | None = None,
+        *,
+        up_to: int | None = None,
+        grace: float | None = None,
+        timeout: float | None = None,
+    ) -> Any:
         """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
 
         Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
@@ -218,6 +231,11 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
                 more than that.
             name: labels log records.
+            up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
+                ``num_required``. None: however many arrive before the grace ends.
+            grace: seconds to wait for more gradients after the one with number ``num_required`` arrived, from 0 to a
+                week. The server's clock decides, and remembers the moment: a take that starts again does not start
+                the grace again. None: the round is granted at once.
             timeout: seconds to wait at most, 0 or more. None: forever.
 
         Returns:
@@ -226,7 +244,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             leaves of one dtype share memory, so that a small leaf which is kept keeps all of them.
 
         Raises:
-            InvalidArgumentError: ``num_required`` or ``timeout`` is invalid.
+            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
@@ -242,4 +260,4 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
                 the round stays, listed in ``info().unacknowledged``.
         """
-        return self._take_gradient(num_required, timeout, name, lambda tree: tree)
+        return self._take_gradient(Requirement.of(num_required, up_to, grace), timeout, name, lambda tree: tree)

@@ -61,7 +61,7 @@ class AccumulatorInfo:
         round_shape: the shape of each dense gradient in the current round, or of each row of a sparse one; ``()`` for
             trees. None while the round is empty.
         applied: the number of gradients accepted since creation.
-        stale: the number of gradients dropped because their step had passed.
+        stale: the number of gradients dropped because they were too stale.
         repeated: the number of gradients dropped because the round had one of their worker already.
         duplicates: the number of requests that arrived again and were recognised.
         takes: the number of rounds granted.
@@ -69,6 +69,8 @@ class AccumulatorInfo:
         buffered_bytes: how many bytes they have.
         buffer_limit: how many bytes they may have.
         once_per_worker: whether a round accepts one gradient of each worker only.
+        max_staleness: by how many steps ``local_step`` may be below the step for a gradient to be accepted.
+        staleness: how stale the gradients of the current round were: number of steps → number of gradients.
         workers: who contributed to the current round: worker's name → number of its gradients.
         waiting: takers in the queue, in order of arrival.
         unacknowledged: rounds that were granted and are not yet acknowledged, oldest first.
@@ -101,6 +103,8 @@ class AccumulatorInfo:
     buffered_bytes: int
     buffer_limit: int
     once_per_worker: bool
+    max_staleness: int
+    staleness: dict[int, int]
     workers: dict[str, int]
     waiting: list[WaitingTaker]
     unacknowledged: list[UnacknowledgedRound]
@@ -214,6 +218,8 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         buffered_bytes=fields.buffered_bytes,
         buffer_limit=fields.buffer_limit,
         once_per_worker=fields.once_per_worker,
+        max_staleness=fields.max_staleness,
+        staleness=fields.staleness,
         workers=in_round,
         waiting=waiting,
         unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),

@@ -30,6 +30,7 @@ def open_accumulator(
     *,
     buffer_limit: int | None,
     once_per_worker: bool | None,
+    max_staleness: int | None,
     lease_ms: int,
     create: bool,
     incarnation: str | None = None,
@@ -44,6 +45,8 @@ def open_accumulator(
         buffer_limit: bytes; None: that of an existing accumulator, or the default.
         once_per_worker: whether a round accepts one gradient of each worker only; None: as an existing accumulator
             does, and no for a new one.
+        max_staleness: by how many steps a gradient may be late; None: as with an existing accumulator, and 0 for a new
+            one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
         create: whether to create it if there is none.
         incarnation: the only one that is opened, and none is created. None: any.
@@ -62,6 +65,7 @@ def open_accumulator(
                 lease_ms=lease_ms,
                 buffer_limit=BUFFER_LIMIT if buffer_limit is None else buffer_limit,
                 once_per_worker=bool(once_per_worker),
+                max_staleness=max_staleness or 0,
                 create=create and incarnation is None,
             )
         except AccumulatorNotFoundError:
@@ -81,14 +85,27 @@ def open_accumulator(
             f"accumulator {shown(keys.name)} was deleted and created again since this handle was pickled. Open it by "
             "name"
         )
-    _check_schema(keys, opened, schema, buffer_limit, once_per_worker)
+    _check_schema(
+        keys,
+        opened,
+        schema,
+        buffer_limit=buffer_limit,
+        once_per_worker=once_per_worker,
+        max_staleness=max_staleness,
+    )
     if not lease_ms:
         list_name(transport, keys.name)
     return opened
 
 
 def _check_schema(
-    keys: Keys, opened: Opened, wanted: Schema, buffer_limit: int | None, once_per_worker: bool | None
+    keys: Keys,
+    opened: Opened,
+    wanted: Schema,
+    *,
+    buffer_limit: int | None,
+    once_per_worker: bool | None,
+    max_staleness: int | None,
 ) -> None:
     # Of two trees, the leaf in which they differ says more.
     is_tree = opened.schema.kind == wanted.kind == "tree"
@@ -107,6 +124,7 @@ def _check_schema(
                 opened.once_per_worker,
                 opened.once_per_worker if once_per_worker is None else once_per_worker,
             ),
+            ("max_staleness", opened.max_staleness, opened.max_staleness if max_staleness is None else max_staleness),
         )
         if there != here and not (is_tree and what in ("dtype", "shape"))
     ]

@@ -64,6 +64,7 @@ class Opened:
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
         buffer_limit: bytes that the buffered gradients of a round may have in total.
         once_per_worker: whether a round accepts one gradient of each worker only.
+        max_staleness: by how many steps a gradient may be late.
         can_add_in_place: whether the server's Lua can add.
     """
 
@@ -74,6 +75,7 @@ class Opened:
     lease_ms: int
     buffer_limit: int
     once_per_worker: bool
+    max_staleness: int
     can_add_in_place: bool
 
 
@@ -150,6 +152,7 @@ class Granted:
         global_step: the step that the round closed.
         num_accumulated: the gradients in the round.
         round_shape: the shape that they share, as text.
+        staleness: how stale they were, as text; "" if the accumulator does not count that.
         replicas: how many replicas have the grant, if they were asked.
     """
 
@@ -157,16 +160,21 @@ class Granted:
     global_step: int
     num_accumulated: int
     round_shape: str
+    staleness: str = ""
     replicas: int = 0
 
 
 @dataclass(slots=True)
 class Queued:
-    """A place in the queue of takers, ``ahead`` of which others come first."""
+    """A place in the queue of takers, ``ahead`` of which others come first.
+
+    ``grace_left_ms`` is how long the grace lasts, in milliseconds, if nothing else is missing; otherwise 0.
+    """
 
     global_step: int
     num_accumulated: int
     ahead: int
+    grace_left_ms: int = 0
 
 
 class Take(Protocol):
@@ -232,6 +240,7 @@ class Scripts:
         lease_ms: int,
         buffer_limit: int,
         once_per_worker: bool,
+        max_staleness: int,
         create: bool = True,
     ) -> Opened | Deleting:
         """Opens or creates the accumulator.
@@ -243,6 +252,7 @@ class Scripts:
             lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
             buffer_limit: bytes that the buffered gradients of a round may have in total.
             once_per_worker: whether a round accepts one gradient of each worker only.
+            max_staleness: by how many steps a gradient may be late.
             create: whether to create the accumulator if there is none.
 
         Raises:
@@ -274,6 +284,7 @@ class Scripts:
                         "lease_ms": lease_ms,
                         "buffer_limit": buffer_limit,
                         "once_per_worker": int(once_per_worker),
+                        "max_staleness": max_staleness,
                         "create": int(create),
                     },
                 ),
@@ -303,6 +314,7 @@ class Scripts:
                 lease,
                 limit,
                 once,
+                staleness,
             ]:
                 return Opened(
                     now_ms=self._number(now, "TIME"),
@@ -312,6 +324,7 @@ class Scripts:
                     lease_ms=self._number(lease, "lease_ms"),
                     buffer_limit=self._number(limit, "buffer_limit"),
                     once_per_worker=bool(self._number(once, "once_per_worker")),
+                    max_staleness=self._number(staleness, "max_staleness"),
                     can_add_in_place=struct == b"yes",
                 )
             case [b"deleting", incarnation_]:
@@ -329,6 +342,7 @@ class Scripts:
             "lease_ms",
             "buffer_limit",
             "once_per_worker",
+            "max_staleness",
         )
         reply = self._transport.call("HMGET", self._keys.record, *names, timeout=OPENING_TIMEOUT)
         if isinstance(reply, list) and len(reply) > 1 and isinstance(reply[1], bytes):
@@ -341,6 +355,7 @@ class Scripts:
                 bytes() as lease,
                 bytes() as limit,
                 bytes() as once,
+                staleness,
             ] if all(isinstance(text, bytes) for text in schema) and not incarnation.startswith(DELETING.encode()):
                 return Opened(
                     now_ms=0,
@@ -350,6 +365,8 @@ class Scripts:
                     lease_ms=self._number(lease, "lease_ms"),
                     buffer_limit=self._number(limit, "buffer_limit"),
                     once_per_worker=bool(self._number(once, "once_per_worker")),
+                    # A record has this field only if it is not 0.
+                    max_staleness=0 if staleness is None else self._number(staleness, "max_staleness"),
                     can_add_in_place=False,
                 )
         return None
@@ -517,6 +534,8 @@ class Scripts:
         session: Session,
         sequence: int,
         num_required: int,
+        up_to: int | None = None,
+        grace_ms: int = 0,
         lease_ms: int,
         taker: str,
         read: Sequence[Command] = (),
@@ -527,7 +546,9 @@ class Scripts:
             token: id of the take: the session's id and the sequence number. The same one again gets the same round.
             session: who sends it.
             sequence: its number.
-            num_required: the round is granted if it has at least this many gradients; at least 1.
+            num_required: the round is not granted while it has fewer gradients; at least 1.
+            up_to: the round is granted at once if it has at least this many; at least num_required. None: num_required.
+            grace_ms: the round is granted this long after gradient num_required arrived, in milliseconds.
             lease_ms: the taker loses its place in the queue unless it asks again within this time, in milliseconds.
             taker: name of the taker.
             read: commands that read the round if it is granted. They travel along.
@@ -554,6 +575,8 @@ class Scripts:
                     "incarnation": self.incarnation,
                     "token": token,
                     "num_required": num_required,
+                    "up_to": num_required if up_to is None else up_to,
+                    "grace_ms": grace_ms,
                     "lease_ms": lease_ms,
                     "taker": taker,
                     "session": session.id,
@@ -566,9 +589,12 @@ class Scripts:
         def attempt(*, timeout: float = TIMEOUT) -> tuple[Granted | Queued, list[Any]]:
             reply, pieces = self._transport.repeat(call, timeout=timeout)
             match reply:
-                case [b"waiting", step, count, ahead]:
+                case [b"waiting", step, count, ahead, grace]:
                     queued = Queued(
-                        self._step(step), self._number(count, "num_accumulated"), self._number(ahead, "queue")
+                        self._step(step),
+                        self._number(count, "num_accumulated"),
+                        self._number(ahead, "queue"),
+                        self._number(grace, "grace_left_ms"),
                     )
                     return queued, pieces
             return self._granted(token, reply), pieces
@@ -821,10 +847,10 @@ class Scripts:
 
     def _granted(self, token: str, reply: list[bytes], replicas: Sequence[Any] = ()) -> Granted:
         match reply:
-            case [b"granted", step, count, shape]:
+            case [b"granted", step, count, shape, staleness]:
                 number = self._number(count, "num_accumulated")
                 confirmed = self._confirmed(replicas) if replicas else 0
-                return Granted(token, self._step(step), number, _text(shape), confirmed)
+                return Granted(token, self._step(step), number, _text(shape), _text(staleness), confirmed)
         self._refuse(reply)
 
     def _step(self, text: bytes) -> int:

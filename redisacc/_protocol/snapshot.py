@@ -120,7 +120,7 @@ def read_round(
             contents = reader.contents(current, pieces, shape)
             round_sum = reader.add_up(contents, shape, record.num_accumulated)
             gradient = reduce(round_sum, record.num_accumulated)
-            found = Round(gradient, record.global_step, record.num_accumulated, contents.workers)
+            found = Round(gradient, record.global_step, record.num_accumulated, contents.workers, record.staleness)
             return found, not contents.buffered and read_whole(pieces)
 
         return StartedRead(record, finish)

@@ -20,6 +20,7 @@ from redisacc._protocol.growing_round import Heard, Interruption
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.outage_log import OutageLog
 from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
+from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.round_reader import RoundReader, read_commands
 from redisacc._protocol.scripts import ForgottenError, Granted, Queued, Scripts, Take
 from redisacc._protocol.sessions import Session
@@ -92,7 +93,7 @@ class TakeWait:
         keys: the keys of the accumulator.
         scripts: its scripts.
         session: used only by this take while it waits.
-        num_required: the take is granted when this many gradients have arrived.
+        required: how many gradients the take waits for.
         deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
         taker: the name of the taker.
         label: the accumulator's name in log records and errors.
@@ -106,7 +107,7 @@ class TakeWait:
     keys: Keys
     scripts: Scripts
     session: Session
-    num_required: int
+    required: Requirement
     deadline: float
     taker: str
     label: str
@@ -138,7 +139,9 @@ class TakeWait:
             token=self._token,
             session=self.session,
             sequence=self._sequence,
-            num_required=self.num_required,
+            num_required=self.required.num_required,
+            up_to=self.required.up_to,
+            grace_ms=self.required.grace_ms,
             lease_ms=TAKER_LEASE_MS,
             taker=self.taker,
             read=self._read_commands(),
@@ -166,7 +169,7 @@ class TakeWait:
             self._heard.append(buffered[:64])
         if words.keys() & {"applied", "stale", "repeated", "waiting"}:
             count = words.get("count", "")
-            if count.isdigit() and int(count[:16]) < self.num_required:
+            if count.isdigit() and int(count[:16]) < self.required.num_required:
                 if buffered:
                     self.alarm.set()
                 return
@@ -186,7 +189,7 @@ class TakeWait:
                 self._poll_now = False
                 granted = self.poll()
                 now = time.monotonic()
-                next_poll = now + POLL_INTERVAL
+                next_poll = now + self._poll_interval
                 if granted is not None or now >= self.deadline:
                     return granted
                 if self.cancel is not None and self._outage.error is None and self.cancel():
@@ -197,6 +200,13 @@ class TakeWait:
                 continue
             self.alarm.wait(min(next_poll, self.deadline, log.due) - now)
 
+    @property
+    def _poll_interval(self) -> float:
+        """How long to wait for an event before the next poll, in seconds: no longer than the grace."""
+        if self._seen is None or not self._seen.grace_left_ms:
+            return POLL_INTERVAL
+        return min(POLL_INTERVAL, self._seen.grace_left_ms / 1000)
+
     def _look_ahead(self) -> bool:
         """Adds some buffered gradients if this taker is next in the queue. Returns False if there is nothing to do."""
         if self._seen is None or self._seen.ahead or self._outage.error is not None:
@@ -206,7 +216,7 @@ class TakeWait:
         if not self._heard and not self._broke_off:
             return False
         try:
-            self._broke_off = self.reader.look_ahead(self._heard, self.num_required, lambda: self._poll_now)
+            self._broke_off = self.reader.look_ahead(self._heard, self.required.num_required, lambda: self._poll_now)
         except (RedisAccError, PartMissingError) as error:
             # Looking ahead only saves time. If something is wrong, it shows when the round is read.
             logger.debug("%s: could not look ahead: %s", self.label, error)
@@ -237,7 +247,7 @@ class TakeWait:
     @property
     def _fields(self) -> dict[str, object]:
         """Fields of log records, for handlers that format them."""
-        fields: dict[str, object] = {"accumulator": self.keys.name, "num_required": self.num_required}
+        fields: dict[str, object] = {"accumulator": self.keys.name, "num_required": self.required.num_required}
         if self._seen is not None:
             fields |= {"global_step": self._seen.global_step, "num_accumulated": self._seen.num_accumulated}
         return fields
@@ -318,7 +328,7 @@ class TakeWait:
         found = self._contributors()
         error = TakeTimeoutError(
             self._state(f"timed out after {seconds:.3g} s", found),
-            num_required=self.num_required,
+            num_required=self.required.num_required,
             num_accumulated=self._seen.num_accumulated if self._seen else 0,
             workers=found.workers if found else {},
             missing=[worker.name for worker in found.missing[:LISTED]] if found else (),
@@ -339,10 +349,14 @@ class TakeWait:
 
     def _state(self, what: str, found: Contributors | None) -> str:
         seen = self._seen
-        text = f"{self.label}: a take of {self.num_required} {what}"
+        text = f"{self.label}: a take of {self.required} {what}"
         if seen is None:
             return f"{text}: the server did not report how many gradients there are"
-        text += f": {seen.num_accumulated} of {self.num_required} gradients had arrived at step {seen.global_step}"
+        text += (
+            f": {seen.num_accumulated} of {self.required.num_required} gradients had arrived at step {seen.global_step}"
+        )
+        if seen.grace_left_ms:
+            text += f", and {seen.grace_left_ms / 1000:.1f} s of the grace were left"
         if found is not None and found.workers:
             text += ", from " + _some([f"{name} ({number})" for name, number in found.workers.items()], found)
         if found is not None and found.missing:

@@ -12,12 +12,14 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.shapes import round_shape_of
+from redisacc._format.staleness import parse_staleness
 from redisacc._protocol.acknowledgement import acknowledge
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.ownership import REMEMBERED, still_listed
 from redisacc._protocol.recovery import take_over
 from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.replication import check_replicated
+from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.round_reader import RoundReader, read_commands
 from redisacc._protocol.scripts import Granted, Scripts
 from redisacc._protocol.sessions import SessionPool
@@ -81,7 +83,7 @@ class Taker(Generic[G]):
 
     def take(
         self,
-        num_required: int,
+        required: Requirement,
         *,
         deadline: float,
         name: str,
@@ -89,10 +91,10 @@ class Taker(Generic[G]):
         describe: Callable[[], str] | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> TakenRound[G]:
-        """Blocks until a round of at least ``num_required`` gradients is granted, then reads and reduces it.
+        """Blocks until a round of enough gradients is granted, then reads and reduces it.
 
         Args:
-            num_required: at least 1.
+            required: how many gradients are enough.
             deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
             name: the name of the taker.
             label: the accumulator's name in log records and errors.
@@ -107,7 +109,7 @@ class Taker(Generic[G]):
                 keys=self._keys,
                 scripts=self._scripts,
                 session=session,
-                num_required=num_required,
+                required=required,
                 deadline=deadline,
                 taker=name,
                 label=label,
@@ -132,7 +134,7 @@ class Taker(Generic[G]):
                 replicas=known.replicas if known else 0,
                 min_replicas=self._min_replicas,
             )
-        return self._read(granted, pieces, reader, num_required)
+        return self._read(granted, pieces, reader, required.num_required)
 
     def recover(self, token: str | None, *, name: str) -> TakenRound[G] | None:
         """Takes over a round that was granted and not acknowledged, and reads and reduces it.
@@ -226,10 +228,14 @@ class Taker(Generic[G]):
         shape = round_shape_of(self._keys, granted.round_shape)
         if shape is None:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
+        try:
+            staleness = parse_staleness(granted.staleness, granted.num_accumulated)
+        except ValueError as error:
+            raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
         contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
         round_sum = reader.add_up(contents, shape, granted.num_accumulated, num_required)
         gradient: G = self._spec.result(round_sum, granted.num_accumulated)
-        taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers)
+        taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers, staleness)
         return TakenRound(granted.token, taken, contents.buffered)
 
     def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:

@@ -16,6 +16,7 @@ from redisacc._data.tree import flatten
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import WORKERS, place
 from redisacc._protocol.quorum import announce_quorum
+from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.take_wait import TAKER_LEASE_MS
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
@@ -72,6 +73,10 @@ class Chief(Participant):
             have the same structure.
         workers: how many gradients a step needs, at least 1, which ``Worker.workers`` tells the workers. None: the
             environment variable ``REDISACC_WORKERS``, which `redisacc run` sets.
+        up_to: with ``grace``, a step goes on as soon as it has this many gradients; at least ``workers``. None: however
+            many arrive before the grace ends.
+        grace: how long a step waits for more gradients after the one with number ``workers`` arrived, in seconds, from
+            0 to a week. A chief that is started again does not start the grace again. None: it does not wait.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
             fetch it.
         sparse: the paths of leaves of which gradients hold rows (``IndexedSlices``). For a single array: True or False.
@@ -111,6 +116,8 @@ class Chief(Participant):
         parameters: Any,
         *,
         workers: int | None = None,
+        up_to: int | None = None,
+        grace: float | None = None,
         state: Any = None,
         sparse: Collection[str] | bool = (),
         reduction_type: str | None = "MEAN",
@@ -131,6 +138,9 @@ class Chief(Participant):
             if workers is None:
                 raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
         self.workers = validation.integer(workers, "workers", low=1)
+        self._grace: dict[str, Any] = {"up_to": up_to, "grace": grace}
+        # Raises now, before anything is opened, if the two are invalid.
+        Requirement.of(self.workers, **self._grace)
         super().__init__("chief", shared_name, here, redis=redis, patience=patience, wire=wire)
         self._rounds_parameters = wire == "bfloat16"
         # The round that the body of the loop has, and the block that acknowledges it.
@@ -195,9 +205,9 @@ class Chief(Participant):
     def rounds(self, until: int | None = None) -> Iterator[Round[Any]]:
         """Yields the round of each step, for a loop that publishes the parameters that follow from it.
 
-        Blocks until ``workers`` gradients of the step have arrived. A message after 5 seconds, and then less often,
-        says who is missing and who is gone. A round stays in Redis until the parameters that follow from it are
-        published. If the process dies before that, its successor gets the round again.
+        Blocks until ``workers`` gradients of the step have arrived, and for the grace if there is one. A message after
+        5 seconds, and then less often, says who is missing and who is gone. A round stays in Redis until the parameters
+        that follow from it are published. If the process dies before that, its successor gets the round again.
 
         Args:
             until: the loop ends when the parameters of this step are published, and so does the training: in the same
@@ -278,7 +288,9 @@ class Chief(Participant):
         self._next_look = time.monotonic() + LOOK_EVERY
         try:
             return stack.enter_context(
-                self._accumulator.take(self.workers, cancel=self._is_over, describe=lambda: crew_text(self._crew))
+                self._accumulator.take(
+                    self.workers, **self._grace, cancel=self._is_over, describe=lambda: crew_text(self._crew)
+                )
             )
         except DataLossError as error:
             self._warn("%s", error)

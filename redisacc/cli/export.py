@@ -90,6 +90,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
         "Rounds for which the reducer that works now was too late; 0 if there is none.",
         lambda info: info.reducer.late if info.reducer is not None else 0,
     ),
+    ("max_staleness", "Steps by which a gradient may be late.", lambda info: info.max_staleness),
     ("workers", "Workers with a gradient in the current round.", lambda info: len(info.workers)),
     (
         "last_activity_timestamp_seconds",
@@ -99,14 +100,14 @@ _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ("applied", "Gradients accepted.", lambda info: info.applied),
-    ("stale", "Gradients dropped because their step had passed.", lambda info: info.stale),
+    ("stale", "Gradients dropped because they were too stale.", lambda info: info.stale),
     ("repeated", "Gradients dropped because the round had one of their worker.", lambda info: info.repeated),
     ("duplicates", "Requests that arrived twice and were executed once.", lambda info: info.duplicates),
     ("takes", "Rounds taken.", lambda info: info.takes),
 )
 _WORKERS: tuple[tuple[str, str, Callable[[WorkerInfo], float]], ...] = (
     ("worker_applied", "Gradients accepted from a worker.", lambda worker: worker.applied),
-    ("worker_stale", "Gradients from a worker dropped because their step had passed.", lambda worker: worker.stale),
+    ("worker_stale", "Gradients from a worker dropped because they were too stale.", lambda worker: worker.stale),
 )
 
 
@@ -151,6 +152,7 @@ class Metrics(Collector):
             for info in infos:
                 gauge.add_metric([printable(info.name)], read(info))
             yield gauge
+        yield _staleness(infos)
         size = GaugeMetricFamily(
             "redisacc_memory_bytes", "Memory in Redis by kind of key.", labels=["accumulator", "what"]
         )
@@ -197,3 +199,17 @@ class Metrics(Collector):
             except RedisAccError as error:
                 click.echo(f"redisacc: {printable(str(error))}", err=True)
         return infos, sizes
+
+
+def _staleness(infos: Sequence[AccumulatorInfo]) -> Metric:
+    """Returns the metric of how late gradients were, of the accumulators that accept late ones."""
+    gauge = GaugeMetricFamily(
+        "redisacc_accumulated_staleness",
+        "Gradients in the current round by the number of steps by which they were late.",
+        labels=["accumulator", "staleness"],
+    )
+    for info in infos:
+        if info.max_staleness:
+            for steps, number in info.staleness.items():
+                gauge.add_metric([printable(info.name), str(steps)], number)
+    return gauge

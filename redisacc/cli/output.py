@@ -47,6 +47,11 @@ def schema_shape_text(info: AccumulatorInfo) -> str:
     return "1 leaf" if info.num_leaves == 1 else f"{info.num_leaves} leaves"
 
 
+def staleness_text(staleness: Mapping[int, int]) -> str:
+    """Returns how stale gradients were as text, for example "2 by 0 steps, 1 by 3 steps"; "none" for no gradient."""
+    return ", ".join(f"{number} by {count_text(steps, 'step')}" for steps, number in staleness.items()) or "none"
+
+
 def number_text(value: Any) -> str:
     """Returns an element as text: integers exactly, others with the digits that tell them from their neighbours."""
     if isinstance(value, (np.integer, int)):

@@ -28,6 +28,7 @@ from redisacc.cli.output import (
     number_text,
     print_table,
     schema_shape_text,
+    staleness_text,
 )
 from redisacc.errors import AccumulatorNotFoundError
 
@@ -232,6 +233,9 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
         line("mean", mean)
     if info.once_per_worker:
         line("accepts", "one gradient of each worker in a round")
+    if info.max_staleness:
+        line("accepts", f"gradients up to {count_text(info.max_staleness, 'step')} late")
+        line("late", f"in this round: {staleness_text(info.staleness)}")
     line("last active", f"{ago(info.last_activity)} ago")
     line("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {ago(info.created_at)} ago")
     line("incarnation", info.incarnation)
@@ -256,7 +260,9 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
         click.echo("\nwaiting takers")
         for waiting in info.waiting:
             gone = " (its lease has expired)" if waiting.lease_ends_at < info.read_at else ""
-            click.echo(f"  {printable(waiting.taker)} requires {waiting.num_required}{gone}")
+            most = "more" if waiting.up_to is None else str(waiting.up_to)
+            grace = f", or up to {most} within {waiting.grace:g} s" if waiting.grace else ""
+            click.echo(f"  {printable(waiting.taker)} requires {waiting.num_required}{grace}{gone}")
     if info.unacknowledged:
         click.echo("\nrounds taken but not acknowledged")
         for taken in info.unacknowledged:

@@ -41,6 +41,8 @@ __all__ = ["check_form", "naming_file", "report_round", "take", "write_gradient"
     "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="File for the gradient: .npy, .npz, or -."
 )
 @click.option("--discard", is_flag=True, help="Discard the gradient for good.")
+@click.option("--grace", type=Seconds(min=0), metavar="S", help="Wait S seconds for more than NUM_REQUIRED gradients.")
+@click.option("--up-to", type=click.IntRange(min=1), metavar="N", help="End the grace when there are N gradients.")
 @click.option("--timeout", type=Seconds(min=0), metavar="S", help="Wait at most S seconds.")
 @click.option("--worker", metavar="NAME", help="Name of this taker.  [default: host:pid]")
 @redis_option
@@ -53,6 +55,8 @@ def take(
     num_required: int,
     output: Path | None,
     discard: bool,
+    grace: float | None,
+    up_to: int | None,
     timeout: float | None,
     worker: str | None,
     url: str | None,
@@ -66,7 +70,8 @@ def take(
     "PATH/indices", "PATH/values" and "PATH/shape"; a leaf without a gradient is left out. bfloat16 is written as
     float32. The round is acknowledged once the file is safely written; if that fails, `redisacc recover` gets the
     round. If another process recovers the round meanwhile, the command fails with exit code 1, and the file that it has
-    written must not be used. Exit code 4 means that too few gradients arrived in time.
+    written must not be used. With --grace, the take waits for more gradients, until they are --up-to many or S seconds
+    have passed since NUM_REQUIRED were there. Exit code 4 means that too few gradients arrived in time.
 
     \b
       redisacc take embeddings 4 --output round.npz --timeout 60
@@ -79,7 +84,7 @@ def take(
     with (
         naming_file(output),
         _waiting(accumulator, num_required),
-        accumulator.take(num_required, timeout=timeout) as taken,
+        accumulator.take(num_required, up_to=up_to, grace=grace, timeout=timeout) as taken,
     ):
         if output is not None:
             write_gradient(taken.gradient, form, output)

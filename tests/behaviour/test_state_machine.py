@@ -48,6 +48,8 @@ TREES: tuple[dict[str, Any], ...] = (
 )
 WORKERS = ("ann", "bob")
 REDUCTIONS = ("MEAN", "SUM")
+# How many steps late a gradient may be.
+LATE = (0, 0, 1, 3, 1000)
 STEPS = (0, 1, 7, -4, 2**53, 2**53 + 1, -(2**63), 2**63 - 2, 2**63 - 1, 2**63 - 1)
 PICK = st.integers(0, 12 * 5040 - 1)
 
@@ -116,7 +118,7 @@ class Accumulators(RuleBasedStateMachine):
 
     def _open(self, m: Any, name: str, **options: Any) -> Any:
         """Opens an accumulator as a model describes it."""
-        options |= {"shared_name": name, "reduction_type": m.reduction}
+        options |= {"shared_name": name, "reduction_type": m.reduction, "max_staleness": m.max_staleness}
         if m.kind == "tree":
             spec = {
                 path: redisacc.Sparse(dtype, shape) if kind == "sparse" else (dtype, shape)
@@ -146,11 +148,13 @@ class Accumulators(RuleBasedStateMachine):
         dense=st.sampled_from(model.DTYPES),
         tree=st.tuples(st.sampled_from(model.DTYPES), st.integers(0, 6)),
         reduction=st.sampled_from(REDUCTIONS),
+        late=st.sampled_from(LATE),
     )
-    def begin(self, sparse, dense, tree, reduction):
+    def begin(self, sparse, dense, tree, reduction, late):
         self.names["a"] = Living("a", model.Sparse(sparse, (9, None), reduction))
         self.names["b"] = Living("b", model.Dense(dense, (None, 3), reduction))
         self.names["t"] = Living("t", tree_model(*tree, reduction))
+        self.names["a"].model.max_staleness = self.names["t"].model.max_staleness = late
         for name in ("a", "b", "t"):
             for client, limit, worker in ((0, 10**9, "ann"), (1, 10**9, "bob"), (1, 0, "bob")):
                 self._handle(self.names[name], client, limit, worker)
@@ -161,15 +165,17 @@ class Accumulators(RuleBasedStateMachine):
         dtype=st.sampled_from(model.DTYPES),
         which=st.integers(0, 6),
         reduction=st.sampled_from(REDUCTIONS),
+        late=st.sampled_from(LATE),
         client=st.integers(0, 1),
         limit=st.sampled_from(LIMITS),
         worker=st.sampled_from(WORKERS),
     )
-    def open(self, name, kind, dtype, which, reduction, client, limit, worker):
+    def open(self, name, kind, dtype, which, reduction, late, client, limit, worker):
         if kind == "tree":
             asked = tree_model(dtype, which, reduction)
         else:
             asked = {"dense": model.Dense, "sparse": model.Sparse}[kind](dtype, SHAPES[kind][which], reduction)
+        asked.max_staleness = late
         living = self.names.get(name)
         if living is None:
             living = self.names[name] = Living(name, asked)
@@ -385,20 +391,31 @@ class Accumulators(RuleBasedStateMachine):
 
     # Taking
 
-    @rule(pick=PICK, required=st.integers(1, 3), how=st.sampled_from(["grad", "slices", "block", "stray"]))
-    def take(self, pick, required, how):
+    @rule(
+        pick=PICK,
+        required=st.integers(1, 3),
+        how=st.sampled_from(["grad", "slices", "block", "stray"]),
+        # An hour never ends here. How a grace ends is tested elsewhere.
+        options=st.sampled_from([{}] * 5 + [{"grace": 0}, {"grace": 3600}])
+        | st.fixed_dictionaries({"up_to": st.integers(1, 4), "grace": st.sampled_from([0, 3600, 3600])}),
+    )
+    def take(self, pick, required, how, options):
         handle = self._pick(pick)
         living, acc = handle.living, handle.acc
+        if options.get("up_to", required) < required:
+            with pytest.raises(redisacc.InvalidArgumentError, match="up_to must be in"):
+                acc.take_grad(required, timeout=0, **options)
+            return
         if not living.alive:
             with pytest.raises(redisacc.AccumulatorNotFoundError):
-                acc.take_grad(required, timeout=0)
+                acc.take_grad(required, timeout=0, **options)
             return
         ways = set(living.ways)
         try:
-            expected = living.model.take(required)
+            expected = living.model.take(required, **options)
         except model.Insufficient:
             with pytest.raises(redisacc.TakeTimeoutError) as failure:
-                acc.take_grad(required, timeout=0)
+                acc.take_grad(required, timeout=0, **options)
             error = failure.value
             assert (error.num_required, error.num_accumulated) == (required, living.model.count)
             assert error.workers == living.model.workers
@@ -406,19 +423,19 @@ class Accumulators(RuleBasedStateMachine):
             return
         except model.Overflowing:
             with pytest.raises(redisacc.StepOverflowError):
-                acc.take_grad(required)
+                acc.take_grad(required, **options)
             self.compare(living.name)
             return
         living.ways.clear()
         if how == "grad" or (how == "slices" and not living.sparse):
-            self._compare_gradient(living, acc.take_grad(required), expected, ways)
+            self._compare_gradient(living, acc.take_grad(required, **options), expected, ways)
         elif how == "slices":
-            self._compare_gradient(living, acc.take_indexed_slices_grad(required), expected, ways)
+            self._compare_gradient(living, acc.take_indexed_slices_grad(required, **options), expected, ways)
         elif how == "block":
-            with acc.take(required) as taken:
+            with acc.take(required, **options) as taken:
                 self._compare_round(living, taken, expected, ways)
         else:
-            with pytest.raises(Unfinished) as interrupted, acc.take(required) as taken:
+            with pytest.raises(Unfinished) as interrupted, acc.take(required, **options) as taken:
                 raise Unfinished(taken)
             self._compare_round(living, interrupted.value.args[0], expected, ways)
             living.stray.append((expected, ways))
@@ -496,6 +513,7 @@ class Accumulators(RuleBasedStateMachine):
         assert (info.applied, info.stale, info.repeated) == (m.applied, m.stale, m.repeated)
         assert (info.takes, info.duplicates) == (m.takes, 0)
         assert info.round_shape == (m.round_shape if m.count else None)
+        assert info.max_staleness == m.max_staleness
         if living.ways == {"buffered"}:
             assert info.buffered == m.count
 
@@ -507,12 +525,14 @@ class Accumulators(RuleBasedStateMachine):
         acc = next(handle.acc for handle in self.opened if handle.living is living)
         info, m = acc.info(), living.model
         assert (info.global_step, info.num_accumulated, info.workers) == (m.step, m.count, m.workers)
+        assert info.staleness == m.staleness
         assert info.waiting == []
         assert len(info.unacknowledged) == len(living.stray)
 
     def _compare_round(self, living, taken, expected, ways):
         assert (taken.global_step, taken.num_accumulated) == (expected.global_step, expected.num_accumulated)
         assert taken.workers == expected.workers
+        assert taken.staleness == expected.staleness
         self._compare_gradient(living, taken.gradient, expected, ways)
 
     def _compare_gradient(self, living, actual, expected, ways):

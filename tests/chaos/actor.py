@@ -76,6 +76,8 @@ def opened(redis: Any, worker: str, kind: str, in_place_limit: int = 10**9, wire
         "worker": worker,
         "in_place_limit": in_place_limit,
         "buffer_limit": BUFFER_LIMIT,
+        # A worker learns the step from the reply to its last gradient, so it is often late.
+        "max_staleness": 2,
     }
     if kind == "tree":
         return redisacc.TreeAccumulator(TREE, NAME, missing="skip", wire=wire, **options)
@@ -266,12 +268,17 @@ class Actor:
             self._recover(acc)
             # A reducer learns once a second how many gradients takes require.
             required = self._random.choice([4] * 9 + [30] if self._in_parts else [1, 30, 300])
-            timeout = self._random.choice([0.5, 2.0, 5.0])
+            options: dict[str, Any] = {"timeout": self._random.choice([0.5, 2.0, 5.0])}
+            if self._random.random() < 0.3:
+                options |= {
+                    "up_to": self._random.choice([None, 300, 1000]),
+                    "grace": self._random.choice([0.01, 0.3, 2]),
+                }
             try:
                 if role == "grad_taker":
-                    self._take_grad(acc, required, timeout)
+                    self._take_grad(acc, required, options)
                 else:
-                    block = acc.take(required, timeout=timeout)
+                    block = acc.take(required, **options)
                     self._use(block.__enter__(), block)
             except (redisacc.TakeTimeoutError, redisacc.ServerUnavailableError):
                 # If the server was silent, the round may have been granted all the same: then it is recovered.
@@ -280,11 +287,11 @@ class Actor:
                 # This process was stopped, and taken for dead.
                 self._journal.note("robbed")
 
-    def _take_grad(self, acc: Any, required: int, timeout: float) -> None:
+    def _take_grad(self, acc: Any, required: int, options: dict[str, Any]) -> None:
         self._journal.note("taking")
         try:
             take = acc.take_grad if self._kind == "tree" else acc.take_indexed_slices_grad
-            indices = indices_of(finished(partial(take, required, timeout=timeout)))
+            indices = indices_of(finished(partial(take, required, **options)))
             self._journal.note_round(None, len(indices), indices)
         finally:
             self._journal.note("kept")

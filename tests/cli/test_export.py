@@ -56,6 +56,25 @@ def test_export(real_server, open_dense, background, until):
     other.delete()
 
 
+def test_export_of_late_gradients(real_server, open_dense):
+    acc, plain = open_dense("float32", [1], "w", max_staleness=3), open_dense("float32", [1], "plain")
+    acc.set_global_step(5)
+    for step in (5, 4, 4):
+        acc.apply_grad([1.0], step)
+    plain.apply_grad([1.0])
+    registry = CollectorRegistry()
+    registry.register(Metrics(connect(real_server.url), []))
+    lines = generate_latest(registry).decode().splitlines()
+    assert [
+        line for line in lines if line.startswith(("redisacc_accumulated_staleness", "redisacc_max_staleness"))
+    ] == [
+        'redisacc_max_staleness{accumulator="plain"} 0.0',
+        'redisacc_max_staleness{accumulator="w"} 3.0',
+        'redisacc_accumulated_staleness{accumulator="w",staleness="0"} 1.0',
+        'redisacc_accumulated_staleness{accumulator="w",staleness="1"} 2.0',
+    ]
+
+
 def test_export_without_a_server_says_so_in_a_metric(monkeypatch):
     monkeypatch.setattr("redisacc.cli.export._TIMEOUT", 0.1)
     registry = CollectorRegistry()

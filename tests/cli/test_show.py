@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+import redisacc
 from redisacc._data.dtypes import TABLE
 from redisacc.cli.output import json_value
 
@@ -51,6 +52,36 @@ def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
     with chief.recover():
         pass
     chief.delete()
+
+
+def test_show_of_takers_with_a_grace(cli, cli_json, open_dense, background, until):
+    acc = open_dense("float32", [1], "w", worker="chief")
+    takes = []
+    for options in ({"up_to": 4, "grace": 2000}, {"grace": 0.5}):
+        takes.append(background(acc.take_grad, 2, **options))
+        until(lambda: len(acc.info().waiting) == len(takes))
+    said = cli("show", "w").stdout
+    assert re.search(r"^  chief requires 2, or up to 4 within 2000 s$", said, re.MULTILINE)
+    assert re.search(r"^  chief requires 2, or up to more within 0.5 s$", said, re.MULTILINE)
+    first, second = cli_json("show", "w")["waiting"]
+    assert (first["up_to"], first["grace"], second["up_to"], second["grace"]) == (4, 2000, None, 0.5)
+    acc.delete()
+    for take in takes:
+        with pytest.raises(redisacc.AccumulatorNotFoundError):
+            take.result()
+
+
+def test_show_of_late_gradients(cli, cli_json, open_dense):
+    acc = open_dense("float32", [1], "w", max_staleness=3)
+    acc.set_global_step(5)
+    assert re.search(r"^  late +in this round: none$", cli("show", "w").stdout, re.MULTILINE)
+    for step in (5, 4, 2, 4):
+        acc.apply_grad([1.0], step)
+    said = cli("show", "w").stdout
+    assert re.search(r"^  accepts +gradients up to 3 steps late$", said, re.MULTILINE)
+    assert re.search(r"^  late +in this round: 1 by 0 steps, 2 by 1 step, 1 by 3 steps$", said, re.MULTILINE)
+    facts = cli_json("show", "w")
+    assert (facts["max_staleness"], facts["staleness"]) == (3, {"0": 1, "1": 2, "3": 1})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "uint8", "complex64"])

@@ -121,6 +121,8 @@ FIELDS = {
     "stale": set(),
     "repeated": set(),
     "once_per_worker": set(),
+    # A record has it only if gradients may be late.
+    "max_staleness": {None},
     "duplicates": set(),
     "takes": set(),
     "wanted": set(),

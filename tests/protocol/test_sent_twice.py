@@ -194,7 +194,13 @@ def test_recovering_twice_gives_the_same_round(client: redis.Redis, scripts: Scr
 def test_opening_and_deleting_twice(client: redis.Redis, scripts: Scripts) -> None:
     for _ in range(2):
         opened = scripts.open(
-            incarnation="another", schema=SCHEMA, chunk=7, lease_ms=0, buffer_limit=7, once_per_worker=True
+            incarnation="another",
+            schema=SCHEMA,
+            chunk=7,
+            lease_ms=0,
+            buffer_limit=7,
+            once_per_worker=True,
+            max_staleness=2,
         )
         assert isinstance(opened, Opened)
         assert (opened.incarnation, opened.schema) == (scripts.incarnation, SCHEMA)

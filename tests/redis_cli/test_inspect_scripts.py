@@ -377,6 +377,38 @@ def test_the_summary(client, open_dense, background, until):
     acc.delete()
 
 
+def test_the_summary_says_what_grace_a_taker_has(client, open_dense, background, until):
+    acc = open_dense("float32", [1], "w", worker="ann")
+    takes = []
+    for options in ({"up_to": 4, "grace": 100}, {"grace": 0.5}, {}):
+        takes.append(background(acc.take_grad, 2, **options))
+        until(lambda: len(acc.info().waiting) == len(takes))
+    lines = run(client, "summary", acc.accumulator_ref)
+    at = lines.index("waiting takers: 3")
+    assert lines[at + 1 : at + 4] == [
+        "  0 of 2, or up to 4 within 100.0 s: ann",
+        "  0 of 2, or up to more within 0.5 s: ann",
+        "  0 of 2: ann",
+    ]
+    acc.delete()
+    for take in takes:
+        with pytest.raises(redisacc.AccumulatorNotFoundError):
+            take.result()
+
+
+def test_the_summary_says_how_late_gradients_are(client, open_dense):
+    acc = open_dense("float32", [1], "w", max_staleness=3, worker="chief staleness=1:1 x")
+    acc.set_global_step(5)
+    late = "gradients may be up to 3 steps late; steps:gradients in this round: "
+    assert late + "none" in run(client, "summary", acc.accumulator_ref)
+    for step in (5, 4, 2, 4):
+        acc.apply_grad([1.0], step)
+    assert late + "0:1,1:2,3:1" in run(client, "summary", acc.accumulator_ref)
+    with acc.take(4):
+        taken = [line for line in run(client, "summary", acc.accumulator_ref) if line.startswith("  step 5 with 4")]
+        assert re.fullmatch(r"  step 5 with 4 .* ago to chief staleness=1:1 x, token \S+", taken[0])
+
+
 def test_the_summary_names_a_few_of_many(client, open_sparse):
     acc = open_sparse("float32", [5], "w")
     client.hset("redisacc:{w}:workers", mapping={f"worker-{n}": 1 for n in range(3000)})

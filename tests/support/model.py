@@ -49,6 +49,7 @@ class ModelRound:
     workers: dict[str, int]
     # How far another order of addition may move a result. Only rounds that mix both ways of storage have one.
     magnitude: Any = None
+    staleness: dict[int, int] = field(default_factory=dict)
 
 
 def storage_dtype(name: str) -> np.dtype[Any]:
@@ -189,6 +190,9 @@ class Accumulator:
     stale: int = 0
     repeated: int = 0
     takes: int = 0
+    max_staleness: int = 0
+    # How many gradients of the round were how many steps late.
+    staleness: dict[int, int] = field(default_factory=dict)
 
     kind = ""
 
@@ -198,7 +202,7 @@ class Accumulator:
 
     @property
     def schema(self) -> tuple[Any, ...]:
-        return self.kind, self.dtype, self.shape, self.reduction
+        return self.kind, self.dtype, self.shape, self.reduction, self.max_staleness
 
     @property
     def storage(self) -> np.dtype[Any]:
@@ -207,7 +211,7 @@ class Accumulator:
     def _admit(self, local_step: Any, shape: tuple[int, ...], worker: str, once: bool) -> Outcome | None:
         """Returns "stale" or "repeated", or None if it is to be added; raises if the round refuses it. Call it last."""
         step = checked_step(local_step)
-        if step < self.step:
+        if step < self.step - self.max_staleness:
             self.stale += 1
             return Outcome("stale", self.step, self.count)
         if once and worker in self.workers:
@@ -219,15 +223,20 @@ class Accumulator:
         self.count += 1
         self.applied += 1
         self.workers[worker] = self.workers.get(worker, 0) + 1
+        late = max(self.step - step, 0)
+        self.staleness[late] = self.staleness.get(late, 0) + 1
         return None
 
     def set_global_step(self, step: Any) -> None:
         self.step = checked_step(step)
 
-    def take(self, num_required: int) -> ModelRound:
+    def take(self, num_required: int, up_to: int | None = None, grace: float | None = None) -> ModelRound:
+        """Takes at a moment when no grace has ended that is longer than 0."""
         if num_required < 1:
             raise Refused(f"num_required = {num_required}")
-        if self.count < num_required:
+        if up_to is not None and (grace is None or up_to < num_required):
+            raise Refused(f"up_to = {up_to} for {num_required} and a grace of {grace}")
+        if self.count < num_required or (grace and (up_to is None or self.count < up_to)):
             raise Insufficient
         if self.step == STEP_MAX:
             raise Overflowing
@@ -236,13 +245,14 @@ class Accumulator:
         self.takes += 1
         self.count = 0
         self.workers = {}
+        self.staleness = {}
         self.round_shape = None
         self._clear()
         return taken
 
     def peek(self) -> ModelRound:
         gradient, magnitude = self._reduced() if self.count else (None, None)
-        return ModelRound(gradient, self.step, self.count, dict(self.workers), magnitude)
+        return ModelRound(gradient, self.step, self.count, dict(self.workers), magnitude, dict(self.staleness))
 
     def _reduced(self) -> tuple[Any, Any]:
         raise NotImplementedError
@@ -393,7 +403,8 @@ class Tree(Accumulator):
 
     @property
     def schema(self) -> tuple[Any, ...]:
-        return self.kind, self.dtype, self.reduction, tuple(self.leaves.items()), self.missing, self.sparse_mean
+        leaves = tuple(self.leaves.items())
+        return self.kind, self.dtype, self.reduction, leaves, self.missing, self.sparse_mean, self.max_staleness
 
     def _leaf(self, path: str) -> Dense | Sparse:
         kind, dtype, shape = self.leaves[path]

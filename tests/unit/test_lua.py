@@ -62,6 +62,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         lease_ms=0,
         buffer_limit=0,
         once_per_worker=False,
+        max_staleness=0,
     ),
     "amend": lambda s: s.amend(incarnation="x", event="e", fields=["a", "b"]),
     "hold_lease": lambda s: s.hold_lease(place="worker 0", holder="h", process="p", who="w", lease_ms=1),

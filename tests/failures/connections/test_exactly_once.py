@@ -168,6 +168,28 @@ class ApplyStale(Operation):
         assert (info.num_accumulated, info.applied, info.stale) == (0, 0, 1)
 
 
+class ApplyLate(Operation):
+    """It stays as late as it was when it arrived first, whatever the step is when a copy arrives."""
+
+    def open(self, where, **options):
+        return super().open(where, max_staleness=2, **options)
+
+    def prepare(self, scene):
+        scene.direct.set_global_step(3)
+
+    def do(self, scene):
+        return scene.through.apply_grad(scene.grad(1.0), local_step=2)
+
+    def check(self, scene, value):
+        assert (value.outcome, value.global_step) == ("applied", 3)
+        self.again(scene)
+        scene.direct.set_global_step(4)
+
+    def again(self, scene):
+        info = scene.direct.info()
+        assert (info.num_accumulated, info.applied, info.stale, info.staleness) == (1, 1, 0, {1: 1})
+
+
 class ApplyRefused(Operation):
     """Refused because of the round's shape; a copy that arrives in another round must not be accepted."""
 
@@ -269,6 +291,34 @@ class TakeInABlock(Take):
         with scene.through.take(3) as taken:
             assert (taken.global_step, taken.num_accumulated) == (0, 3)
             return taken.gradient
+
+
+class TakeWithAGrace(Take):
+    """The last gradient has ended the grace."""
+
+    def do(self, scene):
+        return self.elements(scene.through.take_grad(2, up_to=3, grace=3600))
+
+
+class TakeInVainWithAGrace(Operation):
+    """A take that leaves during its grace takes nothing later, and the grace does not begin again."""
+
+    def prepare(self, scene):
+        scene.direct.apply_grad(scene.grad(1.0))
+
+    def do(self, scene):
+        with pytest.raises(redisacc.TakeTimeoutError):
+            scene.through.take_grad(1, grace=3600, timeout=0)
+
+    def check(self, scene, value):
+        # So long ago that it is over.
+        scene.client.hset("redisacc:{w}", "grace_began_ms", 1_000_000_000_000)
+        self.again(scene)
+
+    def again(self, scene):
+        info = scene.direct.info()
+        assert (info.takes, info.num_accumulated, info.waiting, info.unacknowledged) == (0, 1, [], [])
+        assert scene.client.hget("redisacc:{w}", "grace_began_ms") == b"1000000000000"
 
 
 class TakeInVain(Operation):
@@ -429,6 +479,7 @@ OPERATIONS = [
     ApplyLarge,
     ApplyEncoded,
     ApplyStale,
+    ApplyLate,
     ApplyRefused,
     ApplyWithRoomToMake,
     ApplyWithRoomToMakeInParts,
@@ -437,7 +488,9 @@ OPERATIONS = [
     TakeInParts,
     TakeLarge,
     TakeInABlock,
+    TakeWithAGrace,
     TakeInVain,
+    TakeInVainWithAGrace,
     Recover,
     SetStep,
     Look,
@@ -449,8 +502,9 @@ OPERATIONS = [
     TakeTree,
     TakeTreeInParts,
 ]
-# The others of each kind of accumulator differ less.
-USUAL_OPERATIONS = [kind for kind in OPERATIONS if kind not in (ApplyTree, TakeTree)]
+# The others differ less from those of their kind.
+UNUSUAL_OPERATIONS = (ApplyTree, TakeTree, ApplyLate, TakeWithAGrace, TakeInVainWithAGrace)
+USUAL_OPERATIONS = [kind for kind in OPERATIONS if kind not in UNUSUAL_OPERATIONS]
 
 
 @pytest.fixture

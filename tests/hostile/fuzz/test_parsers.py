@@ -25,6 +25,7 @@ from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FORMAT, Record
 from redisacc._protocol import take_wait
+from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.scripts import Request, Schema, Scripts
 from redisacc._protocol.sessions import Session
 from redisacc._redis import fast_socket, lanes
@@ -199,7 +200,13 @@ def test_replies_of_scripts(search):
         scripts = Scripts(Replaying(reply), KEYS, incarnation="x", min_replicas=1)
         for call in (
             lambda: scripts.open(
-                incarnation="x", schema=schema, chunk=1, lease_ms=0, buffer_limit=0, once_per_worker=False
+                incarnation="x",
+                schema=schema,
+                chunk=1,
+                lease_ms=0,
+                buffer_limit=0,
+                once_per_worker=False,
+                max_staleness=0,
             ),
             lambda: scripts.apply(request, [in_place.PackedRows("", "f", "", b"0", b"1234", 4)]),
             lambda: scripts.buffer(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
@@ -228,7 +235,7 @@ def test_events(search):
 
     def one(text, message):
         wait = take_wait.TakeWait.__new__(take_wait.TakeWait)
-        wait.num_required = 3
+        wait.required = Requirement(3, 3)
         wait._heard, wait.alarm, wait._poll_now = deque(), Alarm(), False
         wait.on_event(text[:1024].decode(errors="replace"))
         assert len(wait._heard) <= 2

@@ -75,6 +75,7 @@ NAMES = (
     "in_place_limit",
     "buffer_limit",
     "once_per_worker",
+    "max_staleness",
     "create",
     "min_replicas",
 )

@@ -1,0 +1,54 @@
+"""How many gradients a take waits for: a number, and a grace in which more of them may arrive."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from redisacc._data import validation
+from redisacc._format.entries import ANY_NUMBER
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+# The longest grace, in seconds: a week.
+LONGEST_GRACE = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a take requires of a round.
+
+    Attributes:
+        num_required: the take is not granted while fewer gradients have arrived; at least 1.
+        up_to: it is granted at once when this many have arrived; at least num_required.
+        grace_ms: it is granted this long after gradient num_required arrived, in milliseconds. If it is 0, or if up_to
+            is num_required, the take has no grace.
+    """
+
+    num_required: int
+    up_to: int
+    grace_ms: int = 0
+
+    @classmethod
+    def of(cls, num_required: object, up_to: object = None, grace: object = None) -> Requirement:
+        """Returns what a caller's arguments require.
+
+        Raises:
+            InvalidArgumentError: an argument is invalid, or ``up_to`` is given without ``grace``.
+        """
+        number = validation.integer(num_required, "num_required", low=1)
+        if grace is None:
+            if up_to is not None:
+                raise InvalidArgumentError(
+                    f"up_to={shown(up_to)} needs a grace: how long to wait for more gradients than num_required"
+                )
+            return cls(number, number)
+        seconds = validation.seconds(grace, "grace", high=LONGEST_GRACE)
+        most = ANY_NUMBER if up_to is None else validation.integer(up_to, "up_to", low=number)
+        return cls(number, max(number, min(most, ANY_NUMBER)), math.ceil(seconds * 1000))
+
+    def __str__(self) -> str:
+        if not self.grace_ms or self.up_to == self.num_required:
+            return str(self.num_required)
+        most = "more" if self.up_to == ANY_NUMBER else str(self.up_to)
+        return f"{self.num_required}, or up to {most} within {self.grace_ms / 1000:g} s"

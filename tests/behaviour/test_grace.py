@@ -1,0 +1,268 @@
+"""Takes with a grace: what ends it, when it begins, and who remembers that."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import redisacc
+from redisacc._format.keys import Keys
+from redisacc._protocol import take_wait
+from redisacc._protocol.scripts import Queued, Scripts
+from redisacc._protocol.sessions import Session
+from redisacc._redis.connect import connect
+
+RECORD = "redisacc:{w}"
+HOUR = 3600
+
+
+@pytest.fixture
+def began(client):
+    """Returns when the grace of the round began, in milliseconds of the server's clock; 0 if it has not."""
+    return lambda: int(client.hget(RECORD, "grace_began_ms") or 0)
+
+
+@pytest.fixture
+def hours_later(client, began):
+    """Lets the grace have begun hours earlier."""
+
+    def change():
+        assert began() > 0
+        client.hset(RECORD, "grace_began_ms", began() - 2 * HOUR * 1000)
+
+    return change
+
+
+def times_out(acc, *args, **options):
+    with pytest.raises(redisacc.TakeTimeoutError) as failure:
+        acc.take_grad(*args, timeout=0, **options)
+    return str(failure.value)
+
+
+@pytest.mark.every_server
+def test_the_last_gradient_ends_it(open_dense_stored, background, until, began):
+    acc = open_dense_stored("float32", [1], "w", reduction_type="SUM")
+    take = background(acc.take_grad, 2, up_to=4, grace=HOUR)
+    until(lambda: acc.info().waiting)
+    for value in (1.0, 2.0):
+        acc.apply_grad([value])
+    until(began)
+    acc.apply_grad([3.0])
+    assert take.running
+    acc.apply_grad([4.0])
+    assert take.result().tolist() == [10.0]
+    assert began() == 0
+
+
+@pytest.mark.every_server(storage="in_place")
+def test_time_ends_it(open_dense_stored, open_sparse_stored, open_tree_stored, monkeypatch, background, until):
+    # Nothing but the end of the grace wakes the takers.
+    monkeypatch.setattr(take_wait, "POLL_INTERVAL", 10.0 * HOUR)
+    dense, sparse = open_dense_stored("float32", [1]), open_sparse_stored("float32", [9, 1])
+    tree = open_tree_stored({"w": ("float32", (1,))})
+    takes = [
+        background(dense.take_grad, 1, grace=0.2),
+        background(sparse.take_indexed_slices_grad, 1, up_to=9, grace=0.2),
+        background(tree.take_grad, 1, grace=0.2),
+    ]
+    until(lambda: all(acc.info().waiting for acc in (dense, sparse, tree)))
+    dense.apply_grad([1.0])
+    sparse.apply_grad([3], [[2.0]])
+    tree.apply_grad({"w": [3.0]})
+    one, slices, leaves = [take.result() for take in takes]
+    assert (one.tolist(), slices.values.tolist(), leaves["w"].tolist()) == ([1.0], [[2.0]], [3.0])
+    sparse.apply_grad([3], [[2.0]], local_step=1)
+    assert sparse.take_grad(1, grace=0.01)[1].tolist() == [[2.0]]
+
+
+def test_without_a_grace_nothing_is_stored(open_dense, client):
+    acc = open_dense("float32", [1], "w")
+    times_out(acc, 2)
+    for _ in range(2):
+        acc.apply_grad([1.0])
+    assert {b"grace_count", b"grace_began_ms"}.isdisjoint(client.hkeys(RECORD))
+    acc.take_grad(2)
+    for options in ({"grace": 0}, {"grace": 0, "up_to": 5}, {"grace": HOUR, "up_to": 1}):
+        times_out(acc, 1, **options)
+        step = acc.global_step()
+        acc.apply_grad([1.0], step)
+        assert acc.take_grad(1, **options).tolist() == [1.0]
+    assert {b"grace_count", b"grace_began_ms"}.isdisjoint(client.hkeys(RECORD))
+
+
+@pytest.mark.every_server(storage="in_place")
+def test_a_take_that_starts_again_does_not_start_the_grace_again(open_dense_stored, began, hours_later):
+    first, second = (open_dense_stored("float32", [1], "w", worker=name) for name in ("first", "second"))
+    for _ in range(2):
+        first.apply_grad([1.0])
+    said = times_out(first, 2, up_to=4, grace=HOUR)
+    assert "a take of 2, or up to 4 within 3600 s timed out" in said
+    assert "2 of 2 gradients had arrived" in said
+    assert "s of the grace were left" in said
+    at = began()
+    times_out(second, 2, up_to=4, grace=HOUR)
+    first.apply_grad([1.0])
+    times_out(second, 2, grace=HOUR)
+    assert began() == at
+    hours_later()
+    with second.take(2, up_to=4, grace=HOUR, timeout=0) as taken:
+        assert taken.num_accumulated == 3
+
+
+def test_a_taker_that_died_in_its_grace_has_a_successor(open_dense, client, hours_later, until):
+    acc = open_dense("float32", [1], "w", worker="chief")
+    acc.apply_grad([1.0])
+    scripts = Scripts(connect(client), Keys("w"), incarnation=acc.info().incarnation)
+    session = Session(int(time.time() * 1000))
+    dead = scripts.take(
+        token="t", session=session, sequence=1, num_required=1, up_to=3, grace_ms=HOUR * 1000, lease_ms=1, taker="dead"
+    )
+    first, _ = dead()
+    assert isinstance(first, Queued)
+    assert HOUR * 1000 - 60_000 < first.grace_left_ms <= HOUR * 1000
+    # Sent again, it changes nothing.
+    again, _ = dead()
+    assert isinstance(again, Queued)
+    assert again.grace_left_ms <= first.grace_left_ms
+    hours_later()
+    assert acc.take_grad(1, up_to=3, grace=HOUR, timeout=60).tolist() == [1.0]
+
+
+@pytest.mark.every_server
+def test_it_begins_with_a_gradient_even_if_no_taker_waits(open_dense_stored, began):
+    acc = open_dense_stored("float32", [1], "w")
+    times_out(acc, 2, grace=HOUR)
+    for round_number in range(2):
+        assert acc.apply_grad([1.0], round_number)
+        assert began() == 0
+        acc.apply_grad([1.0], round_number)
+        at = began()
+        assert at > 0
+        acc.apply_grad([1.0], round_number)
+        assert began() == at
+        acc.take_grad(1)
+        assert began() == 0
+
+
+def test_another_number_begins_anew(open_dense, began, hours_later):
+    acc = open_dense("float32", [1], "w")
+    times_out(acc, 3, grace=HOUR)
+    for _ in range(4):
+        acc.apply_grad([1.0])
+    at = began()
+    hours_later()
+    # When the fourth gradient arrived was not noted.
+    times_out(acc, 4, grace=HOUR)
+    assert began() >= at
+    times_out(acc, 9, grace=HOUR)
+    assert began() == 0
+    times_out(acc, 4, grace=HOUR)
+    assert began() >= at
+
+
+def test_a_lower_number_keeps_the_moment(open_dense, began):
+    acc = open_dense("float32", [1], "w")
+    times_out(acc, 3, grace=HOUR)
+    for _ in range(3):
+        acc.apply_grad([1.0])
+    at = began()
+    times_out(acc, 2, grace=HOUR)
+    assert began() == at
+
+
+def test_a_clock_that_was_set_back_does_not_prolong_it(open_dense, began, client):
+    acc = open_dense("float32", [1], "w")
+    acc.apply_grad([1.0])
+    times_out(acc, 1, grace=HOUR)
+    client.hset(RECORD, "grace_began_ms", began() + 10**9)
+    assert acc.take_grad(1, grace=0.1, timeout=60).tolist() == [1.0]
+
+
+def test_takers_are_served_in_order_of_arrival(open_dense, background, until, began):
+    first, second = (open_dense("float32", [1], "w", worker=name) for name in ("first", "second"))
+    with_grace = background(first.take_grad, 1, up_to=3, grace=HOUR)
+    until(lambda: len(first.info().waiting) == 1)
+    plain = background(second.take_grad, 1)
+    until(lambda: len(first.info().waiting) == 2)
+    ahead, behind = first.info().waiting
+    assert (ahead.taker, ahead.num_required, ahead.up_to, ahead.grace) == ("first", 1, 3, HOUR)
+    assert (behind.taker, behind.num_required, behind.up_to, behind.grace) == ("second", 1, None, 0)
+    for _ in range(2):
+        first.apply_grad([1.0])
+    until(began)
+    assert with_grace.running
+    assert plain.running
+    first.close()
+    assert plain.result().tolist() == [1.0]
+    with pytest.raises(redisacc.CancelledError):
+        with_grace.result()
+
+
+def test_any_number_may_come(open_dense, background, until):
+    acc = open_dense("float32", [1], "w", worker="chief")
+    take = background(acc.take_grad, 1, grace=HOUR)
+    until(lambda: acc.info().waiting)
+    (waiting,) = acc.info().waiting
+    assert (waiting.num_required, waiting.up_to, waiting.grace) == (1, None, HOUR)
+    acc.delete()
+    with pytest.raises(redisacc.AccumulatorNotFoundError):
+        take.result()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"up_to": 3}, "needs a grace"),
+        ({"up_to": 1, "grace": 1}, r"up_to must be in \[2, "),
+        ({"up_to": 2.0, "grace": 1}, "up_to must be an integer"),
+        ({"up_to": 2**63, "grace": 1}, "up_to must be in"),
+        ({"up_to": True, "grace": 1}, "up_to must be an integer"),
+        *(
+            ({"grace": value}, r"grace must be a number of seconds in \[0, 604800\]")
+            for value in (-1, -1e-300, float("nan"), float("inf"), 604801, 10**400, "1", True, [1], 1j)
+        ),
+    ],
+)
+def test_invalid_ones(open_dense, open_sparse, open_tree, client, options, message):
+    accs = [open_dense("float32", [1]), open_sparse("float32", [1]), open_tree({"w": ("float32", (1,))})]
+    for acc in accs:
+        before = acc.info()
+        for take in (acc.take_grad, lambda *args, acc=acc, **options: acc.take(*args, **options).__enter__()):
+            with pytest.raises(redisacc.InvalidArgumentError, match=message):
+                take(2, timeout=0, **options)
+        assert acc.info() == before
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        accs[1].take_indexed_slices_grad(2, timeout=0, **options)
+
+
+def test_the_largest_ones(open_dense):
+    acc = open_dense("float32", [1], "w")
+    acc.apply_grad([1.0])
+    times_out(acc, 1, up_to=2**63 - 1, grace=604800)
+    times_out(acc, 2**63 - 1, up_to=2**63 - 1, grace=604800)
+    times_out(acc, 2**63 - 1, grace=604800)
+
+
+@pytest.mark.parametrize("text", [b"1..", b"1..2", b"1..2+", b"1..+3", b"1..x+3", b"..2+3", b"1..2+3+4", b"1..-2+3"])
+def test_forged_takers(open_dense, background, until, client, text):
+    acc = open_dense("float32", [1], "w")
+    client.zadd(f"{RECORD}:queue", {"t": 1})
+    client.hset(f"{RECORD}:takers", "t", text + b" 1 somebody")
+    with pytest.raises(redisacc.CorruptDataError, match="is not the entry of a taker"):
+        acc.info()
+    acc.apply_grad([1.0])
+    # Its lease is over, so the next taker passes it over.
+    assert acc.take_grad(1, timeout=60).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("field", ["grace_count", "grace_began_ms"])
+@pytest.mark.parametrize("value", [b"", b"x", b"-1", b"1.5", b"9" * 16])
+def test_a_forged_record(open_dense, client, field, value):
+    acc = open_dense("float32", [1], "w")
+    acc.apply_grad([1.0])
+    client.hset(RECORD, field, value)
+    before = client.hgetall(RECORD)
+    with pytest.raises(redisacc.CorruptDataError, match=field):
+        acc.take_grad(1, timeout=0, grace=1)
+    assert client.hgetall(RECORD) == before

@@ -1,0 +1,66 @@
+"""A chief that waits some time for the gradients of more workers than a step needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import redisacc
+
+pytestmark = pytest.mark.one_server
+
+HOUR = 3600
+
+
+def ones(number, step, parameters):
+    return {"w": [1, 10**number]}
+
+
+def test_a_step_gets_the_gradients_of_all_who_come_in_time(training, background):
+    chief = training.chief(workers=1, up_to=2, grace=HOUR)
+    leading = background(training.lead, chief, 3)
+    crew = [training.work(training.worker(number), gradient=ones) for number in (0, 1)]
+    leading.result()
+    assert chief.parameters["w"].tolist() == [6, 33]
+    assert [one.result()[1] for one in crew] == [[0, 1, 2]] * 2
+
+
+def test_a_step_goes_on_without_those_who_do_not_come(training, background):
+    chief = training.chief(workers=1, up_to=2, grace=0.1)
+    leading = background(training.lead, chief, 3)
+    one = training.work(training.worker(0), gradient=ones)
+    leading.result()
+    assert chief.parameters["w"].tolist() == [3, 3]
+    assert one.result()[1] == [0, 1, 2]
+
+
+def test_a_chief_that_is_started_again_does_not_start_the_grace_again(training, background, until):
+    chief = training.chief(workers=1, grace=HOUR)
+    leading = background(training.lead, chief, 1)
+    one = training.work(training.worker(0), gradient=ones)
+    until(lambda: int(training.record.get(b"grace_began_ms", 0)))
+    chief.close()
+    with pytest.raises(redisacc.CancelledError):
+        leading.result()
+    began = int(training.record[b"grace_began_ms"])
+    training.client.hset("redisacc:{train}", "grace_began_ms", began - HOUR * 1000)
+    chief = training.chief(workers=1, grace=HOUR)
+    training.lead(chief, 1)
+    assert chief.parameters["w"].tolist() == [1, 1]
+    one.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"up_to": 3}, "needs a grace"),
+        ({"up_to": 1, "grace": 1}, r"up_to must be in \[2, "),
+        ({"grace": float("nan")}, "grace must be a number of seconds"),
+        ({"grace": -1}, "grace must be a number of seconds"),
+        ({"grace": 10**9}, "grace must be a number of seconds"),
+    ],
+)
+def test_invalid_ones(training, options, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        training.chief({"w": np.zeros(2)}, workers=2, **options)
+    assert training.client.keys("*") == []
