@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import redis
 
 import redisacc
 from redisacc._format.buffered import parse
@@ -218,16 +217,9 @@ def test_an_accumulator_of_another_version_is_left_alone(open_dense, client, unt
     acc.delete()
 
 
-class Cluster(redis.RedisCluster):
-    """A client of a cluster that never connects."""
-
-    def __init__(self):
-        pass
-
-
 def test_a_cluster_is_refused():
     with pytest.raises(redisacc.InvalidArgumentError, match="does not support Redis Cluster"):
-        redisacc.Reducer(redis=Cluster())
+        redisacc.Reducer(redis="redis+cluster://localhost:1")
 
 
 def test_a_second_run_is_refused(client, background, until):
