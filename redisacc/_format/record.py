@@ -184,6 +184,16 @@ class Record:
         """Returns the command that reads the structure of a tree. It may be long, so only those who need it ask."""
         return ("HGET", keys.record, "tree")
 
+    @staticmethod
+    def wanted_command(keys: Keys) -> tuple[str, ...]:
+        """Returns the command that reads how many gradients the latest take that waited requires."""
+        return ("HGET", keys.record, "wanted")
+
+    @staticmethod
+    def parse_wanted(reply: object) -> int:
+        """Returns what the reply to ``wanted_command`` says; 0 if no take has waited, or redisacc did not write it."""
+        return int(reply) if isinstance(reply, bytes) and reply.isdigit() and len(reply) <= 15 else 0
+
     def _foreign(self, name: str, text: str) -> CorruptDataError:
         return CorruptDataError(f"{self._where}: {name} holds {shown(text)}, which redisacc did not write")
 

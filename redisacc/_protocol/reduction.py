@@ -158,10 +158,10 @@ class Reduction:
     def _read_record(self) -> None:
         """Reads what the accumulator is, and how many gradients the first taker in the queue wants."""
         record_reply, tree, wanted = self._transport.pipeline(
-            [Record.command(self._keys), Record.tree_command(self._keys), ("HGET", self._keys.record, "wanted")]
+            [Record.command(self._keys), Record.tree_command(self._keys), Record.wanted_command(self._keys)]
         )
         record = Record(self._keys, record_reply)
-        number = int(wanted) if isinstance(wanted, bytes) and wanted.isdigit() and len(wanted) <= 15 else 0
+        number = Record.parse_wanted(wanted)
         if record.incarnation != self._incarnation:
             self._growing = GrowingRound(
                 self._transport, self._keys, record.spec(tree if record.kind == "tree" else b""), store=self._store

@@ -25,6 +25,7 @@ from redisacc.cli.failures import EXIT_CODES, FAILED, report_failures
 from redisacc.cli.finding import Finding
 from redisacc.cli.options import json_option, redis_option, transport_of
 from redisacc.cli.output import bytes_text, console, count_text, echo_json
+from redisacc.cli.reducer_check import examine_reducers
 from redisacc.errors import CorruptDataError, RedisAccError, ServerError
 
 __all__ = ["doctor"]
@@ -48,9 +49,10 @@ _ABILITIES = "return {" + ", ".join(f"rawget(_G, '{name}') and '{name}' or ''" f
 def doctor(*, url: str | None, as_json: bool) -> None:
     """Check whether a server suits accumulators, and suggest changes.
 
-    The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency and a trial, which applies
-    and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is checked, and
-    the coverage of the slots and the replicas as well. Exit code 1 means that something marked BAD must be changed.
+    The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency, reducers and a trial. The
+    trial applies and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is
+    checked, and the coverage of the slots and the replicas as well, but not reducers, which do not support clusters.
+    Exit code 1 means that something marked BAD must be changed.
     """
     transport = transport_of(url)
     findings = list(examine(transport, url))
@@ -75,10 +77,12 @@ def examine(transport: Transport, url: str | None) -> Iterator[Finding]:
         lambda: _lua(transport),
         lambda: _clock(transport),
         lambda: _latency(transport),
-        lambda: _trial(transport),
     )
-    for trial in checks:
-        yield trial()
+    for check_once in checks:
+        yield check_once()
+    if transport.cluster is None:
+        yield examine_reducers(transport)
+    yield _trial(transport)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class Finding:
         what: name of the check.
         status: "ok"; "warn" if it works but could be better; "bad" if it must be changed.
         found: the facts.
-        advice: the remedy; empty for "ok".
+        advice: the remedy; with "ok", a hint where there is one, else empty.
     """
 
     what: str

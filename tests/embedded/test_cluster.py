@@ -118,6 +118,8 @@ def test_the_command(tmp_path):
             timeout=60,
         )
         assert "2 masters, 0 replicas each" in found.stdout
+        # Reducers do not support clusters.
+        assert "reducers" not in found.stdout
         running.send_signal(signal.SIGTERM)
         rest = running.stdout.read()
         assert running.wait(60) == 0
