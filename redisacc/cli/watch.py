@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import sys
 import time
@@ -20,6 +21,7 @@ from rich.text import Text
 from redisacc._admin.catalogue import list_names
 from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
+from redisacc._format.reducer_lease import ReducerInfo
 from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._redis.transport import Transport
 from redisacc._text import age_text, printable, shown
@@ -58,8 +60,9 @@ def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: s
     """Watch all accumulators, or the named ones, live. NAME may be a glob, as for ls.
 
     For each accumulator, the display shows its step, how full the round is for the first waiting taker, the rates of
-    applied gradients, stale gradients and taken rounds, and the workers that are missing from this round, with the time
-    since they were last seen. Workers that were last seen 10 minutes ago or longer are gone. Ctrl-C stops the command.
+    applied gradients, stale gradients and taken rounds, whether a reducer works on it and keeps up, and the workers
+    that are missing from this round, with the time since they were last seen. Workers that were last seen 10 minutes
+    ago or longer are gone. Ctrl-C stops the command.
 
     Into a pipe, the command prints a line for each accumulator and refresh; with --json, an object on each line.
 
@@ -223,10 +226,12 @@ def _lines(view: View) -> list[RenderableType]:
     required = view.required
     full = min(info.num_accumulated / required, 1.0) if required else 0.0
     bar.add_row(Text(""), ProgressBar(total=1.0, completed=full), Text(_waiting(view)))
-    facts = f"  {_rate(applied)} applied/s  {_rate(stale)} stale/s"
+    facts = Text(f"  {_rate(applied)} applied/s  {_rate(stale)} stale/s", no_wrap=True, overflow="ellipsis")
+    if info.reducer is not None:
+        facts.append(f"  {_reducer_text(info.reducer)}", "" if info.reducer.keeps_up else "yellow")
     if info.unacknowledged:
-        facts += f"  {len(info.unacknowledged)} taken but not acknowledged"
-    lines: list[RenderableType] = [head, bar, Text(facts, no_wrap=True, overflow="ellipsis")]
+        facts.append(f"  {len(info.unacknowledged)} taken but not acknowledged")
+    lines: list[RenderableType] = [head, bar, facts]
     missing = view.missing_text()
     if missing:
         # A missing worker does no harm as long as no taker is waiting.
@@ -247,6 +252,12 @@ def _hanging(label: str, text: str, *, style: str) -> RenderableType:
 
 def _rate(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _reducer_text(reducer: ReducerInfo) -> str:
+    if not reducer.stored and not reducer.late:
+        return "reducer has begun"
+    return "reducer keeps up" if reducer.keeps_up else "reducer is late"
 
 
 def _waiting(view: View) -> str:
@@ -276,6 +287,7 @@ def _print(board: Board, *, as_json: bool) -> None:
                 "applied_per_second": applied,
                 "stale_per_second": stale,
                 "takes_per_second": takes,
+                "reducer": None if info.reducer is None else dataclasses.asdict(info.reducer),
                 "missing": {worker.name: (info.read_at - worker.seen_at).total_seconds() for worker in info.missing},
                 "gone": {worker.name: (info.read_at - worker.seen_at).total_seconds() for worker in info.gone},
             }
@@ -285,6 +297,7 @@ def _print(board: Board, *, as_json: bool) -> None:
             click.echo(
                 f"{info.read_at:%H:%M:%S}  {printable(info.name)}  step {info.global_step}  {_waiting(view)}  "
                 f"{_rate(applied)} applied/s  {_rate(stale)} stale/s"
+                + (f"  {_reducer_text(info.reducer)}" if info.reducer is not None else "")
                 + (f"  missing: {missing}" if missing else "")
                 + (f"  gone: {gone}" if gone else "")
             )

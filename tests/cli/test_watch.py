@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import io
 import json
 import os
 import re
@@ -13,11 +14,12 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from terminals import on_a_terminal
 
 import redisacc
 from redisacc._redis.connect import connect
-from redisacc.cli.watch import Board, View
+from redisacc.cli.watch import Board, View, _lines
 
 pytestmark = pytest.mark.servers("valkey")
 
@@ -116,6 +118,31 @@ def test_a_silent_server_is_reported_and_waited_for(open_dense, real_server, mon
         os.kill(real_server.pid, signal.SIGCONT)
     board.refresh()
     assert board.problem == ""
+    acc.delete()
+
+
+@pytest.mark.parametrize(
+    ("stored", "late", "text"), [(0, 0, "reducer has begun"), (3, 3, "reducer keeps up"), (3, 4, "reducer is late")]
+)
+def test_watch_says_whether_a_reducer_keeps_up(cli, open_dense, client, stored, late, text):
+    acc = open_dense("float32", [1], "w", worker="ann")
+    assert "reducer" not in cli("watch", "w", "-n", 1).stdout
+    assert json.loads(cli("watch", "w", "-n", 1, "--json").stdout)["reducer"] is None
+    lease = {"holder": "x", "who": "box:1", "since_ms": 1795242303861, "stored": stored, "late": late}
+    client.hset("redisacc:{w}:reducer", mapping=lease)
+    client.pexpire("redisacc:{w}:reducer", 60_000)
+    assert cli("watch", "w", "-n", 1).stdout.endswith(f"  0.0 applied/s  0.0 stale/s  {text}\n")
+    facts = json.loads(cli("watch", "w", "-n", 1, "--json").stdout)["reducer"]
+    since = "2026-11-21T06:25:03.861000+00:00"
+    assert facts == {"who": "box:1", "since": since, "stored": stored, "late": late}
+    # Everything at its longest is as wide as a terminal has columns.
+    view = View(acc.info())
+    view.add(dataclasses.replace(view.info, unacknowledged=[None] * 12))
+    start = view.info.read_at - datetime.timedelta(seconds=1)
+    view.history.appendleft((start.timestamp(), -999, -999, 0))
+    written = io.StringIO()
+    Console(width=80, file=written).print(*_lines(view))
+    assert written.getvalue().splitlines()[2] == f"  999 applied/s  999 stale/s  {text}  12 taken but not acknowledged"
     acc.delete()
 
 
