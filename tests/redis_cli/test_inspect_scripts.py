@@ -18,6 +18,7 @@ from support.selection import thorough
 import redisacc
 from redisacc._data.dtypes import TABLE
 from redisacc._format import buffered as buffered_format
+from redisacc._format.keys import Keys
 from redisacc._redis import script_loader
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
@@ -449,7 +450,15 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
     take = background(chief.take_grad, 3, timeout=60)
     until(lambda: chief.info().waiting)
 
-    assert len(steps) == 13
+    lease = {"holder": "x", "who": "redis-1:4711", "since_ms": 1795242299846, "stored": 12, "late": 1}
+    keys = Keys("model")
+    client.hset(keys.reducer, mapping=lease)
+    client.pexpire(keys.reducer, 600_000)
+    sums = [keys.sum("5d0c1e7f9a3b42687c1f0e9d8b7a6954", part) for part in range(2)]
+    for key in sums:
+        client.set(key, b"part", px=600_000)
+
+    assert len(steps) == 15
     for command, expected in steps:
         said = subprocess.run(
             redis_cli(command, real_server.url), capture_output=True, text=True, timeout=20, check=True, cwd=ROOT
@@ -475,6 +484,7 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
     chief.delete()
     bias.delete()
     models[0].delete()
+    client.delete(keys.reducer, *sums)
 
 
 ROOT = Path(__file__).parents[2]
