@@ -115,6 +115,7 @@ def test_a_taker_fetches_the_sum_instead_of_the_gradients(
     acc.delete()
 
 
+@pytest.mark.thorough
 def test_gradients_beyond_those_that_were_required_are_added_to_the_sum(
     open_dense, client, background, until, reducer, fetched, patient
 ):
@@ -130,6 +131,7 @@ def test_gradients_beyond_those_that_were_required_are_added_to_the_sum(
     acc.delete()
 
 
+@pytest.mark.thorough
 def test_a_tree_keeps_its_sparse_leaves_to_the_taker(client, background, until, reducer, fetched, patient):
     tree = {"d": ("float32", [ELEMENTS]), "s": redisacc.Sparse("float32", [1000, 8])}
     acc = redisacc.TreeAccumulator(tree, "w", reduction_type="SUM", redis=client)
@@ -155,6 +157,7 @@ def test_a_tree_keeps_its_sparse_leaves_to_the_taker(client, background, until, 
     acc.close()
 
 
+@pytest.mark.thorough
 def test_forged_sums_are_never_used(open_dense, client, background, until, fetched):
     acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
     client.hset("redisacc:{w}:reducer", mapping={"holder": "x", "who": "nobody"})
@@ -190,6 +193,7 @@ def test_without_a_reducer_that_works_a_taker_adds_up_itself_and_waits_no_more_f
     acc.delete()
 
 
+@pytest.mark.thorough
 def test_a_second_reducer_stands_by_and_takes_over(open_dense, client, background, until, reducer, fetched, patient):
     acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
     first = reducer()
@@ -205,6 +209,7 @@ def test_a_second_reducer_stands_by_and_takes_over(open_dense, client, backgroun
     acc.delete()
 
 
+@pytest.mark.thorough
 def test_an_accumulator_of_another_version_is_left_alone(open_dense, client, until, reducer, caplog):
     acc = open_dense("float32", [ELEMENTS], "w")
     reducer()

@@ -1,0 +1,122 @@
+"""The command `reduce`, and `server --reduce`, as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import redisacc
+from redisacc._protocol.part_sums import PartSums
+from redisacc.embedded.addresses import free_port
+
+pytestmark = pytest.mark.servers("valkey")
+
+# A gradient has 1 MB.
+ELEMENTS = 250_000
+
+
+@contextlib.contextmanager
+def running(*words, cwd=None):
+    """Runs a command; it is gone when the block ends."""
+    command = [sys.executable, "-u", "-m", "redisacc", *words]
+    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def lines_until(process, pattern):
+    """Reads lines of the output until one matches. Returns all of them."""
+    lines = []
+    while not (lines and re.search(pattern, lines[-1])):
+        line = process.stdout.readline()
+        assert line, (lines, process.stderr.read())
+        lines.append(line)
+    return "".join(lines)
+
+
+@pytest.fixture
+def train(background, until, monkeypatch):
+    """Takes rounds of two gradients of 1 MB until one of them uses the sum of a reducer."""
+    sums = []
+    finish = PartSums.finish
+
+    def noting(self, part):
+        if ":sum:" in part.key:
+            sums.append(part.key)
+        finish(self, part)
+
+    monkeypatch.setattr(PartSums, "finish", noting)
+    # A busy machine needs time.
+    monkeypatch.setattr("redisacc._protocol.part_sums.SUM_PATIENCE", 20.0)
+
+    def one_round(acc):
+        step = acc.global_step()
+        take = background(acc.take_grad, 2, timeout=60)
+        until(lambda: acc.info().waiting)
+        for value in (1.0, 2.0):
+            acc.apply_grad(np.full(ELEMENTS, value, np.float32), local_step=step)
+        np.testing.assert_array_equal(take.result(), np.full(ELEMENTS, 3.0, np.float32))
+        return sums
+
+    return lambda acc: until(lambda: one_round(acc), 60)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
+def test_reduce_adds_up_until_a_signal_ends_it(real_server, client, open_dense, train, until, end):
+    acc = open_dense("float32", [ELEMENTS], "model-1", reduction_type="SUM")
+    with running("reduce", "--redis", real_server.url, "model-*") as process:
+        assert lines_until(process, "reducing") == "reducing model-*; Ctrl-C stops it\n"
+        until(client.pubsub_numpat)
+        train(acc)
+        assert acc.info().reducer.who.endswith(f":{process.pid}")
+        process.send_signal(end)
+        said, problems = process.communicate(timeout=60)
+    # As `server` does: it was asked to end, and nothing is lost.
+    assert (process.returncode, said, problems) == (0, "stopped\n", "")
+    # It gave its lease back, and removed what it had stored.
+    assert list(client.scan_iter("redisacc:{model-1}:reducer")) == []
+    assert list(client.scan_iter("redisacc:{model-1}:sum:*")) == []
+    acc.delete()
+
+
+def test_reduce_refuses_a_cluster(offline_cli):
+    said = offline_cli("reduce", "--redis", "redis+cluster://127.0.0.1:1")
+    assert said.exit_code == 2
+    assert said.stderr == ("redisacc: a reducer does not support Redis Cluster: pass a client of a single server\n")
+    assert said.stdout == ""
+
+
+@pytest.mark.parametrize("words", [["--max-accumulators", "0"], ["--max-accumulators", "many"], ["a", "b"], [""]])
+def test_wrong_usage_of_reduce(offline_cli, words):
+    said = offline_cli("reduce", *words)
+    assert (said.exit_code, said.stdout) == (2, "")
+
+
+@pytest.mark.thorough
+def test_server_and_reducer_together(tmp_path, train):
+    with running("server", "--reduce", "--port", str(free_port()), cwd=tmp_path) as process:
+        said = lines_until(process, "^  reducer ")
+        assert said.endswith("\n  reducer  adds up large gradients beside the server\n")
+        (url,) = re.findall(r"^  URL +(\S+)", said, re.MULTILINE)
+        with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", reduction_type="SUM", redis=url) as acc:
+            train(acc)
+            assert acc.info().reducer.who.endswith(f":{process.pid}")
+        process.send_signal(signal.SIGTERM)
+        said, problems = process.communicate(timeout=60)
+    assert (process.returncode, problems) == (0, "")
+    assert "Stopped. The data are in redisacc-data." in said
+
+
+def test_server_with_a_reducer_is_no_cluster(offline_cli, tmp_path):
+    said = offline_cli("server", "--reduce", "--cluster", 3, "--dir", tmp_path / "data")
+    assert said.exit_code == 2
+    assert "a reducer cannot work on a cluster yet" in said.stderr
+    assert list(tmp_path.iterdir()) == []
