@@ -28,7 +28,7 @@ _NAMED = 3
 
 
 def examine_reducers(transport: Transport) -> Finding:
-    """Returns whether reducers work on the accumulators with a shared name where they pay off, and keep up.
+    """Returns whether reducers work where they pay off, and keep up. Private accumulators do not count.
 
     The status is always "ok", because a reducer only saves time.
 
@@ -38,7 +38,7 @@ def examine_reducers(transport: Transport) -> Finding:
     try:
         cases = list(_cases(transport))
     except ServerError:
-        return Finding("reducers", "ok", "unknown, because this user may not read the accumulators")
+        return Finding("reducers", "ok", "unknown, because this user may not list and read all accumulators")
     reducers = [case.reducer for case in cases if case.reducer is not None]
     if late := [case for case in cases if case.reducer is not None and not case.reducer.keeps_up]:
         return Finding(
@@ -53,8 +53,8 @@ def examine_reducers(transport: Transport) -> Finding:
             "reducers",
             "ok",
             f"none works on {_named(active)}",
-            "if takers run on other machines than the server, run `redisacc reduce` beside it, or start both by "
-            "`redisacc server --reduce`: takers then fetch one sum instead of every gradient",
+            "if takers run on other machines than the server, run `redisacc reduce` on the server's machine, or start "
+            "both with `redisacc server --reduce`: takers then fetch one sum instead of every gradient",
         )
     if reducers:
         in_time = sum(reducer.stored for reducer in reducers)

@@ -273,4 +273,7 @@ def test_reducers_as_a_user_who_may_not_read(open_dense, client, real_server):
         finding = examine_reducers(connect(real_server.url.replace("redis://", "redis://looker:secret@")))
     finally:
         client.acl_deluser("looker")
-    assert (finding.status, finding.found) == ("ok", "unknown, because this user may not read the accumulators")
+    assert (finding.status, finding.found) == (
+        "ok",
+        "unknown, because this user may not list and read all accumulators",
+    )
