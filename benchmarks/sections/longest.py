@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from redisacc._handles.parameters import Parameters
 from redisacc._protocol.acknowledgement import finish_acknowledgement
 from redisacc._protocol.crew_scripts import CrewScripts
 from redisacc._protocol.deletion import delete
+from redisacc._protocol.reducer_scripts import ReducerScripts
 from redisacc._protocol.scripts import Request, Scripts
 from redisacc._protocol.sessions import Session
 from redisacc._redis.connect import connect
@@ -270,6 +272,10 @@ class Hostile:
         known = acc.info().known_workers[0].name
         (session, *_) = sessions_of(self._keys, scan(self._transport, self._keys.sessions), known)
         self._repeat("forget_worker", lambda: scripts.forget_worker(session=session, worker=known))
+        reducer = ReducerScripts(self._transport, self._keys)
+        hold = partial(reducer.hold_reducer, holder="h", who="w" * 200, stored=0, late=0, lease_ms=60_000)
+        self._repeat("hold_reducer", hold)
+        self._repeat("release_reducer", lambda: reducer.release_reducer(holder="h"))
         self._repeat("info", acc.info, max(self._sizes.calls // 30, 1))
 
     def training(self) -> None:

@@ -14,6 +14,7 @@ import redisacc
 from redisacc._admin import garbage
 from redisacc._format import buffered as buffered_format
 from redisacc._protocol.forgetting import forget_worker
+from redisacc._protocol.reducer_scripts import ReducerScripts
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
@@ -21,7 +22,7 @@ from redisacc._redis.transport import Hint, Transport
 
 # The suffix of a key after the record's name, without tokens, ids and numbers.
 KINDS = {
-    *("", "sessions", "queue", "takers", "taken", "recovered", "compacting", "crew", "part", "staged"),
+    *("", "sessions", "queue", "takers", "taken", "recovered", "compacting", "crew", "reducer", "part", "staged"),
     *("sums", "buffered", "inline", "workers"),
     *("taken:sums", "taken:buffered", "taken:inline", "taken:workers"),
     *("parameters", "parameters:object", "parameters:staged", "parameters:guard"),
@@ -111,6 +112,9 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
         assert found is not None
         assert found.gradient.tolist() == [63.0] * 4
     acc.set_global_step(7)
+    reducer = ReducerScripts(connect(real_client), acc._keys)
+    assert reducer.hold_reducer(holder="h", who="me", stored=0, late=0, lease_ms=60_000) is None
+    assert reducer.release_reducer(holder="h")
     info = acc.info()
     for known in info.known_workers:
         assert forget_worker(connect(real_client), acc._keys, info.incarnation, known.name)

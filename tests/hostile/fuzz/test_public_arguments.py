@@ -72,6 +72,7 @@ NAMES = (
     "reduction_type",
     "worker",
     "wire",
+    "finite",
     "in_place_limit",
     "buffer_limit",
     "once_per_worker",
