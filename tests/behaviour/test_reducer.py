@@ -84,7 +84,8 @@ def settle(acc, client, background, until):
     until(lambda: len(acc.info().waiting) == 1)
     for k in range(3):
         acc.apply_grad(values(k), local_step=0)
-    take.result(20)
+    # Longer than `patient`, in case the reducer began too late to store every part of this sum.
+    take.result(60)
     wait_for_lease(client, until)
 
 
