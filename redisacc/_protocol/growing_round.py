@@ -67,12 +67,15 @@ class GrowingRound:
 
     def forget(self) -> None:
         """Drops what was added: the round that it belongs to is over."""
+        self._drop_sums()
+        # The ids of gradients that have been admitted, and are still to be looked up.
+        self._unknown: list[str] = []
+
+    def _drop_sums(self) -> None:
         self._shape: tuple[int, ...] | None = None
         self._round_sum: RoundSum | None = None
         self._part_sums: PartSums | None = None
         self._inline = InlineReader(self._transport, self._keys.current, ())
-        # The ids of gradients that have been admitted, and are still to be looked up.
-        self._unknown: list[str] = []
 
     @property
     def part_sums(self) -> PartSums | None:
@@ -93,7 +96,8 @@ class GrowingRound:
             num_required: how many gradients the round will probably hold.
         """
         if self._part_sums is None or self._round_sum is None or shape != self._shape:
-            self.forget()
+            # Gradients that are still to be looked up may be of this round: they stay.
+            self._drop_sums()
             self._shape = shape
             self._round_sum = self._spec.empty_sum(shape, where=self._keys.current.sums)
             self._part_sums = PartSums(
