@@ -53,7 +53,6 @@ def headers(client, acc):
     return [[name for name, _ in header["sections"]] for header in unpacked]
 
 
-@pytest.mark.every_server
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("shape", [[], [3], [255], [256], [257], [5000], [9, 70_000]], ids=str)
 def test_dense(open_dense, client, wire, shape):

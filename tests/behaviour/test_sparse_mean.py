@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.selection import thorough
 
 import redisacc
 from redisacc.cli import main
@@ -16,8 +17,9 @@ pytestmark = pytest.mark.same_on_a_cluster
 ROWS = [([1, 3], [[1.0], [3.0]]), ([3, 3], [[4.0], [1.0]]), ([], np.zeros((0, 1))), ([7], [[-8.0]])]
 
 
-@pytest.mark.every_server
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64", "complex64"])
+@pytest.mark.parametrize(
+    "dtype", thorough(["float32", "float16", "int32", "int64", "complex64"], usual=["float32", "int64"])
+)
 @pytest.mark.parametrize(("sparse_mean", "divisors"), [("index", (1, 2, 1)), ("round", (4, 4, 4))])
 def test_the_divisor(open_sparse_stored, dtype, sparse_mean, divisors):
     acc = open_sparse_stored(dtype, [9, 1], sparse_mean=sparse_mean)

@@ -52,6 +52,7 @@ def numbers(value: Any) -> list[float]:
     return [value] if isinstance(value, float) else []
 
 
+@pytest.mark.thorough
 def test_the_smallest_run_writes_results_and_report(tmp_path: Path) -> None:
     done = run(tmp_path, "--only", "six-rows", "--only", "growth", "--only", "longest")
     assert done.returncode == 0, done.stderr

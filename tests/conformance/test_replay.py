@@ -37,6 +37,7 @@ def test_named_cases_on_valkey(client: redis.Redis, storage: str, group: str) ->
 
 
 @pytest.mark.servers("valkey")
+@pytest.mark.thorough
 @pytest.mark.usual_storages("buffered_inline")
 def test_random_sequences_on_valkey(client: redis.Redis, storage: str) -> None:
     _check(RANDOM, client, storage, sparing=True)

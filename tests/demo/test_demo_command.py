@@ -177,6 +177,7 @@ def test_on_several_machines(text: Path, real_client: redis.Redis, real_server: 
     assert keys(real_client) == set()
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_is_started_again(text: Path, real_client: redis.Redis, real_server: Any, until: Any) -> None:
     options = ("demo", "--text", text, *SMALL, "--steps", "400", "--kill", "no")
     with running(*options, url=real_server.url) as process:

@@ -17,6 +17,7 @@ import click
 import pytest
 import redis
 from owners import REAL, Owner, alive, executable_of, gone, run, written
+from support.selection import thorough
 
 import redisacc
 from redisacc import cli, embedded
@@ -106,7 +107,7 @@ def test_it_says_when_snapshots_fail(any_executable: str, tmp_path: Path) -> Non
         assert owner.result()[0] == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("how", thorough([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], usual=[signal.SIGTERM]))
 def test_signals_stop_it_and_the_data_are_kept(executable: str, tmp_path: Path, how: signal.Signals) -> None:
     port = free_port()
     url = f"redis://127.0.0.1:{port}/0"

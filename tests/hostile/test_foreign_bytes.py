@@ -20,7 +20,7 @@ import redisacc
 from redisacc._admin import garbage as _collecting
 
 # The fewest servers that show the difference: old versions word their errors differently.
-pytestmark = [pytest.mark.every_server, pytest.mark.forges, pytest.mark.servers("valkey", "redis62")]
+pytestmark = [pytest.mark.forges, pytest.mark.servers("valkey", "redis62")]
 
 RECORD = "redisacc:{w}"
 

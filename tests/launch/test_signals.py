@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from runs import wait_for
+from support.selection import thorough
 from support.terminal import written_to_terminal
 
 from redisacc._launch.guard import Guard
@@ -30,7 +31,7 @@ time.sleep(1000)
 DEAF = SLEEPS.replace("print", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint", 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", thorough([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], usual=[signal.SIGINT]))
 def test_signal_stops_everything(start, number):
     run = start("--workers", 2, script=SLEEPS)
     run.seen("ready", 3)

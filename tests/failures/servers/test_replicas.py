@@ -159,6 +159,7 @@ def short_wait(acc, milliseconds=300):
     acc._scripts._replicate = usual
 
 
+@pytest.mark.thorough
 def test_replicas_that_do_not_confirm(pair, open_stored):
     master, replica = pair
     acc = open_stored(master.url, min_replicas=1)
@@ -183,6 +184,7 @@ def test_replicas_that_do_not_confirm(pair, open_stored):
     assert acc.take_grad(1, timeout=20).tolist() == [8, 8]
 
 
+@pytest.mark.thorough
 def test_more_replicas_than_there_are(pair, open_acc):
     master, _ = pair
     acc = open_acc(master.url, min_replicas=2)
@@ -282,6 +284,7 @@ def test_a_failover_by_sentinel_loses_nothing_that_replicas_have(watched, open_a
         client.close()
 
 
+@pytest.mark.thorough
 def test_an_address_that_nobody_answers(short_timeout):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
