@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from redisacc._data import validation
 from redisacc._format.keys import Keys
@@ -73,6 +74,7 @@ class Reducer(Closing):
         self._alarm = Alarm()
         self._closed = threading.Event()
         self._running = threading.Lock()
+        self._outage = False
 
     def __repr__(self) -> str:
         return f"Reducer({self._pattern!r}, server={self._transport.address})"
@@ -127,34 +129,42 @@ class Reducer(Closing):
             self._alarm.set()
 
     def _work(self) -> None:
-        outage = False
         while not self._closed.is_set():
             self._alarm.clear()
             with self._lock:
                 reductions = list(self._reductions.items())
             now = time.monotonic()
             pause = LONGEST_PAUSE
+            if not reductions:
+                # Nothing else would notice that the server cannot be reached, or refuses this user.
+                self._attempt(lambda: self._transport.call("TIME", timeout=LONGEST_PAUSE))
             for name, reduction in reductions:
                 if reduction.is_idle:
                     with self._lock:
                         del self._reductions[name]
                     reduction.release()
                     continue
-                if reduction.has_work or reduction.due <= now:
-                    try:
-                        reduction.work(self._interrupts(reduction))
-                    except ServerUnavailableError as error:
-                        if not outage:
-                            logger.warning("the reducer has lost the server; trying until it is back: %s", error)
-                        outage = True
-                        reduction.due = time.monotonic() + LONGEST_PAUSE
-                        continue
-                    if outage:
-                        outage = False
-                        logger.warning("the server is back")
+                has_work = reduction.has_work or reduction.due <= now
+                if has_work and not self._attempt(partial(reduction.work, self._interrupts(reduction))):
+                    reduction.due = time.monotonic() + LONGEST_PAUSE
+                    continue
                 pause = min(pause, reduction.due - time.monotonic())
             if not any(reduction.has_work for _, reduction in reductions):
                 self._alarm.wait(pause)
+
+    def _attempt(self, work: Callable[[], object]) -> bool:
+        """Does something with the server. Returns False, and logs it once, if it cannot be reached."""
+        try:
+            work()
+        except ServerUnavailableError as error:
+            if not self._outage:
+                logger.warning("the reducer cannot reach the server, and keeps trying: %s", error)
+            self._outage = True
+            return False
+        if self._outage:
+            self._outage = False
+            logger.warning("the server is back")
+        return True
 
     def _interrupts(self, working: Reduction) -> Callable[[], bool]:
         """Returns the function that says whether ``working`` has to stop, because others have work."""

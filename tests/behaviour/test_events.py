@@ -242,6 +242,7 @@ def test_wait_for_step_ends_with_the_handle_and_the_accumulator(open_dense, back
         waits[1].result()
 
 
+@pytest.mark.thorough
 @pytest.mark.servers("valkey")
 def test_wait_for_step_outlasts_a_server_that_is_silent(real_server, open_dense, background, caplog, until):
     # A name of its own: a subscription of another test may linger.

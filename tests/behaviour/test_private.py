@@ -136,6 +136,7 @@ def test_a_process_that_ends_takes_its_private_accumulators_along(real_server, r
     assert real_client.keys() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.servers("valkey")
 def test_a_process_that_ends_after_its_server_does_not_wait_for_it(daemon):
     """Its lease removes it, if the server comes back at all."""

@@ -236,3 +236,18 @@ def test_a_second_run_is_refused(client, background, until):
         reducer.run()
     reducer.close()
     run.result(20)
+
+
+@pytest.mark.one_server
+def test_a_server_that_cannot_be_reached_is_logged_and_waited_for(daemon, background, until, caplog):
+    server = daemon()
+    reducer = redisacc.Reducer(redis=server.url)
+    run = background(reducer.run)
+    try:
+        until(lambda: "cannot reach the server" in caplog.text)
+        server.start()
+        until(lambda: "the server is back" in caplog.text)
+    finally:
+        reducer.close()
+        run.result(20)
+    assert caplog.text.count("cannot reach the server") == 1

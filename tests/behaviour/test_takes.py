@@ -128,6 +128,7 @@ def test_the_head_of_the_queue_blocks_those_behind_it(open_dense, background, wa
     acc.delete()
 
 
+@pytest.mark.one_server
 @pytest.mark.slow
 def test_a_head_that_gives_up_lets_the_next_one_through(open_dense, background, waiting):
     acc = open_dense("float32", [1])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.selection import thorough
 
 from redisacc.embedded import Server
 
@@ -96,7 +97,13 @@ def test_quick_start_survives_what_the_readme_does_to_it(
     ]
 
 
-@pytest.mark.parametrize("name", ["ConditionalAccumulator(", "SparseConditionalAccumulator(", "Parameters("])
+@pytest.mark.parametrize(
+    "name",
+    thorough(
+        ["ConditionalAccumulator(", "SparseConditionalAccumulator(", "Parameters("],
+        usual=["SparseConditionalAccumulator("],
+    ),
+)
 def test_parts_print_what_their_comments_say(blocks: list[str], name: str) -> None:
     first = next(block for block in blocks if "redisacc.ConditionalAccumulator(" in block)
     imports = "".join(line for line in first.splitlines(keepends=True) if line.startswith("import "))

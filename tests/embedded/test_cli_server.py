@@ -76,6 +76,7 @@ def test_it_says_what_one_needs(executable: str, server_name: str, tmp_path: Pat
         assert owner.result()[0] == 0
 
 
+@pytest.mark.thorough
 def test_durable(any_executable: str, tmp_path: Path) -> None:
     port = free_port()
     options = ["--port", str(port), "--durable"]
@@ -224,13 +225,16 @@ def test_server_that_ends_by_itself(executable: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (["--port", "1", "--socket", "s"], "not both"),
-        (["--port", "0"], "--port"),
-        (["--port", "65536"], "--port"),
-        (["--port", "http"], "--port"),
-        (["surplus"], "surplus"),
-    ],
+    thorough(
+        [
+            (["--port", "1", "--socket", "s"], "not both"),
+            (["--port", "0"], "--port"),
+            (["--port", "65536"], "--port"),
+            (["--port", "http"], "--port"),
+            (["surplus"], "surplus"),
+        ],
+        usual=[(["--port", "1", "--socket", "s"], "not both")],
+    ),
 )
 def test_wrong_usage(tmp_path: Path, options: list[str], message: str) -> None:
     status, out, err = redisacc_command("server", *options, cwd=tmp_path)

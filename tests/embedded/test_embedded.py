@@ -321,6 +321,7 @@ def test_port_that_is_taken_between_look_and_bind(executable: str, monkeypatch: 
             assert ask(server, "PING")
 
 
+@pytest.mark.thorough
 def test_ports_that_are_always_taken(any_executable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr("redisacc.embedded.server.free_port", lambda: taken.getsockname()[1])
@@ -663,6 +664,7 @@ FAKE = """
 """
 
 
+@pytest.mark.thorough
 def test_loading_may_take_longer_than_the_timeout_while_it_goes_on(tmp_path: Path) -> None:
     pid = str(tmp_path / "pid")
     text = FAKE.format(python=sys.executable, pid=pid, loading=3, progress=True)
@@ -1055,6 +1057,7 @@ for pid in children:
 """
 
 
+@pytest.mark.thorough
 def test_fork_in_the_middle_of_a_start_does_not_keep_the_server(any_executable: str, tmp_path: Path) -> None:
     # A child with a copy of our end of the pair would keep the server running as long as it lives itself.
     begin = time.monotonic()

@@ -99,17 +99,20 @@ def test_arguments_of_the_program_are_untouched(start, dashes):
 # Exit codes
 
 
+ENDS = [
+    ((), "sys.exit(0)", 0),
+    ((), "sys.exit(3 if chief else 0)", 3),
+    ((), "os.kill(os.getpid(), signal.SIGKILL) if chief else None", 137),
+    ((), "sys.exit(0 if chief else 4) if not chief else time.sleep(60)", 4),
+    (("--no-chief",), "sys.exit(0)", 0),
+    (("--no-chief",), "sys.exit(5) if number == 1 else time.sleep(60)", 5),
+    (("--no-chief",), "time.sleep(0.5 * number)", 0),
+]
+
+
 @pytest.mark.parametrize(
     ("options", "script", "code"),
-    [
-        ((), "sys.exit(0)", 0),
-        ((), "sys.exit(3 if chief else 0)", 3),
-        ((), "os.kill(os.getpid(), signal.SIGKILL) if chief else None", 137),
-        ((), "sys.exit(0 if chief else 4) if not chief else time.sleep(60)", 4),
-        (("--no-chief",), "sys.exit(0)", 0),
-        (("--no-chief",), "sys.exit(5) if number == 1 else time.sleep(60)", 5),
-        (("--no-chief",), "time.sleep(0.5 * number)", 0),
-    ],
+    thorough(ENDS, usual=ENDS[1:3]),
 )
 def test_exit_code(start, options, script, code):
     run = start("--workers", 2, "--restarts", 0, *options, script=HEAD + script)
@@ -285,7 +288,7 @@ USAGE: list[tuple[list[str], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "message"), thorough(USAGE, usual=USAGE[::5]), ids=range(len(USAGE)))
+@pytest.mark.parametrize(("words", "code", "message"), thorough(USAGE, usual=USAGE[::10]), ids=range(len(USAGE)))
 def test_wrong_usage(start, words, code, message):
     (start.folder / "folder").mkdir()
     for name, text, mode in [

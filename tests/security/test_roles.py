@@ -343,6 +343,7 @@ FORBIDDEN = {
 }
 
 
+@pytest.mark.every_server(role="worker")
 @pytest.mark.parametrize(("role", "what"), [(role, what) for role, all_ in FORBIDDEN.items() for what in all_])
 def test_what_a_role_may_not_do(place, role, what):
     if place.old and (role, what) == ("worker", "finish"):

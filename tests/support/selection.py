@@ -2,11 +2,12 @@
 
 The option --rest is for a run after `make test`: it runs only what --all adds, which is less than --all.
 
-A test that takes a server has a case for each server family it can run on. `make test` runs it on the fake server and
-on Valkey. The marker `every_server` adds the other families, if need be with some of the test's parameters only. The
-marker `one_server` is for tests in which the server plays no role. The marker `thorough` leaves a test, or some of its
-parameters, to `make test-all`. A test that tries more places or examples with --all takes the fixture `everything`,
-which says so; --rest repeats it. Servers that are named with --servers are all used, whatever the markers say.
+A test that takes a server has a case for each server family it can run on. `make test` runs it on Valkey, and on the
+fake server if it can run on no other; `make test-fast` is for the fake server. The marker `every_server` adds the other
+real families, if need be with some of the test's parameters only. The marker `one_server` is for tests in which the
+server plays no role. The marker `thorough` leaves a test, or some of its parameters, to `make test-all`. A test that
+tries more places or examples with --all takes the fixture `everything`, which says so; --rest repeats it. Servers that
+are named with --servers are all used, whatever the markers say.
 
 What is left out is deselected, never skipped, so the summary line counts it.
 """
@@ -165,6 +166,9 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
             beyond = getattr(pytest.mark, _EXTRA)
         usual = _usual(names, definition)
         marks |= {name: (beyond,) for name in names if name not in usual}
+        if FAKE in names and FAKE not in usual:
+            # `make test-fast` is for these.
+            marks[FAKE] = (pytest.mark.thorough,)
         if CLUSTER in names and definition.get_closest_marker("same_on_a_cluster"):
             marks[CLUSTER] = (pytest.mark.thorough,)
     if not names:
@@ -193,8 +197,7 @@ def _usual(names: list[str], definition: pytest.Item) -> list[str]:
     """The servers on which `make test` runs a test, regardless of every_server."""
     if definition.get_closest_marker("one_server"):
         return names[:1]
-    real = [name for name in names if name != FAKE]
-    return [name for name in names if name == FAKE] + real[:1]
+    return [name for name in names if name != FAKE][:1] or names
 
 
 def _can_run(item: pytest.Item) -> bool:

@@ -91,7 +91,7 @@ def test_a_connection_that_breaks_anywhere(proxy, scene, real_client, what, size
     late = [fault for fault in faults if fault.action == "late"]
     rest = [fault for fault in faults if fault.action != "late"]
     if not request.config.getoption("--long"):
-        most = 20 if everything else 6
+        most = 20 if everything else 4
         faults = late[:2] + rest[:: len(rest) // most + 1]
     for fault in faults:
         direct, through = scene(size)

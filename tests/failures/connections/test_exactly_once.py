@@ -553,7 +553,7 @@ def test_a_connection_that_breaks_anywhere_changes_nothing_else(
     if not request.config.getoption("--long"):
         late = [fault for fault in faults if fault.action == "late"]
         rest = [fault for fault in faults if fault.action != "late"]
-        most = 12 if everything else 5
+        most = 12 if everything else 4
         faults = late[: most - 2] + rest[:: len(rest) // most + 1]
     for fault, client in zip(faults, turns, strict=False):
         with stage(operation, client) as scene:

@@ -12,7 +12,7 @@ from support.child_processes import ChildProcesses
 from support.fork_server import CHILDS_VALUE, gradient_of, open_shared, value_of
 from support.leaks import leftovers
 from support.proxy import Fault, proxy_before_server
-from support.selection import thorough
+from support.selection import everything, thorough
 
 import redisacc
 
@@ -149,7 +149,7 @@ def places(proxy, child_processes, client, until, case, request):
         for offset in (0, length // 2, None)
     ]
     options = request.config.option
-    most = 10**6 if options.long else 8 if options.all else 4
+    most = 10**6 if options.long else 8 if everything(request.config) else 3
     # Not always from the first place.
     return found[len(found) % 2 :: len(found) // most + 1]
 
@@ -176,7 +176,11 @@ def test_whoever_is_killed_at_any_step_leaves_nothing_behind(proxy, child_proces
 
 
 @pytest.mark.parametrize(
-    "case", ["apply in place", "apply buffered", "apply making room", "take in place", "take buffered"]
+    "case",
+    thorough(
+        ["apply in place", "apply buffered", "apply making room", "take in place", "take buffered"],
+        usual=["apply buffered", "take buffered"],
+    ),
 )
 def test_whoever_is_stopped_at_any_step_goes_on_when_it_wakes(
     proxy, child_processes, real_client, until, case, request

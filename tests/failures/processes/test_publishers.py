@@ -15,6 +15,7 @@ from support.child_processes import ChildProcesses
 from support.fork_server import NAME, publish_next, version
 from support.leaks import leftovers
 from support.proxy import Fault, proxy_before_server
+from support.selection import everything, thorough
 
 import redisacc
 
@@ -53,7 +54,7 @@ def begin(client, size):
     return first, reader
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGKILL]))
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_a_publisher_that_dies_anywhere(proxy, child_processes, real_client, until, size, end, request):
     for _ in range(2):
@@ -68,7 +69,7 @@ def test_a_publisher_that_dies_anywhere(proxy, child_processes, real_client, unt
         for number, length in enumerate(lengths[direction])
         for offset in (0, length // 2, None)
     ]
-    most = 10**6 if request.config.option.long else 20 if request.config.option.all else 8
+    most = 10**6 if request.config.option.long else 20 if everything(request.config) else 6
     for number, fault in enumerate(faults[:: len(faults) // most + 1]):
         _, reader = begin(real_client, size)
         proxy.arm(fault)

@@ -26,6 +26,7 @@ def opened():
         handle.close()
 
 
+@pytest.mark.thorough
 def test_a_server_that_restarts_while_somebody_waits(daemon, opened, background, until, caplog):
     caplog.set_level(logging.WARNING, "redisacc")
     server = daemon("--appendonly", "yes", "--appendfsync", "always").start()

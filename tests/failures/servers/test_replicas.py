@@ -73,6 +73,7 @@ class MovingAddress:
 # A replica
 
 
+@pytest.mark.thorough
 def test_a_read_only_replica_says_so(pair, open_acc, short_timeout):
     master, replica = pair
     with pytest.raises(redisacc.ServerUnavailableError, match="is a read-only replica"):

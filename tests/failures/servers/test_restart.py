@@ -350,6 +350,7 @@ def test_opening_at_a_busy_server_says_what_it_is(busy, monkeypatch):
     end()
 
 
+@pytest.mark.thorough
 # 6.2 answers no client while it loads less than 2 MB.
 @pytest.mark.servers("valkey", "redis7")
 def test_a_server_that_loads_its_data_is_waited_for(daemon, open_accumulator, until, monkeypatch):
