@@ -11,7 +11,8 @@ import pytest
 import redisacc
 from redisacc import embedded
 
-pytestmark = pytest.mark.one_server
+# Older data are restored by a transaction that begins with FLUSHALL.
+pytestmark = [pytest.mark.one_server, pytest.mark.single_server]
 
 
 # All keys that do not expire, and what they hold. One script, because workers apply meanwhile: keys that were read one
