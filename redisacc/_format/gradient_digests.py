@@ -1,7 +1,7 @@
 """Digests of buffered gradients, under which a reducer stores their sum.
 
-A digest names the gradients that a sum contains, in their order. Whoever knows which gradients it needs computes the
-digest itself, so it cannot be given the sum of others by mistake, and no message has to be believed.
+A digest names the gradients that a sum contains, in their order. A taker computes the digest of the gradients in its
+round itself. So it never uses the sum of other gradients, and it need not trust any message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from redisacc._format.buffered import BufferedGradient
 
-# In bytes. Nobody can find two rounds of the same digest by chance.
+# In bytes: long enough that two rounds never have the same digest by chance.
 _SIZE = 16
 
 DIGEST = re.compile(rf"[0-9a-f]{{{2 * _SIZE}}}")

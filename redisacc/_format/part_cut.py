@@ -1,4 +1,4 @@
-"""What each part of a buffered gradient holds of its dense sections."""
+"""The cut of a buffered gradient: which elements of its dense sections each part holds."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from redisacc.errors import LeaseHeldError
 def forget_worker(transport: Transport, keys: Keys, incarnation: str, worker: str) -> bool:
     """Removes a worker from the known ones of an accumulator. Its gradients in the round stay, and count.
 
-    What the server needs to recognise a repeated request stays as well, so this is safe while the worker is alive. If
-    it sends another gradient, it is known again.
+    The server keeps the data by which it recognises a repeated request, so this is safe while the worker is alive. If
+    the worker sends another gradient, it is known again.
 
     Args:
         transport: the way to the server.

@@ -8,10 +8,9 @@ import sys
 
 import numpy as np
 import pytest
-from support.child_processes import ChildProcesses
 from support.fork_server import CHILDS_VALUE, gradient_of, open_shared, value_of
 from support.leaks import leftovers
-from support.proxy import Fault, proxy_before_server
+from support.proxy import Fault
 from support.selection import everything, thorough
 
 import redisacc
@@ -44,20 +43,6 @@ CASES = {
 # Of trees, the operations with most steps.
 USUAL = [case for case, (_, _, _, kind) in CASES.items() if kind == "dense"]
 USUAL += ["apply a tree in parts", "take a tree in parts"]
-
-
-@pytest.fixture
-def proxy(real_server):
-    with proxy_before_server(real_server.url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def child_processes(proxy, real_client, tmp_path):
-    """Starts processes that do one operation each, through the proxy."""
-    processes = ChildProcesses(proxy.url, tmp_path)
-    yield processes
-    processes.end()
 
 
 class Scene:

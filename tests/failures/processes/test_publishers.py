@@ -11,10 +11,9 @@ import textwrap
 
 import numpy as np
 import pytest
-from support.child_processes import ChildProcesses
 from support.fork_server import NAME, publish_next, version
 from support.leaks import leftovers
-from support.proxy import Fault, proxy_before_server
+from support.proxy import Fault
 from support.selection import everything, thorough
 
 import redisacc
@@ -22,19 +21,6 @@ import redisacc
 pytestmark = pytest.mark.servers("valkey")
 
 SMALL, LARGE = 6, 700_000
-
-
-@pytest.fixture
-def proxy(real_server):
-    with proxy_before_server(real_server.url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def child_processes(proxy, tmp_path):
-    processes = ChildProcesses(proxy.url, tmp_path)
-    yield processes
-    processes.end()
 
 
 def whole(found, size):

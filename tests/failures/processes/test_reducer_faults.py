@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.child_processes import ChildProcesses
 from support.fork_server import NAME, open_shared
-from support.proxy import Fault, all_faults, proxy_before_server
+from support.proxy import Fault, all_faults
 from support.selection import thorough
 
 import redisacc
@@ -24,19 +24,6 @@ WORKERS = 3
 # Three parts for each gradient.
 SIZE = 150_000
 EMPTY = Gradient((Section(np.zeros(SIZE, np.float32)),))
-
-
-@pytest.fixture
-def proxy(real_server):
-    with proxy_before_server(real_server.url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def child_processes(proxy, tmp_path):
-    processes = ChildProcesses(proxy.url, tmp_path)
-    yield processes
-    processes.end()
 
 
 @pytest.fixture

@@ -1,0 +1,27 @@
+"""Processes that a fault can meet anywhere, because all that they send passes through a proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from support.child_processes import ChildProcesses
+from support.proxy import Proxy, proxy_before_server
+from support.servers import ServerUnderTest
+
+
+@pytest.fixture
+def proxy(real_server: ServerUnderTest) -> Iterator[Proxy]:
+    """A proxy before the test's server."""
+    with proxy_before_server(real_server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def child_processes(proxy: Proxy, real_client: redis.Redis, tmp_path: Path) -> Iterator[ChildProcesses]:
+    """Starts processes that do one operation each, through the proxy. They end before the server is looked at."""
+    processes = ChildProcesses(proxy.url, tmp_path)
+    yield processes
+    processes.end()
