@@ -29,7 +29,7 @@ LAST_EVENTS_GRACE = 1.0
 # Maximum number of events that wait for a slow reader. Beyond it they are dropped, and "missed" says so.
 KEPT = 10_000
 
-_FIELD = re.compile(r"(\w+)=([\w-]{1,64})(?: |$)")
+_FIELD = re.compile(r"(\w+)=([\w.+-]{1,64})(?: |$)")
 _NAME = re.compile(r"(worker|taker)=(.*)", re.DOTALL)
 
 
@@ -55,7 +55,8 @@ class Event:
         num_accumulated: the number of gradients in the round after it; None if the event does not say.
         who: the name of the worker or taker; None if the event does not say.
         details: everything else, as text: ``local_step`` of a gradient that was dropped, ``num_required`` of a taker
-            that waits, ``taken`` (how many gradients a round had), ``buffered`` (the id of a buffered gradient).
+            that waits, ``taken`` (how many gradients a round had), ``buffered`` (the id of a buffered gradient),
+            ``weight`` (that of a gradient, if it is not 1).
     """
 
     kind: str

@@ -356,7 +356,7 @@ class PartSums:
             pieces = upload.cut[cell.number]
             key, lane = self._key(upload, number), cell.number % LANES
             part = _Part(key, lane, upload, number, length, None, cell, turn, begins=place == 0)
-            if part.begins and len(pieces) == 1 and pieces[0].nbytes == length:
+            if part.begins and len(pieces) == 1 and pieces[0].nbytes == length and upload.gradient.factor == 1:
                 place_in_sum = self._piece_of_sum(pieces[0])
                 if place_in_sum.dtype == pieces[0].dtype:
                     part.memory, part.placed = place_in_sum.view(np.uint8), True
@@ -484,7 +484,7 @@ class PartSums:
                     section = self._sum.sections[piece.section]
                     assert isinstance(section, DenseSum)
                     for first, elements in piece.elements(memory, part.key):
-                        section.add_piece(first, elements, begins=part.begins)
+                        section.add_piece(first, elements, upload.gradient.factor, begins=part.begins)
             cell.added += 1
             self._offer(cell)
 
@@ -586,7 +586,8 @@ class PartSums:
         assert self._done == len(gradients)
         if not gradients:
             self._clear_dense()
-        self._sum.number += sum([gradient.number for gradient in gradients])
+        for gradient in gradients:
+            self._sum.count(gradient.number, gradient.weight, gradient.factor)
 
     def _add(self, inline: InlineReader) -> None:
         """Adds whatever is there, in order."""
@@ -699,7 +700,7 @@ class PartSums:
             self._transport.fetch(whole)
             data, where = whole.data, self._keys.part(gradient.id, 0)
         for section, of in zip(whole_gradient(gradient, data, where).sections, self._sum.sections, strict=True):
-            of.add(section)
+            of.add(section, gradient.factor)
 
     def _clear_dense(self) -> None:
         for section in self._sum.sections:
@@ -709,4 +710,4 @@ class PartSums:
 
 def _alike(one: BufferedGradient, other: BufferedGradient) -> bool:
     """Returns whether the bytes of two descriptions of a gradient mean the same, at the same place."""
-    return (one.order, one.header_digest) == (other.order, other.header_digest)
+    return (one.order, one.factor, one.header_digest) == (other.order, other.factor, other.header_digest)

@@ -13,11 +13,13 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, Protocol
 
 from redisacc._data.validation import shape_text
+from redisacc._data.weights import CONSTANT, LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import STAGING_MS
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import DELETING, Keys
 from redisacc._format.record import check_format
+from redisacc._format.weights import parse_weight, weight_text
 from redisacc._protocol.script_replies import Deletion, corrupt, deletion_of
 from redisacc._protocol.sessions import Session
 from redisacc._redis.fast_socket import Command
@@ -65,6 +67,8 @@ class Opened:
         buffer_limit: bytes that the buffered gradients of a round may have in total.
         once_per_worker: whether a round accepts one gradient of each worker only.
         max_staleness: by how many steps a gradient may be late.
+        staleness_weight: what staleness does to weights, as text.
+        normalize: what means are divided by, as text.
         can_add_in_place: whether the server's Lua can add.
     """
 
@@ -76,6 +80,8 @@ class Opened:
     buffer_limit: int
     once_per_worker: bool
     max_staleness: int
+    staleness_weight: str
+    normalize: str
     can_add_in_place: bool
 
 
@@ -97,6 +103,7 @@ class Request:
         local_step: the step for which the gradient was computed.
         round_shape: the shape of a dense gradient, or of the rows of a sparse one. All gradients of a round share it.
         once: whether the gradient is dropped if the round has one of this worker.
+        weight: by what the gradient is multiplied, before its staleness counts.
     """
 
     session: Session
@@ -105,6 +112,7 @@ class Request:
     local_step: int
     round_shape: tuple[int, ...]
     once: bool = False
+    weight: float = 1.0
 
 
 Outcome = Literal["applied", "stale", "repeated", "set", "lowered", "taken"]
@@ -137,10 +145,17 @@ class Counted:
 
 @dataclass(frozen=True)
 class Full:
-    """The gradient would exceed the limit of the buffered gradients. Nothing was changed."""
+    """The gradient would exceed the limit of the buffered gradients. Nothing was changed.
+
+    Attributes:
+        buffered_bytes: the size of the buffered gradients.
+        buffer_limit: the limit.
+        weight: the weight with which the gradient would be admitted now.
+    """
 
     buffered_bytes: int
     buffer_limit: int
+    weight: float = 1.0
 
 
 @dataclass(slots=True)
@@ -153,6 +168,7 @@ class Granted:
         num_accumulated: the gradients in the round.
         round_shape: the shape that they share, as text.
         staleness: how stale they were, as text; "" if the accumulator does not count that.
+        given_weight: the sum of their weights; None if all are 1.
         replicas: how many replicas have the grant, if they were asked.
     """
 
@@ -161,6 +177,7 @@ class Granted:
     num_accumulated: int
     round_shape: str
     staleness: str = ""
+    given_weight: float | None = None
     replicas: int = 0
 
 
@@ -169,12 +186,14 @@ class Queued:
     """A place in the queue of takers, ``ahead`` of which others come first.
 
     ``grace_left_ms`` is how long the grace lasts, in milliseconds, if nothing else is missing; otherwise 0.
+    ``total_weight`` is the sum of the weights of the gradients.
     """
 
     global_step: int
     num_accumulated: int
     ahead: int
     grace_left_ms: int = 0
+    total_weight: float = 0.0
 
 
 class Take(Protocol):
@@ -241,6 +260,8 @@ class Scripts:
         buffer_limit: int,
         once_per_worker: bool,
         max_staleness: int,
+        staleness_weight: str = CONSTANT,
+        normalize: str = "weights",
         create: bool = True,
     ) -> Opened | Deleting:
         """Opens or creates the accumulator.
@@ -253,6 +274,8 @@ class Scripts:
             buffer_limit: bytes that the buffered gradients of a round may have in total.
             once_per_worker: whether a round accepts one gradient of each worker only.
             max_staleness: by how many steps a gradient may be late.
+            staleness_weight: what staleness does to weights, as text.
+            normalize: what means are divided by: "weights" or "count".
             create: whether to create the accumulator if there is none.
 
         Raises:
@@ -285,6 +308,8 @@ class Scripts:
                         "buffer_limit": buffer_limit,
                         "once_per_worker": int(once_per_worker),
                         "max_staleness": max_staleness,
+                        "staleness_weight": staleness_weight,
+                        "normalize": normalize,
                         "create": int(create),
                     },
                 ),
@@ -315,6 +340,8 @@ class Scripts:
                 limit,
                 once,
                 staleness,
+                staleness_weight_,
+                normalize_,
             ]:
                 return Opened(
                     now_ms=self._number(now, "TIME"),
@@ -325,6 +352,8 @@ class Scripts:
                     buffer_limit=self._number(limit, "buffer_limit"),
                     once_per_worker=bool(self._number(once, "once_per_worker")),
                     max_staleness=self._number(staleness, "max_staleness"),
+                    staleness_weight=_text(staleness_weight_),
+                    normalize=_text(normalize_),
                     can_add_in_place=struct == b"yes",
                 )
             case [b"deleting", incarnation_]:
@@ -343,6 +372,8 @@ class Scripts:
             "buffer_limit",
             "once_per_worker",
             "max_staleness",
+            "staleness_weight",
+            "normalize",
         )
         reply = self._transport.call("HMGET", self._keys.record, *names, timeout=OPENING_TIMEOUT)
         if isinstance(reply, list) and len(reply) > 1 and isinstance(reply[1], bytes):
@@ -356,6 +387,8 @@ class Scripts:
                 bytes() as limit,
                 bytes() as once,
                 staleness,
+                staleness_weight,
+                normalize,
             ] if all(isinstance(text, bytes) for text in schema) and not incarnation.startswith(DELETING.encode()):
                 return Opened(
                     now_ms=0,
@@ -365,8 +398,10 @@ class Scripts:
                     lease_ms=self._number(lease, "lease_ms"),
                     buffer_limit=self._number(limit, "buffer_limit"),
                     once_per_worker=bool(self._number(once, "once_per_worker")),
-                    # A record has this field only if it is not 0.
+                    # A record has these fields only if the accumulator uses them.
                     max_staleness=0 if staleness is None else self._number(staleness, "max_staleness"),
+                    staleness_weight=CONSTANT if staleness_weight is None else _text(staleness_weight),
+                    normalize="weights" if normalize is None else _text(normalize),
                     can_add_in_place=False,
                 )
         return None
@@ -402,6 +437,7 @@ class Scripts:
                     "local_step": request.local_step,
                     "once": int(request.once),
                     "round_shape": shape_text(request.round_shape),
+                    "weight": weight_text(request.weight),
                     "labels": [section.label for section in packed],
                     "elements": [section.element for section in packed],
                     "limits": [section.limit for section in packed],
@@ -428,6 +464,7 @@ class Scripts:
         announced: bool = False,
         replaced: Sequence[str] = (),
         replaced_parts: Sequence[str] = (),
+        summed_weight: float = 1.0,
     ) -> Counted | Full | Literal["would_accept", "changed", "unstaged"]:
         """Buffers a gradient in the round.
 
@@ -441,10 +478,12 @@ class Scripts:
             announced: whether the gradient is announced before its parts, and gets a place in the order then.
             replaced: ids of the buffered gradients whose sum is part of this one, the oldest first.
             replaced_parts: keys of their parts.
+            summed_weight: the weight that the gradient of this request has in the sum that replaces them.
 
         Returns:
             The outcome; or, with nothing changed: `Full`; "would_accept" if the header is empty and the gradient would
-            be accepted; "changed" if a gradient that this one replaces is gone; "unstaged" if a part wasn't there when
+            be accepted; "changed" if a gradient that this one replaces is gone, or ``summed_weight`` is not the weight
+            with which the gradient would be admitted; "unstaged" if a part wasn't there when
             the script ran, so that the request has to be sent again.
 
         Raises:
@@ -475,6 +514,8 @@ class Scripts:
                     "local_step": request.local_step,
                     "once": int(request.once),
                     "round_shape": shape_text(request.round_shape),
+                    "weight": weight_text(request.weight),
+                    "summed_weight": weight_text(summed_weight) if replaced else "",
                     "gradient": gradient,
                     "header": header,
                     "data": data,
@@ -493,8 +534,10 @@ class Scripts:
                 return "changed"
             case [b"unstaged", _]:
                 return "unstaged"
-            case [b"full", buffered, limit]:
-                return Full(self._number(buffered, "buffered_bytes"), self._number(limit, "buffer_limit"))
+            case [b"full", buffered, limit, weight]:
+                return Full(
+                    self._number(buffered, "buffered_bytes"), self._number(limit, "buffer_limit"), self._weight(weight)
+                )
         return self._counted(reply, request.round_shape, replicas)
 
     def stage(self, request: Request, *, gradient: str, header: bytes) -> Hint:
@@ -520,6 +563,7 @@ class Scripts:
                     "local_step": request.local_step,
                     "once": int(request.once),
                     "round_shape": shape_text(request.round_shape),
+                    "weight": weight_text(request.weight),
                     "gradient": gradient,
                     "header": header.hex(),
                     "expiry_ms": STAGING_MS,
@@ -534,6 +578,7 @@ class Scripts:
         session: Session,
         sequence: int,
         num_required: int,
+        min_weight: float = 0.0,
         up_to: int | None = None,
         grace_ms: int = 0,
         lease_ms: int,
@@ -547,8 +592,9 @@ class Scripts:
             session: who sends it.
             sequence: its number.
             num_required: the round is not granted while it has fewer gradients; at least 1.
+            min_weight: nor while the sum of their weights is less; 0 for any.
             up_to: the round is granted at once if it has at least this many; at least num_required. None: num_required.
-            grace_ms: the round is granted this long after gradient num_required arrived, in milliseconds.
+            grace_ms: the round is granted this long after the gradient with which it had enough, in milliseconds.
             lease_ms: the taker loses its place in the queue unless it asks again within this time, in milliseconds.
             taker: name of the taker.
             read: commands that read the round if it is granted. They travel along.
@@ -575,6 +621,7 @@ class Scripts:
                     "incarnation": self.incarnation,
                     "token": token,
                     "num_required": num_required,
+                    "min_weight": weight_text(min_weight),
                     "up_to": num_required if up_to is None else up_to,
                     "grace_ms": grace_ms,
                     "lease_ms": lease_ms,
@@ -589,12 +636,15 @@ class Scripts:
         def attempt(*, timeout: float = TIMEOUT) -> tuple[Granted | Queued, list[Any]]:
             reply, pieces = self._transport.repeat(call, timeout=timeout)
             match reply:
-                case [b"waiting", step, count, ahead, grace]:
+                case [b"waiting", step, count, ahead, grace, weight]:
+                    number = self._number(count, "num_accumulated")
                     queued = Queued(
                         self._step(step),
-                        self._number(count, "num_accumulated"),
+                        number,
                         self._number(ahead, "queue"),
                         self._number(grace, "grace_left_ms"),
+                        # 0 is no weight, but the sum of none.
+                        self._weight(weight) if number else 0.0,
                     )
                     return queued, pieces
             return self._granted(token, reply), pieces
@@ -843,14 +893,26 @@ class Scripts:
                     f"a gradient for {shown(self._keys.name)} must have the shape of the other gradients in the "
                     f"current round, {printable(bound, QUOTED)}, not {shape_text(round_shape)}"
                 )
+            case [b"unweighable", weight, total]:
+                raise InvalidArgumentError(
+                    f"a gradient for {shown(self._keys.name)} cannot be counted: its weight would be "
+                    f"{printable(weight, QUOTED)} and that of the round {printable(total, QUOTED)}, and "
+                    f"both must be in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}]. Nothing was changed"
+                )
         self._refuse(reply)
 
     def _granted(self, token: str, reply: list[bytes], replicas: Sequence[Any] = ()) -> Granted:
         match reply:
-            case [b"granted", step, count, shape, staleness]:
-                number = self._number(count, "num_accumulated")
-                confirmed = self._confirmed(replicas) if replicas else 0
-                return Granted(token, self._step(step), number, _text(shape), _text(staleness), confirmed)
+            case [b"granted", step, count, shape, staleness, weight]:
+                return Granted(
+                    token,
+                    self._step(step),
+                    self._number(count, "num_accumulated"),
+                    _text(shape),
+                    _text(staleness),
+                    self._weight(weight) if weight else None,
+                    self._confirmed(replicas) if replicas else 0,
+                )
         self._refuse(reply)
 
     def _step(self, text: bytes) -> int:
@@ -868,6 +930,12 @@ class Scripts:
                 f"{self._keys.record}: {what} is {shown(text)}, not a number from {least} to 10^15 - 1"
             )
         return int(text)
+
+    def _weight(self, text: bytes) -> float:
+        try:
+            return parse_weight(_text(text))
+        except ValueError as error:
+            raise CorruptDataError(f"{self._keys.record}: a weight is {shown(text)}: {error}") from None
 
     def _refuse(self, reply: list[bytes]) -> NoReturn:
         name = shown(self._keys.name)

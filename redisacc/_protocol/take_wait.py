@@ -140,6 +140,7 @@ class TakeWait:
             session=self.session,
             sequence=self._sequence,
             num_required=self.required.num_required,
+            min_weight=self.required.min_weight,
             up_to=self.required.up_to,
             grace_ms=self.required.grace_ms,
             lease_ms=TAKER_LEASE_MS,
@@ -333,6 +334,8 @@ class TakeWait:
             workers=found.workers if found else {},
             missing=[worker.name for worker in found.missing[:LISTED]] if found else (),
             num_missing=len(found.missing) if found else 0,
+            min_weight=self.required.min_weight,
+            total_weight=self._seen.total_weight if self._seen else 0.0,
         )
         error.__cause__ = self._outage.error
         return error
@@ -352,9 +355,10 @@ class TakeWait:
         text = f"{self.label}: a take of {self.required} {what}"
         if seen is None:
             return f"{text}: the server did not report how many gradients there are"
-        text += (
-            f": {seen.num_accumulated} of {self.required.num_required} gradients had arrived at step {seen.global_step}"
-        )
+        required = self.required
+        weight = f", with a weight of {seen.total_weight:g} of {required.min_weight:g}," if required.min_weight else ""
+        text += f": {seen.num_accumulated} of {required.num_required} gradients{weight} had arrived at step "
+        text += str(seen.global_step)
         if seen.grace_left_ms:
             text += f", and {seen.grace_left_ms / 1000:.1f} s of the grace were left"
         if found is not None and found.workers:
@@ -363,6 +367,11 @@ class TakeWait:
             text += "; missing: " + _some(_last_seen(found.missing, found), found)
         if found is not None and found.gone:
             text += "; gone: " + _some(_last_seen(found.gone, found), found)
+        if required.min_weight and found is not None and found.none_to_come and seen.total_weight < required.min_weight:
+            text += (
+                "; every worker has contributed, and a round accepts one gradient of each, so the weight cannot be "
+                "reached unless more workers join"
+            )
         if found is not None and not found.ever_applied:
             text += "; nobody has ever applied a gradient to this accumulator, so check its name"
         if seen.ahead:

@@ -233,9 +233,11 @@ class Taker(Generic[G]):
         except ValueError as error:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
         contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
-        round_sum = reader.add_up(contents, shape, granted.num_accumulated, num_required)
-        gradient: G = self._spec.result(round_sum, granted.num_accumulated)
-        taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers, staleness)
+        number, weight = granted.num_accumulated, granted.given_weight
+        round_sum = reader.add_up(contents, shape, number, weight, num_required)
+        gradient: G = self._spec.result(round_sum, self._spec.divisor(number, weight))
+        total = float(number) if weight is None else weight
+        taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total)
         return TakenRound(granted.token, taken, contents.buffered)
 
     def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:

@@ -73,10 +73,12 @@ class Chief(Participant):
             have the same structure.
         workers: how many gradients a step needs, at least 1, which ``Worker.workers`` tells the workers. None: the
             environment variable ``REDISACC_WORKERS``, which `redisacc run` sets.
+        min_weight: a step does not go on either while the sum of the weights of its gradients is less (see
+            ``Worker.apply``). None: any sum will do.
         up_to: with ``grace``, a step goes on as soon as it has this many gradients; at least ``workers``. None: however
             many arrive before the grace ends.
-        grace: how long a step waits for more gradients after the one with number ``workers`` arrived, in seconds, from
-            0 to a week. A chief that is started again does not start the grace again. None: it does not wait.
+        grace: how long a step waits for more gradients after the one with which it had enough, in seconds, from 0
+            to a week. A chief that is started again does not start the grace again. None: it does not wait.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
             fetch it.
         sparse: the paths of leaves of which gradients hold rows (``IndexedSlices``). For a single array: True or False.
@@ -116,6 +118,7 @@ class Chief(Participant):
         parameters: Any,
         *,
         workers: int | None = None,
+        min_weight: float | None = None,
         up_to: int | None = None,
         grace: float | None = None,
         state: Any = None,
@@ -138,9 +141,9 @@ class Chief(Participant):
             if workers is None:
                 raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
         self.workers = validation.integer(workers, "workers", low=1)
-        self._grace: dict[str, Any] = {"up_to": up_to, "grace": grace}
-        # Raises now, before anything is opened, if the two are invalid.
-        Requirement.of(self.workers, **self._grace)
+        self._required: dict[str, Any] = {"min_weight": min_weight, "up_to": up_to, "grace": grace}
+        # Raises now, before anything is opened, if these are invalid.
+        Requirement.of(self.workers, **self._required)
         super().__init__("chief", shared_name, here, redis=redis, patience=patience, wire=wire)
         self._rounds_parameters = wire == "bfloat16"
         # The round that the body of the loop has, and the block that acknowledges it.
@@ -289,7 +292,7 @@ class Chief(Participant):
         try:
             return stack.enter_context(
                 self._accumulator.take(
-                    self.workers, **self._grace, cancel=self._is_over, describe=lambda: crew_text(self._crew)
+                    self.workers, **self._required, cancel=self._is_over, describe=lambda: crew_text(self._crew)
                 )
             )
         except DataLossError as error:
