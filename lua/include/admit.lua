@@ -6,6 +6,7 @@
 -- #include "effective_weight"
 -- #include "add_weight"
 -- #include "announce"
+-- #include "contribution"
 
 -- Drops a gradient with this reply, whose first word is also the field of the record that counts such gradients.
 -- Returns nil and the reply.
@@ -39,7 +40,7 @@ end
 -- which count_gradient needs once the gradient is in; or nil and the reply.
 --
 -- keys: record, workers, sessions. request: incarnation, session, sequence, acknowledged, worker, local_step,
--- round_shape, once, weight. more: names of further counts to read from the record.
+-- round_shape, once, trace, weight. more: names of further counts to read from the record.
 local function admit(keys, request, more)
   local record, refusal = read_record(keys.record, request.incarnation,
     {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'wanted_weight', 'once_per_worker', 'max_staleness',
@@ -61,8 +62,7 @@ local function admit(keys, request, more)
     local reply = {'stale', record.global_step, count_text(record.num_accumulated)}
     return drop_gradient(keys, request, record, entry, reply)
   end
-  local in_round = redis.call('HGET', keys.workers, request.worker)
-  in_round = parse_count(in_round or '0')
+  local in_round, traces = read_contribution(keys.workers, request.worker)
   if not in_round then
     return nil, {'corrupt', 'workers', string.sub(request.worker, 1, 64)}
   end
@@ -93,8 +93,8 @@ local function admit(keys, request, more)
     return nil, refusal
   end
   return {
-    record = record, entry = entry, in_round = in_round, staleness_text = staleness_text, weight = weight,
-    total_weight = total_weight,
+    record = record, entry = entry, in_round = in_round, traces = traces, staleness_text = staleness_text,
+    weight = weight, total_weight = total_weight,
   }
 end
 
@@ -120,7 +120,7 @@ local function count_gradient(keys, request, admission, buffered_id, ahead)
     -- The grace of a take that requires as much begins with this gradient, even if no taker is waiting.
     redis.call('HSET', keys.record, 'grace_began_ms', count_text(now_ms()))
   end
-  redis.call('HSET', keys.workers, request.worker, count_text(admission.in_round + 1))
+  write_contribution(keys.workers, request.worker, admission.in_round + 1, admission.traces, request.trace)
   write_session(keys.sessions, request.session, entry, reply, request.worker)
   extend_leases(record.lease_ms, keys.sessions, keys.workers)
   local message = string.format('applied step=%s count=%s %s%sworker=%s', reply[2], reply[3],

@@ -5,6 +5,7 @@
 -- Fields that a record has only if the accumulator uses them, and what their absence means.
 local ABSENT = {
   max_staleness = 0, grace_count = 0, grace_weight = 0, grace_began_ms = 0, wanted_weight = 0, total_weight = 0,
+  num_required = 0, up_to = 0, grace_ms = 0,
 }
 local WEIGHTS = {grace_weight = true, wanted_weight = true, total_weight = true}
 

@@ -37,7 +37,7 @@ end
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
   'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes',
   'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean', 'missing',
-  'max_staleness', 'staleness', 'staleness_weight', 'normalize', 'total_weight')
+  'max_staleness', 'staleness', 'staleness_weight', 'normalize', 'total_weight', 'num_required', 'up_to', 'grace_ms')
 for i = 1, 19 do
   if not fields[i] then
     return redis.error_reply(
@@ -86,6 +86,15 @@ end
 if staleness_weight then
   local is_long = #staleness_weight > 80
   say('weights by staleness: %s%s', string.sub(staleness_weight, 1, 80), is_long and '...' or '')
+end
+
+local num_required, up_to, grace_ms = unpack(fields, 25, 27)
+if num_required then
+  local grace = ''
+  if grace_ms then
+    grace = string.format(', or up to %s within %.1f s', up_to or 'more', (tonumber(grace_ms) or 0) / 1000)
+  end
+  say('settings: a take that does not say it requires %s%s', num_required, grace)
 end
 
 -- Returns the first fields of a hash, and its size. HSCAN returns a small hash whole, however few fields are requested.
@@ -157,7 +166,8 @@ local workers, number = some(record_key .. ':workers')
 say('workers that contributed to this round: %d', number)
 local shown = math.min(#workers / 2, SHOWN)
 for i = 1, shown do
-  say('  %s: %s', workers[2 * i - 1], workers[2 * i])
+  -- Traceparents may follow the number.
+  say('  %s: %s', workers[2 * i - 1], string.match(workers[2 * i], '^%d+') or workers[2 * i])
 end
 rest(shown, number)
 
@@ -174,10 +184,10 @@ for _, token in ipairs(queue) do
     if min_weight then
       required, more = required .. ' with a weight of ' .. min_weight, grace or ''
     end
-    local up_to, grace_ms = string.match(more, '^%.%.(%d+)%+(%d+)$')
-    if up_to then
-      up_to = up_to == MOST and 'more' or up_to
-      required = string.format('%s, or up to %s within %.1f s', required, up_to, tonumber(grace_ms) / 1000)
+    local limit, wait_ms = string.match(more, '^%.%.(%d+)%+(%d+)$')
+    if limit then
+      limit = limit == MOST and 'more' or limit
+      required = string.format('%s, or up to %s within %.1f s', required, limit, tonumber(wait_ms) / 1000)
     end
     say('  %s of %s: %s%s', count, required, taker, tonumber(lease_end) < now_ms and ' (gone)' or '')
   end

@@ -10,6 +10,7 @@ from redisacc._data.spec import AccumulatorSpec, ArraySpec, Normalize, SparseMea
 from redisacc._data.tree_spec import TreeSpec
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
+from redisacc._format.settings import SETTINGS, Settings
 from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_shape, round_shape_of
 from redisacc._format.staleness import MOST_STALENESS, parse_staleness
 from redisacc._format.weights import parse_rule, parse_weight
@@ -38,6 +39,7 @@ _ABSENT = {
     "staleness_weight": CONSTANT.encode(),
     "normalize": b"weights",
     "total_weight": b"",
+    **dict.fromkeys(SETTINGS, b""),
 }
 
 
@@ -89,13 +91,17 @@ class Record:
         staleness_weight: what staleness does to weights: "constant", "inverse_sqrt", or a factor for each staleness.
         normalize: what means are divided by: "weights" or "count", not yet checked.
         given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
+        settings: what a take waits for that does not say so itself.
 
     Raises:
         AccumulatorNotFoundError: there is no record.
         CorruptDataError: redisacc did not write the record.
     """
 
-    FIELDS = ("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "staleness_weight", "normalize", "total_weight")
+    FIELDS = (
+        *("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", *SETTINGS),
+        *("staleness_weight", "normalize", "total_weight"),
+    )
 
     def __init__(self, keys: Keys, reply: object) -> None:
         if not isinstance(reply, list) or len(reply) != len(self.FIELDS):
@@ -138,6 +144,7 @@ class Record:
         except ValueError:
             raise self._foreign("staleness_weight", texts["staleness_weight"]) from None
         self.given_weight = self._parse_total(None if reply[-1] is None else texts["total_weight"])
+        self.settings = Settings.parse(texts)
         is_tree = self.kind == "tree"
         self.shape = None if is_tree else parse_shape(keys, self.shape_text)
         self.num_leaves = parse_leaves(keys, self.shape_text) if is_tree else None
@@ -249,6 +256,8 @@ def _right(name: str, value: bytes) -> bool:
         return digits.isdigit() and len(digits) <= 19 and -(2**63) <= int(value) < 2**63
     if name in _NUMBERS:
         return value.isdigit() and len(value) <= 15
+    if name in SETTINGS:
+        return not value or (value.isdigit() and len(value) <= 15)
     if name in ("staleness", "staleness_weight"):
         return value.isascii()
     return len(value) <= LONGEST_SHAPE and value.isascii()

@@ -242,8 +242,9 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         behind it even if they require less. On success, the global step grows by 1 and the next round begins empty.
 
         Args:
-            num_required: integer scalar, at least 1; None: 1, which needs a ``min_weight``. The result includes every
-                gradient of the round, which may be more than that.
+            num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
+                more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say
+                (``configure``), also if they change while the take waits; or it is 1, if ``min_weight`` is given.
             name: labels log records.
             min_weight: the round is not granted either while the sum of the weights of its gradients is less than this
                 (apart from a part in 10^9, for rounding). None: any sum will do.
@@ -260,7 +261,9 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             leaves of one dtype share memory, so that a small leaf which is kept keeps all of them.
 
         Raises:
-            InvalidArgumentError: ``num_required``, ``min_weight``, ``up_to``, ``grace`` or ``timeout`` is invalid.
+            InvalidArgumentError: ``num_required``, ``min_weight``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or
+                neither ``num_required`` nor ``min_weight`` is given, and ``up_to`` or ``grace`` is, or the settings do
+                not say it, or no longer.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.

@@ -24,6 +24,7 @@ from redisacc._format.entries import (
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import ReducerInfo, lease_command, parse_lease
+from redisacc._format.settings import Settings
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
 from redisacc._redis.transport import Transport
@@ -75,6 +76,7 @@ class AccumulatorInfo:
             "inverse_sqrt", or a tuple of a factor for each staleness from 0 on.
         normalize: what a mean is divided by: the sum of the "weights" of gradients, or their "count".
         total_weight: the sum of the weights of the gradients in the current round; ``num_accumulated`` if all are 1.
+        settings: what a take waits for that does not say so itself.
         workers: who contributed to the current round: worker's name → number of its gradients.
         waiting: takers in the queue, in order of arrival.
         unacknowledged: rounds that were granted and are not yet acknowledged, oldest first.
@@ -112,6 +114,7 @@ class AccumulatorInfo:
     staleness_weight: str | tuple[float, ...]
     normalize: str
     total_weight: float
+    settings: Settings
     workers: dict[str, int]
     waiting: list[WaitingTaker]
     unacknowledged: list[UnacknowledgedRound]
@@ -230,6 +233,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         staleness_weight=fields.staleness_weight,
         normalize=fields.normalize,
         total_weight=fields.total_weight,
+        settings=fields.settings,
         workers=in_round,
         waiting=waiting,
         unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from redisacc._data import validation
 from redisacc._data.weights import checked_weight
 from redisacc._format.entries import ANY_NUMBER
+from redisacc._format.settings import LONGEST_GRACE, milliseconds
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
-
-# The longest grace, in seconds: a week.
-LONGEST_GRACE = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -35,15 +32,25 @@ class Requirement:
     @classmethod
     def of(
         cls, num_required: object, up_to: object = None, grace: object = None, min_weight: object = None
-    ) -> Requirement:
-        """Returns what a caller's arguments require.
+    ) -> Requirement | None:
+        """Returns what a caller's arguments require; None: what the settings of the accumulator say.
+
+        A weight alone is required of any number of gradients.
 
         Raises:
-            InvalidArgumentError: an argument is invalid, ``up_to`` is given without ``grace``, or neither
-                ``num_required`` nor ``min_weight`` is given.
+            InvalidArgumentError: an argument is invalid, or ``up_to`` is given without ``grace``, or one of the two
+                without ``num_required`` and ``min_weight``.
         """
         weight = 0.0 if min_weight is None else checked_weight(min_weight, "min_weight")
-        number = 1 if num_required is None and weight else validation.integer(num_required, "num_required", low=1)
+        if num_required is None and not weight:
+            for name, value in (("up_to", up_to), ("grace", grace)):
+                if value is not None:
+                    raise InvalidArgumentError(
+                        f"{name}={shown(value)} needs num_required: a take either says all that it waits for, or "
+                        "leaves all of it to the settings of the accumulator"
+                    )
+            return None
+        number = 1 if num_required is None else validation.integer(num_required, "num_required", low=1)
         if grace is None:
             if up_to is not None:
                 raise InvalidArgumentError(
@@ -52,7 +59,7 @@ class Requirement:
             return cls(number, number, min_weight=weight)
         seconds = validation.seconds(grace, "grace", high=LONGEST_GRACE)
         most = ANY_NUMBER if up_to is None else validation.integer(up_to, "up_to", low=number)
-        return cls(number, max(number, min(most, ANY_NUMBER)), math.ceil(seconds * 1000), weight)
+        return cls(number, max(number, min(most, ANY_NUMBER)), milliseconds(seconds), weight)
 
     def __str__(self) -> str:
         enough = (

@@ -67,6 +67,8 @@ def take(
 ) -> None:
     """Wait until the round has NUM_REQUIRED gradients, take it, and write its mean or sum to a file.
 
+    Without NUM_REQUIRED, the take waits for what `redisacc set` has set, and follows changes while it waits.
+
     A dense gradient is written to an .npy, or to an .npz as "gradient". A sparse gradient is written to an .npz as
     "indices", "values" and "shape". A tree is written to an .npz: a dense leaf under its path, a sparse leaf as
     "PATH/indices", "PATH/values" and "PATH/shape"; a leaf without a gradient is left out. bfloat16 is written as
@@ -79,8 +81,6 @@ def take(
     \b
       redisacc take embeddings 4 --output round.npz --timeout 60
     """
-    if num_required is None and min_weight is None:
-        raise click.UsageError("give NUM_REQUIRED, --min-weight, or both")
     transport_of(url)
     accumulator = open_existing(keys_of(name), redis=url, worker=worker)
     form = check_form(accumulator, output, discard=discard)
@@ -88,7 +88,7 @@ def take(
         confirm(f"Take the next round of {printable(name)} and discard its gradient for good?", yes=yes)
     with (
         naming_file(output),
-        _waiting(accumulator, num_required or 1),
+        _waiting(accumulator, 1 if num_required is None and min_weight is not None else num_required),
         accumulator.take(num_required, min_weight=min_weight, up_to=up_to, grace=grace, timeout=timeout) as taken,
     ):
         if output is not None:
@@ -163,7 +163,7 @@ def report_round(verb: str, taken: Round[Any], output: Path | None, *, as_json: 
 
 
 @contextlib.contextmanager
-def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int) -> Iterator[None]:
+def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int | None) -> Iterator[None]:
     """Shows on a terminal how full the round is, as long as the take waits."""
     out = console(stderr=True)
     if not out.is_terminal:
@@ -176,13 +176,19 @@ def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int) ->
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=out, expand=True, transient=True) as bar:
-        task = bar.add_task("waiting", total=num_required, completed=accumulator.num_accumulated())
+        task = bar.add_task("waiting", total=num_required)
+
+        def update() -> None:
+            total = num_required or accumulator.settings().num_required or 1
+            bar.update(task, total=total, completed=min(accumulator.num_accumulated(), total))
+
+        update()
         stop = threading.Event()
 
         def follow() -> None:
             while not stop.wait(0.3):
                 with contextlib.suppress(RedisAccError):
-                    bar.update(task, completed=min(accumulator.num_accumulated(), num_required))
+                    update()
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
