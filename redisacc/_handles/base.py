@@ -563,12 +563,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
                 trace=operation.trace,
                 label=label,
             )
-            operation.note_gradient(
-                outcome=result.outcome,
-                nbytes=gradient.nbytes,
-                local_step=local_step,
-                global_step=result.global_step,
-            )
+            operation.note_gradient(gradient, local_step, result.outcome, result.global_step)
         return result
 
     def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object) -> G:
