@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from redisacc._data.tree_spec import Sparse
     from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
     from redisacc._format.reducer_lease import ReducerInfo
+    from redisacc._format.settings import Settings
     from redisacc._handles.base import ConditionalAccumulatorBase
     from redisacc._handles.dense import ConditionalAccumulator
     from redisacc._handles.environment import Place, place
@@ -92,6 +93,7 @@ __all__ = [
     "ServerError",
     "ServerOutOfMemoryError",
     "ServerUnavailableError",
+    "Settings",
     "Sparse",
     "SparseConditionalAccumulator",
     "StaleSequenceError",
@@ -126,6 +128,7 @@ _MODULES = {
     "Reducer": "redisacc._handles.reducer",
     "ReducerInfo": "redisacc._format.reducer_lease",
     "Round": "redisacc._data.results",
+    "Settings": "redisacc._format.settings",
     "Sparse": "redisacc._data.tree_spec",
     "SparseConditionalAccumulator": "redisacc._handles.sparse",
     "Tally": "redisacc._data.results",

@@ -12,6 +12,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from types import EllipsisType
 from typing import Any, Generic, TypeVar
 
 from redisacc._data import validation
@@ -21,6 +22,7 @@ from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.keys import Keys
+from redisacc._format.settings import Settings, SettingsChange
 from redisacc._format.staleness import MOST_STALENESS
 from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol import private_leases
@@ -391,6 +393,56 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._lifetime.check()
         self._applier.set_global_step(step, worker=self._worker, label=label)
 
+    # Settings
+
+    def settings(self) -> Settings:
+        """Returns what a take waits for if it is called without ``num_required``; nothing is set at first."""
+        return self._records.read().settings
+
+    def configure(
+        self,
+        *,
+        num_required: int | EllipsisType | None = ...,
+        up_to: int | EllipsisType | None = ...,
+        grace: float | EllipsisType | None = ...,
+        name: str | None = None,
+    ) -> None:
+        """Changes what a take waits for if it is called without ``num_required``, for everybody and at once.
+
+        The settings stand in the record. Takes that wait for them check again at once, and so follow a crew that
+        shrinks or grows. A take that names ``num_required`` is not affected. `redisacc set` does the same.
+
+        Example:
+            >>> import redisacc
+            >>> acc = redisacc.ConditionalAccumulator("float32", [2])
+            >>> acc.configure(num_required=3)
+            >>> result = acc.apply_grad([1.0, 2.0])
+            >>> acc.configure(num_required=1)
+            >>> acc.take_grad()
+            array([1., 2.], dtype=float32)
+
+        Args:
+            num_required: how many gradients such a take requires, at least 1. None: nothing is set any more, so that
+                takes without ``num_required`` raise InvalidArgumentError, those that wait included. Left out, as with
+                the other two: stays as it is.
+            up_to: the number of gradients that ends the grace, at least ``num_required``. None: the grace lasts its
+                whole time.
+            grace: seconds to wait for more gradients after the one with number ``num_required`` arrived, from 0 to a
+                week. None: not at all.
+            name: labels log records.
+
+        Raises:
+            InvalidArgumentError: a value is invalid, or does not go together with those that stay: ``up_to`` and
+                ``grace`` need ``num_required``, and ``up_to`` needs ``grace``. Nothing was changed.
+            NotPermittedError: this user is only allowed to be a worker.
+            OutcomeUnknownError: the server stopped answering. Call the error's ``retry()``: changing the settings again
+                could undo a change that others have made since.
+        """
+        label = self._label(name)
+        change = SettingsChange.of(num_required, up_to, grace)
+        self._lifetime.check()
+        self._applier.configure(change, worker=self._worker, label=label)
+
     def settle(self) -> Tally:
         """Returns what became of all gradients that this thread has applied through this handle.
 
@@ -425,7 +477,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     @contextlib.contextmanager
     def take(
         self,
-        num_required: int,
+        num_required: int | None = None,
         *,
         up_to: int | None = None,
         grace: float | None = None,
@@ -447,7 +499,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             ([1.0, 2.0], 0)
 
         Args:
-            num_required: integer scalar, at least 1. The round is granted when at least that many gradients are there.
+            num_required: as for ``take_grad``: the round is granted when at least that many gradients are there.
             up_to: as for ``take_grad``.
             grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None: forever.
@@ -513,7 +565,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _take(
         self,
-        required: Requirement,
+        required: Requirement | None,
         timeout: object,
         name: object,
         describe: Callable[[], str] | None = None,
@@ -531,7 +583,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         return taken
 
     def _take_gradient(
-        self, required: Requirement, timeout: float | None, name: str | None, form: Callable[[Any], Value]
+        self, required: Requirement | None, timeout: float | None, name: str | None, form: Callable[[Any], Value]
     ) -> Value:
         """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns."""
         taken = self._take(required, timeout, name)

@@ -10,6 +10,7 @@ from redisacc._data.results import ApplyResult
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format import in_place
 from redisacc._format.keys import Keys
+from redisacc._format.settings import SettingsChange
 from redisacc._protocol.buffer_writer import BufferWriter
 from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.requests import Attempt, Requests
@@ -188,3 +189,17 @@ class Applier:
                 )
 
         self._requests.execute(Attempt(send, finish, worker, f"{label}: to set the global step to {step}"))
+
+    def configure(self, change: SettingsChange, *, worker: str, label: str) -> None:
+        """Changes the settings.
+
+        Args:
+            change: which settings get which values.
+            worker: the name of the sender.
+            label: the accumulator's name in errors.
+        """
+
+        def send(session: Session, sequence: int) -> Counted:
+            return self._scripts.configure(session=session, sequence=sequence, worker=worker, change=change)
+
+        self._requests.execute(Attempt(send, lambda _: None, worker, f"{label}: to change the settings"))

@@ -86,7 +86,7 @@ class Taker(Generic[G]):
 
     def take(
         self,
-        required: Requirement,
+        required: Requirement | None,
         *,
         deadline: float,
         name: str,
@@ -97,7 +97,7 @@ class Taker(Generic[G]):
         """Blocks until a round of enough gradients is granted, then reads and reduces it.
 
         Args:
-            required: how many gradients are enough.
+            required: how many gradients are enough. None: as many as the settings of the accumulator say.
             deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
             name: the name of the taker.
             label: the accumulator's name in log records and errors.
@@ -137,7 +137,8 @@ class Taker(Generic[G]):
                 replicas=known.replicas if known else 0,
                 min_replicas=self._min_replicas,
             )
-        return self._read(granted, pieces, reader, required.num_required)
+        # If the server has not said how many were required, they were probably as many as there are.
+        return self._read(granted, pieces, reader, pending.num_required or granted.num_accumulated)
 
     def recover(self, token: str | None, *, name: str) -> TakenRound[G] | None:
         """Takes over a round that was granted and not acknowledged, and reads and reduces it.
