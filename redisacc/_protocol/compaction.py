@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -74,7 +73,7 @@ class Compactor:
         if self._transport.call(
             "SET", self._keys.compacting, token, "NX", "PX", COMPACTING_MS
         ) is None and not self._is_compacting(token):
-            time.sleep(COMPACTING_PAUSE)
+            self._transport.waits.sleep(COMPACTING_PAUSE)
             return full
         try:
             return self._compact(gradient, request, full, send)

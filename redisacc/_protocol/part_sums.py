@@ -669,7 +669,7 @@ class PartSums:
         if 0 < len(missing) < len(self._cells) or self._stored:
             deadline = time.monotonic() + SUM_PATIENCE
             while missing and self._leaves_to_reducer and time.monotonic() < deadline:
-                time.sleep(SUM_PAUSE)
+                self._transport.waits.sleep(SUM_PAUSE)
                 missing = self._ask_for_sums()
         if missing:
             self._reliance.fail()
