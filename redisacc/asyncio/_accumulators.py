@@ -20,8 +20,8 @@ Blocking = TypeVar("Blocking", bound=Base[Any])
 class Events(Handle[events.Events]):
     """The events of an accumulator, for ``async for``. ``accumulator.events()`` makes one.
 
-    Listening begins with ``async with``, with ``await``, or with the first event that is asked for. Everything else is as
-    for ``redisacc.Events``.
+    Listening begins with ``async with``, with ``await``, or with the first event that is asked for. Everything else is
+    as for ``redisacc.Events``.
     """
 
     def __aiter__(self) -> Self:
@@ -39,9 +39,9 @@ class Events(Handle[events.Events]):
 class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
     """A handle on an accumulator, for asyncio.
 
-    ``async with`` or ``await`` opens it. Its arguments are those of the blocking class, but that ``redis`` is a URL, also
-    of a cluster; a ``redis.asyncio.Redis`` or ``valkey.asyncio.Valkey``, whose settings are taken over; or None for the
-    environment variable ``REDISACC_URL``, else ``redis://localhost:6379/0``.
+    ``async with`` or ``await`` opens it. Its arguments are those of the blocking class, except that ``redis`` is a URL,
+    also of a cluster; a ``redis.asyncio.Redis`` or ``valkey.asyncio.Valkey``, whose settings are taken over; or None
+    for the environment variable ``REDISACC_URL``, else ``redis://localhost:6379/0``.
 
     Tasks of one event loop may share a handle. If a task is cancelled while it waits, it leaves the queue; a gradient
     that it was applying is counted or not, as ``settle()`` tells the same task.

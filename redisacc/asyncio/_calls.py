@@ -1,8 +1,8 @@
 """Blocking code on an event loop: it runs in a greenlet, and wherever it waits, the task that called it awaits.
 
-A greenlet is a stack of its own in the same thread. The task starts it. When the code in it has to wait for a future,
-it switches back to the task, which awaits the future and switches to the greenlet again with the result, or with the
-error. So the event loop runs other tasks meanwhile, and the code is the same that blocks a thread elsewhere.
+A greenlet is a stack of its own in the same thread. The task starts a call on it. When the call has to wait for a future,
+it switches back to the task, which awaits the future and switches to the call again with the result, or with the error.
+So the event loop runs other tasks meanwhile, and the code is the same that blocks a thread elsewhere.
 """
 
 from __future__ import annotations
@@ -22,51 +22,90 @@ Value = TypeVar("Value")
 # How long a call that was cancelled may take to clean up, in seconds: to leave the queue of takers, for example. If the
 # server does not answer, two commands of a second each are given up by then.
 CLEAN_UP = 3.0
+# How many stacks without a call are kept. To make one costs more than to switch to it, because Python allocates 16 KiB.
+IDLE_STACKS = 32
 
 
-class _Call(greenlet):  # type: ignore[misc]
-    """A function that runs in a greenlet.
+class _Stack(greenlet):  # type: ignore[misc]
+    """A greenlet that runs one call after the other.
 
     Attributes:
-        abandoned: whether nobody awaits it any more, so that it must not wait again.
+        is_over: whether the call has ended.
+        value: what it has returned.
+        error: what it has raised.
+        is_abandoned: whether nobody awaits the call any more, so that it must not wait again.
     """
 
-    abandoned = False
+    is_over = True
+    is_abandoned = False
+    value: Any = None
+    error: BaseException | None = None
 
-    def __init__(self, function: Callable[[], Any]) -> None:
-        super().__init__(function)
+    def begin(self, function: Callable[[], Any]) -> Any:
+        """Runs a call until it waits or ends. Returns what it waits for."""
+        self.is_over, self._function = False, function
         # What the task has set is in effect in the call.
         self.gr_context = getcurrent().gr_context
+        return self.switch()
 
+    def run(self) -> None:
+        while True:
+            try:
+                self.value = self._function()
+            except BaseException as error:  # noqa: BLE001 - the task raises it
+                self.error = error
+            del self._function
+            self.is_over = True
+            self.parent.switch()
 
-async def run(function: Callable[[], Value]) -> Value:
-    """Returns what blocking code returns, and lets the loop run other tasks while it waits.
-
-    If the task is cancelled, the code gets ``asyncio.CancelledError`` where it waits, and cleans up as after Ctrl-C.
-    That may take ``CLEAN_UP`` seconds, in which further cancellations do not disturb it.
-    """
-    call = _Call(function)
-    given_up_at: float | None = None
-    outcome = call.switch()
-    while not call.dead:
+    def end(self) -> Any:
+        """Returns what the call has returned, or raises what it has raised."""
+        value, error, self.value, self.error = self.value, self.error, None, None
+        if error is None:
+            return value
         try:
-            value = await (outcome if given_up_at is None else _undisturbed(outcome, given_up_at))
-        except GeneratorExit:
-            # The loop was closed, or has dropped the task.
-            call.abandoned = True
-            with contextlib.suppress(BaseException):
-                call.throw(asyncio.CancelledError())
-            raise
-        except BaseException as error:  # noqa: BLE001 - it is raised in the code that waits
-            if given_up_at is None and isinstance(error, asyncio.CancelledError):
-                given_up_at = time.monotonic() + CLEAN_UP
-            outcome = call.throw(error)
-        else:
-            outcome = call.switch(value)
-    return cast(Value, outcome)
+            raise error
+        finally:
+            # The error knows this frame.
+            del error
 
 
-async def _undisturbed(future: asyncio.Future[Any], until: float) -> Any:
+class Calls:
+    """Runs blocking code on the event loop of one thread."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Stack] = []
+
+    async def run(self, function: Callable[[], Value]) -> Value:
+        """Returns what blocking code returns, and lets the loop run other tasks while it waits.
+
+        If the task is cancelled, the code gets ``asyncio.CancelledError`` where it waits, and cleans up as after
+        Ctrl-C. That may take ``CLEAN_UP`` seconds, in which further cancellations do not disturb it.
+        """
+        stack = self._idle.pop() if self._idle else _Stack()
+        given_up_at: float | None = None
+        awaited = stack.begin(function)
+        while not stack.is_over:
+            try:
+                value = await (awaited if given_up_at is None else _undisturbed(awaited, given_up_at))
+            except GeneratorExit:
+                # The loop was closed, or has dropped the task.
+                stack.is_abandoned = True
+                with contextlib.suppress(BaseException):
+                    stack.throw(asyncio.CancelledError())
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is raised in the code that waits
+                if given_up_at is None and isinstance(error, asyncio.CancelledError):
+                    given_up_at = time.monotonic() + CLEAN_UP
+                awaited = stack.throw(error)
+            else:
+                awaited = stack.switch(value)
+        if len(self._idle) < IDLE_STACKS:
+            self._idle.append(stack)
+        return cast(Value, stack.end())
+
+
+async def _undisturbed(future: Any, until: float) -> Any:
     """Awaits a future, whatever is cancelled meanwhile, until a time. Raises CancelledError then."""
     while not future.done():
         remaining = until - time.monotonic()
@@ -80,22 +119,21 @@ async def _undisturbed(future: asyncio.Future[Any], until: float) -> Any:
 
 
 def is_call() -> bool:
-    """Returns whether the caller is code that ``run`` runs."""
-    return isinstance(getcurrent(), _Call)
+    """Returns whether the caller is code that ``Calls`` runs."""
+    return isinstance(getcurrent(), _Stack)
 
 
-def wait(future: asyncio.Future[Any]) -> Any:
-    """Waits for a future, in code that ``run`` runs, and returns its result.
+def wait(future: Any) -> Any:
+    """Waits for a future, or what tasks accept as one, in code that ``Calls`` runs. Returns its result.
 
     Raises:
         EventLoopError: the caller is other code, and would block the event loop.
     """
-    call = getcurrent()
-    if not isinstance(call, _Call):
+    stack = getcurrent()
+    if not isinstance(stack, _Stack):
         future.cancel()
         raise EventLoopError("a handle of redisacc.asyncio was used without await")
-    if call.abandoned:
+    if stack.is_abandoned:
         future.cancel()
         raise asyncio.CancelledError
-    assert call.parent is not None
-    return call.parent.switch(future)
+    return stack.parent.switch(future)

@@ -76,7 +76,7 @@ def address_of(where: object) -> tuple[object, object]:
 
 def _remedy(where: object) -> str:
     if is_client(where):
-        return ". That one blocks: use the class of the same name in redisacc itself, or give this one a client for asyncio"
+        return ". That one blocks: use the class of the same name in redisacc, or give this one a client for asyncio"
     name = type(where).__name__
     if name.endswith("Cluster"):
         return ". Give it the URL of the cluster, as in redis+cluster://HOST:PORT"

@@ -1,7 +1,7 @@
 """What all handles of asyncio have in common: a blocking handle inside, whose methods are awaited.
 
-The methods are made of those of the blocking class, so a new argument there is an argument here, for people and for type
-checkers alike.
+The methods are made of those of the blocking class, so a new argument there is an argument here, for people and for
+type checkers alike.
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ class Handle(Generic[Blocking]):
     def blocking(self) -> Blocking:
         """The blocking handle inside."""
         if self._handle is None:
-            if self._is_closed:
-                raise CancelledError("this handle was closed before it was open")
             raise InvalidArgumentError(
                 f"this {type(self).__name__} is not open yet: use it in async with, or await it before its methods"
             )
@@ -70,8 +68,10 @@ class Handle(Generic[Blocking]):
         return self._shared.waits
 
     async def _open(self) -> Self:
-        if self._handle is not None or self._is_closed:
-            return self if self.blocking else self
+        if self._handle is not None:
+            return self
+        if self._is_closed:
+            raise CancelledError("this handle is closed")
         if self._shared is not None:
             raise InvalidArgumentError(f"another task is opening this {type(self).__name__}")
         shared = self._shared = _sharing.borrow(self._where)
@@ -109,8 +109,8 @@ class Handle(Generic[Blocking]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a handle of redisacc.asyncio cannot be pickled or copied, because it belongs to an event loop: open another "
-            "one by its name in the other process"
+            "a handle of redisacc.asyncio cannot be pickled or copied, because it belongs to an event loop: open another"
+            " one by its name in the other process"
         )
 
     def __repr__(self) -> str:

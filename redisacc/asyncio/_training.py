@@ -8,10 +8,6 @@ from redisacc._training import chief, worker
 from redisacc.asyncio._handles import Handle, awaited, iterated, with_arguments_of
 
 
-def _read_workers(of: worker.Worker) -> int:
-    return of.workers
-
-
 class Chief(Handle[chief.Chief]):
     """The chief of a training, as ``redisacc.Chief``, whose arguments it has, for asyncio.
 
@@ -78,8 +74,8 @@ class Worker(Handle[worker.Worker]):
     async def workers(self) -> int:
         """Returns how many gradients a step needs, as ``redisacc.Worker.workers`` says.
 
-        Waits for a round trip; before the training has begun, until a chief begins it. In a loop over ``steps()``, it is
-        read again in each step in which you ask for it.
+        Waits for a round trip; before the training has begun, until a chief begins it. In a loop over ``steps()``, it
+        is read again in each step in which you ask for it.
         """
         return await self.waits.run(lambda: self.blocking.workers)
 

@@ -22,7 +22,7 @@ from redisacc._redis.fast_socket import TICK, Connection
 from redisacc._redis.faults import RejectedError, SilentError
 from redisacc.asyncio import _calls
 from redisacc.asyncio._errors import OutcomeUnknownError
-from redisacc.asyncio._sockets import LoopConnection, LoopTlsConnection
+from redisacc.asyncio._sockets import Clock, LoopConnection, LoopTlsConnection
 from redisacc.errors import EventLoopError
 from redisacc.errors import OutcomeUnknownError as BlockingOutcomeUnknownError
 
@@ -50,6 +50,8 @@ class LoopWaits:
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._clock = Clock(self.loop)
+        self._runner = _calls.Calls()
         self._calls = 0
         self._is_idle = asyncio.Event()
 
@@ -69,7 +71,7 @@ class LoopWaits:
         self._calls += 1
         self._is_idle.clear()
         try:
-            return await _calls.run(function)
+            return await self._runner.run(function)
         except BlockingOutcomeUnknownError as error:
             raise OutcomeUnknownError(str(error), error.retry, self.run) from error
         finally:
@@ -120,9 +122,9 @@ class LoopWaits:
     def connection_of(self, pooled: Any, tick: float = TICK) -> Connection:
         wire, sock = wire_of(pooled), getattr(pooled, "_sock", None)
         if wire == "plain" and type(sock) is socket.socket:
-            return LoopConnection(pooled, sock, self.loop, tick)
+            return LoopConnection(pooled, sock, self.loop, self._clock, tick)
         if wire == "tls" and isinstance(sock, ssl.SSLSocket):
-            return LoopTlsConnection(pooled, sock, self.loop, tick)
+            return LoopTlsConnection(pooled, sock, self.loop, self._clock, tick)
         raise RejectedError(f"redisacc.asyncio cannot use a connection of the class {type(pooled).__qualname__}")
 
     def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:
@@ -140,16 +142,15 @@ class LoopWaits:
 
     def start(self, run: Callable[[], object], name: str) -> None:
         # Like a thread, it begins with nothing that its starter has set.
-        task = self.loop.create_task(_background(run, name), name=name, context=contextvars.Context())
+        task = self.loop.create_task(self._background(run, name), name=name, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-
-async def _background(run: Callable[[], object], name: str) -> None:
-    try:
-        await _calls.run(run)
-    except Exception:
-        logger.exception("%s failed", name)
+    async def _background(self, run: Callable[[], object], name: str) -> None:
+        try:
+            await self._runner.run(run)
+        except Exception:
+            logger.exception("%s failed", name)
 
 
 def _finish(future: asyncio.Future[Any], value: object = None) -> None:
