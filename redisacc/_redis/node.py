@@ -254,7 +254,7 @@ def _leave(pool: Any, owns_pool: bool, *kept: list[Any]) -> None:
             pool.disconnect()
 
 
-def _getter(pool: Any, waits: Waits) -> Callable[[], Any]:
+def _getter(pool: Any, waits: Waits = BLOCKING) -> Callable[[], Any]:
     """Returns the function that takes a connection out of a pool."""
     required = any(
         p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD

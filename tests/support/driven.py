@@ -101,19 +101,27 @@ async def _carry_out(queue: asyncio.Queue[Any]) -> None:
             done.set_exception(error)
 
 
+def _for_asyncio(client: Any) -> Any:
+    """Returns a client for asyncio with the settings of a blocking one."""
+    given = client.connection_pool.connection_kwargs
+    settings = {name: given[name] for name in ("host", "port", "db", "path", "client_name") if name in given}
+    return redis.asyncio.Redis(**settings)
+
+
 class DrivenClient:
     """What a test gets instead of a client: it opens handles of redisacc.asyncio."""
 
     def __init__(self, client: Any) -> None:
         self._driver = Driver()
-        self._settings = client.connection_pool.connection_kwargs
+        self._client = _for_asyncio(client)
 
     def open(self, kind: Any, *args: Any, **options: Any) -> Driven:
         """Opens a handle of the class for asyncio that corresponds to a blocking one."""
-        if options.get("redis") is self:
-            names = ("host", "port", "db", "path")
-            settings = {name: self._settings[name] for name in names if name in self._settings}
-            options["redis"] = redis.asyncio.Redis(**settings)
+        where = options.get("redis")
+        if where is self:
+            options["redis"] = self._client
+        elif isinstance(where, redis.Redis):
+            options["redis"] = _for_asyncio(where)
         make = getattr(kind, "__self__", kind)
         kind = KINDS[make] if make is kind else getattr(KINDS[make], kind.__name__)
         # A handle can be awaited, which opens it.

@@ -156,7 +156,9 @@ def parametrize_client(metafunc: pytest.Metafunc) -> None:
         return
     if metafunc.config.getoption("--clients").startswith("turn:"):
         names = [names[next(_turns) % len(names)]]
-    metafunc.parametrize("accumulator_client", [ALL_CLIENTS.get(name, name) for name in names], ids=names, indirect=True)
+    metafunc.parametrize(
+        "accumulator_client", [ALL_CLIENTS.get(name, name) for name in names], ids=names, indirect=True
+    )
 
 
 def parametrize_server(metafunc: pytest.Metafunc) -> None:
