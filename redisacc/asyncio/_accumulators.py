@@ -72,6 +72,8 @@ class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
     info = awaited(Base.info)
     wait_for_step = awaited(Base.wait_for_step)
     set_global_step = awaited(Base.set_global_step)
+    settings = awaited(Base.settings)
+    configure = awaited(Base.configure)
     settle = awaited(Base.settle)
     delete = awaited(Base.delete)
 

@@ -1,8 +1,8 @@
 """Blocking code on an event loop: it runs in a greenlet, and wherever it waits, the task that called it awaits.
 
-A greenlet is a stack of its own in the same thread. The task starts a call on it. When the call has to wait for a future,
-it switches back to the task, which awaits the future and switches to the call again with the result, or with the error.
-So the event loop runs other tasks meanwhile, and the code is the same that blocks a thread elsewhere.
+A greenlet is a stack of its own in the same thread. The task starts a call on it. When the call has to wait for a
+future, it switches back to the task, which awaits the future and switches to the call again with the result, or with
+the error. So the event loop runs other tasks meanwhile, and the code is the same that blocks a thread elsewhere.
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ class Handle(Generic[Blocking]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a handle of redisacc.asyncio cannot be pickled or copied, because it belongs to an event loop: open another"
-            " one by its name in the other process"
+            "a handle of redisacc.asyncio cannot be pickled or copied, because it belongs to an event loop: open "
+            "another one by its name in the other process"
         )
 
     def __repr__(self) -> str:

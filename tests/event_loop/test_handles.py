@@ -1,4 +1,4 @@
-"""The classes of redisacc.asyncio: how they are opened, what they share with the blocking ones, and where they belong."""
+"""The classes of redisacc.asyncio: what they have in common with the blocking ones, and where they belong."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_a_client_of_the_wrong_kind_is_refused_with_the_right_one(real_ser
     with pytest.raises(redisacc.InvalidArgumentError, match=r"redis\+cluster://HOST:PORT"):
         await accumulator(redis.asyncio.RedisCluster(host="127.0.0.1", port=1))
     sentinel = redis.asyncio.sentinel.Sentinel([("127.0.0.1", 1)]).master_for("main")
-    with pytest.raises(redisacc.InvalidArgumentError, match="connections are of an unknown class. Give it a URL"):
+    with pytest.raises(redisacc.InvalidArgumentError, match="connections are of an unknown class"):
         await accumulator(sentinel)
     with pytest.raises(redisacc.InvalidArgumentError, match=r"a client for asyncio .*, not builtins\.int"):
         await accumulator(7)

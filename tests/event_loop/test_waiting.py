@@ -119,11 +119,14 @@ async def test_a_task_group_that_fails_takes_its_waits_along(real_server):
             await queued(acc, 3)
             raise ZeroDivisionError
 
-        with pytest.raises(ExceptionGroup):
+        async def work():
             async with asyncio.TaskGroup() as group:
                 for _ in range(3):
                     group.create_task(acc.take_grad(1))
                 group.create_task(fail())
+
+        with pytest.raises(ExceptionGroup):
+            await work()
         assert (await acc.info()).waiting == []
         await acc.delete()
 
