@@ -34,17 +34,19 @@ class _Stack(greenlet):  # type: ignore[misc]
         value: what it has returned.
         error: what it has raised.
         is_abandoned: whether nobody awaits the call any more, so that it must not wait again.
+        gr_context: what the task has set (``contextvars``), which is in effect in the call.
     """
 
-    is_over = True
-    is_abandoned = False
-    value: Any = None
-    error: BaseException | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = True
+        self.is_abandoned = False
+        self.value: Any = None
+        self.error: BaseException | None = None
 
     def begin(self, function: Callable[[], Any]) -> Any:
         """Runs a call until it waits or ends. Returns what it waits for."""
         self.is_over, self._function = False, function
-        # What the task has set is in effect in the call.
         self.gr_context = getcurrent().gr_context
         return self.switch()
 
