@@ -228,9 +228,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             min_replicas=min_replicas,
         )
         if shared_name is None:
-            private_leases.owner.add(self._transport, self._keys, opened.lease_ms)
+            transport = self._transport.blocking
+            private_leases.owner.add(transport, self._keys, opened.lease_ms)
             self._finalizer = weakref.finalize(
-                self, private_leases.release, self._transport, self._keys, opened.incarnation, os.getpid()
+                self, private_leases.release, transport, self._keys, opened.incarnation, os.getpid()
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -650,7 +651,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """
         self._lifetime.close()
         if self._finalizer is not None:
-            self._finalizer()
+            self._transport.waits.call(self._finalizer)
 
     # Helpers
 

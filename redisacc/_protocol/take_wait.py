@@ -26,8 +26,9 @@ from redisacc._protocol.scripts import ForgottenError, Granted, Queued, Scripts,
 from redisacc._protocol.sessions import Session
 from redisacc._protocol.wait_log import WaitLog
 from redisacc._redis.fast_socket import Command
-from redisacc._redis.pubsub import Alarm, pubsub_of
+from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import Transport
+from redisacc._redis.waits import Alarm
 from redisacc._text import age_text
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -114,7 +115,7 @@ class TakeWait:
     reader: RoundReader
     describe: Callable[[], str] | None = None
     cancel: Callable[[], bool] | None = None
-    alarm: Alarm = field(default_factory=Alarm)
+    alarm: Alarm = field(init=False)
     _sequence: int = field(init=False)
     _token: str = field(init=False)
     _take: Take = field(init=False)
@@ -128,6 +129,7 @@ class TakeWait:
     _poll_now: bool = True
 
     def __post_init__(self) -> None:
+        self.alarm = self.transport.waits.alarm()
         self._lost = self.transport.lost
         self._outage = OutageLog(self.label, "a take was waiting")
         self._begin()
