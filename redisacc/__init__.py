@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from redisacc import errors
+from redisacc._version import __version__ as __version__
 from redisacc.errors import (
     AccumulatorFullError,
     AccumulatorNotFoundError,
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from redisacc._protocol.info import AccumulatorInfo
     from redisacc._training.chief import Chief
     from redisacc._training.worker import Worker
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AccumulatorFullError",

@@ -157,7 +157,8 @@ local workers, number = some(record_key .. ':workers')
 say('workers that contributed to this round: %d', number)
 local shown = math.min(#workers / 2, SHOWN)
 for i = 1, shown do
-  say('  %s: %s', workers[2 * i - 1], workers[2 * i])
+  -- Traceparents may follow the number.
+  say('  %s: %s', workers[2 * i - 1], string.match(workers[2 * i], '^%d+') or workers[2 * i])
 end
 rest(shown, number)
 

@@ -43,6 +43,8 @@ from redisacc._protocol.step_wait import wait_for_step
 from redisacc._protocol.taker import TakenRound, Taker
 from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting
+from redisacc._telemetry.operation import Operation
+from redisacc._telemetry.telemetry import Telemetry
 from redisacc.errors import InvalidArgumentError
 
 # The result of a take: an array, IndexedSlices, or a tree of both.
@@ -179,6 +181,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{self._name} ({self._keys.name})"
         self._scripts = Scripts(self._transport, self._keys, min_replicas=min_replicas)
+        self._telemetry = Telemetry(
+            spec.kind, self._keys.name, is_private=shared_name is None, address=self._transport.address
+        )
         self._lifetime = Lifetime(self._keys.name)
         self._finalizer: Callable[[], object] | None = None
 
@@ -208,7 +213,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             self._scripts,
             spec,
             requests=self._requests,
-            buffer_writer=BufferWriter(self._transport, self._keys, self._scripts, spec),
+            buffer_writer=BufferWriter(self._transport, self._keys, self._scripts, spec, self._telemetry),
             in_place_limit=in_place_limit if opened.can_add_in_place else 0,
             min_replicas=min_replicas,
         )
@@ -361,14 +366,13 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """
         label = self._label(name)
         wanted = validation.integer(step, "step")
-        return wait_for_step(
-            self._records,
-            self.events,
-            wanted=wanted,
-            deadline=_deadline(timeout),
-            label=label,
-            name=self._keys.name,
-        )
+        deadline = _deadline(timeout)
+        with self._telemetry.observe("wait", self._worker) as operation:
+            found = wait_for_step(
+                self._records, self.events, wanted=wanted, deadline=deadline, label=label, name=self._keys.name
+            )
+            operation.note_step(found)
+        return found
 
     def set_global_step(self, new_global_step: int, name: str | None = None) -> None:
         """Sets the step. Everything accumulated stays, including gradients that were applied for an earlier step.
@@ -550,7 +554,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         if token is not None:
             token = validation.text(token, "token", max_bytes=200)
         self._records.read()
-        taken = self._taker.recover(token, name=self._worker)
+        with self._telemetry.observe("recover", self._worker) as operation:
+            taken = self._taker.recover(token, name=self._worker)
+            if taken is not None:
+                _note_round(operation, taken)
         yield None if taken is None else taken.round
         if taken is not None:
             self._taker.acknowledge(taken, None)
@@ -566,9 +573,13 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         label = self._label(name)
         deadline = _deadline(timeout)
         self._lifetime.check()
-        return self._taker.take(
-            required, deadline=deadline, name=self._worker, label=label, describe=describe, cancel=cancel
-        )
+        worker = self._worker
+        with self._telemetry.observe("take", worker) as operation:
+            taken = self._taker.take(
+                required, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
+            )
+            _note_round(operation, taken)
+        return taken
 
     def _take_gradient(
         self, required: Requirement | None, timeout: float | None, name: str | None, form: Callable[[Any], Value]
@@ -592,15 +603,25 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._lifetime.check()
         if self._finite:
             check_finite(gradient, self._spec)
-        return self._applier.apply(
-            gradient,
-            local_step=local_step,
-            round_shape=round_shape,
-            once=once,
-            worker=self._worker,
-            wire=used,
-            label=label,
-        )
+        worker = self._worker
+        with self._telemetry.observe("apply", worker) as operation:
+            result = self._applier.apply(
+                gradient,
+                local_step=local_step,
+                round_shape=round_shape,
+                once=once,
+                worker=worker,
+                wire=used,
+                trace=operation.trace,
+                label=label,
+            )
+            operation.note_gradient(
+                outcome=result.outcome,
+                nbytes=gradient.nbytes,
+                local_step=local_step,
+                global_step=result.global_step,
+            )
+        return result
 
     def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object) -> G:
         """Returns what a round gets of a gradient, in the form of the result of a take."""
@@ -644,6 +665,11 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     def _label(self, name: object) -> str:
         given = validation.label(name)
         return f"{given} ({self._keys.name})" if given else self._own_label
+
+
+def _note_round(operation: Operation, taken: TakenRound[Any]) -> None:
+    found = taken.round
+    operation.note_round(number=found.num_accumulated, global_step=found.global_step, traces=taken.traces)
 
 
 def _reopen(

@@ -71,6 +71,7 @@ class Applier:
         once: bool,
         worker: str,
         wire: Wire,
+        trace: str,
         label: str,
     ) -> ApplyResult:
         """Applies a gradient.
@@ -82,6 +83,7 @@ class Applier:
             once: whether it is dropped if the round has a gradient of this worker.
             worker: the name under which it is counted.
             wire: how its elements of float32 travel if it is buffered.
+            trace: the traceparent of the span that applies it; "" if it is not traced.
             label: the accumulator's name in log records and errors.
 
         Raises:
@@ -93,7 +95,7 @@ class Applier:
             gradient = self.as_sent(gradient, wire)
 
         def send(session: Session, sequence: int) -> Counted:
-            request = Request(session, sequence, worker, local_step, round_shape, once)
+            request = Request(session, sequence, worker, local_step, round_shape, once, trace)
             if adds_in_place:
                 counted = self._scripts.apply(request, in_place.pack_rows(gradient, spec))
                 if counted is not None:

@@ -99,6 +99,7 @@ class Request:
         local_step: the step for which the gradient was computed.
         round_shape: the shape of a dense gradient, or of the rows of a sparse one. All gradients of a round share it.
         once: whether the gradient is dropped if the round has one of this worker.
+        trace: the traceparent of the span that applies it; "" if it is not traced.
     """
 
     session: Session
@@ -107,6 +108,7 @@ class Request:
     local_step: int
     round_shape: tuple[int, ...]
     once: bool = False
+    trace: str = ""
 
 
 Outcome = Literal["applied", "stale", "repeated", "set", "lowered", "configured", "taken"]
@@ -407,6 +409,7 @@ class Scripts:
                     "worker": request.worker,
                     "local_step": request.local_step,
                     "once": int(request.once),
+                    "trace": request.trace,
                     "round_shape": shape_text(request.round_shape),
                     "labels": [section.label for section in packed],
                     "elements": [section.element for section in packed],
@@ -480,6 +483,7 @@ class Scripts:
                     "worker": request.worker,
                     "local_step": request.local_step,
                     "once": int(request.once),
+                    "trace": request.trace,
                     "round_shape": shape_text(request.round_shape),
                     "gradient": gradient,
                     "header": header,

@@ -25,6 +25,7 @@ from redisacc._protocol.scripts import Granted, Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.take_wait import TakeWait, wait_for_round
 from redisacc._redis.transport import Transport
+from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import shown
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -49,11 +50,13 @@ class TakenRound(Generic[G]):
         token: the id of the take.
         round: what the caller gets.
         buffered: the buffered gradients whose parts the acknowledgement removes.
+        traces: the spans that applied its gradients, as far as they are known.
     """
 
     token: str
     round: Round[G]
     buffered: list[BufferedGradient]
+    traces: list[TraceParent]
 
 
 class Taker(Generic[G]):
@@ -237,7 +240,7 @@ class Taker(Generic[G]):
         round_sum = reader.add_up(contents, shape, granted.num_accumulated, num_required)
         gradient: G = self._spec.result(round_sum, granted.num_accumulated)
         taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers, staleness)
-        return TakenRound(granted.token, taken, contents.buffered)
+        return TakenRound(granted.token, taken, contents.buffered, contents.traces)
 
     def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:
         """Compares how many rounds the accumulator has granted with what this handle knew before its take."""
