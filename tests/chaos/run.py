@@ -316,6 +316,7 @@ class Chaos:
         self.done["stale or refused"], self.done["rounds handed out again"] = len(tale.dropped), tale.handed_out_again
         self.done["takers that learned of a recovery"] = tale.robbed
         self.done["rounds whose sum came from a reducer"] = tale.reduced
+        self.done["changes of the settings"] = tale.configured
         self.done["rounds that a killed take_grad took along"] = info.global_step - len(tale.rounds)
         self.done.update({f"proxy: {what}": number for what, number in self._proxy.fired.items()})
         if tale.problems and os.environ.get("CHAOS_KEEP"):
