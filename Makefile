@@ -67,7 +67,8 @@ client-matrix: $(VENV)/.test ## 25 min | run the tests of connections with redis
 	    tests/behaviour tests/protocol tests/unit tests/failures/connections tests/hostile/test_peers.py $(T); \
 	done
 
-# Options, for example: make chaos C="--seconds 600 --seed 7", or C="--gradients 10000000", which takes hours.
+# Options, for example: make chaos C="--seconds 600 --seed 7", C="--cluster --replicas 1", or C="--gradients 10000000",
+# which takes hours.
 C ?=
 chaos: $(VENV)/.test ## 5 min | break everything at once: connections, processes, the server
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)

@@ -551,6 +551,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Raises:
             AccumulatorNotFoundError: the accumulator was deleted.
+            NotReplicatedError: fewer than ``min_replicas`` replicas know that the round was recovered. It can be
+                recovered again; a handle without ``min_replicas`` does not wait for them.
             RoundRecoveredError: at the end of the block, if another process has recovered the round in turn.
         """
         if token is not None:
