@@ -24,6 +24,7 @@
 -- ARGV taker           text     name of the taker
 -- ARGV session         text     id of the sender
 -- ARGV sequence        number   number of the take; a session's numbers grow
+-- ARGV acknowledged    number   the last request whose outcome the session knows; 0 if there is none
 --
 -- Replies:
 -- {'granted', global_step, num_accumulated, round_shape, staleness, total_weight}
@@ -39,6 +40,9 @@
 -- {'overflow', global_step}                                the step can't grow; the taker left the queue
 -- {'superseded', sequence}                                 the take is over: acknowledged, recovered or left
 -- {'forgotten', now_ms}                                    the session is unknown and too old to be new
+-- {'lost', sequence}                                       the session knows the outcome of a later request than this
+--                                                          one, which is the last that the server knows; nothing
+--                                                          changed
 -- {'missing'}                                              there is no such accumulator
 -- {'replaced'}                                             the accumulator was deleted and created again
 -- {'corrupt', where, text}                                 a key or field holds what redisacc never writes; nothing
@@ -80,18 +84,22 @@ local entry
 entry, refusal = read_session(keys.sessions, args.session)
 if entry and args.sequence <= entry.sequence then
   return {'superseded', count_text(entry.sequence)}
+elseif entry and args.acknowledged > entry.sequence then
+  -- The server has lost an outcome that the session knows. An earlier take may have been undone, so that its gradients
+  -- are in this round, too.
+  return {'lost', count_text(entry.sequence)}
 elseif not entry and not (ticket and refusal[1] == 'forgotten') then
   return refusal
 end
 local num_required, up_to, grace_ms = args.num_required, args.up_to, args.grace_ms
 if num_required == 0 then
-  if record.num_required == 0 then
+  if record.num_required == 0 and args.min_weight == 0 then
     redis.call('ZREM', keys.queue, args.token)
     redis.call('HDEL', keys.takers, args.token)
     return {'unset'}
   end
   -- They are read for each check, so a taker that waits follows a change.
-  num_required, grace_ms = record.num_required, record.grace_ms
+  num_required, grace_ms = math.max(record.num_required, 1), record.grace_ms
   up_to = record.up_to > 0 and math.max(record.up_to, num_required) or MOST
 end
 local head = first_live_taker(keys.queue, keys.takers, args.token, now)

@@ -266,7 +266,10 @@ class TreeSpec(AccumulatorSpec):
         """
         present = _dense(round_sum, len(self.packed) - 1).sum().values
         # NaN is in no range.
-        (wrong,) = (~((present >= 0) & ~is_above(present, divisor))).nonzero()
+        right = (present >= 0) & ~is_above(present, divisor)
+        if isinstance(divisor, int):
+            right &= present == np.trunc(present)
+        (wrong,) = (~right).nonzero()
         if len(wrong):
             path, number = self.leaves[wrong[0]].path, present[wrong[0]]
             raise CorruptDataError(

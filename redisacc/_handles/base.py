@@ -43,7 +43,7 @@ from redisacc._protocol.lifetime import Closing, Lifetime
 from redisacc._protocol.opening import open_accumulator
 from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.requests import Requests
-from redisacc._protocol.requirement import Requirement
+from redisacc._protocol.requirement import Demand
 from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.snapshot import read_round
@@ -100,7 +100,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         finite: True: a gradient that holds NaN or an infinity raises NotFiniteError, which names the first one, before
             anything is sent. Otherwise it would spoil the round for everybody. It concerns the gradients of this handle
             only, because the server does not look into gradients; so pass it wherever gradients are applied. Elements
-            are checked in the accumulator's dtype. Costs about as much time as copying the gradient in memory.
+            are checked in the accumulator's dtype; with ``wire="bfloat16"``, those of 3.3961775e38 or more are refused
+            as well, because they would round to infinity. Costs about as much time as copying the gradient in memory.
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
             up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
             for 72 more, except for the first. 0 buffers all. None: 1,280, which was measured.
@@ -250,9 +251,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             min_replicas=min_replicas,
         )
         if shared_name is None:
-            private_leases.owner.add(self._transport, self._keys, opened.lease_ms)
+            transport = self._transport.blocking
+            private_leases.owner.add(transport, self._keys, opened.lease_ms)
             self._finalizer = weakref.finalize(
-                self, private_leases.release, self._transport, self._keys, opened.incarnation, os.getpid()
+                self, private_leases.release, transport, self._keys, opened.incarnation, os.getpid()
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -542,7 +544,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``retry()`` acknowledges.
         """
-        taken = self._take(Requirement.of(num_required, up_to, grace, min_weight), timeout, None, describe, cancel)
+        taken = self._take(Demand.of(num_required, up_to, grace, min_weight), timeout, None, describe, cancel)
         yield taken.round
         self._taker.acknowledge(taken, None)
 
@@ -574,6 +576,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Raises:
             AccumulatorNotFoundError: the accumulator was deleted.
+            NotReplicatedError: fewer than ``min_replicas`` replicas know that the round was recovered. It can be
+                recovered again; a handle without ``min_replicas`` does not wait for them.
             RoundRecoveredError: at the end of the block, if another process has recovered the round in turn.
         """
         if token is not None:
@@ -589,7 +593,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _take(
         self,
-        required: Requirement | None,
+        demand: Demand,
         timeout: object,
         name: object,
         describe: Callable[[], str] | None = None,
@@ -601,16 +605,16 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         worker = self._worker
         with self._telemetry.observe("take", worker) as operation:
             taken = self._taker.take(
-                required, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
+                demand, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
             )
             _note_round(operation, taken)
         return taken
 
     def _take_gradient(
-        self, required: Requirement | None, timeout: float | None, name: str | None, form: Callable[[Any], Value]
+        self, demand: Demand, timeout: float | None, name: str | None, form: Callable[[Any], Value]
     ) -> Value:
         """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns."""
-        taken = self._take(required, timeout, name)
+        taken = self._take(demand, timeout, name)
         return self._taker.acknowledge(taken, form(taken.round.gradient))
 
     def _apply(
@@ -629,7 +633,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         checked = self._checked_weight(weight)
         self._lifetime.check()
         if self._finite:
-            check_finite(gradient, self._spec)
+            check_finite(gradient, self._spec, used)
         worker = self._worker
         with self._telemetry.observe("apply", worker) as operation:
             result = self._applier.apply(
@@ -643,12 +647,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
                 trace=operation.trace,
                 label=label,
             )
-            operation.note_gradient(
-                outcome=result.outcome,
-                nbytes=gradient.nbytes,
-                local_step=local_step,
-                global_step=result.global_step,
-            )
+            operation.note_gradient(gradient, local_step, result.outcome, result.global_step)
         return result
 
     def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object, weight: object) -> G:
@@ -691,7 +690,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """
         self._lifetime.close()
         if self._finalizer is not None:
-            self._finalizer()
+            self._transport.waits.call(self._finalizer)
 
     # Helpers
 

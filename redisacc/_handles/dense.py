@@ -13,7 +13,7 @@ from redisacc._data.spec import Normalize
 from redisacc._data.validation import Array, shape_text
 from redisacc._data.weights import StalenessWeight
 from redisacc._handles.array import ArrayAccumulatorBase
-from redisacc._protocol.requirement import Requirement
+from redisacc._protocol.requirement import Demand
 from redisacc.errors import InvalidArgumentError
 
 
@@ -171,7 +171,8 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         Args:
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
                 more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say
-                (``configure``), also if they change while the take waits; or it is 1, if ``min_weight`` is given.
+                (``configure``), also if they change while the take waits. If they say none, it is 1, provided that
+                ``min_weight`` is given.
             name: labels log records.
             min_weight: the round is not granted either while the sum of the weights of its gradients is less than this
                 (apart from a part in 10^9, for rounding). None: any sum will do.
@@ -188,8 +189,8 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
 
         Raises:
             InvalidArgumentError: ``num_required``, ``min_weight``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or
-                neither ``num_required`` nor ``min_weight`` is given, and ``up_to`` or ``grace`` is, or the settings do
-                not say it, or no longer.
+                ``num_required`` is None, and ``up_to`` or ``grace`` is not. Or neither it nor ``min_weight`` is given,
+                and the settings do not say how many, or no longer.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
@@ -206,7 +207,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
                 the round stays, listed in ``info().unacknowledged``.
         """
         return self._take_gradient(
-            Requirement.of(num_required, up_to, grace, min_weight), timeout, name, lambda gradient: gradient
+            Demand.of(num_required, up_to, grace, min_weight), timeout, name, lambda gradient: gradient
         )
 
     def as_sent(self, grad: npt.ArrayLike, *, wire: Wire | None = None, weight: float = 1.0) -> Array:

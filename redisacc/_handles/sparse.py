@@ -17,7 +17,7 @@ from redisacc._data.spec import Normalize
 from redisacc._data.validation import Array
 from redisacc._data.weights import StalenessWeight
 from redisacc._handles.array import ArrayAccumulatorBase
-from redisacc._protocol.requirement import Requirement
+from redisacc._protocol.requirement import Demand
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -286,7 +286,8 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         Args:
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
                 more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say
-                (``configure``), also if they change while the take waits; or it is 1, if ``min_weight`` is given.
+                (``configure``), also if they change while the take waits. If they say none, it is 1, provided that
+                ``min_weight`` is given.
             name: labels log records.
             min_weight: the round is not granted either while the sum of the weights of its gradients is less than this
                 (apart from a part in 10^9, for rounding). None: any sum will do.
@@ -305,8 +306,8 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
 
         Raises:
             InvalidArgumentError: ``num_required``, ``min_weight``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or
-                neither ``num_required`` nor ``min_weight`` is given, and ``up_to`` or ``grace`` is, or the settings do
-                not say it, or no longer.
+                ``num_required`` is None, and ``up_to`` or ``grace`` is not. Or neither it nor ``min_weight`` is given,
+                and the settings do not say how many, or no longer.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
@@ -323,7 +324,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 the round stays, listed in ``info().unacknowledged``.
         """
         return self._take_gradient(
-            Requirement.of(num_required, up_to, grace, min_weight),
+            Demand.of(num_required, up_to, grace, min_weight),
             timeout,
             name,
             lambda slices: (slices.indices, slices.values, slices.dense_shape),
@@ -356,6 +357,6 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             RedisAccError: any error that ``take_grad`` raises.
         """
         slices: IndexedSlices = self._take_gradient(
-            Requirement.of(num_required, up_to, grace, min_weight), timeout, name, lambda slices: slices
+            Demand.of(num_required, up_to, grace, min_weight), timeout, name, lambda slices: slices
         )
         return slices

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -79,7 +78,7 @@ class Compactor:
         if self._transport.call(
             "SET", self._keys.compacting, token, "NX", "PX", COMPACTING_MS
         ) is None and not self._is_compacting(token):
-            time.sleep(COMPACTING_PAUSE)
+            self._transport.waits.sleep(COMPACTING_PAUSE)
             return full
         try:
             with self._telemetry.observe("compact", request.worker) as operation:

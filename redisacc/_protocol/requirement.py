@@ -1,4 +1,4 @@
-"""What a take waits for: a number of gradients, a sum of weights, and a grace in which more of them may arrive."""
+"""What a take waits for: a number of gradients, a grace in which more of them may arrive, and a sum of weights."""
 
 from __future__ import annotations
 
@@ -19,30 +19,23 @@ class Requirement:
     Attributes:
         num_required: the take is not granted while fewer gradients have arrived; at least 1.
         up_to: it is granted at once when this many have arrived; at least num_required.
-        grace_ms: it is granted this long after the gradient with which it had enough, in milliseconds. If it is 0, or
-            if up_to is num_required, the take has no grace.
-        min_weight: it is not granted either while the sum of their weights is less; 0: any sum will do.
+        grace_ms: it is granted this long after gradient num_required arrived, in milliseconds. If it is 0, or if up_to
+            is num_required, the take has no grace.
     """
 
     num_required: int
     up_to: int
     grace_ms: int = 0
-    min_weight: float = 0.0
 
     @classmethod
-    def of(
-        cls, num_required: object, up_to: object = None, grace: object = None, min_weight: object = None
-    ) -> Requirement | None:
+    def of(cls, num_required: object, up_to: object = None, grace: object = None) -> Requirement | None:
         """Returns what a caller's arguments require; None: what the settings of the accumulator say.
-
-        A weight alone is required of any number of gradients.
 
         Raises:
             InvalidArgumentError: an argument is invalid, or ``up_to`` is given without ``grace``, or one of the two
-                without ``num_required`` and ``min_weight``.
+                without ``num_required``.
         """
-        weight = 0.0 if min_weight is None else checked_weight(min_weight, "min_weight")
-        if num_required is None and not weight:
+        if num_required is None:
             for name, value in (("up_to", up_to), ("grace", grace)):
                 if value is not None:
                     raise InvalidArgumentError(
@@ -50,22 +43,42 @@ class Requirement:
                         "leaves all of it to the settings of the accumulator"
                     )
             return None
-        number = 1 if num_required is None else validation.integer(num_required, "num_required", low=1)
+        number = validation.integer(num_required, "num_required", low=1)
         if grace is None:
             if up_to is not None:
                 raise InvalidArgumentError(
                     f"up_to={shown(up_to)} needs a grace: how long to wait for more gradients than num_required"
                 )
-            return cls(number, number, min_weight=weight)
+            return cls(number, number)
         seconds = validation.seconds(grace, "grace", high=LONGEST_GRACE)
         most = ANY_NUMBER if up_to is None else validation.integer(up_to, "up_to", low=number)
-        return cls(number, max(number, min(most, ANY_NUMBER)), milliseconds(seconds), weight)
+        return cls(number, max(number, min(most, ANY_NUMBER)), milliseconds(seconds))
 
     def __str__(self) -> str:
-        enough = (
-            f"{self.num_required} with a weight of {self.min_weight:g}" if self.min_weight else str(self.num_required)
-        )
         if not self.grace_ms or self.up_to == self.num_required:
-            return enough
+            return str(self.num_required)
         most = "more" if self.up_to == ANY_NUMBER else str(self.up_to)
-        return f"{enough}, or up to {most} within {self.grace_ms / 1000:g} s"
+        return f"{self.num_required}, or up to {most} within {self.grace_ms / 1000:g} s"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a caller of a take asks for. All of it is needed.
+
+    Attributes:
+        required: the gradients that a round must have. None: what the settings of the accumulator say.
+        min_weight: what the sum of their weights must be at least; 0: any sum will do.
+    """
+
+    required: Requirement | None
+    min_weight: float = 0.0
+
+    @classmethod
+    def of(cls, num_required: object, up_to: object, grace: object, min_weight: object) -> Demand:
+        """Returns what a caller's arguments ask for.
+
+        Raises:
+            InvalidArgumentError: as ``Requirement.of``, or ``min_weight`` is no weight.
+        """
+        weight = 0.0 if min_weight is None else checked_weight(min_weight, "min_weight")
+        return cls(Requirement.of(num_required, up_to, grace), weight)

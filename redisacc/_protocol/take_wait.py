@@ -26,12 +26,14 @@ from redisacc._protocol.scripts import ForgottenError, Granted, Queued, Scripts,
 from redisacc._protocol.sessions import Session
 from redisacc._protocol.wait_log import WaitLog
 from redisacc._redis.fast_socket import Command
-from redisacc._redis.pubsub import Alarm, pubsub_of
+from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import Transport
+from redisacc._redis.waits import Alarm
 from redisacc._text import age_text
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
+    DataLossError,
     RedisAccError,
     ServerUnavailableError,
     StaleSequenceError,
@@ -94,6 +96,7 @@ class TakeWait:
         scripts: its scripts.
         session: used only by this take while it waits.
         required: how many gradients the take waits for. None: as many as the settings of the accumulator say.
+        min_weight: what the sum of their weights must be at least; 0: any sum will do.
         deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
         taker: the name of the taker.
         label: the accumulator's name in log records and errors.
@@ -101,6 +104,7 @@ class TakeWait:
         describe: returns what else a message about the wait says, "" for nothing.
         cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
         alarm: wakes the wait.
+        loss: what the server said when it turned out to have lost an earlier outcome of the session; None: nothing yet.
     """
 
     transport: Transport
@@ -108,13 +112,15 @@ class TakeWait:
     scripts: Scripts
     session: Session
     required: Requirement | None
+    min_weight: float
     deadline: float
     taker: str
     label: str
     reader: RoundReader
     describe: Callable[[], str] | None = None
     cancel: Callable[[], bool] | None = None
-    alarm: Alarm = field(default_factory=Alarm)
+    alarm: Alarm = field(init=False)
+    loss: DataLossError | None = None
     _sequence: int = field(init=False)
     _token: str = field(init=False)
     _take: Take = field(init=False)
@@ -128,6 +134,7 @@ class TakeWait:
     _poll_now: bool = True
 
     def __post_init__(self) -> None:
+        self.alarm = self.transport.waits.alarm()
         self._lost = self.transport.lost
         self._outage = OutageLog(self.label, "a take was waiting")
         self._begin()
@@ -140,18 +147,13 @@ class TakeWait:
             session=self.session,
             sequence=self._sequence,
             num_required=self.required.num_required if self.required else None,
-            min_weight=self._min_weight,
+            min_weight=self.min_weight,
             up_to=self.required.up_to if self.required else None,
             grace_ms=self.required.grace_ms if self.required else 0,
             lease_ms=TAKER_LEASE_MS,
             taker=self.taker,
             read=self._read_commands(),
         )
-
-    @property
-    def _min_weight(self) -> float:
-        """What the sum of the weights must be at least; 0: any sum will do. The settings never ask for one."""
-        return self.required.min_weight if self.required else 0.0
 
     @property
     def num_required(self) -> int:
@@ -268,7 +270,14 @@ class TakeWait:
         while True:
             try:
                 return self._take(timeout=self._poll_timeout())
+            except DataLossError as error:
+                # The take goes on under a new session, and reports the loss when it has a round.
+                self.loss = error
+                self.session.begin_anew(self.session.born_ms)
+                self._begin()
             except ForgottenError as error:
+                if not self.session.was_idle():
+                    self.loss = DataLossError(str(error))
                 self.session.begin_anew(error.now_ms)
                 self._begin()
             except StaleSequenceError:
@@ -345,7 +354,7 @@ class TakeWait:
             workers=found.workers if found else {},
             missing=[worker.name for worker in found.missing[:LISTED]] if found else (),
             num_missing=len(found.missing) if found else 0,
-            min_weight=self._min_weight,
+            min_weight=self.min_weight,
             total_weight=self._seen.total_weight if self._seen else 0.0,
         )
         error.__cause__ = self._outage.error
@@ -364,10 +373,11 @@ class TakeWait:
     def _state(self, what: str, found: Contributors | None) -> str:
         seen = self._seen
         required = self.required or (seen.required if seen else "as many gradients as the settings say")
-        text = f"{self.label}: a take of {required} {what}"
+        weight = f" with a weight of {self.min_weight:g}" if self.min_weight else ""
+        text = f"{self.label}: a take of {required}{weight} {what}"
         if seen is None:
             return f"{text}: the server did not report how many gradients there are"
-        weight = f", with a weight of {seen.total_weight:g} of {self._min_weight:g}," if self._min_weight else ""
+        weight = f", with a weight of {seen.total_weight:g} of {self.min_weight:g}," if self.min_weight else ""
         text += f": {seen.num_accumulated} of {self.num_required} gradients{weight} had arrived at step "
         text += str(seen.global_step)
         if seen.grace_left_ms:
@@ -378,7 +388,7 @@ class TakeWait:
             text += "; missing: " + _some(_last_seen(found.missing, found), found)
         if found is not None and found.gone:
             text += "; gone: " + _some(_last_seen(found.gone, found), found)
-        if found is not None and found.none_to_come and seen.total_weight < self._min_weight:
+        if found is not None and found.none_to_come and seen.total_weight < self.min_weight:
             text += (
                 "; every worker has contributed, and a round accepts one gradient of each, so the weight cannot be "
                 "reached unless more workers join"

@@ -93,7 +93,9 @@ def weigh_by_staleness(m: Any, late: int, which: int) -> None:
     """Sets how late gradients may be, what that does to their weights, and what means are divided by."""
     m.max_staleness = late
     if late and m.dtypes.isdisjoint(model.INTEGERS):
-        m.staleness_weight = ("constant", "inverse_sqrt", tuple(1 / (1 + steps) for steps in range(late + 1)))[which % 3]
+        m.staleness_weight = ("constant", "inverse_sqrt", tuple(1 / (1 + steps) for steps in range(late + 1)))[
+            which % 3
+        ]
     m.normalize = ("weights", "count")[which // 3]
     if m.kind == "tree":
         m._clear()
@@ -437,9 +439,6 @@ class Accumulators(RuleBasedStateMachine):
     def take(self, pick, required, how, options, weight):
         handle = self._pick(pick)
         living, acc = handle.living, handle.acc
-        options = {**options, **weight}
-        if required is None and weight:
-            required = 1
         if required is None and options:
             with pytest.raises(redisacc.InvalidArgumentError, match="needs num_required"):
                 acc.take_grad(required, timeout=0, **options)
@@ -448,6 +447,7 @@ class Accumulators(RuleBasedStateMachine):
             with pytest.raises(redisacc.InvalidArgumentError, match="up_to must be in"):
                 acc.take_grad(required, timeout=0, **options)
             return
+        options = {**options, **weight}
         if not living.alive:
             with pytest.raises(redisacc.AccumulatorNotFoundError):
                 acc.take_grad(required, timeout=0, **options)
@@ -464,7 +464,7 @@ class Accumulators(RuleBasedStateMachine):
             with pytest.raises(redisacc.TakeTimeoutError) as failure:
                 acc.take_grad(required, timeout=0, **options)
             error = failure.value
-            wanted = living.model.settings["num_required"] if required is None else required
+            wanted = required or living.model.settings["num_required"] or 1
             assert (error.num_required, error.num_accumulated) == (wanted, living.model.count)
             assert error.workers == living.model.workers
             assert (error.min_weight, error.total_weight) == (weight.get("min_weight", 0), living.model.total_weight)

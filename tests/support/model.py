@@ -289,12 +289,11 @@ class Accumulator:
         min_weight: float | None = None,
     ) -> ModelRound:
         """Takes at a moment when no grace has ended that is longer than 0."""
-        if num_required is None and min_weight is not None:
-            num_required = 1
         if num_required is None:
-            if (up_to, grace) != (None, None) or self.settings["num_required"] is None:
+            set_number = self.settings["num_required"]
+            if (up_to, grace) != (None, None) or (set_number is None and min_weight is None):
                 raise Refused("nobody says how many")
-            num_required, up_to, grace = self.settings.values()
+            num_required, up_to, grace = self.settings.values() if set_number is not None else (1, None, None)
         if num_required < 1:
             raise Refused(f"num_required = {num_required}")
         if up_to is not None and (grace is None or up_to < num_required):
