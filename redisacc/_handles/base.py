@@ -630,7 +630,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     ) -> ApplyResult:
         once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
         used = self._wire_of(wire)
-        checked = self._checked_weight(weight)
+        # Most gradients have the default weight.
+        checked = 1.0 if type(weight) is float and weight == 1 else self._checked_weight(weight)
         self._lifetime.check()
         if self._finite:
             check_finite(gradient, self._spec, used)
