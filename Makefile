@@ -67,7 +67,8 @@ client-matrix: $(VENV)/.test ## 25 min | run the tests of connections with redis
 	    tests/behaviour tests/protocol tests/unit tests/failures/connections tests/hostile/test_peers.py $(T); \
 	done
 
-# Options, for example: make chaos C="--seconds 600 --seed 7", or C="--gradients 10000000", which takes hours.
+# Options, for example: make chaos C="--seconds 600 --seed 7", C="--cluster --replicas 1", or C="--gradients 10000000",
+# which takes hours.
 C ?=
 chaos: $(VENV)/.test ## 5 min | break everything at once: connections, processes, the server
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)
@@ -113,6 +114,7 @@ wheel: $(VENV)/.test ## 1 min | build the wheel, and test it in an environment o
 
 compose: ## 1 s | check every docker-compose.yml
 	docker-compose config --quiet
+	docker-compose --profile reducer --profile monitoring config --quiet
 	docker-compose -f examples/two_machines/docker-compose.yml config --quiet
 
 TENSORFLOW := .venv-tensorflow
