@@ -4,6 +4,7 @@
 -- #include "accepted_staleness"
 -- #include "round_staleness"
 -- #include "announce"
+-- #include "contribution"
 
 -- Drops a gradient with this reply, whose first word is also the field of the record that counts such gradients.
 -- Returns nil and the reply.
@@ -37,7 +38,7 @@ end
 -- which count_gradient needs once the gradient is in; or nil and the reply.
 --
 -- keys: record, workers, sessions. request: incarnation, session, sequence, acknowledged, worker, local_step,
--- round_shape, once. more: names of further counts to read from the record.
+-- round_shape, once, trace. more: names of further counts to read from the record.
 local function admit(keys, request, more)
   local record, refusal = read_record(keys.record, request.incarnation,
     {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', 'max_staleness', 'grace_count',
@@ -59,8 +60,7 @@ local function admit(keys, request, more)
     local reply = {'stale', record.global_step, count_text(record.num_accumulated)}
     return drop_gradient(keys, request, record, entry, reply)
   end
-  local in_round = redis.call('HGET', keys.workers, request.worker)
-  in_round = parse_count(in_round or '0')
+  local in_round, traces = read_contribution(keys.workers, request.worker)
   if not in_round then
     return nil, {'corrupt', 'workers', string.sub(request.worker, 1, 64)}
   end
@@ -82,13 +82,16 @@ local function admit(keys, request, more)
       return nil, refusal
     end
   end
-  return {record = record, entry = entry, in_round = in_round, staleness_text = staleness_text}
+  return {
+    record = record, entry = entry, in_round = in_round, traces = traces, staleness = staleness,
+    staleness_text = staleness_text,
+  }
 end
 
--- Counts a gradient that has just been added, announces it, and returns the reply. buffered_id: its id if it is
--- buffered. The first taker in the queue is woken if enough gradients have arrived, or if there is something to fetch
--- ahead: the id `ahead` of that gradient, or "*" for all buffered gradients.
-local function count_gradient(keys, request, admission, buffered_id, ahead)
+-- Counts a gradient that has just been added, announces it, and returns the reply. size: its bytes, which only the
+-- event says. buffered_id: its id if it is buffered. The first taker in the queue is woken if enough gradients have
+-- arrived, or if there is something to fetch ahead: the id `ahead` of that gradient, or "*" for all buffered gradients.
+local function count_gradient(keys, request, admission, size, buffered_id, ahead)
   local record, entry = admission.record, admission.entry
   local count = record.num_accumulated + 1
   local reply = {'applied', record.global_step, count_text(count)}
@@ -102,11 +105,12 @@ local function count_gradient(keys, request, admission, buffered_id, ahead)
     -- The grace of a take for this number of gradients begins now, even if no taker is waiting.
     redis.call('HSET', keys.record, 'grace_began_ms', count_text(now_ms()))
   end
-  redis.call('HSET', keys.workers, request.worker, count_text(admission.in_round + 1))
+  write_contribution(keys.workers, request.worker, admission.in_round + 1, admission.traces, request.trace)
   write_session(keys.sessions, request.session, entry, reply, request.worker)
   extend_leases(record.lease_ms, keys.sessions, keys.workers)
-  local message = string.format('applied step=%s count=%s %sworker=%s',
-    reply[2], reply[3], buffered_id and 'buffered=' .. buffered_id .. ' ' or '', request.worker)
+  local message = string.format('applied step=%s count=%s bytes=%.0f %s%sworker=%s', reply[2], reply[3], size,
+    admission.staleness_text and string.format('staleness=%.0f ', admission.staleness) or '',
+    buffered_id and 'buffered=' .. buffered_id .. ' ' or '', request.worker)
   if ahead then
     announce(keys.record, message, string.format('applied step=%s count=%s buffered=%s', reply[2], reply[3], ahead))
   else

@@ -56,7 +56,7 @@ _READS_PARAMETERS = "hmget get strlen"
 # Commands by which handles and the scripts of lua/inspect read.
 _LOOKS = (
     "hmget hget hgetall hkeys hvals hlen hstrlen hscan zcard zrange llen lrange get getrange strlen exists type pttl "
-    "time subscribe unsubscribe info"
+    "time subscribe unsubscribe psubscribe punsubscribe info"
 )
 ROLES = {
     "worker": Role(
@@ -66,7 +66,7 @@ ROLES = {
         applies=True,
     ),
     "taker": Role(
-        "opens, creates, takes, recovers, sets the step; publishes parameters",
+        "opens, creates, takes, recovers, sets the step and the settings; publishes parameters",
         f"{_OPENS} {_TAKES} {_PUBLISHES}",
         "sismember sadd",
         takes=True,

@@ -15,6 +15,7 @@ from redisacc._format.staging import ANNOUNCED_HEADER
 from redisacc._protocol.compaction import Compactor, Reply, no_room
 from redisacc._protocol.scripts import Counted, Full, Request, Scripts
 from redisacc._redis.transport import Transport
+from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
 from redisacc.errors import ServerError
 
@@ -30,10 +31,12 @@ BUFFER_TIMEOUT = 30.0
 class BufferWriter:
     """Buffers gradients of one accumulator."""
 
-    def __init__(self, transport: Transport, keys: Keys, scripts: Scripts, spec: AccumulatorSpec) -> None:
+    def __init__(
+        self, transport: Transport, keys: Keys, scripts: Scripts, spec: AccumulatorSpec, telemetry: Telemetry
+    ) -> None:
         self._keys = keys
         self._scripts = scripts
-        self._compactor = Compactor(transport, keys, spec)
+        self._compactor = Compactor(transport, keys, spec, telemetry)
 
     def buffer(self, gradient: Gradient, request: Request) -> Counted:
         """Buffers a gradient.

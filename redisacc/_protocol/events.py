@@ -14,7 +14,7 @@ from typing import Self
 
 from redisacc._format.keys import Keys
 from redisacc._protocol.lifetime import Closing, Lifetime
-from redisacc._redis.pubsub import Alarm, pubsub_of
+from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import RedisAccError
@@ -48,14 +48,16 @@ class Event:
 
     Attributes:
         kind: "applied", "stale", "repeated" (the round had a gradient of this worker), "waiting" (a taker joined the
-            queue), "left" (a taker left it), "taken", "recovered", "set" or "lowered" (the step was set), "deleted"; or
-            "missed": events may be missing here, because the connection was lost and is back, or because the reader was
-            slow.
+            queue), "left" (a taker left it), "taken", "recovered", "set" or "lowered" (the step was set), "configured"
+            (the settings were changed), "deleted"; or "missed": events may be missing here, because the connection was
+            lost and is back, or because the reader was slow.
         global_step: the step after the event; None if the event does not say.
         num_accumulated: the number of gradients in the round after it; None if the event does not say.
         who: the name of the worker or taker; None if the event does not say.
         details: everything else, as text: ``local_step`` of a gradient that was dropped, ``num_required`` of a taker
-            that waits, ``taken`` (how many gradients a round had), ``buffered`` (the id of a buffered gradient).
+            that waits, ``taken`` (how many gradients a round had), the settings after a change, and of a gradient that
+            was applied, ``bytes`` (its size), ``staleness`` (with a ``max_staleness``), ``buffered`` (its id, if it was
+            buffered).
     """
 
     kind: str
@@ -140,7 +142,7 @@ class Events(Closing):
         self._unsure = True
         # When the iterator ends if the accumulator was deleted without a message, on time.monotonic()'s clock.
         self._over_at = math.inf
-        self._alarm = alarm = Alarm()
+        self._alarm = alarm = transport.waits.alarm()
         self._heard: deque[str | None] = deque()
         heard = self._heard
 

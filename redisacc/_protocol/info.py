@@ -24,6 +24,7 @@ from redisacc._format.entries import (
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import ReducerInfo, lease_command, parse_lease
+from redisacc._format.settings import Settings
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
 from redisacc._redis.transport import Transport
@@ -71,6 +72,7 @@ class AccumulatorInfo:
         once_per_worker: whether a round accepts one gradient of each worker only.
         max_staleness: by how many steps ``local_step`` may be below the step for a gradient to be accepted.
         staleness: how stale the gradients of the current round were: number of steps → number of gradients.
+        settings: what a take waits for that does not say so itself.
         workers: who contributed to the current round: worker's name → number of its gradients.
         waiting: takers in the queue, in order of arrival.
         unacknowledged: rounds that were granted and are not yet acknowledged, oldest first.
@@ -105,6 +107,7 @@ class AccumulatorInfo:
     once_per_worker: bool
     max_staleness: int
     staleness: dict[int, int]
+    settings: Settings
     workers: dict[str, int]
     waiting: list[WaitingTaker]
     unacknowledged: list[UnacknowledgedRound]
@@ -166,6 +169,18 @@ def _whole_queue(transport: Transport, keys: Keys, reply: Any) -> list[bytes]:
         reply = transport.call(*_queue_command(keys, last))
 
 
+def summary_commands(keys: Keys) -> list[Command]:
+    """Returns commands that cost little, and whose replies change whenever a gradient, take or taker comes or goes."""
+    return [
+        Record.command(keys),
+        ("ZRANGE", keys.queue, 0, 9, "WITHSCORES"),
+        ("ZCARD", keys.queue),
+        ("HLEN", keys.taken),
+        ("HLEN", keys.sessions),
+        lease_command(keys),
+    ]
+
+
 def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
     """Returns everything but the gradients.
 
@@ -220,6 +235,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         once_per_worker=fields.once_per_worker,
         max_staleness=fields.max_staleness,
         staleness=fields.staleness,
+        settings=fields.settings,
         workers=in_round,
         waiting=waiting,
         unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),

@@ -25,6 +25,7 @@ from redisacc._protocol.scripts import ForgottenError, Granted, Scripts
 from redisacc._protocol.sessions import Session, SessionPool
 from redisacc._protocol.take_wait import TakeWait, wait_for_round
 from redisacc._redis.transport import Transport
+from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import shown
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -50,11 +51,13 @@ class TakenRound(Generic[G]):
         token: the id of the take.
         round: what the caller gets.
         buffered: the buffered gradients whose parts the acknowledgement removes.
+        traces: the spans that applied its gradients, as far as they are known.
     """
 
     token: str
     round: Round[G]
     buffered: list[BufferedGradient]
+    traces: list[TraceParent]
 
 
 class Taker(Generic[G]):
@@ -86,7 +89,7 @@ class Taker(Generic[G]):
 
     def take(
         self,
-        required: Requirement,
+        required: Requirement | None,
         *,
         deadline: float,
         name: str,
@@ -97,7 +100,7 @@ class Taker(Generic[G]):
         """Blocks until a round of enough gradients is granted, then reads and reduces it.
 
         Args:
-            required: how many gradients are enough.
+            required: how many gradients are enough. None: as many as the settings of the accumulator say.
             deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
             name: the name of the taker.
             label: the accumulator's name in log records and errors.
@@ -135,7 +138,8 @@ class Taker(Generic[G]):
                 # This raises if the round was deleted or recovered. Otherwise, the server does not know it.
                 self._still_listed(granted.token, granted.global_step)
             self._check_replicated(granted.global_step, "taken", known.replicas if known else 0)
-        return self._read(granted, pieces, reader, required.num_required)
+        # If the server has not said how many were required, they were probably as many as there are.
+        return self._read(granted, pieces, reader, pending.num_required or granted.num_accumulated)
 
     def recover(self, token: str | None, *, name: str) -> TakenRound[G] | None:
         """Takes over a round that was granted and not acknowledged, and reads and reduces it.
@@ -263,7 +267,7 @@ class Taker(Generic[G]):
         round_sum = reader.add_up(contents, shape, granted.num_accumulated, num_required)
         gradient: G = self._spec.result(round_sum, granted.num_accumulated)
         taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers, staleness)
-        return TakenRound(granted.token, taken, contents.buffered)
+        return TakenRound(granted.token, taken, contents.buffered, contents.traces)
 
     def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:
         """Compares how many rounds the accumulator has granted with what this handle knew before its take."""

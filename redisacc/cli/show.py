@@ -14,6 +14,7 @@ from redisacc._admin.rows import CurrentRows, Rows, read_spec
 from redisacc._data.tree_spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format.keys import ParameterKeys
+from redisacc._format.settings import Settings
 from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameter_info import ParametersInfo, read_parameters_info
 from redisacc._text import age_text, printable
@@ -236,6 +237,8 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
     if info.max_staleness:
         line("accepts", f"gradients up to {count_text(info.max_staleness, 'step')} late")
         line("late", f"in this round: {staleness_text(info.staleness)}")
+    if info.settings != Settings():
+        line("settings", str(info.settings))
     line("last active", f"{ago(info.last_activity)} ago")
     line("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {ago(info.created_at)} ago")
     line("incarnation", info.incarnation)

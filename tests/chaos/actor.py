@@ -316,7 +316,7 @@ class Actor:
         while not self.over:
             self._recover(acc)
             # A reducer learns once a second how many gradients takes require.
-            required = self._random.choice([4] * 9 + [30] if self._in_parts else [1, 30, 300])
+            required: int | None = self._random.choice([4] * 9 + [30] if self._in_parts else [1, 30, 300])
             options: dict[str, Any] = {"timeout": self._random.choice([0.5, 2.0, 5.0])}
             if self._random.random() < 0.3:
                 options |= {
@@ -324,6 +324,13 @@ class Actor:
                     "grace": self._random.choice([0.01, 0.3, 2]),
                 }
             try:
+                if self._random.random() < 0.3:
+                    # Takes of others that wait for the settings follow this change.
+                    change = {"num_required": required, "up_to": None, "grace": None, **options}
+                    options = {"timeout": change.pop("timeout")}
+                    finished(partial(acc.configure, **change))
+                    self._journal.note("configured")
+                    required = None
                 if role == "grad_taker":
                     self._take_grad(acc, required, options)
                 else:
@@ -341,7 +348,7 @@ class Actor:
                 # This process was stopped, and taken for dead.
                 self._journal.note("robbed")
 
-    def _take_grad(self, acc: Any, required: int, options: dict[str, Any]) -> None:
+    def _take_grad(self, acc: Any, required: int | None, options: dict[str, Any]) -> None:
         self._journal.note("taking")
         try:
             take = acc.take_grad if self._kind == "tree" else acc.take_indexed_slices_grad

@@ -13,6 +13,7 @@ A line is written in one system call, so that a kill loses none that a process h
 | `round STEP COUNT INDEX…` | a round was delivered; the step is `?` if `take_grad` delivered it |
 | `kept` | the call that was announced by `taking` has ended, and the journal has its round if there was one |
 | `reduced` | a take has used the whole sum of a reducer |
+| `configured` | the settings were changed |
 | `robbed` | another taker has recovered the round that this one had |
 | `wrong TEXT` | the process has seen something that must not happen |
 | `end` | the process has finished by itself |
@@ -70,6 +71,7 @@ class Tale:
     handed_out_again: int = 0
     robbed: int = 0
     reduced: int = 0
+    configured: int = 0
     unconfirmed: int = 0
     losses: int = 0
     # Calls of take_grad that a kill cut off. Each may have taken its round with it.
@@ -90,6 +92,8 @@ class Tale:
                     self.dropped.add(int(words[0]))
                 case "reduced":
                     self.reduced += 1
+                case "configured":
+                    self.configured += 1
                 case "unconfirmed":
                     self.unconfirmed += 1
                 case "loss":

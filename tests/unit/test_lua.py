@@ -18,6 +18,7 @@ import redisacc
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import FORMAT
+from redisacc._format.settings import SettingsChange
 from redisacc._protocol import script_replies
 from redisacc._protocol import scripts as scripts_module
 from redisacc._protocol.crew_scripts import CrewScripts
@@ -51,6 +52,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         replaced=["a", "b", "c"],
         replaced_parts=[KEYS.part("ID", 7)],
     ),
+    "configure": lambda s: s.configure(session=SESSION, sequence=1, worker="w", change=SettingsChange("1", "", "none")),
     "delete": lambda s: s.delete(finish=True),
     "delete_parameters": lambda s: s.delete_parameters(incarnation="x", finish=True),
     "forget_worker": lambda s: s.forget_worker(session="0-1", worker="w"),
@@ -67,7 +69,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "amend": lambda s: s.amend(incarnation="x", event="e", fields=["a", "b"]),
     "hold_lease": lambda s: s.hold_lease(place="worker 0", holder="h", process="p", who="w", lease_ms=1),
     "release_lease": lambda s: s.release_lease(place="worker 0", holder="h"),
-    "hold_reducer": lambda s: s.hold_reducer(holder="h", who="w", stored=1, late=0, lease_ms=1),
+    "hold_reducer": lambda s: s.hold_reducer(holder="h", who="w", stored=1, late=0, sums="", lease_ms=1),
     "release_reducer": lambda s: s.release_reducer(holder="h"),
     "publish": lambda s: s.publish(
         incarnation="x",
@@ -322,7 +324,7 @@ def test_names_are_bound_in_the_order_of_the_header() -> None:
     bound, in_keys, in_args = script.bind(keys=dict(reversed(keys.items())), args=dict(reversed(args.items())))
     assert bound is script
     assert [*in_keys] == [*list(keys.values())[:5], "s0", "s1", "p0", "p1"]
-    assert [*in_args] == [*list(args.values())[:12], "2 0 2 0 2 1", 3, 4, "r"]
+    assert [*in_args] == [*list(args.values())[:13], "2 0 2 0 2 1", 3, 4, "r"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

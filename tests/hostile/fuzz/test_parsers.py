@@ -24,6 +24,7 @@ from redisacc._format import entries, in_place
 from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FORMAT, Record
+from redisacc._format.settings import SettingsChange
 from redisacc._protocol import take_wait
 from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.scripts import Request, Schema, Scripts
@@ -31,7 +32,8 @@ from redisacc._protocol.sessions import Session
 from redisacc._redis import fast_socket, lanes
 from redisacc._redis.faults import FAULTS
 from redisacc._redis.hash_scan import scan
-from redisacc._redis.pubsub import LONGEST_MESSAGE, Alarm, PubSub, _Subscription
+from redisacc._redis.pubsub import LONGEST_MESSAGE, PubSub, _Subscription
+from redisacc._redis.waits import BLOCKING
 
 KEYS = Keys("w")
 FIELDS = st.dictionaries(TEXTS, TEXTS, max_size=5)
@@ -211,11 +213,15 @@ def test_replies_of_scripts(search):
             lambda: scripts.apply(request, [in_place.PackedRows("", "f", "", b"0", b"1234", 4)]),
             lambda: scripts.buffer(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
             scripts.take(token="t", session=Session(0), sequence=1, num_required=1, lease_ms=1, taker="w"),
+            scripts.take(token="t", session=Session(0), sequence=1, num_required=None, lease_ms=1, taker="w"),
             lambda: scripts.resolve(session=Session(0), sequence=1, worker="w"),
             lambda: scripts.leave(token="t", replicated=True),
             lambda: scripts.acknowledge(token="t", parts=(), more=False),
             lambda: scripts.recover(old="o", token="t", taker="w"),
             lambda: scripts.set_global_step(session=Session(0), sequence=1, worker="w", new_global_step=1),
+            lambda: scripts.configure(
+                session=Session(0), sequence=1, worker="w", change=SettingsChange("1", "", "none")
+            ),
             lambda: scripts.delete(finish=True),
             lambda: scripts.remove_orphans(owners={"k": "staged"}),
         ):
@@ -231,12 +237,12 @@ def test_replies_of_scripts(search):
 
 def test_events(search):
     class Nobody:
-        pass
+        waits = BLOCKING
 
     def one(text, message):
         wait = take_wait.TakeWait.__new__(take_wait.TakeWait)
         wait.required = Requirement(3, 3)
-        wait._heard, wait.alarm, wait._poll_now = deque(), Alarm(), False
+        wait._heard, wait.alarm, wait._poll_now = deque(), BLOCKING.alarm(), False
         wait.on_event(text[:1024].decode(errors="replace"))
         assert len(wait._heard) <= 2
         transport = Nobody()
@@ -255,7 +261,7 @@ def test_events(search):
 
 
 def _subscription(heard):
-    subscription = _Subscription()
+    subscription = _Subscription(BLOCKING.event())
     subscription.listeners.append(lambda _, text: heard.append(text))
     return subscription
 
