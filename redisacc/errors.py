@@ -334,7 +334,7 @@ class NotReplicatedError(RedisAccError):
     """Fewer replicas than ``min_replicas`` confirmed in time, so the change may be lost if the server fails now.
 
     The change itself was made. An applied gradient is counted and must not be applied again. A round that was taken is
-    not acknowledged, and ``recover()`` hands it out.
+    not acknowledged, and ``recover()`` hands it out, which waits for the replicas as well.
 
     Attributes:
         replicas: how many replicas have confirmed.

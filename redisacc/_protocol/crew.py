@@ -96,6 +96,14 @@ class Crew:
             )
         return sorted(members, key=lambda member: (member.number is not None, member.number or 0))
 
+    def workers(self) -> set[str]:
+        """Returns the places of the workers that hold their lease. A process that is known to be dead holds none."""
+        return {
+            member.place
+            for member in self.members()
+            if member.number is not None and member.left > 0 and fate_of(member.process) != "dead"
+        }
+
     def hold(self, place: str, *, dead: str = "", timeout: float = TIMEOUT) -> HeldByOther | None:
         """Takes or extends a lease.
 

@@ -55,8 +55,9 @@ class Event:
         num_accumulated: the number of gradients in the round after it; None if the event does not say.
         who: the name of the worker or taker; None if the event does not say.
         details: everything else, as text: ``local_step`` of a gradient that was dropped, ``num_required`` of a taker
-            that waits, ``taken`` (how many gradients a round had), ``buffered`` (the id of a buffered gradient), the
-            settings after a change.
+            that waits, ``taken`` (how many gradients a round had), the settings after a change, and of a gradient that
+            was applied, ``bytes`` (its size), ``staleness`` (with a ``max_staleness``), ``buffered`` (its id, if it was
+            buffered).
     """
 
     kind: str

@@ -33,6 +33,7 @@ from redisacc._text import age_text
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
+    DataLossError,
     RedisAccError,
     ServerUnavailableError,
     StaleSequenceError,
@@ -102,6 +103,7 @@ class TakeWait:
         describe: returns what else a message about the wait says, "" for nothing.
         cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
         alarm: wakes the wait.
+        loss: what the server said when it turned out to have lost an earlier outcome of the session; None: nothing yet.
     """
 
     transport: Transport
@@ -116,6 +118,7 @@ class TakeWait:
     describe: Callable[[], str] | None = None
     cancel: Callable[[], bool] | None = None
     alarm: Alarm = field(init=False)
+    loss: DataLossError | None = None
     _sequence: int = field(init=False)
     _token: str = field(init=False)
     _take: Take = field(init=False)
@@ -264,7 +267,14 @@ class TakeWait:
         while True:
             try:
                 return self._take(timeout=self._poll_timeout())
+            except DataLossError as error:
+                # The take goes on under a new session, and reports the loss when it has a round.
+                self.loss = error
+                self.session.begin_anew(self.session.born_ms)
+                self._begin()
             except ForgottenError as error:
+                if not self.session.was_idle():
+                    self.loss = DataLossError(str(error))
                 self.session.begin_anew(error.now_ms)
                 self._begin()
             except StaleSequenceError:
