@@ -200,7 +200,7 @@ def _rounds(networks: list[Results], rate: float, *, weights: bool) -> str:
     if not weights:
         parts += [
             "MB of a round on the links of server and taker, packets that ports have dropped, and the most memory in "
-            "MB: the taker's beyond what it used before the round, and all memory of the server's processes. TensorFlow "
+            "MB: the taker's beyond what it used before the round, and all of the server's processes. TensorFlow "
             "and torch keep memory from earlier rounds, so the figures of their takers are too small.\n",
             table(
                 ["", "", "W", "to server", "from it", "to taker", "dropped", "taker", "server"],
@@ -221,8 +221,9 @@ def _bar_text(network: Results, name: str, key: str) -> str:
 
 def _costs(peer: Results) -> list[str]:
     totals, peaks = peer["totals_a_round"], peer.get("peak_memory", {})
-    megabytes = [short(totals[name] / 1e6) for name in ("server_in", "server_out", "taker_in")]
-    memory = ["" if peaks.get(who) is None else short(peaks[who] / 1e6) for who in ("taker", "server")]
+    # All of a torch round's bytes take other links; a few acknowledgements are nothing.
+    megabytes = [short(round(totals[name] / 1e6, 3)) for name in ("server_in", "server_out", "taker_in")]
+    memory = ["" if peaks.get(who) is None else short(round(peaks[who] / 1e6, 3)) for who in ("taker", "server")]
     return [*megabytes, short(totals["dropped"]), *memory]
 
 
