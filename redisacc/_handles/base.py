@@ -228,9 +228,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             min_replicas=min_replicas,
         )
         if shared_name is None:
-            private_leases.owner.add(self._transport, self._keys, opened.lease_ms)
+            transport = self._transport.blocking
+            private_leases.owner.add(transport, self._keys, opened.lease_ms)
             self._finalizer = weakref.finalize(
-                self, private_leases.release, self._transport, self._keys, opened.incarnation, os.getpid()
+                self, private_leases.release, transport, self._keys, opened.incarnation, os.getpid()
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -550,6 +551,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Raises:
             AccumulatorNotFoundError: the accumulator was deleted.
+            NotReplicatedError: fewer than ``min_replicas`` replicas know that the round was recovered. It can be
+                recovered again; a handle without ``min_replicas`` does not wait for them.
             RoundRecoveredError: at the end of the block, if another process has recovered the round in turn.
         """
         if token is not None:
@@ -650,7 +653,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """
         self._lifetime.close()
         if self._finalizer is not None:
-            self._finalizer()
+            self._transport.waits.call(self._finalizer)
 
     # Helpers
 
