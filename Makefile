@@ -9,7 +9,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-all test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-network conformance record lint types
+.PHONY: help demo server test test-fast test-all test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-network simulate conformance record lint types
 .PHONY: wheel compose docs examples foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -78,7 +78,8 @@ dashboard: $(VENV)/.browser ## 25 s | test the page of `redisacc dashboard` in C
 screenshots: $(VENV)/.browser ## 1 min | take the pictures of the dashboard for the documentation
 	$(BIN)/python tests/dashboard/screenshots.py
 
-# Options, for example: make chaos C="--seconds 600 --seed 7", or C="--gradients 10000000", which takes hours.
+# Options, for example: make chaos C="--seconds 600 --seed 7", C="--cluster --replicas 1", or C="--gradients 10000000",
+# which takes hours.
 C ?=
 chaos: $(VENV)/.test ## 5 min | break everything at once: connections, processes, the server
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)
@@ -158,6 +159,10 @@ bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | measure bes
 	$(BIN)/python -m benchmarks --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
 
 # The network is made of namespaces, so this needs Linux, root and iproute2.
+# The clock is simulated, and the same seeds give the same plots.
+simulate: $(VENV)/.bench ## 1 min | simulate settings of a crew; draws the plots of docs/choosing.md and prints its tables
+	$(BIN)/python -m benchmarks.choosing
+
 # Options, for example: make bench-network B="--quick --rate 1 --workers 4 --only dense-4MB"
 bench-network: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 2 h | measure between hosts with links of 1 and 10 Gbit/s; needs root
 	$(BIN)/python -m benchmarks.network --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)

@@ -14,7 +14,7 @@ from typing import Self
 
 from redisacc._format.keys import Keys
 from redisacc._protocol.lifetime import Closing, Lifetime
-from redisacc._redis.pubsub import Alarm, pubsub_of
+from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import RedisAccError
@@ -142,7 +142,7 @@ class Events(Closing):
         self._unsure = True
         # When the iterator ends if the accumulator was deleted without a message, on time.monotonic()'s clock.
         self._over_at = math.inf
-        self._alarm = alarm = Alarm()
+        self._alarm = alarm = transport.waits.alarm()
         self._heard: deque[str | None] = deque()
         heard = self._heard
 
