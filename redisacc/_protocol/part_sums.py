@@ -40,6 +40,8 @@ from redisacc.errors import CorruptDataError, NotPermittedError
 
 # How many bytes are requested before they are needed, so that the server always has something to send.
 WINDOW_BYTES = 4 * 2**20
+# The same for all partitions together.
+MOST_WINDOW_BYTES = 64 * 2**20
 
 # How many bytes of sparse sections may wait in memory for those of gradients that come before them.
 WAITING_BYTES = 64 * 2**20
@@ -157,6 +159,9 @@ class PartSums:
         self._cells: list[_Cell] = []
         # Whether there is nothing to add before the round is known.
         self._idle = store is not None
+        # Of Arrivals: a lane for each partition, or lanes in which the parts of a single node take turns.
+        self.homes = keys.homes
+        self.lanes = len(self.homes) or LANES
         # Whether the dense parts of the expected gradients are left to a reducer.
         self._leaves_to_reducer = False
         # Digest -> the numbers of the parts that a reducer has stored under it.
@@ -168,7 +173,11 @@ class PartSums:
         # How many come before the last one that was added whole, that one included. Nothing may begin anew before it:
         # it is in the sums of all sections.
         self._whole = 0
-        self._ready: deque[tuple[_Cell, int, int]] = deque()
+        # What is requested next, for each partition, which take turns; a single node has everything in one place.
+        self._ready: tuple[deque[tuple[_Cell, int, int]], ...] = tuple(deque() for _ in self.homes or (None,))
+        self._turn = 0
+        # Every node must always have something to send.
+        self._window = min(len(self._ready) * WINDOW_BYTES, MOST_WINDOW_BYTES)
         self._awaited: deque[_Part] = deque()
         self._awaited_bytes = 0
         # Memory that is lent to parts, one for each that arrives at the same time. The one used last is lent first,
@@ -251,6 +260,9 @@ class PartSums:
 
     def _upload_of(self, gradient: BufferedGradient) -> Upload:
         sparse_parts, cut = cut_of(gradient) or (0, None)
+        if sparse_parts % (len(self.homes) or 1):
+            # Its dense parts lie in other partitions than those of the other gradients.
+            sparse_parts, cut = 0, None
         if cut is not None and self._cut is None:
             self._cut = cut
             # Whatever has been added before was added whole.
@@ -318,7 +330,7 @@ class PartSums:
         if self._leaves_to_reducer and cell.requested == 0:
             expected = self._uploads.expected
             if expected is not None and cell.number in self._stored.get(self._uploads.digest, ()):
-                self._ready.append((cell, _SUM, cell.turn))
+                self._ready_for(cell).append((cell, _SUM, cell.turn))
                 cell.requested, cell.reduced = expected, True
             return
         bound = self._bound
@@ -326,14 +338,14 @@ class PartSums:
             upload = self._uploads.every[cell.requested]
             if upload.cut is None or not upload.there[upload.sparse_parts + cell.number]:
                 break
-            self._ready.append((cell, cell.requested, cell.turn))
+            self._ready_for(cell).append((cell, cell.requested, cell.turn))
             cell.requested += 1
         self._offer(cell)
 
     def _request(self) -> list[_Part]:
         """Requests as much as the window has room for."""
         requested: list[_Part] = []
-        while self._awaited_bytes < WINDOW_BYTES:
+        while self._awaited_bytes < self._window:
             part = self._next_dense() or self._next_sparse()
             if part is None:
                 break
@@ -342,26 +354,39 @@ class PartSums:
             requested.append(part)
         return requested
 
-    def _next_dense(self) -> _Part | None:
-        while self._ready:
-            cell, place, turn = self._ready.popleft()
-            if turn != cell.turn:
-                continue
-            if place == _SUM:
-                return self._part_of_sum(cell)
-            upload = self._uploads.every[place]
-            number = upload.sparse_parts + cell.number
-            length = upload.gradient.lengths[number]
-            assert upload.cut is not None
-            pieces = upload.cut[cell.number]
-            key, lane = self._key(upload, number), cell.number % LANES
-            part = _Part(key, lane, upload, number, length, None, cell, turn, begins=place == 0)
-            if part.begins and len(pieces) == 1 and pieces[0].nbytes == length:
-                place_in_sum = self._piece_of_sum(pieces[0])
-                if place_in_sum.dtype == pieces[0].dtype:
-                    part.memory, part.placed = place_in_sum.view(np.uint8), True
-            return part
+    def _ready_for(self, cell: _Cell) -> deque[tuple[_Cell, int, int]]:
+        return self._ready[cell.number % len(self._ready)]
+
+    def _next_ready(self) -> tuple[_Cell, int] | None:
+        """Returns a cell, and the position of the upload whose part it needs next. The partitions take turns."""
+        for _ in self._ready:
+            ready = self._ready[self._turn]
+            self._turn = (self._turn + 1) % len(self._ready)
+            while ready:
+                cell, place, turn = ready.popleft()
+                if turn == cell.turn:
+                    return cell, place
         return None
+
+    def _next_dense(self) -> _Part | None:
+        found = self._next_ready()
+        if found is None:
+            return None
+        cell, place = found
+        if place == _SUM:
+            return self._part_of_sum(cell)
+        upload = self._uploads.every[place]
+        number = upload.sparse_parts + cell.number
+        length = upload.gradient.lengths[number]
+        assert upload.cut is not None
+        pieces = upload.cut[cell.number]
+        key, lane = self._key(upload, number), cell.number % self.lanes
+        part = _Part(key, lane, upload, number, length, None, cell, cell.turn, begins=place == 0)
+        if part.begins and len(pieces) == 1 and pieces[0].nbytes == length:
+            place_in_sum = self._piece_of_sum(pieces[0])
+            if place_in_sum.dtype == pieces[0].dtype:
+                part.memory, part.placed = place_in_sum.view(np.uint8), True
+        return part
 
     def _part_of_sum(self, cell: _Cell) -> _Part:
         """Returns the part of the sum of the expected gradients, which a reducer has stored."""
@@ -369,7 +394,7 @@ class PartSums:
         places = [self._piece_of_sum(piece) for piece in self._cut[cell.number]]
         length = sum([place.nbytes for place in places])
         key = self._keys.sum(self._uploads.digest, cell.number)
-        lane, first = cell.number % LANES, self._uploads.every[0]
+        lane, first = cell.number % self.lanes, self._uploads.every[0]
         part = _Part(key, lane, first, cell.number, length, None, cell, cell.turn, sums=cell.requested)
         if len(places) == 1 and places[0].dtype == places[0].dtype.newbyteorder("<"):
             part.memory, part.placed = places[0].view(np.uint8), True
@@ -399,7 +424,7 @@ class PartSums:
                 if upload.there[number] and not upload.requested[number]:
                     upload.requested[number] = True
                     memory = upload.memory_for_sparse()[start : start + length]
-                    lane = (place + number) % LANES
+                    lane = (number if self.homes else place + number) % self.lanes
                     return _Part(self._key(upload, number), lane, upload, number, length, memory)
                 start += length
             waiting += upload.gradient.sparse_bytes
@@ -410,8 +435,6 @@ class PartSums:
         return name(upload.gradient.id, number)
 
     # Arrivals of fast_socket:
-
-    lanes = LANES
 
     def wanted(self) -> list[_Part]:
         """Returns the parts that have not arrived."""

@@ -21,7 +21,8 @@ from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.round_reader import RoundReader, read_commands
-from redisacc._protocol.scripts import Granted, Scripts
+from redisacc._protocol.partition_scripts import PartitionScripts
+from redisacc._protocol.scripts import Granted
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.take_wait import TakeWait, wait_for_round
 from redisacc._redis.transport import Transport
@@ -63,7 +64,7 @@ class Taker(Generic[G]):
         self,
         transport: Transport,
         keys: Keys,
-        scripts: Scripts,
+        scripts: PartitionScripts,
         spec: AccumulatorSpec,
         *,
         sessions: SessionPool,

@@ -35,17 +35,18 @@ class WholeParts:
 
     Attributes:
         data: its bytes.
+        lanes, homes: as ``Arrivals`` describes them.
     """
-
-    lanes = LANES
 
     def __init__(self, keys: Keys, gradient: BufferedGradient) -> None:
         self.data = np.empty(gradient.nbytes, np.uint8)
         self._awaited: list[_WholePart] = []
+        self.homes = keys.homes
+        self.lanes = len(self.homes) or LANES
         start = 0
         for number, length in enumerate(gradient.lengths):
             place = self.data[start : start + length].data
-            self._awaited.append(_WholePart(keys.part(gradient.id, number), number % LANES, place))
+            self._awaited.append(_WholePart(keys.part(gradient.id, number), number % self.lanes, place))
             start += length
 
     def wanted(self) -> list[_WholePart]:

@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 
 from redisacc._redis import fast_socket
 from redisacc._redis.client_libraries import STUMBLES, fault_of, is_of_library, translated
-from redisacc._redis.fast_socket import VALUES, A, Arrivals, Command, Connection
+from redisacc._redis.fast_socket import (
+    VALUES,
+    A,
+    Arrivals,
+    Command,
+    Connection,
+    SocketConnection,
+    get_commands,
+    put,
+)
 from redisacc._redis.faults import FAULTS, BrokenError, ReplyError
 from redisacc._redis.lanes import Lanes, fetch_over
 from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
@@ -199,6 +208,44 @@ class Node:
             self._pool.release(connection.pooled)
         if lost and isinstance(error, STUMBLES):
             raise BrokenError("another thread closed the connection") from error
+
+
+def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arrivals[A], deadline: float) -> None:
+    """GETs strings from several servers at once, straight into the memory where they are used.
+
+    Args:
+        nodes: the servers.
+        routes: for each lane the position of its server among them.
+        arrivals: the strings.
+        deadline: when a server counts as silent if it sends nothing, on ``time.monotonic()``'s clock.
+
+    Raises:
+        ReplyError, BrokenError, RejectedError, OSError: as ``Node.fetch``.
+    """
+    borrowed: list[Connection] = []
+    try:
+        for node in nodes:
+            borrowed.append(node._borrow())
+        if all(isinstance(connection, SocketConnection) for connection in borrowed):
+            fetch_over(borrowed, arrivals, deadline, routes)
+        else:
+            _fetch_one_by_one(borrowed, routes, arrivals, deadline)
+    except BaseException as error:
+        for node, connection in zip(nodes, borrowed, strict=False):
+            with contextlib.suppress(BrokenError):
+                node._spoil(connection, error)
+        raise
+    for node, connection in zip(nodes, borrowed, strict=True):
+        node._return(connection)
+
+
+def _fetch_one_by_one(
+    connections: Sequence[Connection], routes: Sequence[int], arrivals: Arrivals[A], deadline: float
+) -> None:
+    """Does the same over connections of which nothing is known but that they exchange commands."""
+    while wanted := arrivals.wanted():
+        arrival = wanted[0]
+        put(connections[routes[arrival.lane]].exchange(get_commands([arrival]), deadline), [arrival], arrivals)
 
 
 def _leave(pool: Any, owns_pool: bool, *kept: list[Any]) -> None:
