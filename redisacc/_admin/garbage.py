@@ -31,7 +31,7 @@ from redisacc._format.parameter_record import ParameterRecord
 from redisacc._protocol.acknowledgement import finish_acknowledgement
 from redisacc._protocol.deletion import delete
 from redisacc._protocol.parameter_deletion import delete_parameters, listed_objects
-from redisacc._protocol.scripts import Scripts
+from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError, SchemaMismatchError
@@ -236,7 +236,7 @@ def _held_gradients(transport: Transport, keys: Keys) -> set[bytes] | None:
 def remove_garbage(transport: Transport, leftover: Leftover) -> int:
     """Removes garbage if it is still garbage. Returns how many keys, names, rounds or deletions were removed."""
     keys = Keys(leftover.name)
-    scripts = Scripts(transport, keys, incarnation=leftover.incarnation)
+    scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
     if leftover.why == "deletion":
         delete(transport, keys, leftover.incarnation.removeprefix(DELETING))
         return 1

@@ -114,6 +114,11 @@ class BufferedGradient:
 class PartMissingError(Exception):
     """A part of a buffered gradient is missing. The argument is its key."""
 
+    @property
+    def gradient(self) -> str:
+        """The id of the gradient."""
+        return str(self.args[0]).split(":")[-2]
+
     def __str__(self) -> str:
         return f"{self.args[0]} is missing: it was evicted (set maxmemory-policy noeviction) or removed by hand"
 

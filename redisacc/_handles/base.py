@@ -488,7 +488,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._taker.acknowledge(taken, None)
 
     @contextlib.contextmanager
-    def recover(self, token: str | None = None) -> Iterator[Round[G] | None]:
+    def recover(self, token: str | None = None, *, skip_lost: bool = False) -> Iterator[Round[G] | None]:
         """Hands out a round that was taken but never acknowledged, for the length of a ``with`` block.
 
         Its former taker can then neither read nor acknowledge it, and gets ``RoundRecoveredError`` if it is still
@@ -509,18 +509,23 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Args:
             token: which round, from ``info().unacknowledged``. None: the oldest.
+            skip_lost: True: gradients of which the server has lost parts are left out, and a warning names them. The
+                round's ``num_accumulated`` is the number of those that are left, and its ``gradient`` is reduced over
+                them, or None if none is left; ``workers`` and ``staleness`` are those of all that were counted.
 
         Yields:
             The round, or None if there is none to recover.
 
         Raises:
             AccumulatorNotFoundError: the accumulator was deleted.
+            DataLossError: a part of a gradient in a partition is lost. The round stays listed.
             RoundRecoveredError: at the end of the block, if another process has recovered the round in turn.
         """
         if token is not None:
             token = validation.text(token, "token", max_bytes=200)
+        skip_lost = validation.flag(skip_lost, "skip_lost")
         self._records.read()
-        taken = self._taker.recover(token, name=self._worker)
+        taken = self._taker.recover(token, name=self._worker, skip_lost=skip_lost)
         yield None if taken is None else taken.round
         if taken is not None:
             self._taker.acknowledge(taken, None)

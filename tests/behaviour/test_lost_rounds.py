@@ -225,11 +225,11 @@ def test_keys_of_a_round_that_are_evicted_while_it_is_read(chief, before_reading
     def evict():
         for key in client.scan_iter("*:taken:*"):
             client.delete(key)
-        for key in client.scan_iter("*:part:*"):
+        for key in client.scan_iter("*:part*:*"):
             client.delete(key)
 
     before_reading(evict)
-    if storage == "buffered_parts":
+    if storage in IN_PARTS:
         with pytest.raises(redisacc.CorruptDataError, match=r"evicted.*stays listed in info\(\)\.unacknowledged"):
             chief.take_grad(1)
         assert len(chief.info().unacknowledged) == 1
