@@ -53,7 +53,7 @@ if not room then
   return refusal
 end
 -- This raises if the key has another type, before anything changes.
-redis.call('ZCARD', keys.attempts)
+redis.call('ZSCORE', keys.attempts, '')
 -- A copy of this request that arrives late gets another place, so it can never revive an attempt that was given up:
 -- commit would then count a gradient whose parts have been removed.
 local place = tostring(redis.call('HINCRBY', keys.record, 'places', 1))

@@ -39,6 +39,7 @@ def memory(transport: Transport, keys: Keys) -> list[Memory]:
         "sessions": [keys.sessions],
         "takers": [keys.queue, keys.takers],
         "taken": [keys.taken, keys.recovered],
+        "attempts": [keys.attempts],
     }
     flat = [key for group in sorts.values() for key in group]
     try:

@@ -36,6 +36,8 @@ __all__ = ["show"]
 
 # Number of elements shown of each row.
 _ELEMENTS = 8
+# Number of partitions named.
+_PARTITIONS = 8
 # Number of leaves shown without --leaves.
 _LEAVES = 20
 
@@ -225,6 +227,9 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
     gradients = f"{info.num_accumulated}{of} gradients" if of else count_text(info.num_accumulated, "gradient")
     line("this round", f"{gradients}{shape}")
     line("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)} of {bytes_text(info.buffer_limit)})")
+    if info.partitions:
+        under_way = count_text(info.attempts, "attempt")
+        line("partitions", f"{len(info.partitions)} ({_numbers_text(info.partitions)}); {under_way} under way or over")
     if info.reducer is not None:
         line("reducer", f"{info.reducer.who}: in time for {info.reducer.stored} rounds, late for {info.reducer.late}")
     dropped = f"{info.stale} stale, {info.repeated} repeated"
@@ -379,3 +384,9 @@ def _elements(row: Array) -> str:
     flat = row.reshape(-1)
     text = " ".join(number_text(value) for value in flat[:_ELEMENTS])
     return text + (f" … and {len(flat) - _ELEMENTS} more" if len(flat) > _ELEMENTS else "")
+
+
+def _numbers_text(numbers: Sequence[int]) -> str:
+    """Returns the first numbers as a text: "0, 2, 3, …"."""
+    named = ", ".join(map(str, numbers[:_PARTITIONS]))
+    return named + (", …" if len(numbers) > _PARTITIONS else "")
