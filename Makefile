@@ -49,7 +49,7 @@ test-fast: $(VENV)/.test ## 20 s | run the tests that need no server, after ever
 test-all: $(VENV)/.test ## 6 min | run every test on every server, with all of its parameters
 	$(PYTEST) --all $(T)
 
-# CI runs this after `make test`, instead of everything twice.
+# CI runs this beside `make check`, as a job of its own.
 test-rest: $(VENV)/.test ## 9 min | run what `make test-all` adds to `make test`
 	$(PYTEST) --rest $(T)
 
@@ -185,12 +185,12 @@ foreign: $(TORCH)/.examples $(JAX)/.foreign $(TENSORFLOW)/.foreign ## 2 min | te
 	$(TENSORFLOW)/bin/python -m pytest -q tests/foreign/test_tensorflow.py tests/docs/test_arrays.py
 
 # The steps of CI, which runs this target after installing the system's packages (.ci/run). A missing server fails there.
-STEPS := lint types compose docs demo wheel examples test test-rest
-check: ## 16 min | run what CI runs
+STEPS := lint types compose docs demo wheel examples test
+check: ## 12 min | run what CI runs on every commit
 	@started=$$(date +%s); for step in $(STEPS); do \
 	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \
 	  $(MAKE) --no-print-directory "$$step" && continue; \
-	  case "$$step" in test|test-rest) $(MAKE) --no-print-directory again ;; *) false ;; esac || exit 1; \
+	  case "$$step" in test) $(MAKE) --no-print-directory again ;; *) false ;; esac || exit 1; \
 	done
 
 # A machine that stands still for seconds can fail a test that measures leases. What fails alone as well is broken; what

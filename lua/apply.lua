@@ -2,7 +2,7 @@
 --
 -- KEYS record       redisacc:{NAME}            the record of the accumulator
 -- KEYS sums         redisacc:{NAME}:sums       row -> packed count and sum; total -> "gradients rows"
--- KEYS workers      redisacc:{NAME}:workers    worker -> its number of gradients in this round
+-- KEYS workers      redisacc:{NAME}:workers    worker -> its number of gradients in this round, and traceparents
 -- KEYS sessions     redisacc:{NAME}:sessions   session id -> its last request, the outcome, and totals
 -- ARGV incarnation  text      the incarnation that the handle opened
 -- ARGV session      text      id of the sender
@@ -11,6 +11,7 @@
 -- ARGV worker       text      name under which the gradient is counted
 -- ARGV local_step   int64     the step for which the gradient was computed
 -- ARGV once         flag      whether the gradient is dropped if the round has one of this worker
+-- ARGV trace        text      traceparent of the span that applies it; "" if it is not traced
 -- ARGV round_shape  text      the shape that all gradients of a round must share, such as "[16]"
 -- ARGV labels...    text      what the fields of each section begin with; "" for the only section
 -- ARGV elements...  text      how struct packs its elements: "f" or "d"

@@ -3,7 +3,7 @@
 -- KEYS record          redisacc:{NAME}               the record of the accumulator
 -- KEYS buffered        redisacc:{NAME}:buffered      gradient id -> "order header"
 -- KEYS inline          redisacc:{NAME}:inline        gradient id -> data of an inline gradient
--- KEYS workers         redisacc:{NAME}:workers       worker -> its number of gradients in this round
+-- KEYS workers         redisacc:{NAME}:workers       worker -> its number of gradients in this round, traceparents
 -- KEYS sessions        redisacc:{NAME}:sessions      session id -> its last request, the outcome, and totals
 -- KEYS staged...       redisacc:{NAME}:staged:ID:K   the parts as the client SET them, with an expiry
 -- KEYS place...        redisacc:{NAME}:staged:ID:place  the place that was reserved for the gradient, if it has parts
@@ -16,6 +16,7 @@
 -- ARGV worker          text      name under which the gradient is counted
 -- ARGV local_step      int64     the step for which the gradient was computed
 -- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
+-- ARGV trace           text      traceparent of the span that applies it; "" if it is not traced
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
 -- ARGV gradient        text      id of the gradient
 -- ARGV header          bytes     msgpack, opaque to this script; "" only asks whether it would be accepted

@@ -3,7 +3,7 @@
 -- KEYS record          redisacc:{NAME}               the record of the accumulator
 -- KEYS buffered        redisacc:{NAME}:buffered      gradient id -> "order header"
 -- KEYS inline          redisacc:{NAME}:inline        gradient id -> data of an inline gradient
--- KEYS workers         redisacc:{NAME}:workers       worker -> its number of gradients in this round
+-- KEYS workers         redisacc:{NAME}:workers       worker -> its number of gradients in this round, traceparents
 -- KEYS sessions        redisacc:{NAME}:sessions      session id -> its last request, the outcome, and totals
 -- KEYS attempts        redisacc:{NAME}:attempts      "ATTEMPT parts" -> end of its lease; 0: its parts are to be removed
 -- ARGV incarnation     text      the incarnation that the handle opened

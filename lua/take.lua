@@ -28,9 +28,12 @@
 -- {'granted', global_step, num_accumulated, round_shape, staleness}
 --                                                          the step that was closed, and what the round holds;
 --                                                          staleness is "" unless max_staleness > 0
--- {'waiting', global_step, num_accumulated, ahead, grace_left_ms}
+-- {'waiting', global_step, num_accumulated, ahead, grace_left_ms, num_required, up_to, grace_ms}
 --                                                          the taker is in the queue, with `ahead` others before it;
---                                                          grace_left_ms is "0" unless only the grace is missing
+--                                                          grace_left_ms is "0" unless only the grace is missing; the
+--                                                          others are what the take requires
+-- {'unset'}                                                the record does not say what the take requires; the taker
+--                                                          left the queue
 -- {'overflow', global_step}                                the step can't grow; the taker left the queue
 -- {'superseded', sequence}                                 the take is over: acknowledged, recovered or left
 -- {'forgotten', now_ms}                                    the session is unknown and too old to be new
@@ -54,7 +57,8 @@
 local MOST = 999999999999999
 
 local record, refusal = read_record(keys.record, args.incarnation,
-  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted', 'max_staleness', 'grace_count', 'grace_began_ms'})
+  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted', 'max_staleness', 'grace_count', 'grace_began_ms',
+    'num_required', 'up_to', 'grace_ms'})
 if not record then
   return refusal
 end
@@ -75,21 +79,32 @@ if entry and args.sequence <= entry.sequence then
 elseif not entry and not (ticket and refusal[1] == 'forgotten') then
   return refusal
 end
+local num_required, up_to, grace_ms = args.num_required, args.up_to, args.grace_ms
+if num_required == 0 then
+  if record.num_required == 0 then
+    redis.call('ZREM', keys.queue, args.token)
+    redis.call('HDEL', keys.takers, args.token)
+    return {'unset'}
+  end
+  -- They are read for each check, so a taker that waits follows a change.
+  num_required, grace_ms = record.num_required, record.grace_ms
+  up_to = record.up_to > 0 and math.max(record.up_to, num_required) or MOST
+end
 local head = first_live_taker(keys.queue, keys.takers, args.token, now)
 local is_head = not head or head == args.token
-local is_enough = record.num_accumulated >= args.num_required
-local has_grace = args.grace_ms > 0 and args.up_to > args.num_required
+local is_enough = record.num_accumulated >= num_required
+local has_grace = grace_ms > 0 and up_to > num_required
 
 -- The record stores when gradient `grace_count` of this round arrived. If that was not noted, because no taker had
 -- asked for a grace after this number, the grace begins now. A clock that was set back must not prolong it.
 local grace_began_ms = 0
 if is_enough and has_grace then
   grace_began_ms = record.grace_began_ms
-  if record.grace_count < args.num_required or grace_began_ms == 0 or grace_began_ms > now then
+  if record.grace_count < num_required or grace_began_ms == 0 or grace_began_ms > now then
     grace_began_ms = now
   end
 end
-local grace_left = has_grace and record.num_accumulated < args.up_to and grace_began_ms + args.grace_ms - now or 0
+local grace_left = has_grace and record.num_accumulated < up_to and grace_began_ms + grace_ms - now or 0
 
 if is_enough and grace_left <= 0 and is_head then
   if record.global_step == LAST_STEP then
@@ -152,30 +167,34 @@ if not ticket then
   redis.call('HSET', keys.record, 'tickets', count_text(ticket))
   redis.call('ZADD', keys.queue, ticket, args.token)
   announce(keys.record, string.format('waiting step=%s count=%s num_required=%.0f taker=%s',
-    record.global_step, count_text(record.num_accumulated), args.num_required, args.taker))
+    record.global_step, count_text(record.num_accumulated), num_required, args.taker))
 end
 redis.call('HSET', keys.takers, args.token,
-  string.format('%.0f%s %.0f %s', args.num_required,
-    has_grace and string.format('..%.0f+%.0f', args.up_to, args.grace_ms) or '', now + args.lease_ms, args.taker))
+  string.format('%.0f%s %.0f %s', num_required,
+    has_grace and string.format('..%.0f+%.0f', up_to, grace_ms) or '', now + args.lease_ms, args.taker))
 -- The queue expires with its last live taker, so that takers which die in it leave no keys behind.
 for _, key in ipairs({keys.queue, keys.takers}) do
   if redis.call('PTTL', key) < args.lease_ms then
     redis.call('PEXPIRE', key, args.lease_ms)
   end
 end
+local required = {}
+for i, number in ipairs({num_required, up_to, grace_ms}) do
+  required[i] = count_text(math.min(number, MOST))
+end
 local ahead = redis.call('ZRANK', keys.queue, args.token)
 if ahead > 0 then
-  return {'waiting', record.global_step, count_text(record.num_accumulated), ahead, '0'}
+  return {'waiting', record.global_step, count_text(record.num_accumulated), ahead, '0', unpack(required)}
 end
 -- The gradient that raises the count to this number wakes the taker.
-local wanted = is_enough and args.up_to or args.num_required
+local wanted = is_enough and up_to or num_required
 if record.wanted ~= wanted then
   redis.call('HSET', keys.record, 'wanted', count_text(math.min(wanted, MOST)))
 end
-if has_grace and (record.grace_count ~= args.num_required or record.grace_began_ms ~= grace_began_ms) then
+if has_grace and (record.grace_count ~= num_required or record.grace_began_ms ~= grace_began_ms) then
   -- The number outlives the round, so that the time is also noted if the gradients of the next one precede its take.
-  redis.call('HSET', keys.record, 'grace_count', count_text(math.min(args.num_required, MOST)),
+  redis.call('HSET', keys.record, 'grace_count', count_text(math.min(num_required, MOST)),
     'grace_began_ms', count_text(grace_began_ms))
 end
 return {'waiting', record.global_step, count_text(record.num_accumulated), ahead,
-  count_text(is_enough and grace_left or 0)}
+  count_text(is_enough and grace_left or 0), unpack(required)}

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from redisacc import errors
+from redisacc._version import __version__ as __version__
 from redisacc.errors import (
     AccumulatorFullError,
     AccumulatorNotFoundError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from redisacc._data.tree_spec import Sparse
     from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
     from redisacc._format.reducer_lease import ReducerInfo
+    from redisacc._format.settings import Settings
     from redisacc._handles.base import ConditionalAccumulatorBase
     from redisacc._handles.dense import ConditionalAccumulator
     from redisacc._handles.environment import Place, place
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
     from redisacc._protocol.info import AccumulatorInfo
     from redisacc._training.chief import Chief
     from redisacc._training.worker import Worker
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AccumulatorFullError",
@@ -93,6 +93,7 @@ __all__ = [
     "ServerError",
     "ServerOutOfMemoryError",
     "ServerUnavailableError",
+    "Settings",
     "Sparse",
     "SparseConditionalAccumulator",
     "StaleSequenceError",
@@ -127,6 +128,7 @@ _MODULES = {
     "Reducer": "redisacc._handles.reducer",
     "ReducerInfo": "redisacc._format.reducer_lease",
     "Round": "redisacc._data.results",
+    "Settings": "redisacc._format.settings",
     "Sparse": "redisacc._data.tree_spec",
     "SparseConditionalAccumulator": "redisacc._handles.sparse",
     "Tally": "redisacc._data.results",

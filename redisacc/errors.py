@@ -320,8 +320,8 @@ class DataLossError(RedisAccError):
     message says that the round itself is no longer listed, nobody recovered it, and ``recover()`` does not find it.
 
     From a take or ``recover()`` of an accumulator with partitions, it may also mean that a node has lost a part of a
-    gradient that was counted. Then ``part`` and ``gradient`` name it, nothing was handed out, and the round stays listed
-    in ``info().unacknowledged``: ``recover(skip_lost=True)`` hands it out without that gradient.
+    gradient that was counted. Then ``part`` and ``gradient`` name it, nothing was handed out, and the round stays
+    listed in ``info().unacknowledged``: ``recover(skip_lost=True)`` hands it out without that gradient.
 
     Attributes:
         part: the key of the part that is lost; None if it is something else.

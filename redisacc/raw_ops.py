@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from redisacc._data import validation
 from redisacc._data.dtypes import DTypeLike, find_dtype
 from redisacc._data.results import ApplyResult
 from redisacc._data.validation import Array
@@ -172,7 +173,8 @@ def AccumulatorTakeGradient(
     """
     with _dense_of(handle, redis) as accumulator:
         _check_dtype(accumulator, dtype)
-        return accumulator.take_grad(num_required, name, timeout=timeout)
+        required = validation.integer(num_required, "num_required", low=1)
+        return accumulator.take_grad(required, name, timeout=timeout)
 
 
 def SparseAccumulatorApplyGradient(
@@ -235,7 +237,8 @@ def SparseAccumulatorTakeGradient(
     """
     with _sparse_of(handle, redis) as accumulator:
         _check_dtype(accumulator, dtype)
-        return accumulator.take_grad(num_required, name, timeout=timeout)
+        required = validation.integer(num_required, "num_required", low=1)
+        return accumulator.take_grad(required, name, timeout=timeout)
 
 
 def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: object = None) -> int:

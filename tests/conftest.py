@@ -150,9 +150,7 @@ def storage(request: pytest.FixtureRequest) -> str:
 class Opener:
     """Opens accumulators of one kind on the test's server and closes them when the test ends."""
 
-    def __init__(
-        self, kind: Callable[..., Any], client: Any, in_place_limit: int | None, **options: Any
-    ) -> None:
+    def __init__(self, kind: Callable[..., Any], client: Any, in_place_limit: int | None, **options: Any) -> None:
         self._kind = kind
         self._options = options
         self._client = client

@@ -235,18 +235,25 @@ def gloo(network: Network, key: str) -> Peer | None:
     return network.peer(key, "torch, gloo", network.run.torch, "gloo", taker=False, **place)
 
 
+# The arguments of the reducer beside a server.
+REDUCER = ("-m", "redisacc", "reduce", "--redis", "{url}")
+
 # The first one is what the others are compared with.
 PEERS: dict[str, Callable[[Network, str], Peer | None]] = {
     "tensorflow": tensorflow,
     "redisacc": Redisacc("redisacc"),
-    "redisacc-reducer": Redisacc(
-        "redisacc, reducer", beside=("-m", "redisacc", "reduce", "--redis", "{url}"), dense=True
-    ),
+    "redisacc-reducer": Redisacc("redisacc, reducer", beside=REDUCER, dense=True),
     # Elements of rounds are below 16, and those of steps and weights as well.
     "redisacc-bfloat16": Redisacc(
         "redisacc, bfloat16", {"wire": "bfloat16"}, {"wire": "bfloat16"}, tolerance=16 / 2**9, dense=True
     ),
+    "redisacc-bfloat16-reducer": Redisacc(
+        "redisacc, bfloat16, reducer", {"wire": "bfloat16"}, tolerance=16 / 2**9, beside=REDUCER, dense=True
+    ),
     "redisacc-int8": Redisacc("redisacc, int8", {"wire": "int8"}, tolerance=0.1, dense=True),
+    "redisacc-int8-reducer": Redisacc(
+        "redisacc, int8, reducer", {"wire": "int8"}, tolerance=0.1, beside=REDUCER, dense=True
+    ),
     "bare": bare,
     "bare-reducer": parts,
     "gloo": gloo,

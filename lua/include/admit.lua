@@ -4,6 +4,7 @@
 -- #include "accepted_staleness"
 -- #include "round_staleness"
 -- #include "announce"
+-- #include "contribution"
 
 -- Drops a gradient with this reply, whose first word is also the field of the record that counts such gradients.
 -- Returns nil and the reply.
@@ -37,7 +38,7 @@ end
 -- which count_gradient needs once the gradient is in; or nil and the reply.
 --
 -- keys: record, workers, sessions. request: incarnation, session, sequence, acknowledged, worker, local_step,
--- round_shape, once. more: names of further counts to read from the record.
+-- round_shape, once, trace. more: names of further counts to read from the record.
 local function admit(keys, request, more)
   local record, refusal = read_record(keys.record, request.incarnation,
     {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', 'max_staleness', 'grace_count',
@@ -59,8 +60,7 @@ local function admit(keys, request, more)
     local reply = {'stale', record.global_step, count_text(record.num_accumulated)}
     return drop_gradient(keys, request, record, entry, reply)
   end
-  local in_round = redis.call('HGET', keys.workers, request.worker)
-  in_round = parse_count(in_round or '0')
+  local in_round, traces = read_contribution(keys.workers, request.worker)
   if not in_round then
     return nil, {'corrupt', 'workers', string.sub(request.worker, 1, 64)}
   end
@@ -82,7 +82,9 @@ local function admit(keys, request, more)
       return nil, refusal
     end
   end
-  return {record = record, entry = entry, in_round = in_round, staleness_text = staleness_text}
+  return {
+    record = record, entry = entry, in_round = in_round, traces = traces, staleness_text = staleness_text,
+  }
 end
 
 -- Counts a gradient that has just been added, announces it, and returns the reply. buffered_id: its id if it is
@@ -102,7 +104,7 @@ local function count_gradient(keys, request, admission, buffered_id, ahead)
     -- The grace of a take for this number of gradients begins now, even if no taker is waiting.
     redis.call('HSET', keys.record, 'grace_began_ms', count_text(now_ms()))
   end
-  redis.call('HSET', keys.workers, request.worker, count_text(admission.in_round + 1))
+  write_contribution(keys.workers, request.worker, admission.in_round + 1, admission.traces, request.trace)
   write_session(keys.sessions, request.session, entry, reply, request.worker)
   extend_leases(record.lease_ms, keys.sessions, keys.workers)
   local message = string.format('applied step=%s count=%s %sworker=%s',

@@ -2,7 +2,9 @@
 -- #include "count_text"
 
 -- Fields that a record has only if the accumulator uses them, and what their absence means.
-local ABSENT = {max_staleness = '0', grace_count = '0', grace_began_ms = '0'}
+local ABSENT = {
+  max_staleness = '0', grace_count = '0', grace_began_ms = '0', num_required = '0', up_to = '0', grace_ms = '0',
+}
 
 -- Reads the record of the incarnation that the caller opened: the step, the shape of the round, and the named counts.
 -- Returns a table, or nil and the reply that says why the operation can't go on: {'missing'}, {'replaced'} or

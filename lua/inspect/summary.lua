@@ -37,7 +37,7 @@ end
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
   'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes',
   'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean', 'missing',
-  'max_staleness', 'staleness', 'partitions')
+  'max_staleness', 'staleness', 'num_required', 'up_to', 'grace_ms', 'partitions')
 for i = 1, 19 do
   if not fields[i] then
     return redis.error_reply(
@@ -46,7 +46,7 @@ for i = 1, 19 do
 end
 local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, repeated, duplicates, takes,
   buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker, sparse_mean, missing = unpack(fields, 1, 19)
-local max_staleness, staleness, partitions = fields[20], fields[21], fields[22]
+local max_staleness, staleness, partitions = fields[20], fields[21], fields[25]
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -82,6 +82,15 @@ end
 -- A record has these two only if gradients may be late.
 if max_staleness then
   say('gradients may be up to %s steps late; steps:gradients in this round: %s', max_staleness, staleness or 'none')
+end
+
+local num_required, up_to, grace_ms = unpack(fields, 22, 24)
+if num_required then
+  local grace = ''
+  if grace_ms then
+    grace = string.format(', or up to %s within %.1f s', up_to or 'more', (tonumber(grace_ms) or 0) / 1000)
+  end
+  say('settings: a take that does not say it requires %s%s', num_required, grace)
 end
 
 -- Returns the first fields of a hash, and its size. HSCAN returns a small hash whole, however few fields are requested.
@@ -153,7 +162,8 @@ local workers, number = some(record_key .. ':workers')
 say('workers that contributed to this round: %d', number)
 local shown = math.min(#workers / 2, SHOWN)
 for i = 1, shown do
-  say('  %s: %s', workers[2 * i - 1], workers[2 * i])
+  -- Traceparents may follow the number.
+  say('  %s: %s', workers[2 * i - 1], string.match(workers[2 * i], '^%d+') or workers[2 * i])
 end
 rest(shown, number)
 

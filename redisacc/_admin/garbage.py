@@ -64,7 +64,17 @@ _WHOLE = frozenset(
 _PARAMETERS = re.compile(r"parameters(?::(object|staged):([\w-]+):\d+)?")
 
 Why = Literal[
-    "deletion", "acknowledged", "attempts", "round", "part", "partition", "staged", "record", "object", "parameters", "name"
+    "deletion",
+    "acknowledged",
+    "attempts",
+    "round",
+    "part",
+    "partition",
+    "staged",
+    "record",
+    "object",
+    "parameters",
+    "name",
 ]
 
 WORDS: dict[Why, str] = {
@@ -299,9 +309,6 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
         return 1
     if leftover.why in ("object", "partition"):
         return _unlink(transport, list(leftover.keys))
-    if leftover.why == "attempts":
-        keys = with_partitions(transport, keys)
-        return int(sweep(transport, keys, PartitionScripts(transport, keys, incarnation=leftover.incarnation)) > 0)
     if leftover.why == "name":
         name = leftover.listed_as
         removed = int(transport.call("SREM", NAMES, name)) if not _is_used(transport, name) else 0
@@ -310,15 +317,22 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
             transport.call("SADD", NAMES, name)
             removed = 0
         return removed
-    if leftover.why == "acknowledged":
-        keys = with_partitions(transport, keys)
-        scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
-        return int(finish_acknowledgement(transport, keys, scripts, leftover.token))
+    if leftover.why in ("acknowledged", "attempts"):
+        return _finish(transport, leftover)
     removed = 0
     items = list(leftover.keys.items())
     for start in range(0, len(items), KEYS_PER_CALL):
         removed += scripts.remove_orphans(owners=dict(items[start : start + KEYS_PER_CALL]))
     return removed
+
+
+def _finish(transport: Transport, leftover: Leftover) -> int:
+    """Finishes an acknowledgement, or sweeps attempts. Returns 1 if anything was left to do."""
+    keys = with_partitions(transport, Keys(leftover.name))
+    scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
+    if leftover.why == "attempts":
+        return int(sweep(transport, keys, scripts) > 0)
+    return int(finish_acknowledgement(transport, keys, scripts, leftover.token))
 
 
 def _unlink(transport: Transport, objects: list[str]) -> int:

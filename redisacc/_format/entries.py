@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from redisacc._format.keys import Keys
 from redisacc._format.staleness import parse_staleness
+from redisacc._telemetry.traceparent import TraceParent, parse_traceparent
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
@@ -148,15 +149,29 @@ def parse_recoveries(keys: Keys, entries: object) -> list[Recovery]:
 
 
 def parse_workers(fields: Mapping[bytes, bytes], where: str) -> dict[str, int]:
-    """Returns worker's name → number of gradients, sorted by name."""
+    """Returns worker's name → number of gradients, sorted by name. Each count may be followed by traceparents."""
     workers = {}
-    for name, count in fields.items():
+    for name, text in fields.items():
+        count, _, _ = text.partition(b" ")
         if not (count.isdigit() and len(count) <= 15):
             raise CorruptDataError(f"{where}: the count of {shown(name)} is {shown(count)}, which is not a number")
         if len(name) > LONGEST_ENTRY:
             raise CorruptDataError(f"{where}: {shown(name)} is longer than the name of any worker")
         workers[name.decode(errors="backslashreplace")] = int(count)
     return dict(sorted(workers.items()))
+
+
+def parse_traces(fields: Mapping[bytes, bytes]) -> list[TraceParent]:
+    """Returns the spans that have applied gradients of a round, given the same fields as ``parse_workers``.
+
+    Whatever is not a valid traceparent is left out: it only serves people who look at traces.
+    """
+    found = []
+    for text in fields.values():
+        # Most rounds are not traced.
+        if b" " in text:
+            found += [parse_traceparent(trace) for trace in text[:LONGEST_ENTRY].split(b" ")[1:]]
+    return [trace for trace in found if trace is not None]
 
 
 def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, UnacknowledgedRound]:

@@ -1,8 +1,8 @@
 """Partitions: the slots of a Redis Cluster among which an accumulator spreads the parts of its gradients.
 
 A partition is a slot ``{NAME/p}``. Its number p was chosen when the accumulator was created, so that the partitions lie
-on as many nodes as there are. Part K of every gradient lies in partition K modulo their number, and gradients are cut in
-such a way that the same partition has the same elements of all of them.
+on as many nodes as there are. Part K of every gradient lies in partition K modulo their number, and gradients are cut
+in such a way that the same partition has the same elements of all of them.
 """
 
 from __future__ import annotations

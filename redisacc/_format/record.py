@@ -9,6 +9,7 @@ from redisacc._data.spec import AccumulatorSpec, ArraySpec, SparseMean
 from redisacc._data.tree_spec import TreeSpec
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
+from redisacc._format.settings import SETTINGS, Settings
 from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_shape, round_shape_of
 from redisacc._format.staleness import MOST_STALENESS, parse_staleness
 from redisacc._text import printable, shown
@@ -30,7 +31,7 @@ _NUMBERS = (
     "max_staleness",
 )
 # Fields that a record has only if the accumulator uses them, and what their absence means.
-_ABSENT = {"max_staleness": b"0", "staleness": b"", "partitions": b""}
+_ABSENT = {"max_staleness": b"0", "staleness": b"", "partitions": b"", **dict.fromkeys(SETTINGS, b"")}
 
 
 # The version of the data model, in every record.
@@ -79,13 +80,14 @@ class Record:
         max_staleness: by how many steps a gradient may be late.
         staleness: how stale the gradients of the current round were: staleness → number of gradients.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
+        settings: what a take waits for that does not say so itself.
 
     Raises:
         AccumulatorNotFoundError: there is no record.
         CorruptDataError: redisacc did not write the record.
     """
 
-    FIELDS = ("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "partitions")
+    FIELDS = ("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "partitions", *SETTINGS)
 
     def __init__(self, keys: Keys, reply: object) -> None:
         if not isinstance(reply, list) or len(reply) != len(self.FIELDS):
@@ -126,6 +128,7 @@ class Record:
             self.partitions = parse_partitions(texts["partitions"])
         except ValueError:
             raise self._foreign("partitions", texts["partitions"]) from None
+        self.settings = Settings.parse(texts)
         is_tree = self.kind == "tree"
         self.shape = None if is_tree else parse_shape(keys, self.shape_text)
         self.num_leaves = parse_leaves(keys, self.shape_text) if is_tree else None
@@ -220,6 +223,8 @@ def _right(name: str, value: bytes) -> bool:
         return digits.isdigit() and len(digits) <= 19 and -(2**63) <= int(value) < 2**63
     if name in _NUMBERS:
         return value.isdigit() and len(value) <= 15
+    if name in SETTINGS:
+        return not value or (value.isdigit() and len(value) <= 15)
     if name in ("staleness", "partitions"):
         return value.isascii()
     return len(value) <= LONGEST_SHAPE and value.isascii()

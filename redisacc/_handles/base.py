@@ -12,6 +12,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from types import EllipsisType
 from typing import Any, Generic, Literal, TypeVar
 
 from redisacc._data import validation
@@ -22,6 +23,7 @@ from redisacc._data.results import ApplyResult, Round, Tally
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import MOST_PARTITIONS
+from redisacc._format.settings import Settings, SettingsChange
 from redisacc._format.staleness import MOST_STALENESS
 from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol import private_leases
@@ -32,17 +34,19 @@ from redisacc._protocol.events import Events
 from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._protocol.lifetime import Closing, Lifetime
 from redisacc._protocol.opening import open_accumulator
+from redisacc._protocol.partition_scripts import PartitionScripts
+from redisacc._protocol.partition_writer import PartitionWriter
 from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.requests import Requests
 from redisacc._protocol.requirement import Requirement
-from redisacc._protocol.partition_scripts import PartitionScripts
-from redisacc._protocol.partition_writer import PartitionWriter
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.snapshot import read_round
 from redisacc._protocol.step_wait import wait_for_step
 from redisacc._protocol.taker import TakenRound, Taker
 from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting
+from redisacc._telemetry.operation import Operation
+from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -105,9 +109,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             given at creation and for all handles. 0 is TensorFlow's rule. The server decides, by the step at which the
             gradient arrives. None: 0, or what the accumulator was created with.
         partitions: among how many slots of a Redis Cluster the parts of gradients are spread, from 1 to 1000, given at
-            creation. Each node then has its share of the bytes; everything else, and gradients of up to 64 KiB, stays in
-            one slot. "auto": as many as there are masters, but no more than a gradient has MiB; 1 on a single server.
-            None: 1, or what the accumulator was created with.
+            creation. Each node then has its share of the bytes; everything else, and gradients of up to 64 KiB, stay
+            in one slot. "auto": as many as there are masters, but no more than a gradient has MiB; 1 on a single
+            server. None: 1, or what the accumulator was created with.
         create: whether to create the accumulator if there is none of this name. A worker that passes False learns of a
             name that is spelled differently; the error suggests similar names.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
@@ -187,6 +191,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{self._name} ({self._keys.name})"
         self._scripts = PartitionScripts(self._transport, self._keys, min_replicas=min_replicas)
+        self._telemetry = Telemetry(
+            spec.kind, self._keys.name, is_private=shared_name is None, address=self._transport.address
+        )
         self._lifetime = Lifetime(self._keys.name)
         self._finalizer: Callable[[], object] | None = None
 
@@ -223,6 +230,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
                 self._keys,
                 self._scripts,
                 spec,
+                self._telemetry,
                 partitions=PartitionWriter(
                     self._transport, self._keys, self._scripts, min_replicas=min_replicas, lease_ms=opened.lease_ms
                 )
@@ -381,14 +389,13 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """
         label = self._label(name)
         wanted = validation.integer(step, "step")
-        return wait_for_step(
-            self._records,
-            self.events,
-            wanted=wanted,
-            deadline=_deadline(timeout),
-            label=label,
-            name=self._keys.name,
-        )
+        deadline = _deadline(timeout)
+        with self._telemetry.observe("wait", self._worker) as operation:
+            found = wait_for_step(
+                self._records, self.events, wanted=wanted, deadline=deadline, label=label, name=self._keys.name
+            )
+            operation.note_step(found)
+        return found
 
     def set_global_step(self, new_global_step: int, name: str | None = None) -> None:
         """Sets the step. Everything accumulated stays, including gradients that were applied for an earlier step.
@@ -407,6 +414,56 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         step = validation.integer(new_global_step, "new_global_step")
         self._lifetime.check()
         self._applier.set_global_step(step, worker=self._worker, label=label)
+
+    # Settings
+
+    def settings(self) -> Settings:
+        """Returns what a take waits for if it is called without ``num_required``; nothing is set at first."""
+        return self._records.read().settings
+
+    def configure(
+        self,
+        *,
+        num_required: int | EllipsisType | None = ...,
+        up_to: int | EllipsisType | None = ...,
+        grace: float | EllipsisType | None = ...,
+        name: str | None = None,
+    ) -> None:
+        """Changes what a take waits for if it is called without ``num_required``, for everybody and at once.
+
+        The settings stand in the record. Takes that wait for them check again at once, and so follow a crew that
+        shrinks or grows. A take that names ``num_required`` is not affected. `redisacc set` does the same.
+
+        Example:
+            >>> import redisacc
+            >>> acc = redisacc.ConditionalAccumulator("float32", [2])
+            >>> acc.configure(num_required=3)
+            >>> result = acc.apply_grad([1.0, 2.0])
+            >>> acc.configure(num_required=1)
+            >>> acc.take_grad()
+            array([1., 2.], dtype=float32)
+
+        Args:
+            num_required: how many gradients such a take requires, at least 1. None: nothing is set any more, so that
+                takes without ``num_required`` raise InvalidArgumentError, those that wait included. Left out, as with
+                the other two: stays as it is.
+            up_to: the number of gradients that ends the grace, at least ``num_required``. None: the grace lasts its
+                whole time.
+            grace: seconds to wait for more gradients after the one with number ``num_required`` arrived, from 0 to a
+                week. None: not at all.
+            name: labels log records.
+
+        Raises:
+            InvalidArgumentError: a value is invalid, or does not go together with those that stay: ``up_to`` and
+                ``grace`` need ``num_required``, and ``up_to`` needs ``grace``. Nothing was changed.
+            NotPermittedError: this user is only allowed to be a worker.
+            OutcomeUnknownError: the server stopped answering. Call the error's ``retry()``: changing the settings again
+                could undo a change that others have made since.
+        """
+        label = self._label(name)
+        change = SettingsChange.of(num_required, up_to, grace)
+        self._lifetime.check()
+        self._applier.configure(change, worker=self._worker, label=label)
 
     def settle(self) -> Tally:
         """Returns what became of all gradients that this thread has applied through this handle.
@@ -442,7 +499,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     @contextlib.contextmanager
     def take(
         self,
-        num_required: int,
+        num_required: int | None = None,
         *,
         up_to: int | None = None,
         grace: float | None = None,
@@ -464,7 +521,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             ([1.0, 2.0], 0)
 
         Args:
-            num_required: integer scalar, at least 1. The round is granted when at least that many gradients are there.
+            num_required: as for ``take_grad``: the round is granted when at least that many gradients are there.
             up_to: as for ``take_grad``.
             grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None: forever.
@@ -525,14 +582,17 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             token = validation.text(token, "token", max_bytes=200)
         skip_lost = validation.flag(skip_lost, "skip_lost")
         self._records.read()
-        taken = self._taker.recover(token, name=self._worker, skip_lost=skip_lost)
+        with self._telemetry.observe("recover", self._worker) as operation:
+            taken = self._taker.recover(token, name=self._worker, skip_lost=skip_lost)
+            if taken is not None:
+                _note_round(operation, taken)
         yield None if taken is None else taken.round
         if taken is not None:
             self._taker.acknowledge(taken, None)
 
     def _take(
         self,
-        required: Requirement,
+        required: Requirement | None,
         timeout: object,
         name: object,
         describe: Callable[[], str] | None = None,
@@ -541,12 +601,16 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         label = self._label(name)
         deadline = _deadline(timeout)
         self._lifetime.check()
-        return self._taker.take(
-            required, deadline=deadline, name=self._worker, label=label, describe=describe, cancel=cancel
-        )
+        worker = self._worker
+        with self._telemetry.observe("take", worker) as operation:
+            taken = self._taker.take(
+                required, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
+            )
+            _note_round(operation, taken)
+        return taken
 
     def _take_gradient(
-        self, required: Requirement, timeout: float | None, name: str | None, form: Callable[[Any], Value]
+        self, required: Requirement | None, timeout: float | None, name: str | None, form: Callable[[Any], Value]
     ) -> Value:
         """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns."""
         taken = self._take(required, timeout, name)
@@ -567,15 +631,25 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._lifetime.check()
         if self._finite:
             check_finite(gradient, self._spec)
-        return self._applier.apply(
-            gradient,
-            local_step=local_step,
-            round_shape=round_shape,
-            once=once,
-            worker=self._worker,
-            wire=used,
-            label=label,
-        )
+        worker = self._worker
+        with self._telemetry.observe("apply", worker) as operation:
+            result = self._applier.apply(
+                gradient,
+                local_step=local_step,
+                round_shape=round_shape,
+                once=once,
+                worker=worker,
+                wire=used,
+                trace=operation.trace,
+                label=label,
+            )
+            operation.note_gradient(
+                outcome=result.outcome,
+                nbytes=gradient.nbytes,
+                local_step=local_step,
+                global_step=result.global_step,
+            )
+        return result
 
     def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object) -> G:
         """Returns what a round gets of a gradient, in the form of the result of a take."""
@@ -619,6 +693,11 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     def _label(self, name: object) -> str:
         given = validation.label(name)
         return f"{given} ({self._keys.name})" if given else self._own_label
+
+
+def _note_round(operation: Operation, taken: TakenRound[Any]) -> None:
+    found = taken.round
+    operation.note_round(number=found.num_accumulated, global_step=found.global_step, traces=taken.traces)
 
 
 def _reopen(

@@ -148,7 +148,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
 
     def take_grad(
         self,
-        num_required: int,
+        num_required: int | None = None,
         name: str | None = None,
         *,
         up_to: int | None = None,
@@ -162,7 +162,8 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
 
         Args:
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
-                more than that.
+                more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say
+                (``configure``), also if they change while the take waits.
             name: labels log records.
             up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
                 ``num_required``. None: however many arrive before the grace ends.
@@ -176,7 +177,8 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             the accumulator's dtype.
 
         Raises:
-            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid.
+            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or ``num_required``
+                is None, and ``up_to`` or ``grace`` is not, or the settings do not say it, or no longer.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.

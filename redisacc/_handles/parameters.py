@@ -22,6 +22,7 @@ from redisacc._protocol.similar_names import suggestion
 from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting
 from redisacc._redis.transport import OPENING_TIMEOUT
+from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError, ParametersNotFoundError
 
@@ -99,6 +100,7 @@ class Parameters(Closing):
         self._where = picklable_where(redis)
         self._transport = connect(redis)
         self._keys = keys = ParameterKeys(shared_name)
+        self._telemetry = Telemetry("parameters", shared_name, address=self._transport.address)
         self._lifetime = Lifetime(shared_name)
         self._reader = ParameterReader(self._transport, keys, self._reopens)
         self._publisher = Publisher(self._transport, keys, self._reader, self._wire)
@@ -200,7 +202,10 @@ class Parameters(Closing):
         self._lifetime.check()
         finished = validation.flag(finished, "finished")
         wanted = self._publisher.check(tree, number, changed, state, finished=finished)
-        self._publisher.publish(wanted, self._given_publisher or host_and_process(os.getpid()))
+        publisher = self._given_publisher or host_and_process(os.getpid())
+        with self._telemetry.observe("publish", publisher) as operation:
+            operation.note_step(number)
+            self._publisher.publish(wanted, publisher)
 
     def check(self, tree: Any, *, state: Any = None) -> None:
         """Raises an error unless a tree has the structure, the dtypes and the shapes of what is published.
@@ -316,18 +321,20 @@ class Parameters(Closing):
         seconds = validation.timeout(timeout)
         skip_last = validation.flag(skip_last, "skip_last")
         self._lifetime.check()
-        record, tree = wait_for_version(
-            self._transport,
-            self._keys,
-            self._reader,
-            self._lifetime,
-            after=wanted,
-            deadline=math.inf if seconds is None else time.monotonic() + seconds,
-            label=f"{self._name} ({self._keys.name})",
-            skip_last=skip_last,
-            cancel=cancel,
-            describe=describe,
-        )
+        with self._telemetry.observe("wait") as operation:
+            record, tree = wait_for_version(
+                self._transport,
+                self._keys,
+                self._reader,
+                self._lifetime,
+                after=wanted,
+                deadline=math.inf if seconds is None else time.monotonic() + seconds,
+                label=f"{self._name} ({self._keys.name})",
+                skip_last=skip_last,
+                cancel=cancel,
+                describe=describe,
+            )
+            operation.note_step(record.step)
         self._publisher.note_caller_has(record.version)
         return record.step, tree
 

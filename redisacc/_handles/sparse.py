@@ -248,7 +248,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
 
     def take_grad(
         self,
-        num_required: int,
+        num_required: int | None = None,
         name: str | None = None,
         *,
         up_to: int | None = None,
@@ -262,7 +262,8 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
 
         Args:
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
-                more than that.
+                more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say
+                (``configure``), also if they change while the take waits.
             name: labels log records.
             up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
                 ``num_required``. None: however many arrive before the grace ends.
@@ -278,7 +279,8 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             dimension 0 (-1 if there is none) followed by the dimensions of a row.
 
         Raises:
-            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid.
+            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or ``num_required``
+                is None, and ``up_to`` or ``grace`` is not, or the settings do not say it, or no longer.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
@@ -303,7 +305,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
 
     def take_indexed_slices_grad(
         self,
-        num_required: int,
+        num_required: int | None = None,
         name: str | None = None,
         *,
         up_to: int | None = None,
@@ -313,7 +315,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         """Takes a round as ``take_grad`` does, and returns it as ``IndexedSlices``.
 
         Args:
-            num_required: integer scalar, at least 1: how many gradients the round must hold.
+            num_required: as for ``take_grad``.
             name: labels log records.
             up_to: as for ``take_grad``.
             grace: as for ``take_grad``.

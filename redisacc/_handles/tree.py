@@ -217,7 +217,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
 
     def take_grad(
         self,
-        num_required: int,
+        num_required: int | None = None,
         name: str | None = None,
         *,
         up_to: int | None = None,
@@ -231,7 +231,8 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
 
         Args:
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
-                more than that.
+                more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say
+                (``configure``), also if they change while the take waits.
             name: labels log records.
             up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
                 ``num_required``. None: however many arrive before the grace ends.
@@ -246,7 +247,8 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             leaves of one dtype share memory, so that a small leaf which is kept keeps all of them.
 
         Raises:
-            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid.
+            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or ``num_required``
+                is None, and ``up_to`` or ``grace`` is not, or the settings do not say it, or no longer.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.

@@ -90,7 +90,7 @@ def _run(scripts: Scripts, token: str, items: list[str], *, in_partitions: bool 
     return scripts.acknowledge(token=token, **_of(last, in_partitions), more=False) or begun
 
 
-def _of(items: list[str], in_partitions: bool) -> dict[str, list[str]]:  # noqa: FBT001 - private
+def _of(items: list[str], in_partitions: bool) -> dict[str, list[str]]:
     return {"parts": [], "attempts": items} if in_partitions else {"parts": items}
 
 

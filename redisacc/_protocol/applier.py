@@ -10,6 +10,7 @@ from redisacc._data.results import ApplyResult
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._format import in_place
 from redisacc._format.keys import Keys
+from redisacc._format.settings import SettingsChange
 from redisacc._protocol.buffer_writer import BufferWriter
 from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.requests import Attempt, Requests
@@ -70,6 +71,7 @@ class Applier:
         once: bool,
         worker: str,
         wire: Wire,
+        trace: str,
         label: str,
     ) -> ApplyResult:
         """Applies a gradient.
@@ -81,6 +83,7 @@ class Applier:
             once: whether it is dropped if the round has a gradient of this worker.
             worker: the name under which it is counted.
             wire: how its elements of float32 travel if it is buffered.
+            trace: the traceparent of the span that applies it; "" if it is not traced.
             label: the accumulator's name in log records and errors.
 
         Raises:
@@ -92,7 +95,7 @@ class Applier:
             gradient = self.as_sent(gradient, wire)
 
         def send(session: Session, sequence: int) -> Counted:
-            request = Request(session, sequence, worker, local_step, round_shape, once)
+            request = Request(session, sequence, worker, local_step, round_shape, once, trace)
             if adds_in_place:
                 counted = self._scripts.apply(request, in_place.pack_rows(gradient, spec))
                 if counted is not None:
@@ -186,3 +189,17 @@ class Applier:
                 )
 
         self._requests.execute(Attempt(send, finish, worker, f"{label}: to set the global step to {step}"))
+
+    def configure(self, change: SettingsChange, *, worker: str, label: str) -> None:
+        """Changes the settings.
+
+        Args:
+            change: which settings get which values.
+            worker: the name of the sender.
+            label: the accumulator's name in errors.
+        """
+
+        def send(session: Session, sequence: int) -> Counted:
+            return self._scripts.configure(session=session, sequence=sequence, worker=worker, change=change)
+
+        self._requests.execute(Attempt(send, lambda _: None, worker, f"{label}: to change the settings"))

@@ -16,6 +16,7 @@ from redisacc._protocol.compaction import Compactor, Reply, no_room
 from redisacc._protocol.partition_writer import PartitionWriter
 from redisacc._protocol.scripts import Counted, Full, Request, Scripts
 from redisacc._redis.transport import Transport
+from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
 from redisacc.errors import ServerError
 
@@ -37,6 +38,7 @@ class BufferWriter:
         keys: Keys,
         scripts: Scripts,
         spec: AccumulatorSpec,
+        telemetry: Telemetry,
         *,
         partitions: PartitionWriter | None = None,
     ) -> None:
@@ -47,12 +49,13 @@ class BufferWriter:
             keys: the keys of the accumulator.
             scripts: its scripts.
             spec: what it was created as.
+            telemetry: hears of compactions.
             partitions: writes the parts of gradients to partitions; None: the accumulator has none.
         """
         self._keys = keys
         self._partitions = partitions
         self._scripts = scripts
-        self._compactor = Compactor(transport, keys, spec)
+        self._compactor = Compactor(transport, keys, spec, telemetry)
 
     def buffer(self, gradient: Gradient, request: Request) -> Counted:
         """Buffers a gradient.

@@ -25,6 +25,8 @@ from redisacc._protocol.part_sums import PartSums
 from redisacc._protocol.scripts import Counted, Full, Request
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
+from redisacc._telemetry.operation import Operation
+from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
 from redisacc.errors import AccumulatorFullError, CorruptDataError
 
@@ -50,10 +52,11 @@ Send = Callable[[Gradient, Request, Sequence[BufferedGradient]], Reply]
 class Compactor:
     """Compacts the buffered gradients of one accumulator."""
 
-    def __init__(self, transport: Transport, keys: Keys, spec: AccumulatorSpec) -> None:
+    def __init__(self, transport: Transport, keys: Keys, spec: AccumulatorSpec, telemetry: Telemetry) -> None:
         self._transport = transport
         self._keys = keys
         self._spec = spec
+        self._telemetry = telemetry
 
     def make_room(self, gradient: Gradient, request: Request, full: Full, send: Send) -> Reply:
         """Compacts, or pauses while another client does.
@@ -77,7 +80,8 @@ class Compactor:
             time.sleep(COMPACTING_PAUSE)
             return full
         try:
-            return self._compact(gradient, request, full, send)
+            with self._telemetry.observe("compact", request.worker) as operation:
+                return self._compact(gradient, request, full, send, operation)
         except PartMissingError:
             return full
         finally:
@@ -89,7 +93,7 @@ class Compactor:
         reply: object = self._transport.call("GET", self._keys.compacting)
         return reply == token.encode()
 
-    def _compact(self, gradient: Gradient, request: Request, full: Full, send: Send) -> Reply:
+    def _compact(self, gradient: Gradient, request: Request, full: Full, send: Send, operation: Operation) -> Reply:
         """Replaces some of the buffered gradients by the sum of these and the new one.
 
         Raises:
@@ -111,6 +115,8 @@ class Compactor:
                 choices.append(more)
         for chosen in choices:
             reply = self._swap(gradient, request, send, chosen)
+            if isinstance(reply, Counted):
+                operation.note_compacted(len(chosen))
             # If others took the round or buffered gradients meanwhile, this does not show what compacting can do.
             if not (isinstance(reply, Full) and reply.buffered_bytes == seen):
                 return reply

@@ -6,10 +6,10 @@ import contextlib
 
 from redisacc._format.buffered import number_of_parts
 from redisacc._format.keys import NAMES, Keys, ParameterKeys
-from redisacc._protocol.round_reader import all_rounds
 from redisacc._protocol.partition_scripts import PartitionScripts, listed_attempts
 from redisacc._protocol.partition_sweep import remove_parts
 from redisacc._protocol.record_reader import with_partitions
+from redisacc._protocol.round_reader import all_rounds
 from redisacc._redis.hash_scan import Fields, scan
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError

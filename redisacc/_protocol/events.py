@@ -48,14 +48,15 @@ class Event:
 
     Attributes:
         kind: "applied", "stale", "repeated" (the round had a gradient of this worker), "waiting" (a taker joined the
-            queue), "left" (a taker left it), "taken", "recovered", "set" or "lowered" (the step was set), "deleted"; or
-            "missed": events may be missing here, because the connection was lost and is back, or because the reader was
-            slow.
+            queue), "left" (a taker left it), "taken", "recovered", "set" or "lowered" (the step was set), "configured"
+            (the settings were changed), "deleted"; or "missed": events may be missing here, because the connection was
+            lost and is back, or because the reader was slow.
         global_step: the step after the event; None if the event does not say.
         num_accumulated: the number of gradients in the round after it; None if the event does not say.
         who: the name of the worker or taker; None if the event does not say.
         details: everything else, as text: ``local_step`` of a gradient that was dropped, ``num_required`` of a taker
-            that waits, ``taken`` (how many gradients a round had), ``buffered`` (the id of a buffered gradient).
+            that waits, ``taken`` (how many gradients a round had), ``buffered`` (the id of a buffered gradient), the
+            settings after a change.
     """
 
     kind: str

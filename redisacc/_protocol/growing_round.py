@@ -16,8 +16,9 @@ from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
 from redisacc._format.shapes import round_shape_of
 from redisacc._format.staging import PartsArrived, SumStored, UploadBegun
+from redisacc._protocol.dense_parts import Store
 from redisacc._protocol.inline_reader import InlineReader
-from redisacc._protocol.part_sums import PartSums, Store
+from redisacc._protocol.part_sums import PartSums
 from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.whole_parts import TRUSTED_BYTES, check_lengths
 from redisacc._redis.hash_scan import Fields, scan_command, scan_whole

@@ -24,12 +24,12 @@ from redisacc._format.entries import (
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import ReducerInfo, lease_command, parse_lease
+from redisacc._format.settings import Settings
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
-
 
 # Maximum number of attempts that are counted.
 MOST_ATTEMPTS = 1000
@@ -79,6 +79,7 @@ class AccumulatorInfo:
             of the accumulator itself.
         attempts: how many gradients are being written to partitions, or have parts there that are still to be removed;
             at most 1000, also if there are more.
+        settings: what a take waits for that does not say so itself.
         workers: who contributed to the current round: worker's name → number of its gradients.
         waiting: takers in the queue, in order of arrival.
         unacknowledged: rounds that were granted and are not yet acknowledged, oldest first.
@@ -115,6 +116,7 @@ class AccumulatorInfo:
     staleness: dict[int, int]
     partitions: tuple[int, ...]
     attempts: int
+    settings: Settings
     workers: dict[str, int]
     waiting: list[WaitingTaker]
     unacknowledged: list[UnacknowledgedRound]
@@ -233,6 +235,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         staleness=fields.staleness,
         partitions=fields.partitions,
         attempts=len(attempts),
+        settings=fields.settings,
         workers=in_round,
         waiting=waiting,
         unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),

@@ -16,7 +16,7 @@ from redisacc._data.results import Tally
 from redisacc._protocol.sessions import Session
 
 # What a request did. "fenced": it was not executed, and never will be. "unknown": nobody can tell any more.
-Fate = Literal["applied", "stale", "repeated", "set", "lowered", "taken", "fenced", "unknown"]
+Fate = Literal["applied", "stale", "repeated", "set", "lowered", "configured", "taken", "fenced", "unknown"]
 
 
 @dataclass(slots=True, eq=False)

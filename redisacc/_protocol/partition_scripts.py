@@ -187,6 +187,7 @@ class PartitionScripts(Scripts):
                     "worker": request.worker,
                     "local_step": request.local_step,
                     "once": int(request.once),
+                    "trace": request.trace,
                     "round_shape": shape_text(request.round_shape),
                     "gradient": gradient,
                     "place": place,

@@ -20,9 +20,7 @@ logger = logging.getLogger("redisacc")
 ATTEMPTS_PER_CALL = 50
 
 
-def sweep(
-    transport: Transport, keys: Keys, scripts: PartitionScripts, abandoned: Sequence[StoredAttempt] = ()
-) -> int:
+def sweep(transport: Transport, keys: Keys, scripts: PartitionScripts, abandoned: Sequence[StoredAttempt] = ()) -> int:
     """Removes the parts of all attempts that are over, and returns how many attempts these were.
 
     Args:

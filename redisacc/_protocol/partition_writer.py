@@ -1,4 +1,4 @@
-"""Buffers gradients in partitions: the parts of a gradient lie on several nodes, and one script at the leader counts it.
+"""Buffers gradients in partitions: their parts lie on several nodes, and one script at the leader counts them.
 
 1. The leader registers the attempt. A stale gradient, or one for which there is no room, is refused here.
 2. Each node stores its parts, under names that no other attempt has, and confirms that they are there for good.
@@ -24,8 +24,8 @@ from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, RedisAccError, ServerUnavailableError
 
-# How long an attempt may take, in milliseconds; and the bytes for each further millisecond. After that, anybody may give
-# it up, and its writer has to begin a new one.
+# How long an attempt may take, in milliseconds; and the bytes for each further millisecond. After that, anybody may
+# give it up, and its writer has to begin a new one.
 ATTEMPT_MS = 60_000
 BYTES_PER_MS = 128
 
@@ -123,9 +123,10 @@ class PartitionWriter:
             numbers.setdefault(partition, []).append(number)
         found = self._transport.scatter([[*batch, *self._replicate] for batch in batches.values()])
         replicas: list[int] = []
-        for partition, replies in zip(batches, found, strict=True):
+        for partition, answers in zip(batches, found, strict=True):
+            replies = answers
             if self._replicate:
-                *replies, confirmed = replies
+                *replies, confirmed = answers
                 if not isinstance(confirmed, int):
                     raise CorruptDataError(f"{partition}: WAIT replied {shown(confirmed)}, not a number of replicas")
                 replicas.append(confirmed)

@@ -58,7 +58,5 @@ def with_partitions(transport: Transport, keys: Keys, *, timeout: float = TIMEOU
     try:
         partitions = parse_partitions((text or b"").decode(errors="replace"))
     except ValueError:
-        raise CorruptDataError(
-            f"{keys.record}: partitions holds {shown(text)}, which redisacc did not write"
-        ) from None
+        raise CorruptDataError(f"{keys.record}: partitions holds {shown(text)}, which redisacc did not write") from None
     return Keys(keys.name, partitions)

@@ -13,7 +13,9 @@ from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 
 
-def take_over(transport: Transport, keys: Keys, scripts: PartitionScripts, token: str | None, *, name: str) -> Granted | None:
+def take_over(
+    transport: Transport, keys: Keys, scripts: PartitionScripts, token: str | None, *, name: str
+) -> Granted | None:
     """Moves a round that was granted and not acknowledged to a new token. Its former taker can no longer read it.
 
     Rounds whose takers died while they acknowledged are removed on the way: their gradients have been handed out.

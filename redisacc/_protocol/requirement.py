@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from redisacc._data import validation
 from redisacc._format.entries import ANY_NUMBER
+from redisacc._format.settings import LONGEST_GRACE, milliseconds
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
-
-# The longest grace, in seconds: a week.
-LONGEST_GRACE = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -30,12 +27,21 @@ class Requirement:
     grace_ms: int = 0
 
     @classmethod
-    def of(cls, num_required: object, up_to: object = None, grace: object = None) -> Requirement:
-        """Returns what a caller's arguments require.
+    def of(cls, num_required: object, up_to: object = None, grace: object = None) -> Requirement | None:
+        """Returns what a caller's arguments require; None: what the settings of the accumulator say.
 
         Raises:
-            InvalidArgumentError: an argument is invalid, or ``up_to`` is given without ``grace``.
+            InvalidArgumentError: an argument is invalid, or ``up_to`` is given without ``grace``, or one of the two
+                without ``num_required``.
         """
+        if num_required is None:
+            for name, value in (("up_to", up_to), ("grace", grace)):
+                if value is not None:
+                    raise InvalidArgumentError(
+                        f"{name}={shown(value)} needs num_required: a take either says all that it waits for, or "
+                        "leaves all of it to the settings of the accumulator"
+                    )
+            return None
         number = validation.integer(num_required, "num_required", low=1)
         if grace is None:
             if up_to is not None:
@@ -45,7 +51,7 @@ class Requirement:
             return cls(number, number)
         seconds = validation.seconds(grace, "grace", high=LONGEST_GRACE)
         most = ANY_NUMBER if up_to is None else validation.integer(up_to, "up_to", low=number)
-        return cls(number, max(number, min(most, ANY_NUMBER)), math.ceil(seconds * 1000))
+        return cls(number, max(number, min(most, ANY_NUMBER)), milliseconds(seconds))
 
     def __str__(self) -> str:
         if not self.grace_ms or self.up_to == self.num_required:

@@ -12,7 +12,7 @@ from redisacc._data.sums import RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
 from redisacc._format.buffered import BufferedGradient
-from redisacc._format.entries import parse_workers
+from redisacc._format.entries import parse_traces, parse_workers
 from redisacc._format.keys import Keys, RoundKeys
 from redisacc._protocol.growing_round import GrowingRound, Heard
 from redisacc._protocol.inline_reader import INLINE_FIELDS, InlineReader
@@ -21,6 +21,7 @@ from redisacc._protocol.whole_parts import lost_gradients
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import Fields, scan, scan_command, scan_whole, scanned
 from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._telemetry.traceparent import TraceParent
 from redisacc.errors import CorruptDataError
 
 
@@ -40,6 +41,7 @@ class RoundContents:
         buffered: the buffered gradients, in the order of their places. Their parts are still to be fetched.
         inline: some fields of the ``inline`` hash. The others are still to be fetched.
         workers: worker's name → number of its gradients.
+        traces: the spans that applied them, as far as they are known.
     """
 
     of: RoundKeys
@@ -47,6 +49,7 @@ class RoundContents:
     buffered: list[BufferedGradient]
     inline: Fields
     workers: dict[str, int]
+    traces: list[TraceParent]
 
 
 def read_commands(of: RoundKeys) -> list[Command]:
@@ -98,12 +101,14 @@ class RoundReader:
 
     def contents(self, of: RoundKeys, pieces: Sequence[Any], shape: tuple[int, ...]) -> RoundContents:
         """Returns a round's hashes: what the replies to ``read_commands`` say, and the pieces still missing there."""
+        workers = scan_whole(self._transport, of.workers, pieces[2])
         return RoundContents(
             of=of,
             sums=scan_whole(self._transport, of.sums, pieces[0]),
             buffered=self._parse(scan_whole(self._transport, of.buffered, pieces[1]), shape),
             inline=scanned(of.inline, pieces[3])[1],
-            workers=parse_workers(scan_whole(self._transport, of.workers, pieces[2]), of.workers),
+            workers=parse_workers(workers, of.workers),
+            traces=parse_traces(workers),
         )
 
     def leave_out_lost(self, contents: RoundContents) -> list[BufferedGradient]:

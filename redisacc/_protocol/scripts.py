@@ -19,6 +19,8 @@ from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import DELETING, Keys
 from redisacc._format.partitions import parse_partitions, partitions_text
 from redisacc._format.record import check_format
+from redisacc._format.settings import SettingsChange
+from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.script_replies import Deletion, corrupt, deletion_of
 from redisacc._protocol.sessions import Session
 from redisacc._redis.fast_socket import Command
@@ -100,6 +102,7 @@ class Request:
         local_step: the step for which the gradient was computed.
         round_shape: the shape of a dense gradient, or of the rows of a sparse one. All gradients of a round share it.
         once: whether the gradient is dropped if the round has one of this worker.
+        trace: the traceparent of the span that applies it; "" if it is not traced.
     """
 
     session: Session
@@ -108,15 +111,17 @@ class Request:
     local_step: int
     round_shape: tuple[int, ...]
     once: bool = False
+    trace: str = ""
 
 
-Outcome = Literal["applied", "stale", "repeated", "set", "lowered", "taken"]
+Outcome = Literal["applied", "stale", "repeated", "set", "lowered", "configured", "taken"]
 _OUTCOMES: dict[bytes, Outcome] = {
     b"applied": "applied",
     b"stale": "stale",
     b"repeated": "repeated",
     b"set": "set",
     b"lowered": "lowered",
+    b"configured": "configured",
     b"taken": "taken",
 }
 
@@ -172,12 +177,14 @@ class Queued:
     """A place in the queue of takers, ``ahead`` of which others come first.
 
     ``grace_left_ms`` is how long the grace lasts, in milliseconds, if nothing else is missing; otherwise 0.
+    ``required`` is what the settings say that the take requires; None if it has said so itself.
     """
 
     global_step: int
     num_accumulated: int
     ahead: int
     grace_left_ms: int = 0
+    required: Requirement | None = None
 
 
 class Take(Protocol):
@@ -194,6 +201,7 @@ class Take(Protocol):
 
         Raises:
             StaleSequenceError: this take is over.
+            InvalidArgumentError: the settings do not say what the take requires, or no longer. It has left the queue.
         """
 
 
@@ -422,6 +430,7 @@ class Scripts:
                     "worker": request.worker,
                     "local_step": request.local_step,
                     "once": int(request.once),
+                    "trace": request.trace,
                     "round_shape": shape_text(request.round_shape),
                     "labels": [section.label for section in packed],
                     "elements": [section.element for section in packed],
@@ -495,6 +504,7 @@ class Scripts:
                     "worker": request.worker,
                     "local_step": request.local_step,
                     "once": int(request.once),
+                    "trace": request.trace,
                     "round_shape": shape_text(request.round_shape),
                     "gradient": gradient,
                     "header": header,
@@ -554,7 +564,7 @@ class Scripts:
         token: str,
         session: Session,
         sequence: int,
-        num_required: int,
+        num_required: int | None,
         up_to: int | None = None,
         grace_ms: int = 0,
         lease_ms: int,
@@ -567,7 +577,8 @@ class Scripts:
             token: id of the take: the session's id and the sequence number. The same one again gets the same round.
             session: who sends it.
             sequence: its number.
-            num_required: the round is not granted while it has fewer gradients; at least 1.
+            num_required: the round is not granted while it has fewer gradients; at least 1. None: this and the next two
+                are what the settings say whenever the take is tried.
             up_to: the round is granted at once if it has at least this many; at least num_required. None: num_required.
             grace_ms: the round is granted this long after gradient num_required arrived, in milliseconds.
             lease_ms: the taker loses its place in the queue unless it asks again within this time, in milliseconds.
@@ -595,8 +606,8 @@ class Scripts:
                 args={
                     "incarnation": self.incarnation,
                     "token": token,
-                    "num_required": num_required,
-                    "up_to": num_required if up_to is None else up_to,
+                    "num_required": num_required or 0,
+                    "up_to": (num_required or 0) if up_to is None else up_to,
                     "grace_ms": grace_ms,
                     "lease_ms": lease_ms,
                     "taker": taker,
@@ -610,14 +621,25 @@ class Scripts:
         def attempt(*, timeout: float = TIMEOUT) -> tuple[Granted | Queued, list[Any]]:
             reply, pieces = self._transport.repeat(call, timeout=timeout)
             match reply:
-                case [b"waiting", step, count, ahead, grace]:
+                case [b"waiting", step, count, ahead, grace_left, required, most, grace]:
                     queued = Queued(
                         self._step(step),
                         self._number(count, "num_accumulated"),
                         self._number(ahead, "queue"),
-                        self._number(grace, "grace_left_ms"),
+                        self._number(grace_left, "grace_left_ms"),
                     )
+                    if num_required is None:
+                        queued.required = Requirement(
+                            self._number(required, "num_required", least=1),
+                            self._number(most, "up_to", least=1),
+                            self._number(grace, "grace_ms"),
+                        )
                     return queued, pieces
+                case [b"unset"]:
+                    raise InvalidArgumentError(
+                        f"num_required is missing, and the settings of {shown(self._keys.name)} do not say it either, "
+                        "or no longer: give it, or set it by configure() or `redisacc set`"
+                    )
             return self._granted(token, reply), pieces
 
         return attempt
@@ -732,6 +754,42 @@ class Scripts:
                 },
             )
         )
+        return self._counted(reply, ())
+
+    def configure(self, *, session: Session, sequence: int, worker: str, change: SettingsChange) -> Counted:
+        """Changes the settings.
+
+        Args:
+            session: who sends the request.
+            sequence: its number.
+            worker: name of the sender.
+            change: which settings get which values.
+
+        Raises:
+            InvalidArgumentError: the settings that stay do not go together with the new ones.
+        """
+        reply = self._transport.run(
+            *load("configure").bind(
+                keys={"record": self._keys.record, "sessions": self._keys.sessions, "queue": self._keys.queue},
+                args={
+                    "incarnation": self.incarnation,
+                    "session": session.id,
+                    "sequence": sequence,
+                    "acknowledged": session.acknowledged,
+                    "worker": worker,
+                    "num_required": change.num_required,
+                    "up_to": change.up_to,
+                    "grace_ms": change.grace_ms,
+                },
+            )
+        )
+        match reply:
+            case [b"conflict", number, up_to, grace]:
+                raise InvalidArgumentError(
+                    f"the settings of {shown(self._keys.name)} would be num_required={printable(number, QUOTED)}, "
+                    f"up_to={printable(up_to, QUOTED)}, grace_ms={printable(grace, QUOTED)}: up_to must be at least "
+                    "num_required and needs a grace, and both need num_required. Change them together"
+                )
         return self._counted(reply, ())
 
     def resolve(self, *, session: Session, sequence: int, worker: str, timeout: float = TIMEOUT) -> Counted | None:

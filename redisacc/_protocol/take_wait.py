@@ -93,7 +93,7 @@ class TakeWait:
         keys: the keys of the accumulator.
         scripts: its scripts.
         session: used only by this take while it waits.
-        required: how many gradients the take waits for.
+        required: how many gradients the take waits for. None: as many as the settings of the accumulator say.
         deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
         taker: the name of the taker.
         label: the accumulator's name in log records and errors.
@@ -107,7 +107,7 @@ class TakeWait:
     keys: Keys
     scripts: Scripts
     session: Session
-    required: Requirement
+    required: Requirement | None
     deadline: float
     taker: str
     label: str
@@ -139,13 +139,19 @@ class TakeWait:
             token=self._token,
             session=self.session,
             sequence=self._sequence,
-            num_required=self.required.num_required,
-            up_to=self.required.up_to,
-            grace_ms=self.required.grace_ms,
+            num_required=self.required.num_required if self.required else None,
+            up_to=self.required.up_to if self.required else None,
+            grace_ms=self.required.grace_ms if self.required else 0,
             lease_ms=TAKER_LEASE_MS,
             taker=self.taker,
             read=self._read_commands(),
         )
+
+    @property
+    def num_required(self) -> int:
+        """How many gradients the take required when the server answered last; 0 if only the server knows."""
+        required = self.required or (self._seen.required if self._seen else None)
+        return required.num_required if required else 0
 
     def on_event(self, event: str | None) -> None:
         """Handles a message, in the thread that listens.
@@ -169,7 +175,7 @@ class TakeWait:
             self._heard.append(buffered[:64])
         if words.keys() & {"applied", "stale", "repeated", "waiting"}:
             count = words.get("count", "")
-            if count.isdigit() and int(count[:16]) < self.required.num_required:
+            if count.isdigit() and int(count[:16]) < self.num_required:
                 if buffered:
                     self.alarm.set()
                 return
@@ -216,7 +222,7 @@ class TakeWait:
         if not self._heard and not self._broke_off:
             return False
         try:
-            self._broke_off = self.reader.look_ahead(self._heard, self.required.num_required, lambda: self._poll_now)
+            self._broke_off = self.reader.look_ahead(self._heard, self.num_required, lambda: self._poll_now)
         except (RedisAccError, PartMissingError) as error:
             # Looking ahead only saves time. If something is wrong, it shows when the round is read.
             logger.debug("%s: could not look ahead: %s", self.label, error)
@@ -247,7 +253,7 @@ class TakeWait:
     @property
     def _fields(self) -> dict[str, object]:
         """Fields of log records, for handlers that format them."""
-        fields: dict[str, object] = {"accumulator": self.keys.name, "num_required": self.required.num_required}
+        fields: dict[str, object] = {"accumulator": self.keys.name, "num_required": self.num_required}
         if self._seen is not None:
             fields |= {"global_step": self._seen.global_step, "num_accumulated": self._seen.num_accumulated}
         return fields
@@ -328,7 +334,7 @@ class TakeWait:
         found = self._contributors()
         error = TakeTimeoutError(
             self._state(f"timed out after {seconds:.3g} s", found),
-            num_required=self.required.num_required,
+            num_required=self.num_required,
             num_accumulated=self._seen.num_accumulated if self._seen else 0,
             workers=found.workers if found else {},
             missing=[worker.name for worker in found.missing[:LISTED]] if found else (),
@@ -349,12 +355,11 @@ class TakeWait:
 
     def _state(self, what: str, found: Contributors | None) -> str:
         seen = self._seen
-        text = f"{self.label}: a take of {self.required} {what}"
+        required = self.required or (seen.required if seen else "as many gradients as the settings say")
+        text = f"{self.label}: a take of {required} {what}"
         if seen is None:
             return f"{text}: the server did not report how many gradients there are"
-        text += (
-            f": {seen.num_accumulated} of {self.required.num_required} gradients had arrived at step {seen.global_step}"
-        )
+        text += f": {seen.num_accumulated} of {self.num_required} gradients had arrived at step {seen.global_step}"
         if seen.grace_left_ms:
             text += f", and {seen.grace_left_ms / 1000:.1f} s of the grace were left"
         if found is not None and found.workers:

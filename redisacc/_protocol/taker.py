@@ -16,16 +16,17 @@ from redisacc._format.staleness import parse_staleness
 from redisacc._protocol.acknowledgement import acknowledge
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.ownership import REMEMBERED, still_listed
+from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._protocol.recovery import take_over
 from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.round_reader import RoundReader, read_commands
-from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._protocol.scripts import Granted
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.take_wait import TakeWait, wait_for_round
 from redisacc._redis.transport import Transport
+from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import shown
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -50,11 +51,13 @@ class TakenRound(Generic[G]):
         token: the id of the take.
         round: what the caller gets.
         buffered: the buffered gradients whose parts the acknowledgement removes.
+        traces: the spans that applied its gradients, as far as they are known.
     """
 
     token: str
     round: Round[G]
     buffered: list[BufferedGradient]
+    traces: list[TraceParent]
 
 
 class Taker(Generic[G]):
@@ -84,7 +87,7 @@ class Taker(Generic[G]):
 
     def take(
         self,
-        required: Requirement,
+        required: Requirement | None,
         *,
         deadline: float,
         name: str,
@@ -95,7 +98,7 @@ class Taker(Generic[G]):
         """Blocks until a round of enough gradients is granted, then reads and reduces it.
 
         Args:
-            required: how many gradients are enough.
+            required: how many gradients are enough. None: as many as the settings of the accumulator say.
             deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
             name: the name of the taker.
             label: the accumulator's name in log records and errors.
@@ -135,7 +138,8 @@ class Taker(Generic[G]):
                 replicas=known.replicas if known else 0,
                 min_replicas=self._min_replicas,
             )
-        return self._read(granted, pieces, reader, required.num_required)
+        # If the server has not said how many were required, they were probably as many as there are.
+        return self._read(granted, pieces, reader, pending.num_required or granted.num_accumulated)
 
     def recover(self, token: str | None, *, name: str, skip_lost: bool = False) -> TakenRound[Any] | None:
         """Takes over a round that was granted and not acknowledged, and reads and reduces it.
@@ -271,7 +275,7 @@ class Taker(Generic[G]):
         round_sum = reader.add_up(contents, shape, number, num_required)
         gradient: G | None = self._spec.result(round_sum, number) if number else None
         taken = Round(gradient, granted.global_step, number, contents.workers, staleness)
-        return TakenRound(granted.token, taken, buffered)
+        return TakenRound(granted.token, taken, buffered, contents.traces)
 
     def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:
         """Compares how many rounds the accumulator has granted with what this handle knew before its take."""

@@ -13,8 +13,8 @@ Value = TypeVar("Value")
 def in_parallel(calls: Sequence[Callable[[], Value]]) -> list[Value]:
     """Returns the values of all calls, of which the first runs in this thread.
 
-    All of them have ended when this returns or raises one of their errors. Only an interrupt, such as Ctrl-C, leaves the
-    others to themselves.
+    All of them have ended when this returns or raises one of their errors. Only an interrupt, such as Ctrl-C, leaves
+    the others to themselves.
     """
     values: list[Any] = [None] * len(calls)
     errors: list[BaseException | None] = [None] * len(calls)

@@ -224,8 +224,7 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
     """
     borrowed: list[Connection] = []
     try:
-        for node in nodes:
-            borrowed.append(node._borrow())
+        borrowed.extend(node._borrow() for node in nodes)
         if all(isinstance(connection, SocketConnection) for connection in borrowed):
             fetch_over(borrowed, arrivals, deadline, routes)
         else:

@@ -163,8 +163,8 @@ class Transport:
     def scatter(self, batches: Sequence[Sequence[Command]], *, timeout: float = TIMEOUT) -> list[list[Any]]:
         """Returns the replies to several batches of commands, which go to all nodes at the same time.
 
-        The commands of a batch travel together, in their order, over one connection. The first reply that is an error is
-        raised when all batches have ended.
+        The commands of a batch travel together, in their order, over one connection. The first reply that is an error
+        is raised when all batches have ended.
 
         Args:
             batches: the keys of each are in one slot. Commands without a key go along with the others.

@@ -44,7 +44,7 @@ def acl(
 
     \b
     worker     creates, applies gradients, reads parameters
-    taker      creates, takes, recovers, sets the step, publishes parameters
+    taker      creates, takes, recovers, sets the step and settings, publishes
     observer   reads, listens to events
     operator   all of the above; also deletes, collects garbage, loads the scripts
 

@@ -51,7 +51,7 @@ def examine_cluster(transport: Transport) -> Finding:
 
 
 def examine_partitions(transport: Transport) -> Finding:
-    """Returns whether the partitions of each accumulator lie on as many masters as they can, and on each equally many."""
+    """Returns whether the partitions of each accumulator are spread evenly over the masters."""
     slot_map = transport.slot_map(timeout=OPENING_TIMEOUT)
     masters = len(slot_map.masters)
     uneven: list[str] = []
@@ -71,11 +71,12 @@ def examine_partitions(transport: Transport) -> Finding:
         return Finding("partitions", "warn", "unknown, because this user may not read the names and records")
     found = f"{count_text(spread, 'accumulator')} with partitions"
     if uneven:
+        named = "; ".join(uneven[:3]) + ("; …" if len(uneven) > 3 else "")
         return Finding(
             "partitions",
             "warn",
-            f"{found}, of which {len(uneven)} unevenly spread ({'; '.join(uneven[:3])}{'; …' if len(uneven) > 3 else ''})",
-            "delete them when their training is over and create them again, because the partitions are chosen at creation",
+            f"{found}, of which {len(uneven)} unevenly spread ({named})",
+            "delete them when their training is over and create them again: partitions are chosen at creation",
         )
     return Finding("partitions", "ok", found)
 

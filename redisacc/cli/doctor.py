@@ -51,8 +51,8 @@ def doctor(*, url: str | None, as_json: bool) -> None:
 
     The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency, reducers and a trial. The
     trial applies and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is
-    checked, and the coverage of the slots, the replicas and how evenly partitions lie as well, but not reducers, which do
-    not support clusters.
+    checked, and the coverage of the slots, the replicas and how evenly partitions lie as well, but not reducers, which
+    do not support clusters.
     Exit code 1 means that something marked BAD must be changed.
     """
     transport = transport_of(url)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -14,6 +14,7 @@ from redisacc._admin.rows import CurrentRows, Rows, read_spec
 from redisacc._data.tree_spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format.keys import ParameterKeys
+from redisacc._format.settings import Settings
 from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameter_info import ParametersInfo, read_parameters_info
 from redisacc._text import age_text, printable
@@ -227,11 +228,8 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
     gradients = f"{info.num_accumulated}{of} gradients" if of else count_text(info.num_accumulated, "gradient")
     line("this round", f"{gradients}{shape}")
     line("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)} of {bytes_text(info.buffer_limit)})")
-    if info.partitions:
-        under_way = count_text(info.attempts, "attempt")
-        line("partitions", f"{len(info.partitions)} ({_numbers_text(info.partitions)}); {under_way} under way or over")
-    if info.reducer is not None:
-        line("reducer", f"{info.reducer.who}: in time for {info.reducer.stored} rounds, late for {info.reducer.late}")
+    for label, text in _storage_texts(info):
+        line(label, text)
     dropped = f"{info.stale} stale, {info.repeated} repeated"
     line("in total", f"{info.applied} applied, {dropped}, {info.duplicates} sent twice, {info.takes} taken")
     if mean := _mean_text(info):
@@ -241,6 +239,8 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
     if info.max_staleness:
         line("accepts", f"gradients up to {count_text(info.max_staleness, 'step')} late")
         line("late", f"in this round: {staleness_text(info.staleness)}")
+    if info.settings != Settings():
+        line("settings", str(info.settings))
     line("last active", f"{ago(info.last_activity)} ago")
     line("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {ago(info.created_at)} ago")
     line("incarnation", info.incarnation)
@@ -384,6 +384,16 @@ def _elements(row: Array) -> str:
     flat = row.reshape(-1)
     text = " ".join(number_text(value) for value in flat[:_ELEMENTS])
     return text + (f" … and {len(flat) - _ELEMENTS} more" if len(flat) > _ELEMENTS else "")
+
+
+def _storage_texts(info: AccumulatorInfo) -> Iterator[tuple[str, str]]:
+    """Yields what there is to say of the way in which large gradients are stored and added up."""
+    if info.partitions:
+        attempts = count_text(info.attempts, "attempt")
+        yield "partitions", f"{len(info.partitions)} ({_numbers_text(info.partitions)}); {attempts} under way or over"
+    if info.reducer is not None:
+        late = f"in time for {info.reducer.stored} rounds, late for {info.reducer.late}"
+        yield "reducer", f"{info.reducer.who}: {late}"
 
 
 def _numbers_text(numbers: Sequence[int]) -> str:

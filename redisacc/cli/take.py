@@ -36,7 +36,7 @@ __all__ = ["check_form", "naming_file", "report_round", "take", "write_gradient"
 
 @click.command(epilog=EXIT_CODES)
 @name_argument
-@click.argument("num_required", type=click.IntRange(min=1))
+@click.argument("num_required", type=click.IntRange(min=1), required=False)
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="File for the gradient: .npy, .npz, or -."
 )
@@ -52,7 +52,7 @@ __all__ = ["check_form", "naming_file", "report_round", "take", "write_gradient"
 def take(
     *,
     name: str,
-    num_required: int,
+    num_required: int | None,
     output: Path | None,
     discard: bool,
     grace: float | None,
@@ -64,6 +64,8 @@ def take(
     as_json: bool,
 ) -> None:
     """Wait until the round has NUM_REQUIRED gradients, take it, and write its mean or sum to a file.
+
+    Without NUM_REQUIRED, the take waits for what `redisacc set` has set, and follows changes while it waits.
 
     A dense gradient is written to an .npy, or to an .npz as "gradient". A sparse gradient is written to an .npz as
     "indices", "values" and "shape". A tree is written to an .npz: a dense leaf under its path, a sparse leaf as
@@ -157,7 +159,7 @@ def report_round(verb: str, taken: Round[Any], output: Path | None, *, as_json: 
 
 
 @contextlib.contextmanager
-def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int) -> Iterator[None]:
+def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int | None) -> Iterator[None]:
     """Shows on a terminal how full the round is, as long as the take waits."""
     out = console(stderr=True)
     if not out.is_terminal:
@@ -170,13 +172,19 @@ def _waiting(accumulator: ConditionalAccumulatorBase[Any], num_required: int) ->
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=out, expand=True, transient=True) as bar:
-        task = bar.add_task("waiting", total=num_required, completed=accumulator.num_accumulated())
+        task = bar.add_task("waiting", total=num_required)
+
+        def update() -> None:
+            total = num_required or accumulator.settings().num_required or 1
+            bar.update(task, total=total, completed=min(accumulator.num_accumulated(), total))
+
+        update()
         stop = threading.Event()
 
         def follow() -> None:
             while not stop.wait(0.3):
                 with contextlib.suppress(RedisAccError):
-                    bar.update(task, completed=min(accumulator.num_accumulated(), num_required))
+                    update()
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()

@@ -139,9 +139,9 @@ def test_an_attempt_that_was_swept_is_refused_and_its_writer_begins_a_new_one(ac
 
     def give_up(attempt):
         client.zadd(keys.attempts, {str(attempt): 1})
-        assert redisacc.ConditionalAccumulator(
-            "float32", SHAPE, "w", reduction_type="SUM", redis=client
-        ).apply_grad(gradient(0), local_step=7)
+        assert redisacc.ConditionalAccumulator("float32", SHAPE, "w", reduction_type="SUM", redis=client).apply_grad(
+            gradient(0), local_step=7
+        )
         assert swept(client, keys) == 1
         removed.append(attempt)
         assert not [key for key in parts_of(client) if attempt.id in key]

@@ -53,7 +53,7 @@ def fetched(monkeypatch):
     finish = PartSums.finish
 
     def noting(self, part):
-        if self._store is None:
+        if not self._stores:
             keys.append(part.key)
         finish(self, part)
 
@@ -64,7 +64,7 @@ def fetched(monkeypatch):
 @pytest.fixture
 def patient(monkeypatch):
     """Takers that wait for a reducer for as long as a busy machine needs."""
-    monkeypatch.setattr("redisacc._protocol.part_sums.SUM_PATIENCE", 20.0)
+    monkeypatch.setattr("redisacc._protocol.stored_sums.SUM_PATIENCE", 20.0)
 
 
 def wait_for_lease(client, until, name="w"):

@@ -7,6 +7,8 @@ compared with the model's; results are compared bit for bit wherever the order o
 
 from __future__ import annotations
 
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -393,7 +395,7 @@ class Accumulators(RuleBasedStateMachine):
 
     @rule(
         pick=PICK,
-        required=st.integers(1, 3),
+        required=st.integers(1, 3) | st.none(),
         how=st.sampled_from(["grad", "slices", "block", "stray"]),
         # An hour never ends here. How a grace ends is tested elsewhere.
         options=st.sampled_from([{}] * 5 + [{"grace": 0}, {"grace": 3600}])
@@ -402,7 +404,11 @@ class Accumulators(RuleBasedStateMachine):
     def take(self, pick, required, how, options):
         handle = self._pick(pick)
         living, acc = handle.living, handle.acc
-        if options.get("up_to", required) < required:
+        if required is None and options:
+            with pytest.raises(redisacc.InvalidArgumentError, match="needs num_required"):
+                acc.take_grad(required, timeout=0, **options)
+            return
+        if required is not None and options.get("up_to", required) < required:
             with pytest.raises(redisacc.InvalidArgumentError, match="up_to must be in"):
                 acc.take_grad(required, timeout=0, **options)
             return
@@ -413,11 +419,17 @@ class Accumulators(RuleBasedStateMachine):
         ways = set(living.ways)
         try:
             expected = living.model.take(required, **options)
+        except model.Refused:
+            with pytest.raises(redisacc.InvalidArgumentError, match="num_required is missing"):
+                acc.take_grad(required, timeout=0)
+            self.compare(living.name)
+            return
         except model.Insufficient:
             with pytest.raises(redisacc.TakeTimeoutError) as failure:
                 acc.take_grad(required, timeout=0, **options)
             error = failure.value
-            assert (error.num_required, error.num_accumulated) == (required, living.model.count)
+            wanted = living.model.settings["num_required"] if required is None else required
+            assert (error.num_required, error.num_accumulated) == (wanted, living.model.count)
             assert error.workers == living.model.workers
             self.compare(living.name)
             return
@@ -439,6 +451,54 @@ class Accumulators(RuleBasedStateMachine):
                 raise Unfinished(taken)
             self._compare_round(living, interrupted.value.args[0], expected, ways)
             living.stray.append((expected, ways))
+        self.compare(living.name)
+
+    @rule(
+        pick=PICK,
+        change=st.fixed_dictionaries(
+            {},
+            optional={
+                "num_required": st.none() | st.integers(1, 4),
+                "up_to": st.none() | st.integers(1, 5),
+                "grace": st.sampled_from([None, None, 0, 3600]),
+            },
+        ),
+    )
+    def configure(self, pick, change):
+        handle = self._pick(pick)
+        if not handle.living.alive:
+            with pytest.raises(redisacc.AccumulatorNotFoundError):
+                handle.acc.configure(**change)
+            return
+        try:
+            handle.living.model.configure(**change)
+        except model.Refused:
+            with pytest.raises(redisacc.InvalidArgumentError, match="Change them together"):
+                handle.acc.configure(**change)
+        else:
+            handle.acc.configure(**change)
+        self.compare(handle.living.name)
+
+    @rule(pick=PICK, beyond=st.integers(1, 2))
+    def configure_while_a_take_waits(self, pick, beyond):
+        """A crew that shrinks to those who have contributed already."""
+        handle = self._pick(pick)
+        living, acc, m = handle.living, handle.acc, handle.living.model
+        if not living.alive or not m.count or m.step == model.STEP_MAX:
+            return
+        # A handle of another client, too, sees the change.
+        other = next(one.acc for one in reversed(self.opened) if one.living is living)
+        acc.configure(num_required=m.count + beyond, up_to=None, grace=None)
+        with ThreadPoolExecutor(1) as pool:
+            take = pool.submit(acc.take_grad, timeout=60)
+            while not acc.info().waiting:
+                assert not take.done(), take.result()
+            other.configure(num_required=m.count)
+            gradient = take.result()
+        m.configure(num_required=m.count, up_to=None, grace=None)
+        ways = set(living.ways)
+        living.ways.clear()
+        self._compare_gradient(living, gradient, m.take(None), ways)
         self.compare(living.name)
 
     @rule(pick=PICK)
@@ -464,7 +524,7 @@ class Accumulators(RuleBasedStateMachine):
                 assert taken is None
         self.compare(living.name)
 
-    BAD_NUMBERS = (0, -1, 1.0, "1", None, [1], 2**63, np.nan, True)
+    BAD_NUMBERS = (0, -1, 1.0, "1", [1], 2**63, np.nan, True)
 
     def _take_a_bad_number(self, handle, case):
         required = self.BAD_NUMBERS[case % len(self.BAD_NUMBERS)]
@@ -526,6 +586,7 @@ class Accumulators(RuleBasedStateMachine):
         info, m = acc.info(), living.model
         assert (info.global_step, info.num_accumulated, info.workers) == (m.step, m.count, m.workers)
         assert info.staleness == m.staleness
+        assert dataclasses.asdict(info.settings) == m.settings
         assert info.waiting == []
         assert len(info.unacknowledged) == len(living.stray)
 

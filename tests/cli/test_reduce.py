@@ -56,7 +56,7 @@ def train(background, until, monkeypatch):
     monkeypatch.setattr(PartSums, "finish", noting)
     # A reducer that has just begun, or on a busy machine, may store only some parts of a sum. The take then adds up
     # the rest itself, and the next one relies on the reducer again.
-    monkeypatch.setattr("redisacc._protocol.part_sums.SUM_PATIENCE", 2.0)
+    monkeypatch.setattr("redisacc._protocol.stored_sums.SUM_PATIENCE", 2.0)
     monkeypatch.setattr("redisacc._protocol.reliance.SHORTEST", 0.01)
     monkeypatch.setattr("redisacc._protocol.reliance.LONGEST", 0.01)
 

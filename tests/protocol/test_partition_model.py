@@ -16,9 +16,7 @@ RULES = [rule.name for rule in fields(Rules)]
     ("gradients", "attempts", "numbers", "states"),
     thorough([(1, 1, 2, 10_000), (1, 2, 2, 200_000), (2, 1, 1, 200_000)], usual=[(1, 1, 2, 10_000)]),
 )
-def test_nothing_is_lost_counted_twice_or_left_behind(
-    gradients: int, attempts: int, numbers: int, states: int
-) -> None:
+def test_nothing_is_lost_counted_twice_or_left_behind(gradients: int, attempts: int, numbers: int, states: int) -> None:
     search = Search(gradients, attempts, numbers)
     search.run()
     # Fewer would mean that the model no longer does most of what it describes.

@@ -458,7 +458,7 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
     for key in sums:
         client.set(key, b"part", px=600_000)
 
-    assert len(steps) == 15
+    assert len(steps) == 16
     for command, expected in steps:
         said = subprocess.run(
             redis_cli(command, real_server.url), capture_output=True, text=True, timeout=20, check=True, cwd=ROOT

@@ -134,6 +134,8 @@ def taker_works(place, background, until):
     with pytest.raises(redisacc.RoundRecoveredError), acc.take(1, timeout=20), worker.recover():
         pass
     acc.set_global_step(7)
+    acc.configure(num_required=2)
+    acc.configure(num_required=None)
     acc.info()
     acc.peek()
     chief = place.parameters("taker")
@@ -318,6 +320,7 @@ FORBIDDEN = {
         "delete parameters": lambda place, acc: place.parameters("worker").delete(),
         "read others' parameters": lambda place, acc: place.parameters("worker", "other"),
         "finish": lambda place, acc: place.parameters("worker").finish(),
+        "change the settings": lambda place, acc: acc.configure(num_required=3),
     },
     "taker": {
         "buffer": lambda place, acc: place.apply(place.open("taker", "train-1", in_place_limit=0), 200_000),
@@ -330,6 +333,7 @@ FORBIDDEN = {
         "apply": lambda place, acc: place.apply(acc),
         "take": lambda place, acc: acc.take_grad(1, timeout=0),
         "set the step": lambda place, acc: acc.set_global_step(3),
+        "change the settings": lambda place, acc: acc.configure(num_required=3),
         "delete": lambda place, acc: acc.delete(),
         "create": lambda place, acc: place.open("observer", "train-new"),
         "open another": lambda place, acc: place.open("observer", "other"),

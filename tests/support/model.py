@@ -193,6 +193,8 @@ class Accumulator:
     max_staleness: int = 0
     # How many gradients of the round were how many steps late.
     staleness: dict[int, int] = field(default_factory=dict)
+    # What a take waits for that does not say so itself.
+    settings: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("num_required", "up_to", "grace")))
 
     kind = ""
 
@@ -230,8 +232,21 @@ class Accumulator:
     def set_global_step(self, step: Any) -> None:
         self.step = checked_step(step)
 
-    def take(self, num_required: int, up_to: int | None = None, grace: float | None = None) -> ModelRound:
+    def configure(self, **change: Any) -> None:
+        found = {**self.settings, **change}
+        number, up_to, grace = found.values()
+        if number is None and (up_to, grace) != (None, None):
+            raise Refused(f"{found} say no number")
+        if up_to is not None and (grace is None or up_to < number):
+            raise Refused(f"no take accepts {found}")
+        self.settings = found
+
+    def take(self, num_required: int | None, up_to: int | None = None, grace: float | None = None) -> ModelRound:
         """Takes at a moment when no grace has ended that is longer than 0."""
+        if num_required is None:
+            if (up_to, grace) != (None, None) or self.settings["num_required"] is None:
+                raise Refused("nobody says how many")
+            num_required, up_to, grace = self.settings.values()
         if num_required < 1:
             raise Refused(f"num_required = {num_required}")
         if up_to is not None and (grace is None or up_to < num_required):

@@ -32,7 +32,7 @@ TEXTS = {
 COMMANDS = [
     ("ls",), ("ls", "--private"), ("show", "w"), ("show", "w", "--index", "1"), ("show", "w", "--top", "1"),
     ("watch", "-n", "1"), ("recover", "w"), ("gc", "--dry-run"), ("tail", "w", "-n", "1", "--timeout", "0"),
-    ("set-step", "w", "1", "--yes"), ("take", "w", "1", "--timeout", "0", "--discard", "--yes"),
+    ("set", "w", "n=2"), ("set-step", "w", "1", "--yes"), ("take", "w", "1", "--timeout", "0", "--discard", "--yes"),
     ("recover", "w", "--discard", "--yes"), ("gc", "--yes"), ("rm", "w", "--yes"),
 ]  # fmt: skip
 

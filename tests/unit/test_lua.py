@@ -18,6 +18,7 @@ import redisacc
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import FORMAT
+from redisacc._format.settings import SettingsChange
 from redisacc._protocol import script_replies
 from redisacc._protocol import scripts as scripts_module
 from redisacc._protocol.crew_scripts import CrewScripts
@@ -41,9 +42,7 @@ REPLACED = Replaced(("a", "b"), (StoredAttempt("b", 1),), 4)
 
 # A call of each script. The tokens and ids are the placeholders of the headers.
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "acknowledge": lambda s: s.acknowledge(
-        token="TOKEN", parts=[KEYS.part("ID", 0)], attempts=["ID-1 2"], more=False
-    ),
+    "acknowledge": lambda s: s.acknowledge(token="TOKEN", parts=[KEYS.part("ID", 0)], attempts=["ID-1 2"], more=False),
     "apply": lambda s: s.apply(REQUEST, [PackedRows("", "f", "", b"0", b"12345678", 8)]),
     "buffer": lambda s: s.buffer(
         REQUEST,
@@ -56,6 +55,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         replaced_parts=[KEYS.part("ID", 7)],
     ),
     "commit": lambda s: s.commit(REQUEST, gradient="ID", place="1", header=b"h", parts=2, nbytes=8, replaced=REPLACED),
+    "configure": lambda s: s.configure(session=SESSION, sequence=1, worker="w", change=SettingsChange("1", "", "none")),
     "delete": lambda s: s.delete(finish=True),
     "delete_parameters": lambda s: s.delete_parameters(incarnation="x", finish=True),
     "forget_worker": lambda s: s.forget_worker(session="0-1", worker="w"),
@@ -310,7 +310,12 @@ def test_python_refuses_other_replies(name: str) -> None:
 
 
 def test_python_handles_no_reply_that_no_header_documents() -> None:
-    source = "".join(map(inspect.getsource, (Scripts, PartitionScripts, ParameterScripts, CrewScripts, ReducerScripts, script_replies)))
+    source = "".join(
+        map(
+            inspect.getsource,
+            (Scripts, PartitionScripts, ParameterScripts, CrewScripts, ReducerScripts, script_replies),
+        )
+    )
     handled = set(re.findall(r'b"(\w+)"', source)) - {"yes"}
     documented = {word for name in READ for word, *_ in documented_replies(name)}
     assert handled | scripts_outcomes() == documented
@@ -331,7 +336,7 @@ def test_names_are_bound_in_the_order_of_the_header() -> None:
     bound, in_keys, in_args = script.bind(keys=dict(reversed(keys.items())), args=dict(reversed(args.items())))
     assert bound is script
     assert [*in_keys] == [*list(keys.values())[:5], "s0", "s1", "p0", "p1"]
-    assert [*in_args] == [*list(args.values())[:12], "2 0 2 0 2 1", 3, 4, "r"]
+    assert [*in_args] == [*list(args.values())[:13], "2 0 2 0 2 1", 3, 4, "r"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

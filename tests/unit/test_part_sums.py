@@ -21,7 +21,7 @@ from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.gradient_digests import digest_of
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import cut_of
-from redisacc._protocol import part_sums, whole_parts
+from redisacc._protocol import part_sums, parts_in_flight, sparse_parts, stored_sums, whole_parts
 from redisacc._protocol import uploads as uploads_module
 from redisacc._protocol.inline_reader import InlineReader
 from redisacc._protocol.part_sums import PartSums
@@ -167,11 +167,11 @@ def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject
     spec = SPECS[data.draw(st.sampled_from(sorted(SPECS)))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffered_format, "INLINE_BYTES", data.draw(st.sampled_from([0, 0, 300])))
-        patch.setattr(part_sums, "WINDOW_BYTES", data.draw(st.sampled_from([1, 100, 10**6])))
+        patch.setattr(parts_in_flight, "WINDOW_BYTES", data.draw(st.sampled_from([1, 100, 10**6])))
         patch.setattr(part_sums, "WORTHWHILE", 0)
         patch.setattr(part_sums, "ANNOUNCED_BYTES", 0)
-        patch.setattr(part_sums, "SUM_PATIENCE", 0)
-        patch.setattr(part_sums, "WAITING_BYTES", data.draw(st.sampled_from([0, 100, 10**6])))
+        patch.setattr(stored_sums, "SUM_PATIENCE", 0)
+        patch.setattr(sparse_parts, "WAITING_BYTES", data.draw(st.sampled_from([0, 100, 10**6])))
         patch.setattr(whole_parts, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
         patch.setattr(uploads_module, "STALLED", data.draw(st.sampled_from([-1.0, 10.0**6])))
         sizes = st.sampled_from([64, 64, 64, 128])
@@ -341,8 +341,8 @@ def test_a_part_of_the_round_that_is_missing_is_an_error() -> None:
 def test_only_the_sum_of_the_gradients_of_the_round_is_used(data: st.DataObject) -> None:
     spec, server = SPECS[data.draw(st.sampled_from(["dense", "both", "wider"]))], Server()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"WORTHWHILE": 0, "ANNOUNCED_BYTES": 0, "SUM_PATIENCE": 0}.items():
-            patch.setattr(part_sums, name, value)
+        for module, name in ((part_sums, "WORTHWHILE"), (part_sums, "ANNOUNCED_BYTES"), (stored_sums, "SUM_PATIENCE")):
+            patch.setattr(module, name, 0)
         patch.setattr(buffered_format, "INLINE_BYTES", 0)
         uploads = [Upload(number, spec, number, 64) for number in range(4)]
         required, granted = data.draw(st.integers(1, 3)), data.draw(st.integers(3, 4))

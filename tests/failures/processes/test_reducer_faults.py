@@ -15,7 +15,7 @@ import redisacc
 from redisacc._data.gradient import Gradient, Section
 from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
-from redisacc._protocol import part_sums, reliance
+from redisacc._protocol import reliance, stored_sums
 
 pytestmark = pytest.mark.servers("valkey")
 
@@ -280,11 +280,11 @@ def test_a_take_never_waits_longer_for_a_reducer_than_it_may(child_processes, ro
     child = child_processes.start("reduce", 0, SIZE)
     rounds.play_until_reduced(used)
     pauses = []
-    monkeypatch.setattr(part_sums, "SUM_PATIENCE", 0.05)
-    sleep = part_sums.time.sleep
-    monkeypatch.setattr(part_sums.time, "sleep", lambda seconds: (pauses.append(seconds), sleep(seconds)))
+    monkeypatch.setattr(stored_sums, "SUM_PATIENCE", 0.05)
+    sleep = stored_sums.time.sleep
+    monkeypatch.setattr(stored_sums.time, "sleep", lambda seconds: (pauses.append(seconds), sleep(seconds)))
     child.signal(signal.SIGSTOP)
     rounds.play()
     # A pause is counted before it begins; the last may end after the time is up.
-    assert sum(pause for pause in pauses if pause == part_sums.SUM_PAUSE) <= 0.05 + part_sums.SUM_PAUSE
+    assert sum(pause for pause in pauses if pause == stored_sums.SUM_PAUSE) <= 0.05 + stored_sums.SUM_PAUSE
     child.signal(signal.SIGCONT)

@@ -133,7 +133,8 @@ class Case:
             attempt(call)
         assert contents(self.client) == before
         for call in (
-            recover, self.apply, peek, take, lambda: acc.set_global_step(1), self.open, self.apply,
+            recover, self.apply, peek, take, lambda: acc.set_global_step(1), lambda: acc.configure(num_required=1),
+            self.open, self.apply,
         ):  # fmt: skip
             attempt(call)
         return found

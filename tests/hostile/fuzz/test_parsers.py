@@ -24,6 +24,7 @@ from redisacc._format import entries, in_place
 from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FORMAT, Record
+from redisacc._format.settings import SettingsChange
 from redisacc._protocol import take_wait
 from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.scripts import Request, Schema, Scripts
@@ -211,11 +212,15 @@ def test_replies_of_scripts(search):
             lambda: scripts.apply(request, [in_place.PackedRows("", "f", "", b"0", b"1234", 4)]),
             lambda: scripts.buffer(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
             scripts.take(token="t", session=Session(0), sequence=1, num_required=1, lease_ms=1, taker="w"),
+            scripts.take(token="t", session=Session(0), sequence=1, num_required=None, lease_ms=1, taker="w"),
             lambda: scripts.resolve(session=Session(0), sequence=1, worker="w"),
             lambda: scripts.leave(token="t", replicated=True),
             lambda: scripts.acknowledge(token="t", parts=(), more=False),
             lambda: scripts.recover(old="o", token="t", taker="w"),
             lambda: scripts.set_global_step(session=Session(0), sequence=1, worker="w", new_global_step=1),
+            lambda: scripts.configure(
+                session=Session(0), sequence=1, worker="w", change=SettingsChange("1", "", "none")
+            ),
             lambda: scripts.delete(finish=True),
             lambda: scripts.remove_orphans(owners={"k": "staged"}),
         ):

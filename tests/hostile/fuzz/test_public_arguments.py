@@ -133,6 +133,7 @@ def test_methods(search, handles):
         "take name": lambda a, b: dense.take_grad(10**9, a, timeout=0),
         "recover": lambda a, b: contextlib.ExitStack().enter_context(dense.recover(a)),
         "step": lambda a, b: sparse.set_global_step(a),
+        "settings": lambda a, b: sparse.configure(num_required=a, grace=b),
         "count": lambda a, b: dense.num_accumulated(a),
     }
 

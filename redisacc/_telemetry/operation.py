@@ -1,0 +1,55 @@
+"""An operation as the code that carries it out describes it, whether or not anything records that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal
+
+from redisacc._telemetry.traceparent import TraceParent
+
+Name = Literal["apply", "take", "recover", "compact", "publish", "wait"]
+
+
+class Operation:
+    """An operation that nobody observes. It lasts for the length of a ``with`` block."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Operation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends the operation, which has failed if there is an error."""
+
+    @property
+    def trace(self) -> str:
+        """The text by which a span of another process links the one of this operation; "" if nothing records it."""
+        return ""
+
+    def note_gradient(self, *, outcome: str, nbytes: int, local_step: int, global_step: int) -> None:
+        """Notes what became of a gradient that was sent.
+
+        Args:
+            outcome: that of the ``ApplyResult``.
+            nbytes: its size in bytes.
+            local_step: the step that it was computed for.
+            global_step: the step after it.
+        """
+
+    def note_round(self, *, number: int, global_step: int, traces: Sequence[TraceParent]) -> None:
+        """Notes a round that was received.
+
+        Args:
+            number: how many gradients it holds.
+            global_step: the step that it closed.
+            traces: the spans that applied them, as far as they are known.
+        """
+
+    def note_compacted(self, number: int) -> None:
+        """Notes how many buffered gradients one sum has replaced."""
+
+    def note_step(self, step: int) -> None:
+        """Notes the step that was published, or waited for."""

@@ -1,0 +1,72 @@
+"""The command `redisacc set`: changes what takes wait for that do not say it themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from redisacc._format.settings import LONGEST_GRACE
+from redisacc._handles.existing import open_existing
+from redisacc._text import printable
+from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.options import Seconds, json_option, keys_of, name_argument, redis_option, transport_of
+from redisacc.cli.output import echo_json
+
+__all__ = ["set"]
+
+# What is written before the "=" -> the argument of `configure`, and what its value is.
+_SETTINGS: dict[str, tuple[str, click.ParamType[Any]]] = {
+    "n": ("num_required", click.IntRange(min=1)),
+    "up_to": ("up_to", click.IntRange(min=1)),
+    "grace": ("grace", Seconds(min=0, max=LONGEST_GRACE)),
+}
+
+
+def _change(
+    context: click.Context, parameter: click.Parameter, words: tuple[str, ...]
+) -> dict[str, int | float | None]:
+    """Returns the arguments of ``configure`` for words such as ``n=3``, or ends the command."""
+    change: dict[str, int | float | None] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if name not in _SETTINGS or not equals:
+            expected = ", ".join(f"{known}=VALUE" for known in _SETTINGS)
+            raise click.BadParameter(f"'{word}' is none of {expected}.", context, parameter)
+        argument, kind = _SETTINGS[name]
+        if argument in change:
+            raise click.BadParameter(f"{name} is given twice.", context, parameter)
+        change[argument] = None if text in ("", "none") else kind.convert(text, parameter, context)
+    return change
+
+
+@click.command("set", epilog=EXIT_CODES)
+@name_argument
+@click.argument("settings", metavar="SETTING...", nargs=-1, required=True, callback=_change)
+@redis_option
+@json_option
+@report_failures
+def set(  # noqa: A001 - named as the command
+    *, name: str, settings: dict[str, Any], url: str | None, as_json: bool
+) -> None:
+    """Change what takes wait for that do not say it themselves, as those of a chief do not.
+
+    n is the number of gradients that they require. With grace, they wait for so many seconds longer, until there are
+    up_to gradients. A setting that is not named stays; an empty value, or none, removes it. Takes that wait
+    check again at once. So a training goes on when a machine is gone for good:
+
+    \b
+      redisacc set embeddings n=3
+      redisacc set embeddings n=3 up_to=4 grace=0.5
+      redisacc set embeddings up_to=none grace=none
+    """
+    transport_of(url)
+    accumulator = open_existing(keys_of(name), redis=url)
+    before = accumulator.settings()
+    accumulator.configure(**settings)
+    after = accumulator.settings()
+    if as_json:
+        echo_json({"before": dataclasses.asdict(before), "settings": dataclasses.asdict(after)})
+    else:
+        click.echo(f"{printable(name)}: {after} (before: {before})")
