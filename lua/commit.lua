@@ -5,7 +5,7 @@
 -- KEYS inline          redisacc:{NAME}:inline        gradient id -> data of an inline gradient
 -- KEYS workers         redisacc:{NAME}:workers       worker -> its number of gradients in this round, traceparents
 -- KEYS sessions        redisacc:{NAME}:sessions      session id -> its last request, the outcome, and totals
--- KEYS attempts        redisacc:{NAME}:attempts      "ATTEMPT parts" -> end of its lease; 0: its parts are to be removed
+-- KEYS attempts        redisacc:{NAME}:attempts      "ATTEMPT parts" -> end of its lease; 0: its parts are to go
 -- ARGV incarnation     text      the incarnation that the handle opened
 -- ARGV session         text      id of the sender
 -- ARGV sequence        number    number of the request; a session's numbers grow, and a repeated one changes nothing
@@ -69,7 +69,8 @@ end
 if lease_end == 0 then
   return {'expired'}
 end
-local record, room = admission.record, nil
+local record = admission.record
+local room
 room, refusal = room_in_round(keys, args, record)
 if not room then
   return refuse(refusal)

@@ -9,7 +9,6 @@
 -- {'due', attempt...}   "ATTEMPT parts" of those whose parts are to be removed; commit refuses them from now on
 
 -- #include "now_ms"
--- #include "count_text"
 -- #bind
 
 -- Only attempts that are known here change: a gradient that was counted is not in the list any more, and a late copy of
@@ -23,7 +22,7 @@ for _, attempt in ipairs(args.removed) do
     redis.call('ZREM', keys.attempts, attempt)
   end
 end
-local due = redis.call('ZRANGEBYSCORE', keys.attempts, 0, count_text(now_ms()), 'LIMIT', 0, args.limit)
+local due = redis.call('ZRANGEBYSCORE', keys.attempts, 0, string.format('%.0f', now_ms()), 'LIMIT', 0, args.limit)
 local reply = {'due'}
 for n, attempt in ipairs(due) do
   redis.call('ZADD', keys.attempts, 'XX', 0, attempt)
