@@ -1,4 +1,4 @@
-# The command `redisacc`, for the demo's chief and workers in docker-compose.yml. This image does not contain a server.
+# The command `redisacc`, for the services of docker-compose.yml. This image does not contain a server.
 
 FROM python:3.11-slim AS build
 WORKDIR /src
@@ -9,7 +9,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.11-slim
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir "$(echo /wheels/redisacc-*.whl)[cli]" \
+RUN pip install --no-cache-dir "$(echo /wheels/redisacc-*.whl)[cli,export]" \
     && useradd --create-home --uid 10001 redisacc
 USER redisacc
 WORKDIR /home/redisacc

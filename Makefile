@@ -9,7 +9,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-all test-rest client-matrix chaos soak fuzz bench bench-network conformance record lint types
+.PHONY: help demo server test test-fast test-all test-rest client-matrix chaos soak fuzz bench bench-network simulate conformance record lint types
 .PHONY: wheel compose docs examples foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -67,7 +67,8 @@ client-matrix: $(VENV)/.test ## 25 min | run the tests of connections with redis
 	    tests/behaviour tests/protocol tests/unit tests/failures/connections tests/hostile/test_peers.py $(T); \
 	done
 
-# Options, for example: make chaos C="--seconds 600 --seed 7", or C="--gradients 10000000", which takes hours.
+# Options, for example: make chaos C="--seconds 600 --seed 7", C="--cluster --replicas 1", or C="--gradients 10000000",
+# which takes hours.
 C ?=
 chaos: $(VENV)/.test ## 5 min | break everything at once: connections, processes, the server
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(C)
@@ -113,6 +114,7 @@ wheel: $(VENV)/.test ## 1 min | build the wheel, and test it in an environment o
 
 compose: ## 1 s | check every docker-compose.yml
 	docker-compose config --quiet
+	docker-compose --profile reducer --profile monitoring config --quiet
 	docker-compose -f examples/two_machines/docker-compose.yml config --quiet
 
 TENSORFLOW := .venv-tensorflow
@@ -146,6 +148,10 @@ bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | measure bes
 	$(BIN)/python -m benchmarks --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
 
 # The network is made of namespaces, so this needs Linux, root and iproute2.
+# The clock is simulated, and the same seeds give the same plots.
+simulate: $(VENV)/.bench ## 1 min | simulate settings of a crew; draws the plots of docs/choosing.md and prints its tables
+	$(BIN)/python -m benchmarks.choosing
+
 # Options, for example: make bench-network B="--quick --rate 1 --workers 4 --only dense-4MB"
 bench-network: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 2 h | measure between hosts with links of 1 and 10 Gbit/s; needs root
 	$(BIN)/python -m benchmarks.network --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)

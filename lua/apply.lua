@@ -58,11 +58,12 @@ if not total then
 end
 
 -- All sums are computed before the first is stored, because a corrupt row must not leave the gradient half added.
-local writes = {}
+local writes, size = {}, 0
 local function add_section(n)
   local add = adder(args.elements[n], ELEMENT_BYTES[args.elements[n]], tonumber(args.limits[n]))
   local rows, row_bytes = args.rows[n], args.row_bytes[n]
   local fields, position = {}, 1
+  size = size + #rows
   local function add_batch()
     local stored = redis.call('HMGET', keys.sums, unpack(fields))
     local write = {}
@@ -119,4 +120,4 @@ for _, write in ipairs(writes) do
   redis.call('HSET', keys.sums, unpack(write))
 end
 extend_leases(admission.record.lease_ms, keys.sums)
-return count_gradient(keys, args, admission)
+return count_gradient(keys, args, admission, size)

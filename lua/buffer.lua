@@ -141,4 +141,4 @@ elseif bytes >= args.ahead_bytes and power > power_before then
   -- of what such a gradient costs.
   ahead = '*'
 end
-return count_gradient(keys, args, admission, args.gradient, ahead)
+return count_gradient(keys, args, admission, size, args.gradient, ahead)

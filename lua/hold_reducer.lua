@@ -1,10 +1,11 @@
 -- Gives the lease of the reducer of an accumulator to a holder, or extends it.
 --
--- KEYS reducer   redisacc:{NAME}:reducer   hash: holder, who, since_ms, stored, late; with an expiry
+-- KEYS reducer   redisacc:{NAME}:reducer   hash: holder, who, since_ms, stored, late, sums; with an expiry
 -- ARGV holder    text     random id of the reducer
 -- ARGV who       text     what people call it: host and process id
 -- ARGV stored    number   rounds whose whole sum the holder has stored before it was needed
 -- ARGV late      number   rounds that were over before that
+-- ARGV sums      text     the sums that it keeps, as "digest:parts digest:parts"
 -- ARGV lease_ms  number   how long the lease lasts unless the holder extends it
 --
 -- Replies:
@@ -22,6 +23,7 @@ if not holder then
   redis.call('UNLINK', keys.reducer)
   redis.call('HSET', keys.reducer, 'holder', args.holder, 'who', args.who, 'since_ms', string.format('%.0f', now_ms()))
 end
-redis.call('HSET', keys.reducer, 'stored', string.format('%.0f', args.stored), 'late', string.format('%.0f', args.late))
+redis.call('HSET', keys.reducer, 'stored', string.format('%.0f', args.stored), 'late', string.format('%.0f', args.late),
+  'sums', args.sums)
 redis.call('PEXPIRE', keys.reducer, args.lease_ms)
 return {'held'}

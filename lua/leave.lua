@@ -5,6 +5,7 @@
 -- KEYS takers   redisacc:{NAME}:takers   token -> "required lease_end_ms taker"
 -- KEYS taken    redisacc:{NAME}:taken    token -> the round that was granted to it
 -- ARGV token    text   id of the take
+-- ARGV confirm  flag   whether a WAIT follows, for replicas to confirm the round
 --
 -- Replies:
 -- {'left'}                                                 the token is not in the queue
@@ -15,10 +16,17 @@
 
 -- #include "granted_round"
 -- #include "announce"
+-- #include "even_when_full"
 -- #bind
 
 local reply = granted_round(keys.taken, args.token)
 if reply then
+  if args.confirm then
+    -- On Valkey, WAIT counts the replicas that have what its own connection wrote last. This may not be the connection
+    -- that took the round, so the script writes as well: replicas that have this have the round, too.
+    even_when_full(keys.record)
+    redis.call('HSET', keys.taken, args.token, redis.call('HGET', keys.taken, args.token))
+  end
   return reply
 end
 if redis.call('ZREM', keys.queue, args.token) == 1 then

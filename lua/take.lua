@@ -23,6 +23,7 @@
 -- ARGV taker           text     name of the taker
 -- ARGV session         text     id of the sender
 -- ARGV sequence        number   number of the take; a session's numbers grow
+-- ARGV acknowledged    number   the last request whose outcome the session knows; 0 if there is none
 --
 -- Replies:
 -- {'granted', global_step, num_accumulated, round_shape, staleness}
@@ -37,6 +38,9 @@
 -- {'overflow', global_step}                                the step can't grow; the taker left the queue
 -- {'superseded', sequence}                                 the take is over: acknowledged, recovered or left
 -- {'forgotten', now_ms}                                    the session is unknown and too old to be new
+-- {'lost', sequence}                                       the session knows the outcome of a later request than this
+--                                                          one, which is the last that the server knows; nothing
+--                                                          changed
 -- {'missing'}                                              there is no such accumulator
 -- {'replaced'}                                             the accumulator was deleted and created again
 -- {'corrupt', where, text}                                 a key or field holds what redisacc never writes; nothing
@@ -76,6 +80,10 @@ local entry
 entry, refusal = read_session(keys.sessions, args.session)
 if entry and args.sequence <= entry.sequence then
   return {'superseded', count_text(entry.sequence)}
+elseif entry and args.acknowledged > entry.sequence then
+  -- The server has lost an outcome that the session knows. An earlier take may have been undone, so that its gradients
+  -- are in this round, too.
+  return {'lost', count_text(entry.sequence)}
 elseif not entry and not (ticket and refusal[1] == 'forgotten') then
   return refusal
 end

@@ -17,6 +17,7 @@
     ├── ParametersFinishedError                  the last version has been published
     ├── StepConflictError                        other parameters were published for this step, or for a later one
     ├── CancelledError                           the handle was closed
+    ├── EventLoopError (RuntimeError)            a handle of redisacc.asyncio was used outside of its event loop
     ├── LeaseHeldError                           another process is the chief, or has this worker's number
     ├── LeaseLostError                           another process has taken the place of this one
     ├── RoundNotPublishedError (RuntimeError)    a chief asked for the next round too early
@@ -46,6 +47,7 @@ __all__ = [
     "CancelledError",
     "CorruptDataError",
     "DataLossError",
+    "EventLoopError",
     "InvalidArgumentError",
     "LeaseHeldError",
     "LeaseLostError",
@@ -255,6 +257,13 @@ class CancelledError(RedisAccError):
     """The handle was closed, either before the call or while the call was waiting. Nothing was taken."""
 
 
+class EventLoopError(RedisAccError, RuntimeError):
+    """A handle of ``redisacc.asyncio`` belongs to the event loop on which it was opened, and was used without that.
+
+    It was used on another loop, in a thread without a loop, or in a child of the process. Open another handle there.
+    """
+
+
 class LeaseHeldError(RedisAccError):
     """Another process holds the lease of the chief, or of this worker's number, and keeps extending it."""
 
@@ -338,7 +347,7 @@ class NotReplicatedError(RedisAccError):
     """Fewer replicas than ``min_replicas`` confirmed in time, so the change may be lost if the server fails now.
 
     The change itself was made. An applied gradient is counted and must not be applied again. A round that was taken is
-    not acknowledged, and ``recover()`` hands it out.
+    not acknowledged, and ``recover()`` hands it out, which waits for the replicas as well.
 
     Attributes:
         replicas: how many replicas have confirmed.

@@ -36,6 +36,7 @@ import redis
 from support import selection
 from support.clients import ClientKind
 from support.daemons import Daemon
+from support.driven import DrivenClient
 from support.leaks import leftovers
 from support.servers import FAKE, Servers, ServerUnderTest, executable
 
@@ -125,9 +126,14 @@ def real_client(real_server: ServerUnderTest, client: redis.Redis) -> redis.Redi
 @pytest.fixture
 def accumulator_client(request: pytest.FixtureRequest, server: ServerUnderTest, client: redis.Redis) -> Iterator[Any]:
     """The client that the test's accumulators are opened with, of the kind that --clients names."""
-    kind: ClientKind | None = getattr(request, "param", None)
+    kind: ClientKind | str | None = getattr(request, "param", None)
     if kind is None or not server.real:
         yield client
+        return
+    if kind == selection.ASYNCIO:
+        driven = DrivenClient(client)
+        yield driven
+        driven.close()
         return
     with kind.connected(server.port) as made:
         yield made
@@ -161,13 +167,18 @@ class Opener:
         options = {"redis": self._client, **self._options, **options}
         if self._in_place_limit is not None:
             options.setdefault("in_place_limit", self._in_place_limit)
-        accumulator = self._kind(*schema, **options)
+        accumulator = _opened(self._client, self._kind, *schema, **options)
         self._opened.append(accumulator)
         return accumulator
 
     def close(self) -> None:
         for accumulator in self._opened:
             accumulator.close()
+
+
+def _opened(client: Any, kind: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Opens a handle of a class, or of the one for asyncio."""
+    return client.open(kind, *args, **options) if isinstance(client, DrivenClient) else kind(*args, **options)
 
 
 def _opener(kind: Callable[..., Any], client: Any, storage: str | None) -> Iterator[Opener]:
@@ -208,7 +219,8 @@ def open_parameters(accumulator_client: Any) -> Iterator[Callable[..., redisacc.
     handles: list[redisacc.Parameters] = []
 
     def open_one(shared_name: str = "weights", **options: Any) -> redisacc.Parameters:
-        handles.append(redisacc.Parameters(shared_name, **{"redis": accumulator_client, **options}))
+        options = {"redis": accumulator_client, **options}
+        handles.append(_opened(accumulator_client, redisacc.Parameters, shared_name, **options))
         return handles[-1]
 
     yield open_one

@@ -83,14 +83,15 @@ local function admit(keys, request, more)
     end
   end
   return {
-    record = record, entry = entry, in_round = in_round, traces = traces, staleness_text = staleness_text,
+    record = record, entry = entry, in_round = in_round, traces = traces, staleness = staleness,
+    staleness_text = staleness_text,
   }
 end
 
--- Counts a gradient that has just been added, announces it, and returns the reply. buffered_id: its id if it is
--- buffered. The first taker in the queue is woken if enough gradients have arrived, or if there is something to fetch
--- ahead: the id `ahead` of that gradient, or "*" for all buffered gradients.
-local function count_gradient(keys, request, admission, buffered_id, ahead)
+-- Counts a gradient that has just been added, announces it, and returns the reply. size: its bytes, which only the
+-- event says. buffered_id: its id if it is buffered. The first taker in the queue is woken if enough gradients have
+-- arrived, or if there is something to fetch ahead: the id `ahead` of that gradient, or "*" for all buffered gradients.
+local function count_gradient(keys, request, admission, size, buffered_id, ahead)
   local record, entry = admission.record, admission.entry
   local count = record.num_accumulated + 1
   local reply = {'applied', record.global_step, count_text(count)}
@@ -107,8 +108,9 @@ local function count_gradient(keys, request, admission, buffered_id, ahead)
   write_contribution(keys.workers, request.worker, admission.in_round + 1, admission.traces, request.trace)
   write_session(keys.sessions, request.session, entry, reply, request.worker)
   extend_leases(record.lease_ms, keys.sessions, keys.workers)
-  local message = string.format('applied step=%s count=%s %sworker=%s',
-    reply[2], reply[3], buffered_id and 'buffered=' .. buffered_id .. ' ' or '', request.worker)
+  local message = string.format('applied step=%s count=%s bytes=%.0f %s%sworker=%s', reply[2], reply[3], size,
+    admission.staleness_text and string.format('staleness=%.0f ', admission.staleness) or '',
+    buffered_id and 'buffered=' .. buffered_id .. ' ' or '', request.worker)
   if ahead then
     announce(keys.record, message, string.format('applied step=%s count=%s buffered=%s', reply[2], reply[3], ahead))
   else

@@ -1,7 +1,7 @@
 -- #include "count_text"
 
--- The field WORKER of the workers hash has the text "number": how many gradients of this worker the current round holds.
--- The traceparents of those that were traced follow, each after a space. Takers link their spans.
+-- The field WORKER of the workers hash has the text "number": how many gradients of this worker are in the current
+-- round. The traceparents of those that were traced follow, each after a space. Takers link their spans.
 
 -- At most so many bytes of traceparents are kept for a worker, which are sixteen. Later ones are dropped.
 local TRACES_BYTES = 16 * 56

@@ -59,7 +59,7 @@ _READS_PARAMETERS = "hmget get strlen"
 # Commands by which handles and the scripts of lua/inspect read.
 _LOOKS = (
     "hmget hget hgetall hkeys hvals hlen hstrlen hscan zcard zrange llen lrange get getrange strlen exists type pttl "
-    "time subscribe unsubscribe info"
+    "time subscribe unsubscribe psubscribe punsubscribe info"
 )
 ROLES = {
     "worker": Role(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from redisacc._format.buffered import part_lengths
 from redisacc._format.keys import Keys
+from redisacc._format.reducer_lease import parse_sums, sums_command
 from redisacc._protocol.round_reader import all_rounds
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
@@ -17,7 +18,8 @@ class Memory:
     """The memory of the keys of one kind.
 
     Attributes:
-        what: the kind: "record", "sums", "buffered", "parts", …
+        what: the kind: "record", "sums", "buffered", "parts", …; "reducer" is the lease of a reducer, and the sums that
+            it has stored.
         keys: the number of keys.
         nbytes: their memory in bytes as the server reports it, including its overhead; of parts, only their content.
     """
@@ -40,6 +42,7 @@ def memory(transport: Transport, keys: Keys) -> list[Memory]:
         "takers": [keys.queue, keys.takers],
         "taken": [keys.taken, keys.recovered],
         "attempts": [keys.attempts],
+        "reducer": [keys.reducer, *parse_sums(keys, transport.call(*sums_command(keys)))],
     }
     flat = [key for group in sorts.values() for key in group]
     try:

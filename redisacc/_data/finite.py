@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from redisacc._data.encodings import Wire
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.validation import Array
@@ -12,38 +15,53 @@ from redisacc.errors import NotFiniteError
 # Elements that are looked at together: the truth values of so many stay in the processor's cache.
 _AT_ONCE = 1 << 18
 
+_FLOAT32 = np.dtype(np.float32)
 
-def check_finite(gradient: Gradient, spec: AccumulatorSpec) -> None:
-    """Checks that all elements are finite: also those that became infinite when they were cast or added up.
+# The smallest float32 that bfloat16 rounds to infinity: halfway between the largest finite bfloat16, which is about
+# 3.39e38, and the next power of two. A tie goes to the even one, which is infinity.
+_INFINITE_IN_BFLOAT16 = np.uint32(0x7F7F8000).view(np.float32)
+
+
+def check_finite(gradient: Gradient, spec: AccumulatorSpec, wire: Wire) -> None:
+    """Checks that all elements are finite, and remain so on their way.
+
+    Elements may have become infinite when they were cast or added up. With "bfloat16", those of float32 whose magnitude
+    is 3.3961775e38 or more are refused as well, because they would round to infinity. This does not depend on whether
+    the gradient is small enough to travel as it is.
 
     Args:
         gradient: a gradient that is not encoded.
         spec: what it is a gradient of.
+        wire: how it travels.
 
     Raises:
-        NotFiniteError: an element is infinite or NaN. The first one is named, in the order of the sections.
+        NotFiniteError: an element is not finite, or would not be. The first one is named, in the order of the sections.
     """
     for number, (section, described) in enumerate(zip(gradient.sections, spec.sections, strict=True)):
         if described.dtype.is_integer:
             continue
         start = 0
+        rounds = wire == "bfloat16" and section.dtype == _FLOAT32
         for array in section.arrays:
-            place = _first_not_finite(array)
+            place = _first_not_finite(array, rounds=rounds)
             if place is not None:
                 raise _error(section, number, start + place, array.reshape(-1)[place], spec)
             start += array.size
 
 
-def _first_not_finite(array: Array) -> int | None:
+def _first_not_finite(array: Array, *, rounds: bool) -> int | None:
+    """Returns the place of the first element that is not finite, or, if it ``rounds`` to bfloat16, would not be."""
     flat = array.reshape(-1)
     for start in range(0, flat.size, _AT_ONCE):
-        finite = np.isfinite(flat[start : start + _AT_ONCE])
+        some = flat[start : start + _AT_ONCE]
+        # NaN is on neither side.
+        finite = (some > -_INFINITE_IN_BFLOAT16) & (some < _INFINITE_IN_BFLOAT16) if rounds else np.isfinite(some)
         if not np.logical_and.reduce(finite):
             return start + int(np.argmin(finite))
     return None
 
 
-def _error(section: Section, number: int, place: int, value: object, spec: AccumulatorSpec) -> NotFiniteError:
+def _error(section: Section, number: int, place: int, value: Any, spec: AccumulatorSpec) -> NotFiniteError:
     name, path = spec.name_of(number, place), spec.path_of(number, place)
     if section.indices is not None:
         row, element = divmod(place, max(section.size // len(section.indices), 1))
@@ -53,9 +71,10 @@ def _error(section: Section, number: int, place: int, value: object, spec: Accum
         first, shape = spec.extent_of(number, place)
         index = tuple(map(int, np.unravel_index(place - first, section.shape if shape is None else shape)))
     where = f"at {list(index)}" if index else "as its only element"
+    why = ", which wire='bfloat16' rounds to infinity" if np.isfinite(value) else ""
     return NotFiniteError(
-        f"{name} must be finite, because the accumulator was opened with finite=True, but has {value} {where}: nothing "
-        "was sent",
+        f"{name} must be finite, because the accumulator was opened with finite=True, but has {value} {where}{why}: "
+        "nothing was sent",
         path=path,
         index=index,
     )

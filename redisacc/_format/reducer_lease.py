@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from redisacc._format.keys import Keys
 from redisacc._redis.fast_socket import Command
 from redisacc._text import printable
+
+# Maximum number of sums that a lease lists, and of parts of one.
+_MOST_SUMS, _MOST_PARTS = 8, 1000
+
+_SUM = re.compile(rb"([0-9a-f]{32}):([1-9][0-9]{0,4})")
 
 _FIELDS = ("who", "since_ms", "stored", "late")
 
@@ -55,6 +61,27 @@ def parse_lease(reply: object) -> ReducerInfo | None:
             began = datetime.fromtimestamp(int(since) / 1000, UTC)
             return ReducerInfo(printable(who.decode(errors="replace"), 200), began, int(stored), int(late))
     return None
+
+
+def sums_text(sums: Mapping[str, int]) -> str:
+    """Returns the field of the lease that lists sums, each given as its digest and the number of its parts."""
+    return " ".join([f"{digest}:{parts}" for digest, parts in sums.items()])
+
+
+def sums_command(keys: Keys) -> Command:
+    """Returns the command that reads which sums the reducer keeps."""
+    return ("HGET", keys.reducer, "sums")
+
+
+def parse_sums(keys: Keys, reply: object) -> list[str]:
+    """Returns the keys of the sums that the reply to ``sums_command`` lists, as far as redisacc may have written it."""
+    listed = reply.split(b" ", _MOST_SUMS)[:_MOST_SUMS] if isinstance(reply, bytes) else []
+    return [
+        keys.sum(match[1].decode(), number)
+        for match in map(_SUM.fullmatch, listed)
+        if match is not None
+        for number in range(min(int(match[2]), _MOST_PARTS))
+    ]
 
 
 def _are_numbers(values: Sequence[bytes]) -> bool:

@@ -95,7 +95,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         finite: True: a gradient that holds NaN or an infinity raises NotFiniteError, which names the first one, before
             anything is sent. Otherwise it would spoil the round for everybody. It concerns the gradients of this handle
             only, because the server does not look into gradients; so pass it wherever gradients are applied. Elements
-            are checked in the accumulator's dtype. Costs about as much time as copying the gradient in memory.
+            are checked in the accumulator's dtype; with ``wire="bfloat16"``, those of 3.3961775e38 or more are refused
+            as well, because they would round to infinity. Costs about as much time as copying the gradient in memory.
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
             up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
             for 72 more, except for the first. 0 buffers all. None: 1,280, which was measured.
@@ -163,8 +164,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             once_per_worker = validation.flag(once_per_worker, "once_per_worker")
         if max_staleness is not None:
             max_staleness = validation.integer(max_staleness, "max_staleness", low=0, high=MOST_STALENESS)
-        if partitions is not None and not (isinstance(partitions, str) and partitions == "auto"):
-            partitions = _checked_partitions(partitions)
+        partitions = _checked_partitions(partitions)
         create = validation.flag(create, "create")
         if isinstance(shared_name, str) and not shared_name:
             shared_name = None
@@ -250,9 +250,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             min_replicas=min_replicas,
         )
         if shared_name is None:
-            private_leases.owner.add(self._transport, self._keys, opened.lease_ms)
+            transport = self._transport.blocking
+            private_leases.owner.add(transport, self._keys, opened.lease_ms)
             self._finalizer = weakref.finalize(
-                self, private_leases.release, self._transport, self._keys, opened.incarnation, os.getpid()
+                self, private_leases.release, transport, self._keys, opened.incarnation, os.getpid()
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -576,6 +577,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         Raises:
             AccumulatorNotFoundError: the accumulator was deleted.
             DataLossError: a part of a gradient in a partition is lost. The round stays listed.
+            NotReplicatedError: fewer than ``min_replicas`` replicas know that the round was recovered. It can be
+                recovered again; a handle without ``min_replicas`` does not wait for them.
             RoundRecoveredError: at the end of the block, if another process has recovered the round in turn.
         """
         if token is not None:
@@ -630,7 +633,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         used = self._wire_of(wire)
         self._lifetime.check()
         if self._finite:
-            check_finite(gradient, self._spec)
+            check_finite(gradient, self._spec, used)
         worker = self._worker
         with self._telemetry.observe("apply", worker) as operation:
             result = self._applier.apply(
@@ -643,12 +646,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
                 trace=operation.trace,
                 label=label,
             )
-            operation.note_gradient(
-                outcome=result.outcome,
-                nbytes=gradient.nbytes,
-                local_step=local_step,
-                global_step=result.global_step,
-            )
+            operation.note_gradient(gradient, local_step, result.outcome, result.global_step)
         return result
 
     def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object) -> G:
@@ -682,7 +680,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         """
         self._lifetime.close()
         if self._finalizer is not None:
-            self._finalizer()
+            self._transport.waits.call(self._finalizer)
 
     # Helpers
 
@@ -722,7 +720,9 @@ def _reopen(
     return handle
 
 
-def _checked_partitions(value: object) -> int:
+def _checked_partitions(value: object) -> int | Literal["auto"] | None:
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return None if value is None else "auto"
     try:
         return validation.integer(value, "partitions", low=1, high=MOST_PARTITIONS)
     except InvalidArgumentError:

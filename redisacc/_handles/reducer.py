@@ -18,7 +18,7 @@ from redisacc._handles.base import host_and_process
 from redisacc._protocol.lifetime import Closing
 from redisacc._protocol.reduction import Reduction, heard_in
 from redisacc._redis.connect import connect
-from redisacc._redis.pubsub import Alarm, pubsub_of
+from redisacc._redis.pubsub import pubsub_of
 from redisacc.errors import InvalidArgumentError, ServerUnavailableError
 
 __all__ = ["Reducer"]
@@ -71,7 +71,7 @@ class Reducer(Closing):
         self._holder = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._reductions: dict[str, Reduction] = {}
-        self._alarm = Alarm()
+        self._alarm = self._transport.waits.alarm()
         self._closed = threading.Event()
         self._running = threading.Lock()
         self._outage = False

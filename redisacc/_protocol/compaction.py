@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -77,7 +76,7 @@ class Compactor:
         if self._transport.call(
             "SET", self._keys.compacting, token, "NX", "PX", COMPACTING_MS
         ) is None and not self._is_compacting(token):
-            time.sleep(COMPACTING_PAUSE)
+            self._transport.waits.sleep(COMPACTING_PAUSE)
             return full
         try:
             with self._telemetry.observe("compact", request.worker) as operation:

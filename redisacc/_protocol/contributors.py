@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from redisacc._format.entries import WorkerInfo, absent_of, clock_ms, parse_known_workers, parse_workers, time_of
 from redisacc._format.keys import Keys
-from redisacc._redis.hash_scan import scan_command, scan_some
+from redisacc._redis.hash_scan import scan_command, scan_some, scan_whole
 from redisacc._redis.transport import Transport
 
 # About how many workers of the round, and how many sessions, are read at most. A job with more workers gets a message
@@ -39,6 +39,12 @@ class Contributors:
 def has_contributed(transport: Transport, keys: Keys, worker: str) -> bool:
     """Returns whether the current round has a gradient of a worker."""
     return transport.call("HGET", keys.current.workers, worker) is not None
+
+
+def contributors_of_round(transport: Transport, keys: Keys) -> set[str]:
+    """Returns the names of all workers that have contributed to the current round."""
+    first = transport.call(*scan_command(keys.current.workers))
+    return set(parse_workers(scan_whole(transport, keys.current.workers, first), keys.current.workers))
 
 
 def read_contributors(transport: Transport, keys: Keys) -> Contributors:

@@ -61,11 +61,16 @@ class Crew:
 
     def __init__(self, transport: Transport, name: str, *, holder: str, who: str) -> None:
         self._transport = transport
+        self.waits = transport.waits
         self._key = Keys(name).crew
         self._scripts = CrewScripts(transport, Keys(name))
         self._name = name
         self._holder = holder
         self._who = who
+
+    def blocking(self) -> Crew:
+        """Returns the same for a thread of its own."""
+        return Crew(self._transport.blocking, self._name, holder=self._holder, who=self._who)
 
     def members(self) -> list[Member]:
         """Returns all leases that somebody holds, or held within the last hour and did not give back."""
@@ -90,6 +95,14 @@ class Crew:
                 )
             )
         return sorted(members, key=lambda member: (member.number is not None, member.number or 0))
+
+    def workers(self) -> set[str]:
+        """Returns the places of the workers that hold their lease. A process that is known to be dead holds none."""
+        return {
+            member.place
+            for member in self.members()
+            if member.number is not None and member.left > 0 and fate_of(member.process) != "dead"
+        }
 
     def hold(self, place: str, *, dead: str = "", timeout: float = TIMEOUT) -> HeldByOther | None:
         """Takes or extends a lease.
@@ -146,7 +159,7 @@ class Crew:
                     taken.left,
                     extra={"accumulator": self._name},
                 )
-            time.sleep(min(taken.left, 0.5) + 0.01)
+            self.waits.sleep(min(taken.left, 0.5) + 0.01)
 
     def take_number(self) -> int:
         """Takes the lease of a number, and returns that number.
@@ -179,7 +192,10 @@ class Lease:
     """
 
     def __init__(self, crew: Crew, place: str) -> None:
-        self._crew = crew
+        # A task could not extend the lease while another one keeps the event loop for itself, which a step of a
+        # training may do for long.
+        self._crew = crew.blocking()
+        self._waits = crew.waits
         self._place = place
         self._pid = os.getpid()
         self._lost_to: str | None = None
@@ -207,7 +223,7 @@ class Lease:
             ServerUnavailableError: it may have run out, and the server does not answer.
         """
         if self._lost_to is None and time.monotonic() >= self._sure_until:
-            self._hold_again(TIMEOUT)
+            self._waits.call(lambda: self._hold_again(TIMEOUT))
         if self._lost_to is not None:
             raise LeaseLostError(
                 f"this process was the {self._place} but could not extend its lease for {LEASE:.0f} s, because it or "
@@ -219,8 +235,10 @@ class Lease:
 
         Does nothing in a process that was forked from the one that took it.
         """
-        if os.getpid() != self._pid:
-            return
+        if os.getpid() == self._pid:
+            self._waits.call(self._give_back)
+
+    def _give_back(self) -> None:
         self._over.set()
         held = self._extending.acquire(timeout=2.0)
         try:

@@ -14,7 +14,7 @@ from typing import Self
 
 from redisacc._format.keys import Keys
 from redisacc._protocol.lifetime import Closing, Lifetime
-from redisacc._redis.pubsub import Alarm, pubsub_of
+from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import RedisAccError
@@ -55,8 +55,9 @@ class Event:
         num_accumulated: the number of gradients in the round after it; None if the event does not say.
         who: the name of the worker or taker; None if the event does not say.
         details: everything else, as text: ``local_step`` of a gradient that was dropped, ``num_required`` of a taker
-            that waits, ``taken`` (how many gradients a round had), ``buffered`` (the id of a buffered gradient), the
-            settings after a change.
+            that waits, ``taken`` (how many gradients a round had), the settings after a change, and of a gradient that
+            was applied, ``bytes`` (its size), ``staleness`` (with a ``max_staleness``), ``buffered`` (its id, if it was
+            buffered).
     """
 
     kind: str
@@ -141,7 +142,7 @@ class Events(Closing):
         self._unsure = True
         # When the iterator ends if the accumulator was deleted without a message, on time.monotonic()'s clock.
         self._over_at = math.inf
-        self._alarm = alarm = Alarm()
+        self._alarm = alarm = transport.waits.alarm()
         self._heard: deque[str | None] = deque()
         heard = self._heard
 

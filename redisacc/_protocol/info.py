@@ -178,6 +178,18 @@ def _whole_queue(transport: Transport, keys: Keys, reply: Any) -> list[bytes]:
         reply = transport.call(*_queue_command(keys, last))
 
 
+def summary_commands(keys: Keys) -> list[Command]:
+    """Returns commands that cost little, and whose replies change whenever a gradient, take or taker comes or goes."""
+    return [
+        Record.command(keys),
+        ("ZRANGE", keys.queue, 0, 9, "WITHSCORES"),
+        ("ZCARD", keys.queue),
+        ("HLEN", keys.taken),
+        ("HLEN", keys.sessions),
+        lease_command(keys),
+    ]
+
+
 def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
     """Returns everything but the gradients.
 

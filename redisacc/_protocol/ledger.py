@@ -1,4 +1,4 @@
-"""What became of a thread's requests, also of those that an interrupt cut short.
+"""What became of a thread's or a task's requests, also of those that an interrupt cut short.
 
 A signal handler may raise between any two instructions of the main thread: while a reply is on its way, or after it has
 arrived and before the caller has seen it. So every change here is a single assignment, and a request stays open until
@@ -8,12 +8,12 @@ its outcome is known.
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from redisacc._data.results import Tally
 from redisacc._protocol.sessions import Session
+from redisacc._redis.waits import Waits
 
 # What a request did. "fenced": it was not executed, and never will be. "unknown": nobody can tell any more.
 Fate = Literal["applied", "stale", "repeated", "set", "lowered", "configured", "taken", "fenced", "unknown"]
@@ -94,13 +94,13 @@ def _add(tally: Tally, fate: Fate) -> Tally:
 
 
 class Ledgers:
-    """The ledgers of the threads of one handle."""
+    """The ledgers of the threads, or tasks, of one handle."""
 
-    def __init__(self) -> None:
-        self._local = threading.local()
+    def __init__(self, waits: Waits) -> None:
+        self._local = waits.local()
 
     def mine(self) -> Ledger:
-        """Returns the ledger of the calling thread."""
+        """Returns the ledger of the calling thread or task."""
         ledger: Ledger | None = getattr(self._local, "ledger", None)
         if ledger is None or ledger.pid != os.getpid():
             ledger = self._local.ledger = Ledger()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from redisacc._redis.pubsub import Alarm
+from redisacc._redis.waits import Alarm
 from redisacc._text import shown
 from redisacc.errors import CancelledError
 

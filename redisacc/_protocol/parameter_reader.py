@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +98,7 @@ class ParameterReader:
         self._command = ParameterRecord.command(keys)
         self._schema: Schema | None = None
         # Guards what follows. After a fork, the lock may be another thread's of the parent.
-        self._lock = threading.Lock()
+        self._lock = transport.waits.lock()
         self._process = os.getpid()
         self._pool = MemoryPool()
         self._read: _Snapshot | None = None
@@ -219,7 +218,8 @@ class ParameterReader:
         schema = self.schema()
         if self._process != os.getpid():
             # What another thread of the parent was writing to may be half-done.
-            self._lock, self._pool, self._read, self._process = threading.Lock(), MemoryPool(), None, os.getpid()
+            self._lock, self._process = self._transport.waits.lock(), os.getpid()
+            self._pool, self._read = MemoryPool(), None
         with self._lock:
             known = self._read
             if known is None or known.version != record.version:

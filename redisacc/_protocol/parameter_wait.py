@@ -16,7 +16,7 @@ from redisacc._protocol.parameter_reader import READ_TIMEOUT, TOGETHER_BYTES, Pa
 from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
 from redisacc._protocol.similar_names import suggestion
 from redisacc._protocol.wait_log import WaitLog
-from redisacc._redis.pubsub import Alarm, pubsub_of
+from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import Transport
 from redisacc.errors import CancelledError, ParametersFinishedError, ParametersTimeoutError, ServerUnavailableError
 
@@ -86,7 +86,7 @@ class _Wait:
         self._transport, self._keys, self._reader = transport, keys, reader
         self._after, self._deadline, self._label, self._cancel = after, deadline, label, cancel
         self._skip_last, self._describe = skip_last, describe
-        self.alarm = Alarm()
+        self.alarm = transport.waits.alarm()
         # Set by the thread that listens: whether there may be something new, and what the last event said.
         self._poll_now = True
         self._event = ""

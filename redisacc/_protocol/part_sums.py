@@ -67,7 +67,7 @@ class PartSums:
         self._bets = bets
         self._stores = store is not None
         self._uploads = Uploads(bets)
-        self._stored = StoredSums(reliance)
+        self._stored = StoredSums(reliance, transport.waits)
         self._dense = DenseParts(keys, round_sum, self._uploads, self._stored, store)
         self._sparse = SparseParts(keys, round_sum, self._uploads)
         self._in_flight = PartsInFlight(len(keys.partitions) or 1)

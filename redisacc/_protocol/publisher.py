@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -119,7 +118,7 @@ class Publisher:
         self._wire = wire
         self._scripts = ParameterScripts(transport, keys)
         # After a fork, the lock may be another thread's of the parent.
-        self._lock = threading.Lock()
+        self._lock = transport.waits.lock()
         self._process = os.getpid()
         self._schema: Schema | None = None
         self._last: _Published | None = None
@@ -152,7 +151,7 @@ class Publisher:
             publisher: the name of the publisher.
         """
         if self._process != os.getpid():
-            self._lock, self._process = threading.Lock(), os.getpid()
+            self._lock, self._process = self._transport.waits.lock(), os.getpid()
         with self._lock:
             deadline = time.monotonic() + PUBLISH_TIMEOUT
             version = secrets.token_hex(8)

@@ -26,7 +26,7 @@ class ReducerScripts:
         self._transport = transport
         self._keys = keys
 
-    def hold_reducer(self, *, holder: str, who: str, stored: int, late: int, lease_ms: int) -> str | None:
+    def hold_reducer(self, *, holder: str, who: str, stored: int, late: int, sums: str, lease_ms: int) -> str | None:
         """Takes or extends the lease.
 
         Args:
@@ -34,6 +34,7 @@ class ReducerScripts:
             who: what people call it.
             stored: the number of rounds whose whole sum it has stored in time.
             late: the number of rounds that were over before that.
+            sums: the sums that it keeps, as ``sums_text`` writes them.
             lease_ms: how long the lease lasts unless it is extended, in milliseconds.
 
         Returns:
@@ -42,7 +43,14 @@ class ReducerScripts:
         reply = self._transport.run(
             *load("hold_reducer").bind(
                 keys={"reducer": self._keys.reducer},
-                args={"holder": holder, "who": who, "stored": stored, "late": late, "lease_ms": lease_ms},
+                args={
+                    "holder": holder,
+                    "who": who,
+                    "stored": stored,
+                    "late": late,
+                    "sums": sums,
+                    "lease_ms": lease_ms,
+                },
             ),
             timeout=TIMEOUT,
         )

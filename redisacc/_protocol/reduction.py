@@ -17,6 +17,7 @@ from redisacc._data.validation import Array
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
+from redisacc._format.reducer_lease import sums_text
 from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message, sum_stored
 from redisacc._protocol.growing_round import GrowingRound, Heard, Interruption
 from redisacc._protocol.reducer_scripts import ReducerScripts
@@ -179,6 +180,7 @@ class Reduction:
             who=self._who,
             stored=growing.num_stored if growing else 0,
             late=growing.num_late if growing else 0,
+            sums=sums_text({digest: len(parts) for digest, parts in self._sums.items()}),
             lease_ms=LEASE_MS,
         )
         held, self._holds = self._holds, other is None

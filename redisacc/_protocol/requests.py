@@ -41,7 +41,7 @@ class Requests:
         self._transport = transport
         self._scripts = scripts
         self._sessions = sessions
-        self._ledgers = Ledgers()
+        self._ledgers = Ledgers(transport.waits)
 
     def execute(self, attempt: Attempt) -> Any:
         """Sends a new request, and returns its result.

@@ -613,6 +613,7 @@ class Scripts:
                     "taker": taker,
                     "session": session.id,
                     "sequence": sequence,
+                    "acknowledged": session.acknowledged,
                 },
             ),
             after=read,
@@ -659,7 +660,7 @@ class Scripts:
         reply, replicas = self._transport.run_and_read(
             *load("leave").bind(
                 keys={"record": keys.record, "queue": keys.queue, "takers": keys.takers, "taken": keys.taken},
-                args={"token": token},
+                args={"token": token, "confirm": int(replicated)},
             ),
             after=self._replicate if replicated else (),
             timeout=timeout,
@@ -712,7 +713,7 @@ class Scripts:
             The round; None if there is no such round.
         """
         keys, before, after = self._keys, self._keys.taken_round(old), self._keys.taken_round(token)
-        reply = self._transport.run(
+        reply, replicas = self._transport.run_and_read(
             *load("recover").bind(
                 keys={
                     "record": keys.record,
@@ -728,9 +729,10 @@ class Scripts:
                     "new_workers": after.workers,
                 },
                 args={"incarnation": self.incarnation, "old": old, "token": token, "taker": taker},
-            )
+            ),
+            after=self._replicate,
         )
-        return None if reply == [b"unknown"] else self._granted(token, reply)
+        return None if reply == [b"unknown"] else self._granted(token, reply, replicas)
 
     def set_global_step(self, *, session: Session, sequence: int, worker: str, new_global_step: int) -> Counted:
         """Sets the global step.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from redisacc._protocol.reliance import Reliance
+from redisacc._redis.waits import Waits
 
 # How long a take waits for the parts of a sum that are missing when its round is granted, in seconds, for all of them
 # together; and how long it pauses before it asks again.
@@ -21,14 +22,16 @@ class StoredSums:
 
     Args:
         reliance: notes whether a reducer was in time; None: no reducer's sum is used.
+        waits: how ``wait`` pauses.
 
     Attributes:
         wanted: whether the dense parts of the expected gradients are left to a reducer.
     """
 
-    def __init__(self, reliance: Reliance | None) -> None:
+    def __init__(self, reliance: Reliance | None, waits: Waits) -> None:
         self.wanted = False
         self._reliance = reliance
+        self._waits = waits
         # Digest -> the numbers of the parts that are stored under it.
         self._numbers: dict[str, set[int]] = {}
         self._num_heard = 0
@@ -75,7 +78,7 @@ class StoredSums:
         if 0 < missing < total or self._numbers:
             deadline = time.monotonic() + SUM_PATIENCE
             while missing and self.wanted and time.monotonic() < deadline:
-                time.sleep(SUM_PAUSE)
+                self._waits.sleep(SUM_PAUSE)
                 missing = ask()
         if missing:
             self._reliance.fail()

@@ -26,12 +26,14 @@ from redisacc._protocol.scripts import ForgottenError, Granted, Queued, Scripts,
 from redisacc._protocol.sessions import Session
 from redisacc._protocol.wait_log import WaitLog
 from redisacc._redis.fast_socket import Command
-from redisacc._redis.pubsub import Alarm, pubsub_of
+from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import Transport
+from redisacc._redis.waits import Alarm
 from redisacc._text import age_text
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
+    DataLossError,
     RedisAccError,
     ServerUnavailableError,
     StaleSequenceError,
@@ -101,6 +103,7 @@ class TakeWait:
         describe: returns what else a message about the wait says, "" for nothing.
         cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
         alarm: wakes the wait.
+        loss: what the server said when it turned out to have lost an earlier outcome of the session; None: nothing yet.
     """
 
     transport: Transport
@@ -114,7 +117,8 @@ class TakeWait:
     reader: RoundReader
     describe: Callable[[], str] | None = None
     cancel: Callable[[], bool] | None = None
-    alarm: Alarm = field(default_factory=Alarm)
+    alarm: Alarm = field(init=False)
+    loss: DataLossError | None = None
     _sequence: int = field(init=False)
     _token: str = field(init=False)
     _take: Take = field(init=False)
@@ -128,6 +132,7 @@ class TakeWait:
     _poll_now: bool = True
 
     def __post_init__(self) -> None:
+        self.alarm = self.transport.waits.alarm()
         self._lost = self.transport.lost
         self._outage = OutageLog(self.label, "a take was waiting")
         self._begin()
@@ -262,7 +267,14 @@ class TakeWait:
         while True:
             try:
                 return self._take(timeout=self._poll_timeout())
+            except DataLossError as error:
+                # The take goes on under a new session, and reports the loss when it has a round.
+                self.loss = error
+                self.session.begin_anew(self.session.born_ms)
+                self._begin()
             except ForgottenError as error:
+                if not self.session.was_idle():
+                    self.loss = DataLossError(str(error))
                 self.session.begin_anew(error.now_ms)
                 self._begin()
             except StaleSequenceError:

@@ -83,6 +83,8 @@ class Taker(Generic[G]):
         self._min_replicas = min_replicas
         # How many rounds the accumulator had granted when this handle took its last one.
         self._takes_seen = -1
+        # A loss that the server has reported, and the caller has not heard of.
+        self._loss: DataLossError | None = None
         self._reliance = Reliance()
 
     def take(
@@ -122,7 +124,10 @@ class Taker(Generic[G]):
                 cancel=cancel,
             )
             seen = self._takes_seen
-            granted, (*pieces, takes) = wait_for_round(pending, self._lifetime)
+            try:
+                granted, (*pieces, takes) = wait_for_round(pending, self._lifetime)
+            finally:
+                self._loss = pending.loss or self._loss
         finally:
             self._sessions.give_back(session)
         self._check_nothing_undone(granted, seen, takes)
@@ -132,12 +137,7 @@ class Taker(Generic[G]):
             if known is None:
                 # This raises if the round was deleted or recovered. Otherwise, the server does not know it.
                 self._still_listed(granted.token, granted.global_step)
-            check_replicated(
-                self._keys.name,
-                f"the round of step {granted.global_step} was taken",
-                replicas=known.replicas if known else 0,
-                min_replicas=self._min_replicas,
-            )
+            self._check_replicated(granted.global_step, "taken", known.replicas if known else 0)
         # If the server has not said how many were required, they were probably as many as there are.
         return self._read(granted, pieces, reader, pending.num_required or granted.num_accumulated)
 
@@ -151,13 +151,25 @@ class Taker(Generic[G]):
 
         Returns:
             The round, or None if there is none to recover.
+
+        Raises:
+            NotReplicatedError: the round has a new token, but too few replicas know it. It can be recovered again.
         """
         granted = take_over(self._transport, self._keys, self._scripts, token, name=name)
         if granted is None:
             return None
+        self._check_replicated(granted.global_step, "recovered", granted.replicas)
         pieces = self._transport.pipeline(read_commands(self._keys.taken_round(granted.token)))
         reader = RoundReader(self._transport, self._keys, self._spec)
         return self._read(granted, pieces, reader, skip_lost=skip_lost)
+
+    def _check_replicated(self, global_step: int, done: str, replicas: int) -> None:
+        check_replicated(
+            self._keys.name,
+            f"the round of step {global_step} was {done}",
+            replicas=replicas,
+            min_replicas=self._min_replicas,
+        )
 
     def acknowledge(self, taken: TakenRound[G], value: Value) -> Value:
         """Removes a round from Redis, and returns ``value``.
@@ -284,10 +296,16 @@ class Taker(Generic[G]):
             self._still_listed(granted.token, granted.global_step)
             raise CorruptDataError(f"{self._keys.record}: takes is {shown(takes)}")
         self._takes_seen = int(takes)
+        loss, self._loss = self._loss, None
         if self._takes_seen <= seen:
-            raise DataLossError(
-                f"{shown(self._keys.name)} had granted {seen} rounds before this take, and {self._takes_seen} after "
-                "it: the server was restarted from older data, or failed over to a replica that lagged behind. "
-                f"Gradients of this round, of step {granted.global_step}, may also have been in a round that was taken "
-                "before. It stays listed in info().unacknowledged, and recover() hands it out"
-            )
+            lost = f"had granted {seen} rounds before this take, and {self._takes_seen} after it"
+        elif loss is not None:
+            lost = "no longer knows a request of this handle that it had acknowledged"
+        else:
+            return
+        raise DataLossError(
+            f"{shown(self._keys.name)} {lost}: the server was restarted from older data, failed over to a replica that "
+            f"lagged behind, or evicted keys. Gradients of this round, of step {granted.global_step}, may also have "
+            "been in a round that was taken before. It stays listed in info().unacknowledged, and recover() hands it "
+            "out"
+        ) from loss

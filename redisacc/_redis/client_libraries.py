@@ -31,6 +31,16 @@ _ASYNCIO = {
     "valkey.asyncio.client.Valkey": "valkey.Valkey",
     "valkey.asyncio.cluster.ValkeyCluster": "valkey.ValkeyCluster",
 }
+# What carries the bytes of their connections.
+_WIRES: dict[str, Literal["tcp", "tls", "unix"]] = {
+    "Connection": "tcp",
+    "SSLConnection": "tls",
+    "UnixDomainSocketConnection": "unix",
+}
+
+_ASYNCIO_WIRES: dict[str, Literal["tcp", "tls", "unix"]] = {
+    f"{library}.asyncio.connection.{name}": wire for library in _LIBRARIES for name, wire in _WIRES.items()
+}
 
 # Exactly these classes, because a subclass may do something of its own with what it sends and receives. Once
 # connected, a connection that Sentinel manages differs in nothing: a refusal of a demoted master disconnects it anyway.
@@ -87,6 +97,14 @@ def is_client(where: object) -> bool:
 def is_cluster(client: object) -> bool:
     """Returns whether a client leads to the nodes of a Redis Cluster."""
     return not _CLUSTERS.isdisjoint(_ancestors(client))
+
+
+def wire_for_asyncio(client: object) -> Literal["tcp", "tls", "unix"] | None:
+    """Returns what carries the bytes of a client for asyncio of one server; None for anything else."""
+    if _ASYNCIO.keys().isdisjoint(_ancestors(client)):
+        return None
+    kind = getattr(getattr(client, "connection_pool", None), "connection_class", None)
+    return None if kind is None else _ASYNCIO_WIRES.get(_names(kind)[0])
 
 
 def instead_of(client: object) -> str | None:

@@ -21,11 +21,12 @@ from itertools import takewhile
 from typing import Any, NoReturn, TypeVar
 
 from redisacc._redis.client_libraries import is_cluster
-from redisacc._redis.fast_socket import VALUES, A, Arrivals, Command, fetch_together
+from redisacc._redis.fast_socket import VALUES, A, Arrivals, Command, Connection, fetch_together
 from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError, SlotMovedError, reason_of
 from redisacc._redis.node import Losses, Node, Send, fetch_from_nodes
 from redisacc._redis.reply_errors import REDIRECTIONS
 from redisacc._redis.slot_map import Address, SlotMap, key_slot, redirection, slot_of, slots_of
+from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import ServerError
 
 Answer = TypeVar("Answer")
@@ -56,6 +57,7 @@ class Cluster:
         seeds: where to ask for the map at first, and whenever no other node answers.
         pool_at: makes the pool of connections to a node.
         remap: turns an address that a node announces into the one at which it is reached from here.
+        waits: how calls wait.
 
     Attributes:
         address: the seeds, as text.
@@ -68,10 +70,13 @@ class Cluster:
         seeds: Sequence[Address],
         pool_at: Callable[[Address], Any],
         remap: Callable[[Address], Address] = lambda address: address,
+        *,
+        waits: Waits = BLOCKING,
     ) -> None:
         self._seeds = tuple(seeds)
         self._pool_at = pool_at
         self._remap = remap
+        self._waits = waits
         self.address = ",".join(map(str, seeds[:_LISTED])) + (",…" if len(seeds) > _LISTED else "")
         self.losses = Losses()
         self.has_sharded_channels: bool | None = None
@@ -83,6 +88,11 @@ class Cluster:
         self._nodes: dict[Address, Node] = {}
         # When a node last failed. Others are asked for the map first.
         self._failed_at: dict[Address, float] = {}
+
+    def close(self) -> None:
+        """Closes the connections to all nodes. No call may be under way, and none may follow."""
+        for node in self._nodes.values():
+            node.close()
 
     # Single attempts
 
@@ -192,12 +202,12 @@ class Cluster:
         return found
 
     @contextlib.contextmanager
-    def subscriber(self, channel: str) -> Iterator[Any]:
+    def subscriber(self, channel: str, tick: float) -> Iterator[Connection]:
         """Yields a connection to the node that owns the slot of a channel, and disconnects it."""
         node = self._owner(key_slot(channel), time.monotonic() + _MAP_TIMEOUT)
         try:
-            with node.subscriber(channel) as pooled:
-                yield pooled
+            with node.subscriber(channel, tick) as connection:
+                yield connection
         except FAULTS as error:
             # Nobody else may notice. A node that has given the slot away knows to whom, before others do.
             if isinstance(error, (SlotMovedError, ReplyError)):
@@ -356,7 +366,7 @@ class Cluster:
         node = self._nodes.get(address)
         if node is None:
             # If another thread has just made one, that one is used.
-            made = Node(self._pool_at(address), self.losses, str(address), owns_pool=True)
+            made = Node(self._pool_at(address), self.losses, str(address), owns_pool=True, waits=self._waits)
             node = self._nodes.setdefault(address, made)
         return node
 

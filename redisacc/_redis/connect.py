@@ -10,6 +10,7 @@ import encodings.idna  # noqa: F401
 import os
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -22,6 +23,7 @@ from redisacc._redis.handshake import TIMEOUT as HANDSHAKE_TIMEOUT
 from redisacc._redis.handshake import HandshakeParser
 from redisacc._redis.slot_map import Address
 from redisacc._redis.transport import Transport
+from redisacc._redis.waits import BLOCKING, Waits
 from redisacc._text import is_unicode
 from redisacc.errors import InvalidArgumentError
 
@@ -36,6 +38,11 @@ _CLUSTER_SCHEMES = {
     "valkeys+cluster": "rediss",
 }
 
+_FOR_ASYNCIO = (
+    ". That is for asyncio, and this class blocks: use the class of the same name in redisacc.asyncio, or give this "
+    "one a {}"
+)
+
 _transports: weakref.WeakValueDictionary[Any, Transport] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
@@ -46,14 +53,17 @@ def connect(where: object) -> Transport:
     The same client or URL gives the same transport for as long as somebody holds it.
 
     Args:
-        where: a client of redis-py or valkey-py, a URL, or None for the environment variable ``REDISACC_URL``, else
-            ``redis://localhost:6379/0``. The URL of a cluster is ``redis+cluster://[USER:PASSWORD@]HOST:PORT``, with
-            further nodes after a comma, or the same with ``rediss+cluster``.
+        where: a transport, which is returned; a client of redis-py or valkey-py, a URL, or None for the environment
+            variable ``REDISACC_URL``, else ``redis://localhost:6379/0``. The URL of a cluster is
+            ``redis+cluster://[USER:PASSWORD@]HOST:PORT``, with further nodes after a comma, or the same with
+            ``rediss+cluster``.
 
     Raises:
         InvalidArgumentError: it is none of these, the URL cannot be read, or the client's version of redis-py cannot
             connect with its settings.
     """
+    if isinstance(where, Transport):
+        return where
     if where is None:
         where = os.environ.get("REDISACC_URL") or DEFAULT_URL
     if isinstance(where, str):
@@ -64,19 +74,29 @@ def connect(where: object) -> Transport:
     else:
         kind = type(where)
         accepted, name = instead_of(where), f"{kind.__module__}.{kind.__qualname__:.100}"
-        remedy = "" if accepted is None else f". That is for asyncio, and redisacc blocks: give it a {accepted}"
+        remedy = "" if accepted is None else _FOR_ASYNCIO.format(accepted)
         raise InvalidArgumentError(f"redis must be None, a URL or a client ({ACCEPTED}), not {name}{remedy}")
     with _lock:
         transport = _transports.get(key)
         if transport is None:
-            if isinstance(where, str) and _scheme_of(where) in _CLUSTER_SCHEMES:
-                transport = Transport(where, _cluster_at(where))
-            else:
-                client = _client_of(where) if isinstance(where, str) else where
-                check_usable(client)
-                transport = Transport(client)
-            _transports[key] = transport
+            transport = _transports[key] = transport_to(where)
         return transport
+
+
+def transport_to(where: Any, waits: Waits = BLOCKING, blocking: Transport | None = None) -> Transport:
+    """Returns a new transport. Nothing is sent yet.
+
+    Args:
+        where: a URL, or a client.
+        waits: how its calls wait.
+        blocking: another transport to the same place, if they do not block. The connections of the client are then
+            closed with the transport.
+    """
+    if isinstance(where, str) and _scheme_of(where) in _CLUSTER_SCHEMES:
+        return Transport(where, _cluster_at(where, waits), waits=waits, blocking=blocking)
+    client = _client_of(where) if isinstance(where, str) else where
+    check_usable(client)
+    return Transport(client, waits=waits, blocking=blocking)
 
 
 def holds_password(url: str) -> bool:
@@ -90,7 +110,7 @@ def _scheme_of(url: str) -> str:
     return url.partition(":")[0].lower()
 
 
-def _cluster_at(url: str) -> Cluster:
+def _cluster_at(url: str, waits: Waits) -> Cluster:
     """Returns the cluster to which a URL leads. Nothing is sent yet."""
     if not is_unicode(url):
         raise InvalidArgumentError("a URL must be valid Unicode")
@@ -112,7 +132,7 @@ def _cluster_at(url: str) -> Cluster:
         return type(pool)(connection_class=pool.connection_class, max_connections=pool.max_connections, **kwargs)
 
     each = [client.connection_pool.connection_kwargs for client in clients]
-    return Cluster([Address(kwargs["host"], kwargs.get("port", 6379)) for kwargs in each], pool_at)
+    return Cluster([Address(kwargs["host"], kwargs.get("port", 6379)) for kwargs in each], pool_at, waits=waits)
 
 
 def _client_of(url: str, given_url: str | None = None) -> redis.Redis:
@@ -133,6 +153,32 @@ def _client_of(url: str, given_url: str | None = None) -> redis.Redis:
         raise InvalidArgumentError(f"a URL must begin with {known}")
     url = scheme + colon + rest
     given = (given_url or given).partition(":")[0]
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        client = redis.Redis.from_url(url, **_own_settings(is_unix=scheme == "unix"))
+        # A setting that redis-py does not know raises only when a connection is made.
+        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
+        return client
+    # Raised outside of the except clause, because redis-py's error quotes what it could not read: a part of the
+    # password, if that was not percent-encoded.
+    raise InvalidArgumentError(
+        f"this {given}:// URL cannot be read: redis-py does not accept its port, its database or a setting after the "
+        "question mark, or a password in it has characters that must be percent-encoded"
+    )
+
+
+def client_with(connection_class: type[redis.Connection], settings: Mapping[str, Any]) -> redis.Redis:
+    """Returns a client of redisacc's own.
+
+    Args:
+        connection_class: the class of its connections.
+        settings: where these lead, and as whom.
+    """
+    own = _own_settings(is_unix="path" in settings)
+    return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=connection_class, **{**settings, **own}))
+
+
+def _own_settings(*, is_unix: bool) -> dict[str, Any]:
+    """Returns how the clients make connections that redisacc makes itself."""
     settings: dict[str, Any] = {
         # The transport retries by itself.
         "retry": Retry(NoBackoff(), 0),
@@ -144,19 +190,9 @@ def _client_of(url: str, given_url: str | None = None) -> redis.Redis:
         # redisacc needs nothing that RESP3 adds, and its handshake costs round trips.
         "protocol": 2,
     }
-    if scheme != "unix":
+    if not is_unix:
         settings |= {"socket_connect_timeout": HANDSHAKE_TIMEOUT, "socket_keepalive": True}
-    with contextlib.suppress(ValueError, TypeError, AttributeError):
-        client = redis.Redis.from_url(url, **settings)
-        # A setting that redis-py does not know raises only when a connection is made.
-        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
-        return client
-    # Raised outside of the except clause, because redis-py's error quotes what it could not read: a part of the
-    # password, if that was not percent-encoded.
-    raise InvalidArgumentError(
-        f"this {given}:// URL cannot be read: redis-py does not accept its port, its database or a setting after the "
-        "question mark, or a password in it has characters that must be percent-encoded"
-    )
+    return settings
 
 
 def _after_fork_in_child() -> None:

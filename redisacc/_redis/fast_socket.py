@@ -152,11 +152,17 @@ class Connection(Protocol):
     def hear(self) -> list[Any]:
         """Returns messages that the server sends by itself, after a tick or about a second at most. Raises errors."""
 
+    def tell(self, *command: str) -> None:
+        """Sends a command whose reply is heard, as a message. Does not wait."""
+
     def alive(self) -> bool:
         """Returns whether the client is still open."""
 
     def release(self) -> None:
         """Leaves the connection as the client had it."""
+
+    def close(self) -> None:
+        """Ends the connection. The client may open it again."""
 
 
 def connection_of(pooled: Any, tick: float = TICK) -> Connection:
@@ -174,12 +180,29 @@ def connection_of(pooled: Any, tick: float = TICK) -> Connection:
     return ClientConnection(pooled)
 
 
-class ClientConnection:
-    """A connection of any kind, used through its client: a fake one, or one of the user's own class."""
+class _PooledConnection:
+    """What all connections of a client's pool have in common.
+
+    Attributes:
+        pooled: the connection of the client's pool.
+        pid: the process that it belongs to.
+    """
 
     def __init__(self, pooled: Any) -> None:
         self.pooled = pooled
         self.pid = os.getpid()
+
+    def tell(self, *command: str) -> None:
+        with translated():
+            self.pooled.send_command(*command, check_health=False)
+
+    def close(self) -> None:
+        with translated():
+            self.pooled.disconnect()
+
+
+class ClientConnection(_PooledConnection):
+    """A connection of any kind, used through its client: a fake one, or one of the user's own class."""
 
     def alive(self) -> bool:
         return getattr(self.pooled, "_sock", self) is not None
@@ -271,18 +294,15 @@ def length_of(head: bytes) -> int | None:
     return int(head[1:])
 
 
-class SocketConnection:
+class SocketConnection(_PooledConnection):
     """A connection that is nothing but a socket.
 
     Attributes:
-        pooled: the connection of the client's pool.
-        pid: the process that it belongs to.
         sock: the socket.
     """
 
     def __init__(self, pooled: Any, sock: socket.socket, tick: float = TICK) -> None:
-        self.pooled = pooled
-        self.pid = os.getpid()
+        super().__init__(pooled)
         self.sock = sock
         self._reader = ReplyReader()
         self._set_tick(tick)

@@ -9,6 +9,8 @@ from redisacc._text import printable
 
 # How Redis 7 and Valkey say that a user may run a script, but not one of the commands in it, or not on that key.
 _FORBIDDEN_IN_SCRIPT = re.compile(r"The user executing the script can't|ACL failure in script")
+# How a server that was demoted answers WAIT. A client that was waiting already gets UNBLOCKED.
+_DEMOTED = "WAIT cannot be used with replica instances"
 # Servers before 7.0 wrap the refusal of a command inside a script.
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -(?P<code>[A-Z]+) ")
 
@@ -45,6 +47,8 @@ class ReplyError(Exception):
         text = str(self)
         if _FORBIDDEN_IN_SCRIPT.search(text):
             return "NOPERM"
+        if _DEMOTED in text:
+            return "READONLY"
         wrapped = _IN_SCRIPT.search(text)
         return wrapped["code"] if wrapped else text.partition(" ")[0]
 

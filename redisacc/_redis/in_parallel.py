@@ -1,43 +1,51 @@
-"""Calls that run at the same time, each in a thread of its own."""
+"""Calls that run at the same time, and wait as their caller does: in threads, or in tasks of an event loop."""
 
 from __future__ import annotations
 
-import contextvars
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
+
+from redisacc._redis.waits import Event, Waits
 
 Value = TypeVar("Value")
 
+# How long to wait for a call before looking again, in seconds. Each has a limit of its own.
+_LOOK = 60.0
 
-def in_parallel(calls: Sequence[Callable[[], Value]]) -> list[Value]:
-    """Returns the values of all calls, of which the first runs in this thread.
+
+def in_parallel(calls: Sequence[Callable[[], Value]], waits: Waits) -> list[Value]:
+    """Returns the values of all calls, of which the first runs in the caller itself.
 
     All of them have ended when this returns or raises one of their errors. Only an interrupt, such as Ctrl-C, leaves
     the others to themselves.
+
+    Args:
+        calls: the calls. They see no context variables of the caller.
+        waits: how the caller waits.
     """
     values: list[Any] = [None] * len(calls)
-    errors: list[BaseException | None] = [None] * len(calls)
+    errors: list[Exception | None] = [None] * len(calls)
 
-    def run(number: int) -> None:
+    def run(number: int, ended: Event | None = None) -> None:
         try:
             values[number] = calls[number]()
-        except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
+        except Exception as error:  # noqa: BLE001 - it is raised in the caller
             errors[number] = error
+        finally:
+            if ended is not None:
+                ended.set()
 
-    threads = []
+    all_ended = []
     for number in range(1, len(calls)):
-        # The limits that the caller is under hold in each thread.
-        context = contextvars.copy_context()
-        thread = threading.Thread(target=context.run, args=(run, number), name="redisacc-node", daemon=True)
-        threads.append(thread)
-        thread.start()
+        ended = waits.event()
+        waits.start(partial(run, number, ended), "redisacc-node")
+        all_ended.append(ended)
     if calls:
         run(0)
-        if errors[0] is not None and not isinstance(errors[0], Exception):
-            raise errors[0]
-    for thread in threads:
-        thread.join()
+    for ended in all_ended:
+        while not ended.is_set():
+            ended.wait(_LOOK)
     for error in errors:
         if error is not None:
             raise error

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from redisacc._redis import fast_socket
 from redisacc._redis.client_libraries import STUMBLES, fault_of, is_of_library, translated
 from redisacc._redis.fast_socket import (
     VALUES,
     A,
     Arrivals,
+    ClientConnection,
     Command,
     Connection,
     SocketConnection,
@@ -26,6 +26,7 @@ from redisacc._redis.fast_socket import (
 from redisacc._redis.faults import FAULTS, BrokenError, ReplyError
 from redisacc._redis.lanes import Lanes, fetch_over
 from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
+from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import RedisAccError
 
 Answer = TypeVar("Answer")
@@ -49,25 +50,41 @@ class Node:
         losses: counts the exchanges that break off.
         address: where the pool's connections lead. None: as the pool says.
         owns_pool: whether the pool's connections are to be closed when nobody uses this object any more.
+        waits: how calls wait.
 
     Attributes:
         address: where the pool's connections lead, without a password.
         reached: whether a connection was ever made.
     """
 
-    def __init__(self, pool: Any, losses: Losses, address: str | None = None, *, owns_pool: bool = False) -> None:
+    def __init__(
+        self,
+        pool: Any,
+        losses: Losses,
+        address: str | None = None,
+        *,
+        owns_pool: bool = False,
+        waits: Waits = BLOCKING,
+    ) -> None:
         self._pool = pool
         self._losses = losses
-        self._get_connection = _getter(pool)
-        # One connection stays out of the pool between calls, unless the pool is so small that others may wait for it.
+        self._waits = waits
+        self._turns = waits.turns()
+        self._get_connection = _getter(pool, waits)
+        # Connections stay out of the pool between calls, unless the pool is so small that others may wait for them.
         self._kept: list[Connection] = []
-        self._may_keep = getattr(pool, "max_connections", 0) >= 16
+        self._keeps = waits.keeps if getattr(pool, "max_connections", 0) >= 16 else 0
         self.address = address or _address(pool)
         self.reached = False
 
-        self._lanes = Lanes(pool, self._get_connection)
+        self._lanes = Lanes(pool if waits.opens_lanes else None, self._get_connection)
 
-        weakref.finalize(self, _leave, pool, owns_pool, self._kept, self._lanes.idle).atexit = False
+        self._leave = weakref.finalize(self, _leave, pool, owns_pool, self._kept, self._lanes.idle)
+        self._leave.atexit = False
+
+    def close(self) -> None:
+        """Gives back, or closes, the connections that were kept. No call may be under way, and none may follow."""
+        self._leave()
 
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:
         """Sends commands over one connection and returns their replies, which may be errors.
@@ -81,7 +98,7 @@ class Node:
             BrokenError, OSError: the connection broke, or could not be made.
             RejectedError: the server refuses the connection.
         """
-        connection = self._borrow()
+        connection = self._borrow(deadline)
         try:
             replies = _exchange_over(connection, commands, deadline)
         except BaseException as error:
@@ -112,7 +129,7 @@ class Node:
             ReplyError: a reply is a refusal that passes by itself, or a redirection to another node.
             RedisAccError: another refusal, or what ``talk`` raises.
         """
-        connection = self._borrow()
+        connection = self._borrow(deadline)
 
         def send(command: Command) -> Any:
             # ASKING lasts for one command.
@@ -142,7 +159,7 @@ class Node:
 
     def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
         """GETs strings straight into the memory where they are used, over one connection or several."""
-        connection = self._borrow()
+        connection = self._borrow(deadline)
         more = self._lanes.borrow(connection) if arrivals.lanes > 1 else []
         try:
             if more:
@@ -157,54 +174,78 @@ class Node:
         self._return(connection)
 
     @contextlib.contextmanager
-    def subscriber(self, channel: str) -> Iterator[Any]:  # noqa: ARG002
-        """Yields a connection to listen on, and disconnects it. A single server has every channel."""
-        pooled = self._get_connection()
+    def subscriber(self, channel: str, tick: float) -> Iterator[Connection]:  # noqa: ARG002
+        """Yields a connection to listen on, and disconnects it. A single server has every channel.
+
+        Args:
+            channel: plays no role here.
+            tick: how long the connection listens before it returns without a message, in seconds.
+        """
+        connection = self._opened(self._get_connection(), tick)
         try:
-            yield pooled
+            yield connection
         finally:
-            with contextlib.suppress(*FAULTS), translated():
-                pooled.disconnect()
-            self._pool.release(pooled)
+            with contextlib.suppress(*FAULTS):
+                connection.close()
+            self._pool.release(connection.pooled)
 
     # A connection that is in use belongs to one call. Borrowing is not a context manager, which would cost a small
     # command more time than all checks.
 
-    def _borrow(self) -> Connection:
-        """Returns the connection that was kept, or one of the pool."""
+    def _borrow(self, deadline: float) -> Connection:
+        """Returns a connection that was kept, or one of the pool."""
+        if self._turns is not None:
+            self._turns.take(deadline)
         try:
-            connection = self._kept.pop()
+            while True:
+                connection = self._kept.pop()
+                # After a fork it is the parent's. If it was closed meanwhile, the pool opens it again.
+                if connection.pid == os.getpid():
+                    if connection.alive():
+                        return connection
+                    connection.release()
+                    self._pool.release(connection.pooled)
         except IndexError:
             pass
-        else:
-            # After a fork it is the parent's. If it was closed meanwhile, it goes back to the pool, which reopens it.
-            if connection.pid == os.getpid():
-                if connection.alive():
-                    return connection
-                self._pool.release(connection.pooled)
-        pooled = self._get_connection()
         try:
-            connection = fast_socket.connection_of(pooled)
-        except BaseException as error:
-            self._spoil(fast_socket.ClientConnection(pooled), error)
+            connection = self._opened(self._get_connection())
+        except BaseException:
+            if self._turns is not None:
+                self._turns.give_back()
             raise
         self.reached = True
         return connection
 
+    def _opened(self, pooled: Any, *tick: float) -> Connection:
+        """Returns the way to use a connection of the pool."""
+        try:
+            return self._waits.connection_of(pooled, *tick)
+        except BaseException as error:
+            self._discard(ClientConnection(pooled), error)
+            raise
+
     def _return(self, connection: Connection) -> None:
-        if self._may_keep and not self._kept:
+        if len(self._kept) < self._keeps:
             # Taking a connection out of the pool and putting it back would cost as much as a small command.
             self._kept.append(connection)
         else:
             connection.release()
             self._pool.release(connection.pooled)
+        if self._turns is not None:
+            self._turns.give_back()
 
     def _spoil(self, connection: Connection, error: BaseException) -> None:
+        """Ends the use of a connection that broke, or was interrupted."""
+        if self._turns is not None:
+            self._turns.give_back()
+        self._discard(connection, error)
+
+    def _discard(self, connection: Connection, error: BaseException) -> None:
         """Closes a connection, because the next command would take unread replies for its own."""
         self._losses.count += 1
         lost = not connection.alive()
+        connection.close()
         with translated():
-            connection.pooled.disconnect()
             self._pool.release(connection.pooled)
         if lost and isinstance(error, STUMBLES):
             raise BrokenError("another thread closed the connection") from error
@@ -224,11 +265,11 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
     """
     borrowed: list[Connection] = []
     try:
-        borrowed.extend(node._borrow() for node in nodes)
-        if all(isinstance(connection, SocketConnection) for connection in borrowed):
+        borrowed.extend(node._borrow(deadline) for node in nodes)
+        if all(isinstance(connection, SocketConnection) for connection in borrowed) and nodes[0]._waits.opens_lanes:
             fetch_over(borrowed, arrivals, deadline, routes)
         else:
-            _fetch_one_by_one(borrowed, routes, arrivals, deadline)
+            _fetch_in_turn(borrowed, routes, arrivals, deadline)
     except BaseException as error:
         for node, connection in zip(nodes, borrowed, strict=False):
             with contextlib.suppress(BrokenError):
@@ -238,13 +279,15 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
         node._return(connection)
 
 
-def _fetch_one_by_one(
+def _fetch_in_turn(
     connections: Sequence[Connection], routes: Sequence[int], arrivals: Arrivals[A], deadline: float
 ) -> None:
-    """Does the same over connections of which nothing is known but that they exchange commands."""
+    """Does the same over connections of which nothing is known but that they exchange commands, one after the other."""
     while wanted := arrivals.wanted():
-        arrival = wanted[0]
-        put(connections[routes[arrival.lane]].exchange(get_commands([arrival]), deadline), [arrival], arrivals)
+        for number, connection in enumerate(connections):
+            of_one = [arrival for arrival in wanted if routes[arrival.lane] == number]
+            if of_one:
+                put(connection.exchange(get_commands(of_one), deadline), of_one, arrivals)
 
 
 def _leave(pool: Any, owns_pool: bool, *kept: list[Any]) -> None:
@@ -260,7 +303,7 @@ def _leave(pool: Any, owns_pool: bool, *kept: list[Any]) -> None:
             pool.disconnect()
 
 
-def _getter(pool: Any) -> Callable[[], Any]:
+def _getter(pool: Any, waits: Waits = BLOCKING) -> Callable[[], Any]:
     """Returns the function that takes a connection out of a pool."""
     required = any(
         p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
@@ -269,9 +312,17 @@ def _getter(pool: Any) -> Callable[[], Any]:
     # valkey-py, and redis-py before 5.3, require the command's name; later versions warn about it.
     arguments = ("EVALSHA",) if required else ()
 
+    def make() -> Any:
+        return pool.get_connection(*arguments)
+
+    def discard(pooled: Any) -> None:
+        with contextlib.suppress(*FAULTS), translated():
+            pooled.disconnect()
+        pool.release(pooled)
+
     def get() -> Any:
         try:
-            return pool.get_connection(*arguments)
+            return waits.call(make, discard)
         except BaseException as error:
             # An error of the library's own closes the connection that was being made. Another one, such as an
             # interrupt, leaves it in the pool as it is, and the pool would hand it out as ready: without a password, or

@@ -1,4 +1,4 @@
-"""Pub/sub: one connection per process and server, read by one thread. In a cluster, one for each slot.
+"""Pub/sub: one connection per process and server, read by one thread or task. In a cluster, one for each slot.
 
 The channels of an accumulator are in its slot, and from version 7 on, messages go only to the node that owns the slot
 (SSUBSCRIBE). If the slot moves, that node ends the subscription, or its connection breaks. In both cases the thread
@@ -19,12 +19,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from redisacc._redis.client_libraries import STUMBLES, translated
-from redisacc._redis.fast_socket import connection_of
+from redisacc._redis.client_libraries import STUMBLES
+from redisacc._redis.fast_socket import Connection
 from redisacc._redis.faults import FAULTS, SlotMovedError
 from redisacc._redis.transport import Transport
+from redisacc._redis.waits import Event
 from redisacc.errors import ServerError
 
 logger = logging.getLogger("redisacc")
@@ -53,51 +53,29 @@ _ENDS = {"SUBSCRIBE": "UNSUBSCRIBE", "PSUBSCRIBE": "PUNSUBSCRIBE"}
 _BROKEN = (*FAULTS, *STUMBLES)
 
 
-class Alarm:
-    """Wakes one waiting thread. It is a ``threading.Event`` for one waiter, without the six Python calls of that."""
-
-    def __init__(self) -> None:
-        # Held, unless the alarm is set.
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def set(self) -> None:
-        """Wakes the waiting thread, or the next one that waits."""
-        # RuntimeError: the alarm is set already.
-        with contextlib.suppress(RuntimeError):
-            self._lock.release()
-
-    def clear(self) -> None:
-        """Resets the alarm."""
-        self._lock.acquire(blocking=False)
-
-    def wait(self, timeout: float) -> None:
-        """Blocks until the alarm is set, and resets it; or for ``timeout`` seconds."""
-        self._lock.acquire(timeout=max(timeout, 0.0))
-
-
 @dataclass
 class _Subscription:
     """A channel, or a pattern of channels, that is subscribed to."""
 
-    listeners: list[PatternListener] = field(default_factory=list)
     # Set while the server confirms the subscription.
-    confirmed: threading.Event = field(default_factory=threading.Event)
+    confirmed: Event
+    listeners: list[PatternListener] = field(default_factory=list)
     # When the last listener left.
     idle_since: float = math.inf
 
 
 class PubSub:
-    """A pub/sub connection to one server. Its thread runs while anybody listens, and for some seconds after."""
+    """A pub/sub connection to one server. Its thread or task runs while anybody listens, and for some seconds after."""
 
     def __init__(self, transport: Transport) -> None:
         # Weak, because the transport is the key by which this object is found. Listeners hold the transport.
         self._transport = weakref.ref(transport)
+        self._waits = transport.waits
         # Guards everything below.
         self._lock = threading.Lock()
         # By the command that subscribes, and the channel or pattern.
         self._subscriptions: dict[tuple[str, str], _Subscription] = {}
-        self._connection: Any = None
+        self._connection: Connection | None = None
         self._running = False
         # What the commands and messages of channels begin with: "S" if they belong to slots.
         self._prefix = ""
@@ -129,13 +107,13 @@ class PubSub:
         with self._lock:
             known = self._subscriptions.get((command, name))
             if known is None:
-                known = self._subscriptions[command, name] = _Subscription()
+                known = self._subscriptions[command, name] = _Subscription(self._waits.event())
                 self._tell(self._sent(command), name)
             known.listeners.append(listener)
             known.idle_since = math.inf
             if not self._running:
                 self._running = True
-                threading.Thread(target=self._run, name="redisacc-events", daemon=True).start()
+                self._waits.start(self._run, "redisacc-events")
         try:
             known.confirmed.wait(CONFIRM_TIMEOUT)
             yield
@@ -148,19 +126,27 @@ class PubSub:
     def _tell(self, *command: str) -> None:
         # Called with the lock held. If the connection is broken, the thread that reads notices and subscribes again.
         if self._connection is not None:
-            with contextlib.suppress(*_BROKEN), translated():
-                self._connection.send_command(*command, check_health=False)
+            with contextlib.suppress(*_BROKEN):
+                self._connection.tell(*command)
 
     def _run(self) -> None:
+        try:
+            self._hear()
+        except BaseException:
+            # A task that was cancelled. Whoever listens next starts another one.
+            with self._lock:
+                self._running = False
+            raise
+
+    def _hear(self) -> None:
         linger = LINGER
         while not self._done(linger) and (transport := self._transport()) is not None:
             try:
                 prefix, channel = "S" if transport.has_sharded_channels() else "", self._any_channel()
-                with transport.subscriber(channel) as pooled:
+                with transport.subscriber(channel, IDLE_CHECK_INTERVAL) as connection:
                     linger = LINGER
-                    connection = connection_of(pooled, IDLE_CHECK_INTERVAL)
                     try:
-                        self._subscribe(pooled, prefix)
+                        self._subscribe(connection, prefix)
                         # Not after every message: the threads that it wakes can run only when this one pauses.
                         next_look = time.monotonic() + IDLE_CHECK_INTERVAL
                         while True:
@@ -173,7 +159,7 @@ class PubSub:
                                 next_look = now + IDLE_CHECK_INTERVAL
                     finally:
                         with self._lock:
-                            if self._connection is pooled:
+                            if self._connection is connection:
                                 self._connection = None
             except (*_BROKEN, ServerError) as error:
                 logger.debug("no messages from %s: %s", transport.address, error)
@@ -181,7 +167,7 @@ class PubSub:
                 linger = 0.0
                 if isinstance(error, SlotMovedError):
                     continue
-                threading.Event().wait(RECONNECT_PAUSE)
+                self._waits.sleep(RECONNECT_PAUSE)
 
     def _done(self, linger: float) -> bool:
         """Unsubscribes from channels that were left long ago. Returns True if none remains: the thread has to end."""
@@ -205,7 +191,7 @@ class PubSub:
         """Returns a command as this server needs it. There are no patterns of channels that belong to slots."""
         return self._prefix + command if command in ("SUBSCRIBE", "UNSUBSCRIBE") else command
 
-    def _subscribe(self, pooled: Any, prefix: str) -> None:
+    def _subscribe(self, connection: Connection, prefix: str) -> None:
         with self._lock:
             self._prefix = prefix
             for known in self._subscriptions.values():
@@ -213,9 +199,8 @@ class PubSub:
             for command in _ENDS:
                 names = [name for asked, name in self._subscriptions if asked == command]
                 if names:
-                    with translated():
-                        pooled.send_command(self._sent(command), *names, check_health=False)
-            self._connection = pooled
+                    connection.tell(self._sent(command), *names)
+            self._connection = connection
 
     def _hand_out(self, message: object) -> None:
         match message:

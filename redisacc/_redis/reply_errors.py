@@ -13,6 +13,7 @@ PASSING = {
     "TRYAGAIN": "is moving the key",
     "CLUSTERDOWN": "belongs to a cluster that is down",
     "MASTERDOWN": "is a replica that has lost its master",
+    "UNBLOCKED": "was demoted to a replica while it waited for its replicas",
     "READONLY": "is a read-only replica: name its master, or go through Sentinel",
 }
 

@@ -24,13 +24,14 @@ from typing import Any, TypeVar
 from redis.backoff import ExponentialBackoff
 
 from redisacc._redis.cluster import Cluster, UnreachableNodeError, cluster_of
-from redisacc._redis.fast_socket import VALUES, A, Argument, Arrivals, Command, PackedCommands
+from redisacc._redis.fast_socket import VALUES, A, Argument, Arrivals, Command, Connection, PackedCommands
 from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentError, reason_of
 from redisacc._redis.in_parallel import in_parallel
 from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.reply_errors import PASSING, refusal_of
 from redisacc._redis.script_loader import Script
 from redisacc._redis.slot_map import SlotMap, key_slot
+from redisacc._redis.waits import BLOCKING, Waits
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerUnavailableError
 
@@ -117,25 +118,49 @@ class Transport:
         where: the client of redis-py or valkey-py, or the URL, that leads here.
         address: where that is, without a password.
         cluster: the cluster; None if it is a single server.
+        waits: how its calls wait.
+        blocking: another transport to the same place, whose calls block, for threads and for objects that end; itself
+            if its own calls block.
     """
 
-    def __init__(self, where: Any, cluster: Cluster | None = None) -> None:
+    def __init__(
+        self,
+        where: Any,
+        cluster: Cluster | None = None,
+        *,
+        waits: Waits = BLOCKING,
+        blocking: Transport | None = None,
+    ) -> None:
         """Initialises the transport.
 
         Args:
             where: a client; with ``cluster``, a URL.
             cluster: the cluster where the URL leads.
+            waits: how its calls wait.
+            blocking: another transport to the same place, if the calls of this one do not block.
         """
+        self.waits = waits
+        self._blocking = blocking
         self.where = where
         self._losses = Losses()
         self.cluster = cluster or cluster_of(where)
-        self._server: Node | Cluster = self.cluster or Node(where.connection_pool, self._losses)
+        self._server: Node | Cluster = self.cluster or Node(
+            where.connection_pool, self._losses, owns_pool=blocking is not None, waits=waits
+        )
         if self.cluster is not None:
             self._losses = self.cluster.losses
         self.address = self._server.address
 
     def __repr__(self) -> str:
         return f"Transport({self.address})"
+
+    @property
+    def blocking(self) -> Transport:
+        return self._blocking or self
+
+    def close(self) -> None:
+        """Closes its connections. No call may be under way, and none may follow."""
+        self._server.close()
 
     @property
     def lost(self) -> int:
@@ -175,11 +200,14 @@ class Transport:
             return [[next(replies) for _ in batch] for batch in batches]
         by_node = self._persist(partial(self.cluster.group_by_node, batches), timeout)
 
+        limits = LIMITS.get()
+
         def exchange(numbers: Sequence[int]) -> list[list[Any]]:
+            LIMITS.set(limits)
             return [self.pipeline(batches[number], timeout=timeout) for number in numbers]
 
         found: dict[int, list[Any]] = {}
-        each = in_parallel([partial(exchange, numbers) for numbers in by_node])
+        each = in_parallel([partial(exchange, numbers) for numbers in by_node], self.waits)
         for numbers, replies_of in zip(by_node, each, strict=True):
             found.update(zip(numbers, replies_of, strict=True))
         return [found[number] for number in range(len(batches))]
@@ -316,9 +344,14 @@ class Transport:
         """Returns what channels must have in common if one connection is to listen to them: the slot in a cluster."""
         return None if self.cluster is None else key_slot(channel)
 
-    def subscriber(self, channel: str) -> contextlib.AbstractContextManager[Any]:
-        """Yields a connection on which the messages of a channel arrive, and disconnects it."""
-        return self._server.subscriber(channel)
+    def subscriber(self, channel: str, tick: float) -> contextlib.AbstractContextManager[Connection]:
+        """Yields a connection on which the messages of a channel arrive, and disconnects it.
+
+        Args:
+            channel: the channel.
+            tick: how long the connection listens before it returns without a message, in seconds.
+        """
+        return self._server.subscriber(channel, tick)
 
     def _shards(self, timeout: float) -> bool:
         assert self.cluster is not None
@@ -370,7 +403,7 @@ class Transport:
             # The reason is in the message. The client library chains two or three errors more, which say the same.
             raise ServerUnavailableError(reason) from None
         logger.debug("%s: %s; trying again in %.2f s", self.address, reason_of(error), pause)
-        time.sleep(pause)
+        self.waits.sleep(pause)
 
     def _unavailable(self, error: BaseException) -> str:
         if isinstance(error, UnreachableNodeError):

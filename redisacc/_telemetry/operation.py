@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Protocol
 
 from redisacc._telemetry.traceparent import TraceParent
 
 Name = Literal["apply", "take", "recover", "compact", "publish", "wait"]
+
+
+class HasBytes(Protocol):
+    """A gradient, which this layer does not know."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
 
 
 class Operation:
@@ -29,14 +37,14 @@ class Operation:
         """The text by which a span of another process links the one of this operation; "" if nothing records it."""
         return ""
 
-    def note_gradient(self, *, outcome: str, nbytes: int, local_step: int, global_step: int) -> None:
+    def note_gradient(self, gradient: HasBytes, local_step: int, outcome: str, global_step: int) -> None:
         """Notes what became of a gradient that was sent.
 
         Args:
-            outcome: that of the ``ApplyResult``.
-            nbytes: its size in bytes.
+            gradient: the gradient.
             local_step: the step that it was computed for.
-            global_step: the step after it.
+            outcome: that of the ``ApplyResult``.
+            global_step: the accumulator's step after it.
         """
 
     def note_round(self, *, number: int, global_step: int, traces: Sequence[TraceParent]) -> None:

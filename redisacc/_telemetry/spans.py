@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from redisacc._telemetry.operation import Name, Operation
+from redisacc._telemetry.operation import HasBytes, Name, Operation
 from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import printable
 from redisacc._version import __version__
@@ -98,10 +99,14 @@ class Target:
         name: the name in Redis.
         is_private: whether the name was made up.
         address: where the server is.
+
+    Attributes:
+        span_names: the name of the span of each operation.
     """
 
     def __init__(self, kind: str, name: str, *, is_private: bool, address: str) -> None:
-        self._span_name = "(temporary)" if is_private else printable(name)
+        label = "(temporary)" if is_private else printable(name)
+        self.span_names: dict[Name, str] = {operation: f"{operation} {label}" for operation in _KINDS}
         self._attributes: Attributes = {
             "messaging.system": _SYSTEM,
             "messaging.destination.name": printable(name),
@@ -111,16 +116,17 @@ class Target:
         }
         if is_private:
             self._attributes |= {"messaging.destination.anonymous": True, "messaging.destination.temporary": True}
-
-    def span_name(self, name: Name) -> str:
-        """Returns the name of an operation's span."""
-        return f"{name} {self._span_name}"
+        # What has been made before: a handle has one client, and another one after a fork.
+        self._of_operations: dict[tuple[Name, str], Attributes] = {}
 
     def span_attributes(self, name: Name, client: str) -> Attributes:
         """Returns what is known of an operation before it begins."""
-        attributes = self._attributes | _METRIC_ATTRIBUTES[name]
-        if client:
-            attributes["messaging.client.id"] = client
+        attributes = self._of_operations.get((name, client))
+        if attributes is None:
+            attributes = self._attributes | _METRIC_ATTRIBUTES[name]
+            if client:
+                attributes["messaging.client.id"] = client
+            self._of_operations[name, client] = attributes
         return attributes
 
 
@@ -147,6 +153,11 @@ def _metric_attributes(name: Name) -> Attributes:
 _METRIC_ATTRIBUTES: dict[Name, Attributes] = {name: _metric_attributes(name) for name in _KINDS}
 
 
+@lru_cache(maxsize=16)
+def _sent_attributes(outcome: str) -> Attributes:
+    return {**_METRIC_ATTRIBUTES["apply"], "redisacc.outcome": outcome}
+
+
 class ObservedOperation(Operation):
     """An operation with a span and metrics.
 
@@ -168,7 +179,7 @@ class ObservedOperation(Operation):
         self._started = time.perf_counter()
         name, target = self._name, self._target
         self._span = _instruments.tracer.start_span(
-            target.span_name(name), kind=_KINDS[name], attributes=target.span_attributes(name, self._client)
+            target.span_names[name], kind=_KINDS[name], attributes=target.span_attributes(name, self._client)
         )
         if self._span.get_span_context().is_valid:
             # Also if it records nothing: then spans within it record nothing either.
@@ -200,14 +211,14 @@ class ObservedOperation(Operation):
         own = self._span.get_span_context()
         return str(TraceParent(own.trace_id, own.span_id, own.trace_flags))
 
-    def note_gradient(self, *, outcome: str, nbytes: int, local_step: int, global_step: int) -> None:
+    def note_gradient(self, gradient: HasBytes, local_step: int, outcome: str, global_step: int) -> None:
         """Notes what became of a gradient that was sent."""
-        _instruments.sent.add(1, {**_METRIC_ATTRIBUTES[self._name], "redisacc.outcome": outcome})
+        _instruments.sent.add(1, _sent_attributes(outcome))
         if self._span.is_recording():
             self._span.set_attributes(
                 {
                     "redisacc.outcome": outcome,
-                    "messaging.message.body.size": nbytes,
+                    "messaging.message.body.size": gradient.nbytes,
                     "redisacc.local_step": local_step,
                     "redisacc.global_step": global_step,
                 }

@@ -13,15 +13,13 @@ import numpy as np
 from redisacc._data import validation
 from redisacc._data.results import Round
 from redisacc._data.tree import flatten
-from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import WORKERS, place
-from redisacc._protocol.quorum import announce_quorum
-from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.take_wait import TAKER_LEASE_MS
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
 from redisacc._training.gradients import open_gradients
 from redisacc._training.participant import Participant
+from redisacc._training.quorum import Quorum, QuorumKeeper
 from redisacc.errors import (
     CancelledError,
     DataLossError,
@@ -71,12 +69,18 @@ class Chief(Participant):
         parameters: the parameters to begin with, a tree of arrays or an array. Gradients have the same structure,
             dtypes and shapes. If parameters were published under this name before, those count, and these only have to
             have the same structure.
-        workers: how many gradients a step needs, at least 1, which ``Worker.workers`` tells the workers. None: the
-            environment variable ``REDISACC_WORKERS``, which `redisacc run` sets.
+        workers: how many gradients a step needs, at least 1, which ``Worker.workers`` tells the workers. "all": a
+            gradient of each worker that holds its lease, so a crew may grow and shrink (see ``rounds``). None: the
+            environment variable ``REDISACC_WORKERS``, which `redisacc run` sets. This and the next three become the
+            settings of the accumulator when the chief begins. With a number, `redisacc set` may then change them while
+            the training runs, for example when a machine is gone for good.
+        minimum: with ``workers="all"``, how many gradients a step needs at least; 1 or more. None: 1.
         up_to: with ``grace``, a step goes on as soon as it has this many gradients; at least ``workers``. None: however
-            many arrive before the grace ends.
-        grace: how long a step waits for more gradients after the one with number ``workers`` arrived, in seconds, from
-            0 to a week. A chief that is started again does not start the grace again. None: it does not wait.
+            many arrive before the grace ends; with ``workers="all"``, those of everybody.
+        grace: how long a step waits for more gradients after the one with number ``workers`` arrived, or with
+            ``workers="all"`` the one with number ``minimum``, in seconds, from 0 to a week. A chief that is started
+            again does not start the grace again. None: it does not wait; with ``workers="all"``, it waits for
+            everybody.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
             fetch it.
         sparse: the paths of leaves of which gradients hold rows (``IndexedSlices``). For a single array: True or False.
@@ -97,7 +101,7 @@ class Chief(Participant):
 
     Attributes:
         shared_name: the name of the training.
-        workers: how many gradients a step needs.
+        workers: how many gradients a step needs, as this chief has said it last.
         step: the step of the parameters: that of the next round.
         parameters: the parameters of that step: your own arrays if you have published them, else copies.
         state: the state that was published with them, or None.
@@ -115,7 +119,8 @@ class Chief(Participant):
         shared_name: str,
         parameters: Any,
         *,
-        workers: int | None = None,
+        workers: int | Literal["all"] | None = None,
+        minimum: int | None = None,
         up_to: int | None = None,
         grace: float | None = None,
         state: Any = None,
@@ -137,10 +142,8 @@ class Chief(Participant):
             workers = here.workers
             if workers is None:
                 raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
-        self.workers = validation.integer(workers, "workers", low=1)
-        self._grace: dict[str, Any] = {"up_to": up_to, "grace": grace}
-        # Raises now, before anything is opened, if the two are invalid.
-        Requirement.of(self.workers, **self._grace)
+        # Raises now, before anything is opened, if they are invalid.
+        quorum = Quorum.of(workers, minimum, up_to, grace)
         super().__init__("chief", shared_name, here, redis=redis, patience=patience, wire=wire)
         self._rounds_parameters = wire == "bfloat16"
         # The round that the body of the loop has, and the block that acknowledges it.
@@ -159,6 +162,7 @@ class Chief(Participant):
             self._begin(
                 parameters,
                 state,
+                quorum,
                 sparse=sparse,
                 missing=missing,
                 sparse_mean=sparse_mean,
@@ -169,25 +173,26 @@ class Chief(Participant):
                 min_replicas=min_replicas,
             )
 
-    def _begin(self, parameters: Any, state: Any, **options: Any) -> None:
+    def _begin(self, parameters: Any, state: Any, quorum: Quorum, **options: Any) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
         latest = self._parameters.latest()
         self._parameters.check(parameters, state=state)
         self._accumulator = self._opened.enter_context(
             open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **options)
         )
+        self._quorum = QuorumKeeper(quorum, self._accumulator, self._crew, self._transport, self.shared_name)
         if latest is None:
             # The accumulator comes first: a worker that finds parameters also finds it.
             self.step, self.parameters, self.state = 0, parameters, state
             self._send_parameters()
-            self._announce()
+            self._quorum.store()
             return
         self.step, tree = latest
         found = self._parameters.latest_state()
         assert found is not None
         exact, self.state = unpack_state(found[1])
         self.parameters = _own(tree) if exact is None else with_exact(tree, exact, self.shared_name)
-        self._announce()
+        self._quorum.store()
         logger.info(
             "%s: continuing at step %d",
             self.shared_name,
@@ -195,9 +200,10 @@ class Chief(Participant):
             extra={"accumulator": self.shared_name, "global_step": self.step},
         )
 
-    def _announce(self) -> None:
-        """Says how many gradients a step needs, for workers that cut the data into shares."""
-        announce_quorum(self._transport, ParameterKeys(self.shared_name), self.workers)
+    @property
+    def workers(self) -> int:
+        """How many gradients a step needs, as this chief has said it last."""
+        return self._quorum.workers
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shared_name!r}, step={self.step}, workers={self.workers})"
@@ -208,6 +214,11 @@ class Chief(Participant):
         Blocks until ``workers`` gradients of the step have arrived, and for the grace if there is one. A message after
         5 seconds, and then less often, says who is missing and who is gone. A round stays in Redis until the parameters
         that follow from it are published. If the process dies before that, its successor gets the round again.
+
+        With ``workers="all"``, the chief looks once a second who holds a worker's lease, and the step that waits
+        follows the crew. A worker that dies is waited for until its lease ends, 10 seconds at most, and not at all if
+        it died on this machine. One that joins is waited for from the next look on. While fewer than ``minimum`` are
+        there, the step waits for more to join.
 
         Args:
             until: the loop ends when the parameters of this step are published, and so does the training: in the same
@@ -286,12 +297,16 @@ class Chief(Participant):
         self._may_be_left = True
         self._has_to_agree = False
         self._next_look = time.monotonic() + LOOK_EVERY
+        self._quorum.follow()
         try:
             return stack.enter_context(
-                self._accumulator.take(
-                    self.workers, **self._grace, cancel=self._is_over, describe=lambda: crew_text(self._crew)
-                )
+                self._accumulator.take(cancel=self._is_over, describe=lambda: crew_text(self._crew))
             )
+        except InvalidArgumentError:
+            if self._accumulator.settings().num_required is not None:
+                raise
+            self._warn("somebody has removed the settings, so they are again as this chief was told")
+            self._quorum.store()
         except DataLossError as error:
             self._warn("%s", error)
         except CancelledError:
@@ -300,7 +315,8 @@ class Chief(Participant):
         return None
 
     def _is_over(self) -> bool:
-        """Looks, once a second, whether waiting for the round still makes sense."""
+        """Looks, once a second, whether waiting for the round still makes sense, and for how many gradients."""
+        self._quorum.follow()
         now = time.monotonic()
         if now < self._next_look:
             return False
@@ -326,7 +342,7 @@ class Chief(Participant):
                 published,
             )
             self._send_parameters()
-            self._announce()
+            self._quorum.store()
         elif published > self.step:
             raise self._lost(published)
         step = self._accumulator.global_step()

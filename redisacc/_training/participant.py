@@ -50,9 +50,9 @@ class Participant(Closing):
     ) -> None:
         seconds = validation.timeout(patience, "patience")
         self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
-        self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name)
         self._redis = redis
         self._transport = connect(redis)
+        self._patience = Patience(math.inf if seconds is None else seconds, self.shared_name, self._transport.waits)
         who = host_and_process(os.getpid())
         self._opened = ExitStack()
         self._parameters = self._opened.enter_context(

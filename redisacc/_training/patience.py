@@ -11,6 +11,7 @@ from redis.backoff import ExponentialBackoff
 
 from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_TIMEOUT
 from redisacc._redis.transport import LIMITS, Limits
+from redisacc._redis.waits import Waits
 from redisacc.errors import OutcomeUnknownError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
@@ -28,11 +29,13 @@ class Patience:
     Args:
         seconds: how long, 0 or more; infinity: forever. A server that answers always gets the time for its answer.
         name: the name of the training, for log records.
+        waits: how it pauses.
     """
 
-    def __init__(self, seconds: float, name: str) -> None:
+    def __init__(self, seconds: float, name: str, waits: Waits) -> None:
         self._seconds = seconds
         self._name = name
+        self._waits = waits
         self._limits = Limits(call=min(max(seconds, LAST_POLL_TIMEOUT), POLL_TIMEOUT), outage=seconds)
 
     def call(self, attempt: Callable[[], Value], what: str) -> Value:
@@ -78,7 +81,7 @@ class Patience:
                         error,
                         extra={"accumulator": self._name},
                     )
-                time.sleep(pause)
+                self._waits.sleep(pause)
                 continue
             if failures:
                 logger.warning("%s: the server is back", self._name, extra={"accumulator": self._name})

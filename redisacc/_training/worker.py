@@ -150,8 +150,8 @@ class Worker(Participant):
             self._has_warned = True
             self._warn(
                 "this is worker %d, and a step needs %d gradients, so workers 0 to %d have all shares of the data "
-                "already. If it is a spare one, cut the data by the number of all workers instead; else start the "
-                "chief with more workers",
+                "already. If it is a spare one, cut the data by the number of all workers instead; if the crew grows "
+                "and shrinks, draw shares at random; else start the chief with more workers",
                 self.number,
                 self._workers,
                 self._workers - 1,
@@ -165,7 +165,7 @@ class Worker(Participant):
             now = time.monotonic()
             if log.is_due(now):
                 self._warn("still waiting for a chief to say how many workers there are; %s", crew_text(self._crew))
-            time.sleep(ASK_EVERY)
+            self._transport.waits.sleep(ASK_EVERY)
         return found
 
     def steps(self) -> Iterator[tuple[int, Any]]:
@@ -215,7 +215,7 @@ class Worker(Participant):
             chief = any(member.number is None and member.left > 0 for member in members)
             if not (chief or self._is_launched) or time.monotonic() >= deadline:
                 return True
-            time.sleep(0.1)
+            self._transport.waits.sleep(0.1)
         return False
 
     def _wait(self) -> tuple[int, Any]:

@@ -23,6 +23,7 @@ _COMMANDS = {
     "acl": ("redisacc.cli.acl", "Print access rules (ACL) for a user of the server."),
     "apply": ("redisacc.cli.apply", "Apply the gradient in a file."),
     "completion": ("redisacc.cli.completion", "Print the completion script for a shell."),
+    "dashboard": ("redisacc.cli.dashboard", "Serve a page that shows live what happens."),
     "demo": ("redisacc.cli.demo", "Train word vectors with several processes."),
     "doctor": ("redisacc.cli.doctor", "Check a server and suggest changes."),
     "export": ("redisacc.cli.export", "Serve metrics for Prometheus."),

@@ -17,6 +17,7 @@ import redis as redis_py
 
 from redisacc import __version__
 from redisacc._handles.dense import ConditionalAccumulator
+from redisacc._monitoring.nodes import parse_info, version_of
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._redis.transport import Transport
 from redisacc._text import QUOTED, printable
@@ -106,7 +107,7 @@ def _servers(transport: Transport) -> list[_Server]:
     infos = _ask_all(transport, "INFO")
     saves = _ask_all(transport, "CONFIG", "GET", "save")
     addresses = [*dict.fromkeys([*infos, *saves])] or [transport.address]
-    return [_Server(each, _info(infos.get(each)), _takes_snapshots(saves.get(each))) for each in addresses]
+    return [_Server(each, parse_info(infos.get(each)), _takes_snapshots(saves.get(each))) for each in addresses]
 
 
 def _ask_all(transport: Transport, *command: str) -> dict[str, Any]:
@@ -128,13 +129,6 @@ def _of_each(check: Callable[[_Server], Finding], servers: list[_Server]) -> Ite
         yield dataclasses.replace(finding, found=f"{server.address}: {finding.found}")
 
 
-def _info(text: Any) -> dict[str, str]:
-    """Returns a reply to INFO as a flat dict."""
-    lines = bytes(text or b"").splitlines()
-    pairs = (line.partition(b":")[::2] for line in lines if b":" in line)
-    return {printable(name, QUOTED): printable(value, QUOTED) for name, value in pairs}
-
-
 def _unknown(what: str) -> Finding:
     return Finding(what, "warn", "unknown, because this user may not run INFO", "run doctor as a user who may run INFO")
 
@@ -143,8 +137,7 @@ def _version(server: _Server) -> Finding:
     info = server.info
     if not info:
         return _unknown("version")
-    name = "Valkey" if "valkey_version" in info else "Redis"
-    text = info.get(f"{name.lower()}_version", "")
+    name, text = version_of(info)
     numbers = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
     found = f"{name} {text}"
     if info.get("cluster_enabled") == "1":

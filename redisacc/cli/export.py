@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import click
 
-from redisacc._admin.catalogue import list_names
 from redisacc._admin.memory import memory
 from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
-from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._monitoring.histogram import Histogram
+from redisacc._monitoring.monitor import Monitor
+from redisacc._monitoring.nodes import Node
+from redisacc._monitoring.round_history import Figures
+from redisacc._protocol.info import AccumulatorInfo
 from redisacc._redis.transport import Transport
 from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, USAGE, fail, report_failures
-from redisacc.cli.options import names_argument, redis_option, transport_of
-from redisacc.errors import AccumulatorNotFoundError, RedisAccError
+from redisacc.cli.options import names_argument, redis_option, targets_of, transport_of
+from redisacc.errors import RedisAccError
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-    from prometheus_client.registry import Collector
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client.registry import Collector as MetricsCollector
 except ImportError:
     fail("export needs prometheus-client: pip install 'redisacc[export]'", USAGE)
 
@@ -48,14 +52,15 @@ def export(*, names: tuple[str, ...], port: int, host: str, url: str | None) -> 
     """Serve metrics for Prometheus at http://HOST:PORT/metrics.
 
     They are the metrics of all accumulators, or of the named ones; NAME may be a glob, as for ls. Each scrape reads
-    the server again. Ctrl-C stops the command.
+    the server again. The histograms count what happened since the command was started. Ctrl-C stops it.
 
     \b
       redisacc export 'train-*' --port 9464
     """
     transport = transport_of(url)
+    metrics = Metrics(transport, names)
     registry = CollectorRegistry()
-    registry.register(Metrics(transport, names))
+    registry.register(metrics)
     try:
         server, thread = start_http_server(port, host, registry)
     except (OSError, UnicodeError) as error:
@@ -69,6 +74,7 @@ def export(*, names: tuple[str, ...], port: int, host: str, url: str | None) -> 
     finally:
         server.shutdown()
         server.server_close()
+        metrics.close()
 
 
 # The name without its prefix, the help text, and how to read the value.
@@ -92,6 +98,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ),
     ("max_staleness", "Steps by which a gradient may be late.", lambda info: info.max_staleness),
     ("workers", "Workers with a gradient in the current round.", lambda info: len(info.workers)),
+    ("missing_workers", "Workers without a gradient in the current round.", lambda info: len(info.missing)),
+    ("gone_workers", "Workers last seen 10 minutes ago or longer.", lambda info: len(info.gone)),
     (
         "last_activity_timestamp_seconds",
         "Time of the last activity, by the server's clock.",
@@ -105,26 +113,70 @@ _COUNTERS: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ("duplicates", "Requests that arrived twice and were executed once.", lambda info: info.duplicates),
     ("takes", "Rounds taken.", lambda info: info.takes),
 )
-_WORKERS: tuple[tuple[str, str, Callable[[WorkerInfo], float]], ...] = (
-    ("worker_applied", "Gradients accepted from a worker.", lambda worker: worker.applied),
-    ("worker_stale", "Gradients from a worker dropped because they were too stale.", lambda worker: worker.stale),
+_WORKERS: tuple[
+    tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str, str, Callable[[WorkerInfo], float]], ...
+] = (
+    (CounterMetricFamily, "worker_applied", "Gradients accepted from a worker.", lambda worker: worker.applied),
+    (
+        CounterMetricFamily,
+        "worker_stale",
+        "Gradients from a worker dropped because they were too stale.",
+        lambda worker: worker.stale,
+    ),
+    (
+        GaugeMetricFamily,
+        "worker_seen_timestamp_seconds",
+        "Time of a worker's last request.",
+        lambda worker: worker.seen_at.timestamp(),
+    ),
+    (
+        GaugeMetricFamily,
+        "worker_missing",
+        "1 if a worker has no gradient in the current round.",
+        lambda worker: 0 if worker.in_round else 1,
+    ),
+)
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[Figures], Histogram]], ...] = (
+    ("round_seconds", "Time from one take to the next.", lambda figures: figures.round_seconds),
+    (
+        "gathering_seconds",
+        "Time from the first gradient of a round to the last one.",
+        lambda figures: figures.gathering_seconds,
+    ),
+    ("take_wait_seconds", "Time that a take waited in the queue.", lambda figures: figures.wait_seconds),
+    (
+        "staleness_steps",
+        "Steps by which accepted gradients were late, if max_staleness allows any.",
+        lambda figures: figures.staleness,
+    ),
+    ("round_bytes", "Bytes of the gradients of a round.", lambda figures: figures.round_bytes),
+)
+_NODES: tuple[tuple[str, str, Callable[[Node], float | None]], ...] = (
+    ("server_memory_bytes", "Memory that the server uses.", lambda node: node.used_memory),
+    ("server_memory_limit_bytes", "Memory that the server may use; 0: no limit.", lambda node: node.maxmemory),
 )
 
 
-class Metrics(Collector):
-    """Reads the server each time that metrics are collected.
+class Metrics(MetricsCollector):
+    """Reads the server each time that metrics are collected, and listens to events in between. Close it.
 
     The labels are ``accumulator`` and, for some metrics, ``worker``. Every worker's name that ever applied a gradient
     is a label, so a fleet whose workers are called "host:pid" adds labels with each restart.
 
     Args:
         transport: to the server.
-        patterns: globs of the accumulators' names; none means all.
+        names: names and globs of accumulators; none means all.
     """
 
-    def __init__(self, transport: Transport, patterns: Sequence[str]) -> None:
+    def __init__(self, transport: Transport, names: Sequence[str]) -> None:
         self._transport = transport
-        self._patterns = patterns or ["*"]
+        self._monitor = Monitor(transport, *targets_of(names))
+        # Prometheus may ask again while it is being answered.
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._monitor.close()
 
     def describe(self) -> Iterable[Metric]:
         """Returns nothing, so that registering the collector does not need a server."""
@@ -135,7 +187,8 @@ class Metrics(Collector):
         up = GaugeMetricFamily("redisacc_up", "Whether the server answered.")
         started = time.perf_counter()
         try:
-            infos, sizes = self._read()
+            with self._lock:
+                infos, sizes, figures, nodes = self._read()
         except RedisAccError as error:
             click.echo(f"redisacc: {printable(str(error))}", err=True)
             up.add_metric([], 0)
@@ -146,70 +199,82 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "redisacc_scrape_seconds", "Time it took to read the server.", value=time.perf_counter() - started
         )
-        label = ["accumulator"]
-        for name, text, read in _GAUGES:
-            gauge = GaugeMetricFamily(f"redisacc_{name}", text, labels=label)
-            for info in infos:
-                gauge.add_metric([printable(info.name)], read(info))
-            yield gauge
-        yield _staleness(infos)
-        size = GaugeMetricFamily(
-            "redisacc_memory_bytes", "Memory in Redis by kind of key.", labels=["accumulator", "what"]
-        )
-        for name, sorts in sizes.items():
-            for what, nbytes in sorts.items():
-                size.add_metric([printable(name), what], nbytes)
-        yield size
-        for name, text, read in _COUNTERS:
-            counter = CounterMetricFamily(f"redisacc_{name}", text, labels=label)
-            for info in infos:
-                counter.add_metric([printable(info.name)], read(info), created=info.created_at.timestamp())
-            yield counter
-        both = ["accumulator", "worker"]
-        for name, text, read_worker in _WORKERS:
-            counter = CounterMetricFamily(f"redisacc_{name}", text, labels=both)
-            for info in infos:
-                for worker in info.known_workers:
-                    counter.add_metric([printable(info.name), printable(worker.name)], read_worker(worker))
-            yield counter
-        seen = GaugeMetricFamily(
-            "redisacc_worker_seen_timestamp_seconds", "Time of a worker's last request.", labels=both
-        )
-        missing = GaugeMetricFamily(
-            "redisacc_worker_missing", "1 if a worker has no gradient in the current round.", labels=both
-        )
-        for info in infos:
-            for worker in info.known_workers:
-                seen.add_metric([printable(info.name), printable(worker.name)], worker.seen_at.timestamp())
-                missing.add_metric([printable(info.name), printable(worker.name)], 0 if worker.in_round else 1)
-        yield seen
-        yield missing
+        yield from _of_accumulators(infos)
+        yield _memory(sizes)
+        yield from _of_workers(infos)
+        yield from _histograms(figures)
+        yield from _of_nodes(nodes)
 
-    def _read(self) -> tuple[list[AccumulatorInfo], dict[str, dict[str, int]]]:
-        self._transport.call("PING", timeout=_TIMEOUT)
-        names = {name for pattern in self._patterns for name in list_names(self._transport, pattern)}
-        infos: list[AccumulatorInfo] = []
+    def _read(self) -> tuple[list[AccumulatorInfo], dict[str, dict[str, int]], dict[str, Figures], list[Node]]:
+        monitor = self._monitor
+        monitor.refresh(timeout=_TIMEOUT)
+        for problem in monitor.problems:
+            click.echo(f"redisacc: {printable(problem)}", err=True)
         sizes: dict[str, dict[str, int]] = {}
-        for name in sorted(names):
+        for name in monitor.views:
             try:
-                infos.append(read_info(self._transport, Keys(name)))
                 sizes[name] = {sort.what: sort.nbytes for sort in memory(self._transport, Keys(name))}
-            except AccumulatorNotFoundError:
-                continue
             except RedisAccError as error:
                 click.echo(f"redisacc: {printable(str(error))}", err=True)
-        return infos, sizes
+        return [view.info for view in monitor.views.values()], sizes, monitor.figures, monitor.nodes
 
 
-def _staleness(infos: Sequence[AccumulatorInfo]) -> Metric:
-    """Returns the metric of how late gradients were, of the accumulators that accept late ones."""
-    gauge = GaugeMetricFamily(
+def _of_accumulators(infos: Sequence[AccumulatorInfo]) -> Iterator[Metric]:
+    for name, text, read in _GAUGES:
+        gauge = GaugeMetricFamily(f"redisacc_{name}", text, labels=["accumulator"])
+        for info in infos:
+            gauge.add_metric([printable(info.name)], read(info))
+        yield gauge
+    for name, text, read in _COUNTERS:
+        counter = CounterMetricFamily(f"redisacc_{name}", text, labels=["accumulator"])
+        for info in infos:
+            counter.add_metric([printable(info.name)], read(info), created=info.created_at.timestamp())
+        yield counter
+    late = GaugeMetricFamily(
         "redisacc_accumulated_staleness",
-        "Gradients in the current round by the number of steps by which they were late.",
+        "Gradients in the current round by the number of steps by which they were late, if max_staleness allows any.",
         labels=["accumulator", "staleness"],
     )
     for info in infos:
         if info.max_staleness:
             for steps, number in info.staleness.items():
-                gauge.add_metric([printable(info.name), str(steps)], number)
-    return gauge
+                late.add_metric([printable(info.name), str(steps)], number)
+    yield late
+
+
+def _memory(sizes: Mapping[str, Mapping[str, int]]) -> Metric:
+    size = GaugeMetricFamily("redisacc_memory_bytes", "Memory in Redis by kind of key.", labels=["accumulator", "what"])
+    for name, sorts in sizes.items():
+        for what, nbytes in sorts.items():
+            size.add_metric([printable(name), what], nbytes)
+    return size
+
+
+def _of_workers(infos: Sequence[AccumulatorInfo]) -> Iterator[Metric]:
+    for family, name, text, read in _WORKERS:
+        metric = family(f"redisacc_{name}", text, labels=["accumulator", "worker"])
+        for info in infos:
+            for worker in info.known_workers:
+                metric.add_metric([printable(info.name), printable(worker.name)], read(worker))
+        yield metric
+
+
+def _histograms(figures: Mapping[str, Figures]) -> Iterator[Metric]:
+    for name, text, read in _HISTOGRAMS:
+        family = HistogramMetricFamily(f"redisacc_{name}", text, labels=["accumulator"])
+        for of, found in figures.items():
+            histogram = read(found)
+            if any(histogram.counts):
+                bounds = [*map(str, map(float, histogram.bounds)), "+Inf"]
+                buckets = list(zip(bounds, itertools.accumulate(histogram.counts), strict=True))
+                family.add_metric([printable(of)], buckets, histogram.total)
+        yield family
+
+
+def _of_nodes(nodes: Sequence[Node]) -> Iterator[Metric]:
+    for name, text, read in _NODES:
+        gauge = GaugeMetricFamily(f"redisacc_{name}", text, labels=["node"])
+        for node in nodes:
+            if (value := read(node)) is not None:
+                gauge.add_metric([node.address], value)
+        yield gauge

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import click
@@ -116,6 +116,12 @@ def keys_of(name: str) -> Keys:
     return Keys(name)
 
 
+def targets_of(names: Sequence[str]) -> tuple[list[str], list[Keys]]:
+    """Returns what names on a command line refer to: globs, ["*"] if there are no names at all; and accumulators."""
+    globs = [name for name in names if any(character in name for character in "*?[")]
+    return globs if names else ["*"], [keys_of(name) for name in names if name not in globs]
+
+
 def transport_of(url: str | None) -> Transport:
     """Returns the transport to a server that has just answered. Blocks for at most ``OPENING_TIMEOUT`` seconds.
 
@@ -123,7 +129,8 @@ def transport_of(url: str | None) -> Transport:
         ServerUnavailableError: the server does not answer.
     """
     transport = connect(url)
-    transport.call("PING", timeout=OPENING_TIMEOUT)
+    # Not PING, which the access rules of an observer do not allow.
+    transport.call("TIME", timeout=OPENING_TIMEOUT)
     return transport
 
 

@@ -6,7 +6,7 @@ import click
 
 from redisacc._handles.reducer import MAX_ACCUMULATORS, Reducer
 from redisacc._text import printable
-from redisacc.cli.failures import EXIT_CODES, report_failures
+from redisacc.cli.failures import report_failures
 from redisacc.cli.options import redis_option
 from redisacc.cli.output import echo_wrapped
 from redisacc.cli.own_server import interrupted_by_signals
@@ -14,7 +14,7 @@ from redisacc.cli.own_server import interrupted_by_signals
 __all__ = ["reduce"]
 
 
-@click.command(epilog=EXIT_CODES)
+@click.command(epilog="Exit codes: 0 ended by Ctrl-C or SIGTERM, 1 failure, 2 wrong usage, 6 no server answers.")
 @click.argument("pattern", default="*")
 @click.option(
     "--max-accumulators",
@@ -33,8 +33,8 @@ def reduce(*, pattern: str, max_accumulators: int, url: str | None) -> None:
     it.
     """
     with interrupted_by_signals():
-        reducer = Reducer(pattern, redis=url, max_accumulators=max_accumulators)
         try:
+            reducer = Reducer(pattern, redis=url, max_accumulators=max_accumulators)
             echo_wrapped(f"reducing {printable(pattern)}; Ctrl-C stops it")
             reducer.run()
         except KeyboardInterrupt:

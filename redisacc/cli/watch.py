@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -18,24 +15,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from redisacc._admin.catalogue import list_names
 from redisacc._format.entries import WorkerInfo
-from redisacc._format.keys import Keys
 from redisacc._format.reducer_lease import ReducerInfo
-from redisacc._protocol.info import AccumulatorInfo, read_info
+from redisacc._monitoring.collector import Collector
+from redisacc._monitoring.view import View
 from redisacc._redis.transport import Transport
 from redisacc._text import age_text, printable, shown
 from redisacc.cli.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
-from redisacc.cli.options import Seconds, json_option, keys_of, names_argument, redis_option, transport_of
+from redisacc.cli.options import Seconds, json_option, names_argument, redis_option, targets_of, transport_of
 from redisacc.cli.output import console, count_text, echo_json
-from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, ServerUnavailableError
+from redisacc.errors import ServerUnavailableError
 
 __all__ = ["watch"]
 
-# Seconds over which rates are averaged.
-_WINDOW = 5.0
-# A worker without a gradient in the round is at work if it was seen within the last second, and not yet missing.
-_AT_WORK = 1.0
 # Maximum number of missing workers that are named, and of those that are gone.
 _NAMED = 6
 # Seconds after which a server that does not answer is reported.
@@ -93,65 +85,24 @@ def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: s
             live.update(board.render(), refresh=True)
 
 
-@dataclass
-class View:
-    """One accumulator on the board.
+def missing_text(view: View) -> str:
+    """Returns the missing workers as text; empty if there are none."""
+    return _workers_text(view, view.missing)
 
-    Attributes:
-        info: its latest state.
-        history: (time in seconds, applied, stale, takes) of the last seconds, the oldest first.
-        required: the number of gradients that the last waiting taker required; None if there was none yet.
-    """
 
-    info: AccumulatorInfo
-    history: deque[tuple[float, int, int, int]] = field(default_factory=deque)
-    required: int | None = None
+def gone_text(view: View) -> str:
+    """Returns the workers that are gone as text, the latest first; empty if there are none."""
+    return _workers_text(view, view.info.gone)
 
-    def add(self, info: AccumulatorInfo) -> None:
-        """Adds a new state. A new incarnation starts a new history."""
-        if info.incarnation != self.info.incarnation:
-            self.history.clear()
-            self.required = None
-        self.info = info
-        at = info.read_at.timestamp()
-        self.history.append((at, info.applied, info.stale, info.takes))
-        while len(self.history) > 2 and self.history[0][0] < at - _WINDOW:
-            self.history.popleft()
-        if info.waiting:
-            self.required = info.waiting[0].num_required
 
-    @property
-    def rates(self) -> tuple[float, float, float]:
-        """Gradients applied, stale gradients and rounds taken, each per second."""
-        first, last = self.history[0], self.history[-1]
-        seconds = last[0] - first[0]
-        if seconds <= 0:
-            return 0.0, 0.0, 0.0
-        applied, stale, takes = ((last[n] - first[n]) / seconds for n in (1, 2, 3))
-        return applied, stale, takes
-
-    @property
-    def missing(self) -> list[WorkerInfo]:
-        """Missing workers, the one that was silent for the longest first."""
-        at_work = self.info.read_at - datetime.timedelta(seconds=_AT_WORK)
-        return [worker for worker in reversed(self.info.missing) if worker.seen_at <= at_work]
-
-    def missing_text(self) -> str:
-        """Returns the missing workers as text; empty if there are none."""
-        return self._text_of(self.missing)
-
-    def gone_text(self) -> str:
-        """Returns the workers that are gone as text, the latest first; empty if there are none."""
-        return self._text_of(self.info.gone)
-
-    def _text_of(self, workers: Sequence[WorkerInfo]) -> str:
-        words = [
-            f"{printable(worker.name)} (last seen {age_text(self.info.read_at, worker.seen_at)} ago)"
-            for worker in workers[:_NAMED]
-        ]
-        if len(workers) > _NAMED:
-            words.append(f"{len(workers) - _NAMED} more")
-        return ", ".join(words)
+def _workers_text(view: View, workers: Sequence[WorkerInfo]) -> str:
+    words = [
+        f"{printable(worker.name)} (last seen {age_text(view.info.read_at, worker.seen_at)} ago)"
+        for worker in workers[:_NAMED]
+    ]
+    if len(workers) > _NAMED:
+        words.append(f"{len(workers) - _NAMED} more")
+    return ", ".join(words)
 
 
 class Board:
@@ -162,39 +113,26 @@ class Board:
         names: names and globs of accumulators; none means all.
 
     Attributes:
-        views: accumulator's name → its view.
         problem: what went wrong in the latest refresh; empty if nothing did.
     """
 
     def __init__(self, transport: Transport, names: Sequence[str]) -> None:
-        self._transport = transport
-        self._patterns = [name for name in names if _is_pattern(name)] or ([] if names else ["*"])
-        self._named = [keys_of(name) for name in names if not _is_pattern(name)]
-        self.views: dict[str, View] = {}
+        self._address = transport.address
+        self._collector = Collector(transport, *targets_of(names))
         self.problem = ""
+
+    @property
+    def views(self) -> dict[str, View]:
+        """Accumulator's name → its view."""
+        return self._collector.views
 
     def refresh(self) -> None:
         """Reads the server. If it does not answer, sets ``problem`` and keeps the views, because it may come back."""
         try:
-            self._transport.call("PING", timeout=_TIMEOUT)
-            names = {name for pattern in self._patterns for name in list_names(self._transport, pattern)}
-            wanted = {keys.name: keys for keys in (*map(Keys, names), *self._named)}
-            self.problem = ""
-            found = {}
-            for _, keys in sorted(wanted.items()):
-                try:
-                    info = read_info(self._transport, keys)
-                except AccumulatorNotFoundError:
-                    continue
-                except CorruptDataError as error:
-                    self.problem = str(error)
-                    continue
-                view = self.views.get(keys.name) or View(info)
-                view.add(info)
-                found[keys.name] = view
-            self.views = found
+            self._collector.refresh(timeout=_TIMEOUT)
+            self.problem = self._collector.problems[-1] if self._collector.problems else ""
         except ServerUnavailableError:
-            self.problem = f"no answer from {self._transport.address}; the figures are out of date"
+            self.problem = f"no answer from {self._address}; the figures are out of date"
 
     def render(self) -> RenderableType:
         """Returns the board for a terminal."""
@@ -202,14 +140,10 @@ class Board:
         for view in self.views.values():
             parts += [*_lines(view), Text("")]
         if not self.views:
-            parts.append(Text(f"no accumulators at {self._transport.address}"))
+            parts.append(Text(f"no accumulators at {self._address}"))
         if self.problem:
             parts.append(Text(printable(self.problem), style="bold red"))
         return Group(*parts)
-
-
-def _is_pattern(name: str) -> bool:
-    return any(character in name for character in "*?[")
 
 
 def _lines(view: View) -> list[RenderableType]:
@@ -232,11 +166,11 @@ def _lines(view: View) -> list[RenderableType]:
     if info.unacknowledged:
         facts.append(f"  {len(info.unacknowledged)} taken but not acknowledged")
     lines: list[RenderableType] = [head, bar, facts]
-    missing = view.missing_text()
+    missing = missing_text(view)
     if missing:
         # A missing worker does no harm as long as no taker is waiting.
         lines.append(_hanging("  missing: ", missing, style="bold yellow" if info.waiting else "dim"))
-    if gone := view.gone_text():
+    if gone := gone_text(view):
         lines.append(_hanging("  gone: ", gone, style="dim"))
     return lines
 
@@ -293,7 +227,7 @@ def _print(board: Board, *, as_json: bool) -> None:
             }
             echo_json(facts, indent=None)
         else:
-            missing, gone = view.missing_text(), view.gone_text()
+            missing, gone = missing_text(view), gone_text(view)
             click.echo(
                 f"{info.read_at:%H:%M:%S}  {printable(info.name)}  step {info.global_step}  {_waiting(view)}  "
                 f"{_rate(applied)} applied/s  {_rate(stale)} stale/s"

@@ -215,6 +215,28 @@ class Cluster:
         self._await(deadline, "report that the cluster is complete", _is_complete)
         return node
 
+    def remove_master(self, node: ClusterNode) -> None:
+        """Stops a master that owns no slots, and tells the other nodes to forget it.
+
+        Args:
+            node: one of `nodes`; not the first, which `client` and later changes of the cluster rely on.
+
+        Raises:
+            InvalidArgumentError: it is not such a node, or it owns slots. Nothing has changed.
+        """
+        if node not in self._nodes[1:]:
+            raise InvalidArgumentError("only a node of this cluster other than its first one can be removed")
+        if _owns_slots(node):
+            raise InvalidArgumentError(f"the node at port {node.port} owns slots: move them to others before it goes")
+        identity = node.ask("CLUSTER", "MYID")
+        self._nodes.remove(node)
+        directory = node.dir
+        node.stop()
+        # Its next owner must not be taken for this node.
+        (directory / CONFIGURATION).unlink(missing_ok=True)
+        for other in self._nodes:
+            other.ask("CLUSTER", "FORGET", identity)
+
     def client(self, **kw: Any) -> redis.RedisCluster:
         """Returns a new client of redis-py for the cluster.
 

@@ -42,7 +42,7 @@ def test_events_are_typed_and_in_order(open_dense, background, until):
     applied, stale, taken, waiting, left = found[:5]
     buffered = applied.details.pop("buffered", None)
     assert buffered is None or buffered.endswith("-1")
-    assert applied == Event("applied", 0, 1, "ann lee", {})
+    assert applied == Event("applied", 0, 1, "ann lee", {"bytes": "4"})
     assert stale == Event("stale", 0, 1, "ann lee", {"local_step": "-1"})
     assert taken == Event("taken", 1, 0, "ann lee", {"taken": "1"})
     assert waiting == Event("waiting", 1, 0, "ann lee", {"num_required": "2"})
@@ -178,6 +178,18 @@ def test_a_slow_reader_is_told_that_it_missed_events(open_dense, client, until, 
     assert found[-1] == "applied"
     assert len(found) <= 11
     other.close()
+    acc.delete()
+
+
+def test_applied_says_how_large_and_how_late_a_gradient_is(open_dense_stored):
+    acc = open_dense_stored("float32", [3], "w", max_staleness=2, worker="ann")
+    acc.set_global_step(5)
+    with acc.events(timeout=20) as events:
+        for step in (5, 3, 9):
+            acc.apply_grad([1.0, 2.0, 3.0], step)
+        found = [next(events) for _ in range(3)]
+    assert [event.details["bytes"] for event in found] == ["12"] * 3
+    assert [event.details["staleness"] for event in found] == ["0", "2", "0"]
     acc.delete()
 
 

@@ -59,6 +59,36 @@ def test_what_becomes_infinite_on_the_way_is_refused_too(open_dense, open_sparse
     refused(lambda: sparse.apply_grad([5, 5], np.float32([3e38, 3e38])), "has inf at [5]", None, (5,))
 
 
+LARGEST = np.uint32(0x7F7F7FFF).view(np.float32)
+
+
+@pytest.mark.parametrize("size", [10, 5000], ids=["in place", "buffered"])
+def test_what_bfloat16_rounds_to_infinity_is_refused(open_dense, open_sparse, size):
+    """Whether it is refused does not depend on how many elements it has."""
+    too_large = np.nextafter(LARGEST, np.float32(np.inf))
+    dense = open_dense("float32", [size], "SUM", finite=True, wire="bfloat16")
+    gradient = np.zeros(size, np.float32)
+    gradient[[3, 4]] = LARGEST, -LARGEST
+    assert dense.apply_grad(gradient)
+    assert np.isfinite(dense.take_grad(1)).all()
+    for bad in (too_large, -too_large, np.float32(np.finfo(np.float32).max)):
+        gradient[7] = bad
+        refused(
+            lambda: dense.apply_grad(gradient, local_step=1),
+            f"has {bad} at [7], which wire='bfloat16' rounds to infinity: nothing was sent",
+            None,
+            (7,),
+        )
+    for bad in BAD:
+        gradient[7] = bad
+        refused(lambda: dense.apply_grad(gradient, local_step=1), f"has {bad} at [7]: nothing", None, (7,))
+    # It travels as it is.
+    gradient[7] = too_large
+    assert dense.apply_grad(gradient, local_step=1, wire="float32")
+    sparse = open_sparse("float32", [None, size], finite=True)
+    refused(lambda: sparse.apply_grad([9], [gradient], wire="bfloat16"), "rounds to infinity", None, (9, 7))
+
+
 def test_sparse(open_sparse):
     acc = open_sparse("float32", [100, 2, 2], "SUM", finite=True)
     rows = np.ones((3, 2, 2))

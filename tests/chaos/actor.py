@@ -1,8 +1,8 @@
 """Forks a process for each line it reads: one actor of the chaos, which may be killed or stopped at any moment.
 
-python actor.py DIRECTORY, then lines of JSON: {"role", "url", "name", "kind", "first", "seed", "part_size", "journal"}.
-Answers each with the actor's process id, which is also the id of a process group: the actor and everything that it
-forks.
+python actor.py DIRECTORY, then lines of JSON: {"role", "server", "min_replicas", "name", "kind", "first", "seed",
+"part_size", "journal"}. Answers each with the actor's process id, which is also the id of a process group: the actor
+and everything that it forks.
 
 | role | what it does |
 | --- | --- |
@@ -32,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import redis
+import redis.cluster
 from chaos.journal import Journal
 
 import redisacc
@@ -68,11 +70,36 @@ TREE = {
 KINDS = ("sparse", "tree")
 
 
-def opened(redis: Any, worker: str, kind: str, in_place_limit: int = 10**9, wire: Any = None) -> Any:
+def connected(server: dict[str, Any]) -> Any:
+    """Returns what `redis=` is to be: a URL, or a client of a cluster that reaches each node through a proxy.
+
+    Args:
+        server: {"url"}; or {"ports", "proxies"}: ports of some nodes, and the file with the proxy's port of each node.
+    """
+    if "url" in server:
+        return server["url"]
+    proxies = Path(server["proxies"])
+    known: dict[str, int] = {}
+
+    def by_proxy(address: tuple[str, int]) -> tuple[str, int]:
+        host, port = address
+        if str(port) not in known:
+            # Nodes are added.
+            known.update(json.loads(proxies.read_text()))
+        return host, known[str(port)]
+
+    nodes = [redis.cluster.ClusterNode(*by_proxy(("127.0.0.1", port))) for port in server["ports"]]
+    return redis.RedisCluster(startup_nodes=nodes, address_remap=by_proxy, socket_timeout=2)
+
+
+def opened(
+    where: Any, worker: str, kind: str, in_place_limit: int = 10**9, wire: Any = None, min_replicas: int = 0
+) -> Any:
     """Opens the accumulator of a run, which is of one of KINDS."""
     options: dict[str, Any] = {
         "reduction_type": "SUM",
-        "redis": redis,
+        "redis": where,
+        "min_replicas": min_replicas,
         "worker": worker,
         "in_place_limit": in_place_limit,
         "buffer_limit": BUFFER_LIMIT,
@@ -136,7 +163,8 @@ class Actor:
     Args:
         name: under which it applies and takes.
         kind: what the accumulator is.
-        url: where it reaches the server.
+        server: where it reaches the server, for `connected`.
+        min_replicas: how many replicas have to confirm what it does.
         journal: what it writes.
         stop: a file that exists when the run is over.
         seed: of its random choices.
@@ -144,11 +172,23 @@ class Actor:
     """
 
     def __init__(
-        self, *, name: str, kind: str, url: str, journal: Journal, stop: Path, seed: int, part_size: int | None
+        self,
+        *,
+        name: str,
+        kind: str,
+        server: dict[str, Any],
+        min_replicas: int,
+        journal: Journal,
+        stop: Path,
+        seed: int,
+        part_size: int | None,
     ) -> None:
         self.name = name
         self._kind = kind
-        self._url = url
+        self._server = server
+        self._min_replicas = min_replicas
+        # Only a replica that takes over may have less than the server had, and only of what nobody relies on.
+        self._losses = (redisacc.DataLossError,) if min_replicas else ()
         self._journal = journal
         self._stop = stop
         self._random = random.Random(seed)
@@ -177,8 +217,9 @@ class Actor:
     def open(self, in_place_limit: int = 10**9, wire: Any = None) -> Any:
         while True:
             try:
-                return opened(self._url, self.name, self._kind, in_place_limit, wire)
-            except redisacc.ServerUnavailableError:
+                where = connected(self._server)
+                return opened(where, self.name, self._kind, in_place_limit, wire, self._min_replicas)
+            except (redisacc.ServerUnavailableError, redis.RedisError):
                 continue
 
     def play(self, role: str, first: int) -> None:
@@ -212,6 +253,14 @@ class Actor:
             try:
                 result = finished(partial(acc.apply_grad, *gradient(self._kind, index), local_step=step))
             except (redisacc.ServerUnavailableError, redisacc.AccumulatorFullError):
+                self._journal.note(f"dropped {index}")
+                continue
+            except redisacc.NotReplicatedError:
+                # It is counted, unless the replica takes over before it has it.
+                self._journal.note("unconfirmed")
+                continue
+            except self._losses:
+                self._journal.note("loss")
                 self._journal.note(f"dropped {index}")
                 continue
             if result:
@@ -256,7 +305,7 @@ class Actor:
         thread.join()
 
     def _reduce(self) -> None:
-        reducer = redisacc.Reducer(NAME, redis=self._url)
+        reducer = redisacc.Reducer(NAME, redis=connected(self._server))
         thread = self._thread(reducer.run)
         while not self.over:
             time.sleep(0.05)
@@ -267,7 +316,7 @@ class Actor:
         while not self.over:
             self._recover(acc)
             # A reducer learns once a second how many gradients takes require.
-            required = self._random.choice([4] * 9 + [30] if self._in_parts else [1, 30, 300])
+            required: int | None = self._random.choice([4] * 9 + [30] if self._in_parts else [1, 30, 300])
             options: dict[str, Any] = {"timeout": self._random.choice([0.5, 2.0, 5.0])}
             if self._random.random() < 0.3:
                 options |= {
@@ -275,6 +324,13 @@ class Actor:
                     "grace": self._random.choice([0.01, 0.3, 2]),
                 }
             try:
+                if self._random.random() < 0.3:
+                    # Takes of others that wait for the settings follow this change.
+                    change = {"num_required": required, "up_to": None, "grace": None, **options}
+                    options = {"timeout": change.pop("timeout")}
+                    finished(partial(acc.configure, **change))
+                    self._journal.note("configured")
+                    required = None
                 if role == "grad_taker":
                     self._take_grad(acc, required, options)
                 else:
@@ -283,11 +339,16 @@ class Actor:
             except (redisacc.TakeTimeoutError, redisacc.ServerUnavailableError):
                 # If the server was silent, the round may have been granted all the same: then it is recovered.
                 continue
+            except redisacc.NotReplicatedError:
+                # The round stays unacknowledged.
+                continue
+            except self._losses:
+                self._journal.note("loss")
             except redisacc.RoundRecoveredError:
                 # This process was stopped, and taken for dead.
                 self._journal.note("robbed")
 
-    def _take_grad(self, acc: Any, required: int, options: dict[str, Any]) -> None:
+    def _take_grad(self, acc: Any, required: int | None, options: dict[str, Any]) -> None:
         self._journal.note("taking")
         try:
             take = acc.take_grad if self._kind == "tree" else acc.take_indexed_slices_grad
@@ -310,8 +371,10 @@ class Actor:
                     self._use(taken, block)
                 else:
                     block.__exit__(None, None, None)
-        except redisacc.ServerUnavailableError:
+        except (redisacc.ServerUnavailableError, redisacc.NotReplicatedError):
             return
+        except self._losses:
+            self._journal.note("loss")
         except redisacc.RoundRecoveredError:
             self._journal.note("robbed")
 
@@ -353,7 +416,8 @@ def main() -> None:
                 actor = Actor(
                     name=task["name"],
                     kind=task["kind"],
-                    url=task["url"],
+                    server=task["server"],
+                    min_replicas=task["min_replicas"],
                     journal=journal,
                     stop=directory / "stop",
                     seed=task["seed"],

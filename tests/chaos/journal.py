@@ -7,10 +7,13 @@ A line is written in one system call, so that a kill loses none that a process h
 | `begin FIRST LAST` | the gradients with these indices may be sent from now on |
 | `applied INDEX STEP` | the gradient was counted in the round of this step |
 | `dropped INDEX` | the gradient was stale or refused: it is in no round |
+| `unconfirmed` | a gradient was counted, but replicas did not confirm it, so it may be lost |
+| `loss` | the server has lost something that it had acknowledged to this process, and said so |
 | `taking` | `take_grad` is called, whose round nobody else can see |
 | `round STEP COUNT INDEX…` | a round was delivered; the step is `?` if `take_grad` delivered it |
 | `kept` | the call that was announced by `taking` has ended, and the journal has its round if there was one |
 | `reduced` | a take has used the whole sum of a reducer |
+| `configured` | the settings were changed |
 | `robbed` | another taker has recovered the round that this one had |
 | `wrong TEXT` | the process has seen something that must not happen |
 | `end` | the process has finished by itself |
@@ -50,8 +53,14 @@ class DeliveredRound:
 
 @dataclass
 class Tale:
-    """The contents of all journals."""
+    """The contents of all journals.
 
+    Attributes:
+        acknowledgements_may_be_lost: whether replicas take over, so that a round may be delivered although somebody has
+            acknowledged it.
+    """
+
+    acknowledgements_may_be_lost: bool = False
     begun: list[range] = field(default_factory=list)
     # index -> step of the round that the reply named
     applied: dict[int, int] = field(default_factory=dict)
@@ -62,6 +71,9 @@ class Tale:
     handed_out_again: int = 0
     robbed: int = 0
     reduced: int = 0
+    configured: int = 0
+    unconfirmed: int = 0
+    losses: int = 0
     # Calls of take_grad that a kill cut off. Each may have taken its round with it.
     cut_off: int = 0
     problems: list[str] = field(default_factory=list)
@@ -80,6 +92,12 @@ class Tale:
                     self.dropped.add(int(words[0]))
                 case "reduced":
                     self.reduced += 1
+                case "configured":
+                    self.configured += 1
+                case "unconfirmed":
+                    self.unconfirmed += 1
+                case "loss":
+                    self.losses += 1
                 case "robbed":
                     self.robbed += 1
                 case "taking":
@@ -151,7 +169,9 @@ class Tale:
                 nameless.append(delivered)
                 continue
             step = steps.most_common(1)[0][0]
-            if step in self.rounds:
+            if self.acknowledgements_may_be_lost and self.rounds.get(step) == delivered:
+                self.handed_out_again += 1
+            elif step in self.rounds:
                 self.problems.append(f"round {step} was delivered to take_grad and to somebody else")
             self.rounds[step] = delivered
         # Nobody was told anything about these: every worker in them was killed. Any step will do that is left, and of

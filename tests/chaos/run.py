@@ -2,9 +2,10 @@
 
 Actors apply and take, and reducers add up; half of them reach the server through a proxy that cuts connections and
 delays requests. All of them, and the server, are killed and stopped at random instants. Every gradient is unique, so
-the rounds reveal any loss and any repetition.
+the rounds reveal any loss and any repetition. On a cluster, slots move and nodes come and go, or replicas take over.
 
 python -m chaos.run --seconds 180 --seed 1
+python -m chaos.run --cluster --replicas 1
 python -m chaos.run --gradients 10000000
 
 A long run consists of pieces with a server, an accumulator and a seed of their own, each checked when it ends.
@@ -25,13 +26,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from chaos.actor import KINDS, NAME, STRIDE, indices_of, opened
+from chaos.cluster import ClusterVictim
 from chaos.journal import Tale
-from chaos.server import Server
+from chaos.server import Deed, Server, Victim
 from support.leaks import leftovers
-from support.proxy import Proxy, Weather, proxy_before
+from support.proxy import Weather
 
 from redisacc._format.keys import Keys
 
@@ -39,8 +42,6 @@ ACTOR = Path(__file__).with_name("actor.py")
 WEATHER = Weather(cut=0.004, late=0.003, delay=0.02, bytewise=0.004)
 # A pause that outlasts every lease in the queue of takers, in seconds.
 LONG_PAUSE = 4.0
-# How long the server may stand still, in seconds. Nothing happens meanwhile, so long pauses are rare.
-SERVER_PAUSES = [0.01, 0.05, 0.1, 0.2, 0.4, 2.0]
 # How many actors of each role there are, and how many of them reach the server through the proxy.
 # While a reducer is stopped, another one takes over; then both believe to work.
 CREW = {
@@ -74,6 +75,7 @@ class Chaos:
         kind: what the accumulator is: one of KINDS. None: the next one for the next seed.
         crew: how many actors of each role there are, and how many of them use the proxy.
         weather: what the proxy does.
+        replicas: on a cluster, of each of its three masters: 0 or 1; None: on a single server.
 
     Attributes:
         done: what was done, and how often.
@@ -86,6 +88,7 @@ class Chaos:
         kind: str | None = None,
         crew: dict[str, tuple[int, int]] = CREW,
         weather: Weather = WEATHER,
+        replicas: int | None = None,
     ) -> None:
         self._kind = kind or KINDS[seed % len(KINDS)]
         self._random = random.Random(seed)
@@ -93,10 +96,13 @@ class Chaos:
         # In half of the runs, all gradients are cut in the same way, so that reducers can add most of them.
         self._part_size = [None, 256][seed // len(KINDS) % 2]
         self._weather = weather
+        self._replicas = replicas
         # name of an actor -> its role, and whether it uses the proxy
         self._roles = {
             f"{role}{number}": (role, number < by_proxy)
             for role, (size, by_proxy) in crew.items()
+            # Reducers do not support clusters.
+            if role != "reducer" or replicas is None
             for number in range(size)
         }
         self._running: dict[str, int] = {}
@@ -108,9 +114,9 @@ class Chaos:
     def __enter__(self) -> Chaos:
         try:
             self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", dir=MEMORY)))
-            self._server = Server(self._directory)
-            self._stack.callback(self._server.kill)
-            self._server.start()
+            self._victim = self._made_victim()
+            self._stack.callback(self._victim.stop)
+            self._victim.start()
             self._log = self._directory / "log"
             with self._log.open("wb") as log:
                 self._fork_server = subprocess.Popen(
@@ -122,11 +128,11 @@ class Chaos:
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
             self._stack.callback(self._kill_all)
-            self._proxy: Proxy = self._stack.enter_context(proxy_before(self._server.socket, self._seed))
-            self._accumulator = opened(self._stack.enter_context(self._server.client()), "observer", self._kind)
+            self._accumulator = opened(self._victim.url, "observer", self._kind)
+            self._stack.callback(self._accumulator.close)
             for name in self._roles:
                 self._start(name)
-            self._proxy.weather(self._weather)
+            self._victim.weather(self._weather)
         except BaseException:
             self._stack.close()
             raise
@@ -135,6 +141,11 @@ class Chaos:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def _made_victim(self) -> Victim:
+        if self._replicas is None:
+            return Server(self._directory, self._seed)
+        return ClusterVictim(self._directory, Keys(NAME).record, replicas=self._replicas, seed=self._seed)
+
     def _start(self, name: str) -> None:
         self.done["processes"] += 1
         number = self.done["processes"]
@@ -142,7 +153,8 @@ class Chaos:
         self._journals[name] = self._directory / f"{name}-{number}.journal"
         task = {
             "role": role,
-            "url": self._proxy.url if by_proxy else self._server.url,
+            "server": self._victim.proxied() if by_proxy else {"url": self._victim.url},
+            "min_replicas": self._victim.min_replicas,
             "name": name,
             "kind": self._kind,
             "first": number * STRIDE,
@@ -184,14 +196,11 @@ class Chaos:
         """Breaks something every now and then, for some time or until so many gradients have been counted."""
         deeds: list[Callable[[], None]] = [
             *[self._kill, self._pause] * 4,
-            *[self._flush, self._cut_all, self._disconnect, self._disconnect_listeners] * 2,
-            # Nothing happens until the server is back.
-            self._kill_server,
-            self._pause_server,
-            self._pause_clients,
+            *[self._cut_all] * 2,
+            *[partial(self._do, deed) for deed in self._victim.deeds()],
         ]
         until = time.monotonic() + seconds
-        while time.monotonic() < until and self._counted() < gradients:
+        while time.monotonic() < until and (gradients == float("inf") or self._counted() < gradients):
             time.sleep(self._random.uniform(0.1, 0.6))
             self._wake_up(time.monotonic())
             self._random.choice(deeds)()
@@ -199,8 +208,11 @@ class Chaos:
                 assert self._is_running(name), f"{name} ended by itself: {self._last_words()}"
 
     def _counted(self) -> int:
-        with self._server.client() as client:
+        with self._victim.client() as client:
             return int(client.hget(Keys(NAME).record, "applied") or 0)
+
+    def _do(self, deed: Deed) -> None:
+        self.done[deed(self._random)] += 1
 
     def _someone(self) -> str:
         return self._random.choice(sorted(self._running))
@@ -225,42 +237,9 @@ class Chaos:
                 del self._stopped[name]
                 os.killpg(self._running[name], signal.SIGCONT)
 
-    def _flush(self) -> None:
-        with self._server.client() as client:
-            client.script_flush()
-        self.done["SCRIPT FLUSH"] += 1
-
     def _cut_all(self) -> None:
-        self._proxy.cut_all()
-        self.done["all connections of the proxy cut"] += 1
-
-    def _disconnect(self) -> None:
-        with self._server.client() as client:
-            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        self.done["CLIENT KILL TYPE normal"] += 1
-
-    def _disconnect_listeners(self) -> None:
-        with self._server.client() as client:
-            client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-        self.done["CLIENT KILL TYPE pubsub"] += 1
-
-    def _pause_clients(self) -> None:
-        what, seconds = self._random.choice(["ALL", "WRITE"]), self._random.choice(SERVER_PAUSES)
-        with self._server.client() as client:
-            client.execute_command("CLIENT", "PAUSE", round(1000 * seconds), what)
-        self.done[f"CLIENT PAUSE {what}"] += 1
-
-    def _kill_server(self) -> None:
-        self._server.kill()
-        time.sleep(self._random.uniform(0.0, 0.5))
-        self._server.start()
-        self.done["kills of the server"] += 1
-
-    def _pause_server(self) -> None:
-        self._server.signal(signal.SIGSTOP)
-        time.sleep(self._random.choice(SERVER_PAUSES))
-        self._server.signal(signal.SIGCONT)
-        self.done["pauses of the server"] += 1
+        self._random.choice(self._victim.proxies()).cut_all()
+        self.done["all connections of a proxy cut"] += 1
 
     # Checking the result
 
@@ -282,10 +261,12 @@ class Chaos:
 
     def end(self) -> Tale:
         """Lets every process finish, takes the remaining rounds, and compares."""
-        self._proxy.weather(None)
+        self._victim.weather(None)
+        self._victim.calm_down()
         self._wait_for_actors()
-        self._proxy.deliver_late()
-        tale = Tale()
+        for proxy in self._victim.proxies():
+            proxy.deliver_late()
+        tale = Tale(acknowledgements_may_be_lost=self._victim.min_replicas > 0)
         for journal in self._directory.glob("*.journal"):
             tale.read(journal)
         if "Traceback" in (text := self._log.read_text()):
@@ -306,7 +287,7 @@ class Chaos:
         tale.check(info)
         if info.waiting or info.unacknowledged:
             tale.problems.append(f"left behind: {info.waiting} {info.unacknowledged}")
-        with self._server.client() as client:
+        with self._victim.client() as client:
             self.done["repeated requests that were recognised"] = info.duplicates
             tale.problems += leftovers(client)
             accumulator.delete()
@@ -316,10 +297,16 @@ class Chaos:
         self.done["stale or refused"], self.done["rounds handed out again"] = len(tale.dropped), tale.handed_out_again
         self.done["takers that learned of a recovery"] = tale.robbed
         self.done["rounds whose sum came from a reducer"] = tale.reduced
+        self.done["changes of the settings"] = tale.configured
         self.done["rounds that a killed take_grad took along"] = info.global_step - len(tale.rounds)
-        self.done.update({f"proxy: {what}": number for what, number in self._proxy.fired.items()})
+        self.done["gradients that replicas did not confirm"] = tale.unconfirmed
+        self.done["losses of what was not confirmed, reported"] = tale.losses
+        for proxy in self._victim.proxies():
+            self.done.update({f"proxy: {what}": number for what, number in proxy.fired.items()})
         if tale.problems and os.environ.get("CHAOS_KEEP"):
-            shutil.copytree(self._directory, os.environ["CHAOS_KEEP"], ignore=lambda *_: {"s"}, dirs_exist_ok=True)
+            shutil.copytree(
+                self._directory, os.environ["CHAOS_KEEP"], ignore=lambda *_: {"s", "nodes"}, dirs_exist_ok=True
+            )
         return tale
 
 
@@ -329,16 +316,24 @@ def main() -> None:
     parser.add_argument("--gradients", type=int, help="how many gradients to count, in pieces of 200,000")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first piece; then counted up")
     parser.add_argument("--kind", choices=KINDS, help="what the accumulators are; by default, the seed decides")
+    parser.add_argument("--cluster", action="store_true", help="on a cluster of three masters")
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        choices=[0, 1],
+        help="of each master of the cluster, which then also fail; by default, the seed decides",
+    )
     options = parser.parse_args()
+    chosen = {"kind": options.kind, "cluster": options.cluster, "replicas": options.replicas}
     if options.gradients is None:
-        problems = report(options.seed, *piece(options.seed, kind=options.kind, seconds=options.seconds or 180.0))
+        problems = report(options.seed, *piece(options.seed, **chosen, seconds=options.seconds or 180.0))
         sys.exit(1 if problems else 0)
     total: Counter[str] = Counter()
     seed, started = options.seed, time.monotonic()
     while total["gradients"] < options.gradients:
         goal = min(PIECE, options.gradients - total["gradients"])
         try:
-            done, problems = piece(seed, kind=options.kind, gradients=goal, seconds=options.seconds or float("inf"))
+            done, problems = piece(seed, **chosen, gradients=goal, seconds=options.seconds or float("inf"))
         except KeyboardInterrupt:
             # The pieces that ended are checked. The next run may begin with this seed.
             print(f"interrupted in the piece of seed {seed}")
@@ -354,10 +349,19 @@ def main() -> None:
 
 
 def piece(
-    seed: int, *, kind: str | None, seconds: float, gradients: float = float("inf")
+    seed: int,
+    *,
+    kind: str | None,
+    cluster: bool,
+    replicas: int | None,
+    seconds: float,
+    gradients: float = float("inf"),
 ) -> tuple[Counter[str], list[str]]:
     """Runs one piece, and returns what was done and what is wrong."""
-    with Chaos(seed=seed, kind=kind) as chaos:
+    if cluster and replicas is None:
+        # Every kind, in each of the ways to cut gradients, with replicas and without.
+        replicas = seed // 4 % 2
+    with Chaos(seed=seed, kind=kind, replicas=replicas if cluster else None) as chaos:
         started = time.monotonic()
         chaos.rage(seconds, gradients)
         tale = chaos.end()

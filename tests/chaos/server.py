@@ -1,30 +1,77 @@
-"""The server of the chaos: a real one, which may be killed at any moment and loses nothing."""
+"""What the chaos runs on: a server, or a cluster, that may be killed at any moment and loses nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
+import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
 import redis
+from support.proxy import Proxy, Weather
 
 from redisacc import embedded
+
+# How long the server may stand still, in seconds. Nothing happens meanwhile, so long pauses are rare.
+PAUSES = [0.01, 0.05, 0.1, 0.2, 0.4, 2.0]
+
+# Does something to a server, and returns what that is called.
+Deed = Callable[[random.Random], str]
+
+
+class Victim(Protocol):
+    """What the chaos needs of a server, or of a cluster.
+
+    Attributes:
+        url: its address, past the proxies.
+        min_replicas: how many replicas have to confirm a change before anybody may rely on it.
+    """
+
+    url: str
+    min_replicas: int
+
+    def start(self) -> None:
+        """Starts it, and its proxies."""
+
+    def stop(self) -> None:
+        """Ends it, and its proxies."""
+
+    def client(self) -> Any:
+        """Returns a client of it, past the proxies."""
+
+    def proxied(self) -> dict[str, Any]:
+        """Returns what `actor.connected` needs to reach it through the proxies."""
+
+    def proxies(self) -> list[Proxy]:
+        """Returns its proxies."""
+
+    def weather(self, weather: Weather | None) -> None:
+        """Sets the random faults of all proxies, also of those that are still to come."""
+
+    def deeds(self) -> list[Deed]:
+        """Returns what can be done to it; a deed that is listed twice is done twice as often."""
+
+    def calm_down(self) -> None:
+        """Mends what the deeds have left broken, so that every request is answered from now on."""
 
 
 class Server:
     """A server that loses nothing when it is killed, because it replies only after writing its append-only file."""
 
-    def __init__(self, directory: Path) -> None:
+    min_replicas = 0
+
+    def __init__(self, directory: Path, seed: int | None = None) -> None:
+        """Initialises the server. ``seed``: of the proxy; None: there is none."""
         self._directory = directory
         self.socket = str(directory / "s")
+        self.url = f"unix://{self.socket}"
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """The address of its socket, past the proxy."""
-        return f"unix://{self.socket}"
+        self._proxy = None if seed is None else Proxy(self.socket, seed)
 
     def start(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -44,15 +91,75 @@ class Server:
                 assert time.monotonic() < deadline, "the server doesn't start"
                 time.sleep(0.02)
 
+    def stop(self) -> None:
+        if self._proxy is not None:
+            self._proxy.close()
+        self.kill()
+
     def client(self) -> redis.Redis:
         return redis.Redis(unix_socket_path=self.socket)
 
-    def signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
+    def proxied(self) -> dict[str, Any]:
+        assert self._proxy is not None
+        return {"url": self._proxy.url}
+
+    def proxies(self) -> list[Proxy]:
+        return [] if self._proxy is None else [self._proxy]
+
+    def weather(self, weather: Weather | None) -> None:
+        for proxy in self.proxies():
+            proxy.weather(weather)
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def calm_down(self) -> None:
+        pass
+
+    # Deeds
+
+    def deeds(self) -> list[Deed]:
+        return [
+            *[self._flush, self._disconnect, self._disconnect_listeners] * 2,
+            # Nothing happens until the server is back.
+            self._kill,
+            self._pause,
+            self._pause_clients,
+        ]
+
+    def _flush(self, _: random.Random) -> str:
+        with self.client() as client:
+            client.script_flush()
+        return "SCRIPT FLUSH"
+
+    def _disconnect(self, _: random.Random) -> str:
+        with self.client() as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        return "CLIENT KILL TYPE normal"
+
+    def _disconnect_listeners(self, _: random.Random) -> str:
+        with self.client() as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        return "CLIENT KILL TYPE pubsub"
+
+    def _pause_clients(self, chance: random.Random) -> str:
+        what, seconds = chance.choice(["ALL", "WRITE"]), chance.choice(PAUSES)
+        with self.client() as client:
+            client.execute_command("CLIENT", "PAUSE", round(1000 * seconds), what)
+        return f"CLIENT PAUSE {what}"
+
+    def _kill(self, chance: random.Random) -> str:
+        self.kill()
+        time.sleep(chance.uniform(0.0, 0.5))
+        self.start()
+        return "kills of the server"
+
+    def _pause(self, chance: random.Random) -> str:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        time.sleep(chance.choice(PAUSES))
+        self._process.send_signal(signal.SIGCONT)
+        return "pauses of the server"

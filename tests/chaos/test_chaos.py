@@ -22,6 +22,17 @@ def test_nothing_is_lost_and_nothing_counted_twice(kind, everything):
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.thorough
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_nothing_is_lost_on_a_cluster(replicas):
+    with Chaos(seed=4, crew=SMALL_CREW, replicas=replicas) as chaos:
+        chaos.rage(15)
+        tale = chaos.end()
+    assert tale.problems == []
+    assert chaos.done["gradients"] > 0
+
+
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", [1])
 def test_a_training_gives_the_same_bits_as_undisturbed(seed, everything):
     with Training(seed=seed, workers=2, legs=(2, 4)) as training:

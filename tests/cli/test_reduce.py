@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 import redisacc
+from redisacc._admin.memory import memory
+from redisacc._format.keys import Keys
 from redisacc._protocol.part_sums import PartSums
+from redisacc._redis.connect import connect
 from redisacc.embedded.addresses import free_port
 
 pytestmark = pytest.mark.servers("valkey")
@@ -40,6 +43,10 @@ def lines_until(process, pattern):
         assert line, (lines, process.stderr.read())
         lines.append(line)
     return "".join(lines)
+
+
+def memory_of_reducer(client):
+    return {found.what: found for found in memory(connect(client), Keys("model-1"))}.get("reducer")
 
 
 @pytest.fixture
@@ -72,6 +79,16 @@ def train(background, until, monkeypatch):
     return lambda acc: until(lambda: one_round(acc), 60)
 
 
+def test_an_interrupt_while_it_connects_is_no_failure_either(offline_cli, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("redisacc.cli.reduce.Reducer", interrupted)
+    said = offline_cli("reduce")
+    assert (said.exit_code, said.stdout) == (0, "stopped\n")
+    assert "0 ended by Ctrl-C or SIGTERM" in " ".join(offline_cli("reduce", "--help").stdout.split())
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_reduce_adds_up_until_a_signal_ends_it(real_server, client, open_dense, train, until, end):
     acc = open_dense("float32", [ELEMENTS], "model-1", reduction_type="SUM")
@@ -80,6 +97,8 @@ def test_reduce_adds_up_until_a_signal_ends_it(real_server, client, open_dense, 
         until(client.pubsub_numpat)
         train(acc)
         assert until(lambda: acc.info().reducer).who.endswith(f":{process.pid}")
+        # The lease and the parts of the sums that it keeps.
+        assert until(lambda: (found := memory_of_reducer(client)) and found.keys > 2 and found).nbytes >= 4 * ELEMENTS
         process.send_signal(end)
         said, problems = process.communicate(timeout=60)
     # As of `server`: to be asked to end is no failure.

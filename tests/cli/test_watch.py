@@ -18,8 +18,9 @@ from rich.console import Console
 from terminals import on_a_terminal
 
 import redisacc
+from redisacc._monitoring.view import View
 from redisacc._redis.connect import connect
-from redisacc.cli.watch import Board, View, _lines
+from redisacc.cli.watch import Board, _lines
 
 pytestmark = pytest.mark.servers("valkey")
 

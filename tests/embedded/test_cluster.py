@@ -96,6 +96,25 @@ def test_a_killed_node_comes_back_as_itself():
 
 
 @pytest.mark.thorough
+def test_a_master_comes_and_goes(tmp_path):
+    with Cluster(2, dir=tmp_path / "data", executable=executable("valkey")) as cluster:
+        for _ in range(2):
+            added = cluster.add_master()
+            assert cluster.nodes[2:] == (added,)
+            cluster.remove_master(added)
+            assert not added.running
+            assert len(cluster.nodes) == 2
+            assert all(len(node.ask("CLUSTER", "NODES").splitlines()) == 2 for node in cluster.nodes)
+        for node, message in {cluster.nodes[0]: "other than its first", cluster.nodes[1]: "owns slots"}.items():
+            with pytest.raises(redisacc.InvalidArgumentError, match=message):
+                cluster.remove_master(node)
+        assert all(node.running for node in cluster.nodes)
+    # Of the same size as before.
+    with Cluster(2, dir=tmp_path / "data", executable=executable("valkey")):
+        pass
+
+
+@pytest.mark.thorough
 def test_the_command(tmp_path):
     port = next(port for port in iter(free_port, 0) if port < 55_000)
     command = [sys.executable, "-m", "redisacc", "server", "--cluster", "2", "--port", str(port), "--dir", "data"]

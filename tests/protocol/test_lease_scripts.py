@@ -127,7 +127,7 @@ def reducer_scripts(client: redis.Redis) -> ReducerScripts:
 
 
 def hold_reducer(scripts: ReducerScripts, holder: str, stored: int = 0, late: int = 0, ms: int = 5000) -> str | None:
-    return scripts.hold_reducer(holder=holder, who=f"host {holder}", stored=stored, late=late, lease_ms=ms)
+    return scripts.hold_reducer(holder=holder, who=f"host {holder}", stored=stored, late=late, sums="", lease_ms=ms)
 
 
 def test_the_lease_of_a_reducer_is_taken_extended_and_given_back(
@@ -135,14 +135,15 @@ def test_the_lease_of_a_reducer_is_taken_extended_and_given_back(
 ) -> None:
     assert hold_reducer(reducer_scripts, "a") is None
     first = client.hgetall(KEYS.reducer)
-    assert first.keys() == {b"holder", b"who", b"since_ms", b"stored", b"late"}
+    assert first.keys() == {b"holder", b"who", b"since_ms", b"stored", b"late", b"sums"}
     client.hset(KEYS.reducer, "since_ms", "1")
     client.pexpire(KEYS.reducer, 1000)
     # A number that Lua itself would write as 1e+13.
     assert hold_reducer(reducer_scripts, "a", stored=10**13, late=7) is None
     assert client.pttl(KEYS.reducer) > 1000
     assert client.hgetall(KEYS.reducer) == {
-        b"holder": b"a", b"who": b"host a", b"since_ms": b"1", b"stored": b"10000000000000", b"late": b"7"
+        b"holder": b"a", b"who": b"host a", b"since_ms": b"1", b"stored": b"10000000000000", b"late": b"7",
+        b"sums": b"",
     }  # fmt: skip
     assert reducer_scripts.release_reducer(holder="a")
     assert not client.exists(KEYS.reducer)

@@ -42,10 +42,14 @@ MARKERS = (
     "single_server: cannot run on a cluster, because the test itself needs all keys on one server",
     "one_server: the server plays no role, so that `make test` runs it on one server only",
     "usual_storages(*names): `make test` runs it only with these ways of storing gradients",
+    "blocking: not for redisacc.asyncio, because the test is about threads or processes, or about what is inside",
+    "asyncio_too: `make test` runs it for redisacc.asyncio as well, and `make test-all` all tests of behaviour",
     "thorough: only in `make test-all`, which has the option --all",
     "slow: not in `make test-fast`",
     "forges: writes foreign keys itself, so the check for leftovers is left out",
 )
+# The kind of client by which accumulators are opened with redisacc.asyncio.
+ASYNCIO = "asyncio"
 # The mark of a case that only every_server brings into `make test`.
 _EXTRA = "extra_server"
 # The mark of a case that has no server to run on.
@@ -132,6 +136,8 @@ def clients(config: pytest.Config) -> list[str]:
     found: dict[str, None] = {}
     for part in filter(None, given.split(",")):
         fitting = [name for name in ALL_CLIENTS if part in ("all", *name.split("-")) or part in name]
+        if part == ASYNCIO:
+            fitting = [ASYNCIO]
         if not fitting:
             raise pytest.UsageError(f"--clients: {part!r} is in none of {', '.join(ALL_CLIENTS)}")
         found |= dict.fromkeys(fitting)
@@ -143,12 +149,20 @@ _turns = itertools.count()
 
 def parametrize_client(metafunc: pytest.Metafunc) -> None:
     """Sets the kind of client that opens a test's accumulators, where --clients asks for it."""
+    if "accumulator_client" not in metafunc.fixturenames:
+        return
     names = clients(metafunc.config)
-    if not names or "accumulator_client" not in metafunc.fixturenames:
+    if not names:
+        if "behaviour" in metafunc.module.__file__ and not metafunc.definition.get_closest_marker("blocking"):
+            marks = () if metafunc.definition.get_closest_marker("asyncio_too") else (pytest.mark.thorough,)
+            cases = [pytest.param(None, id="blocking"), pytest.param(ASYNCIO, marks=marks, id=ASYNCIO)]
+            metafunc.parametrize("accumulator_client", cases, indirect=True)
         return
     if metafunc.config.getoption("--clients").startswith("turn:"):
         names = [names[next(_turns) % len(names)]]
-    metafunc.parametrize("accumulator_client", [ALL_CLIENTS[name] for name in names], ids=names, indirect=True)
+    metafunc.parametrize(
+        "accumulator_client", [ALL_CLIENTS.get(name, name) for name in names], ids=names, indirect=True
+    )
 
 
 def parametrize_server(metafunc: pytest.Metafunc) -> None:
@@ -210,6 +224,9 @@ def _can_run(item: pytest.Item) -> bool:
     params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
     if not params or "server_name" not in params:
         return True
+    if params.get("accumulator_client") == ASYNCIO and params["server_name"] != "valkey":
+        # It is the same on all of them.
+        return bool(item.config.getoption("--servers")) and params["server_name"] != FAKE
     return all(params["server_name"] in marker.args for marker in item.iter_markers("servers"))
 
 

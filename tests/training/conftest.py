@@ -19,6 +19,7 @@ LEASE = 3.0
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redisacc._protocol.crew.LEASE", LEASE)
     monkeypatch.setattr("redisacc._training.chief.LOOK_EVERY", 0.05)
+    monkeypatch.setattr("redisacc._training.quorum.LOOK_EVERY", 0.05)
     monkeypatch.setattr("redisacc._training.worker.LOOK_EVERY", 0.05)
     monkeypatch.setattr("redisacc._training.worker.LOOK_AFTER", 0.2)
     monkeypatch.setattr("redisacc._training.worker.LOOK_AT_LEAST_EVERY", 1.0)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import redisacc
+import redisacc.asyncio
 from redisacc import errors, raw_ops
 from redisacc.embedded import Server
 
@@ -42,6 +43,33 @@ def worker(acc: redisacc.ConditionalAccumulator, gradient: npt.NDArray[np.float6
     if not result:
         print(result.outcome, result.global_step)
     return bool(acc.apply_grad([1.0, 2.0, 3.0]))
+
+
+async def on_a_loop(url: str) -> None:
+    async with redisacc.asyncio.ConditionalAccumulator("float32", [3], "w", redis=url, worker="chief") as acc:
+        assert_type(await acc.apply_grad([1.0, 2.0, 3.0], local_step=1), redisacc.ApplyResult)
+        assert_type(await acc.take_grad(4, timeout=10.0), npt.NDArray[Any])
+        async with acc.take(4, up_to=5) as taken:
+            assert_type(taken, redisacc.Round[npt.NDArray[Any]])
+        assert_type(acc.as_sent([1.0]), npt.NDArray[Any])
+        async for event in acc.events(timeout=1):
+            assert_type(event, redisacc.Event)
+        assert_type(acc.shape, tuple[int | None, ...] | None)
+    opened = await redisacc.asyncio.SparseConditionalAccumulator("float32", [9, 2])
+    assert_type(await opened.take_indexed_slices_grad(1), redisacc.IndexedSlices)
+    tree = await redisacc.asyncio.TreeAccumulator.like({"w": np.zeros(3)})
+    assert_type(await tree.num_accumulated(), int)
+    async with redisacc.asyncio.Parameters("w") as parameters:
+        assert_type(await parameters.wait(after=3), tuple[int, Any])
+    async with redisacc.asyncio.Chief("t", {"w": np.zeros(2)}, workers=3) as chief:
+        async for round_ in chief.rounds(until=3):
+            assert_type(round_.global_step, int)
+            await chief.publish({"w": chief.parameters["w"]}, finished=True)
+    async with redisacc.asyncio.Worker("t", number=2) as worker:
+        assert_type(await worker.workers(), int)
+        async for step, _ in worker.steps():
+            assert_type(step, int)
+            assert_type(await worker.apply({"w": np.zeros(2)}), redisacc.ApplyResult)
 
 
 def sparse() -> None:

@@ -72,7 +72,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "amend": lambda s: s.amend(incarnation="x", event="e", fields=["a", "b"]),
     "hold_lease": lambda s: s.hold_lease(place="worker 0", holder="h", process="p", who="w", lease_ms=1),
     "release_lease": lambda s: s.release_lease(place="worker 0", holder="h"),
-    "hold_reducer": lambda s: s.hold_reducer(holder="h", who="w", stored=1, late=0, lease_ms=1),
+    "hold_reducer": lambda s: s.hold_reducer(holder="h", who="w", stored=1, late=0, sums="", lease_ms=1),
     "release_reducer": lambda s: s.release_reducer(holder="h"),
     "publish": lambda s: s.publish(
         incarnation="x",

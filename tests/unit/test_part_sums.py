@@ -26,6 +26,7 @@ from redisacc._protocol import uploads as uploads_module
 from redisacc._protocol.inline_reader import InlineReader
 from redisacc._protocol.part_sums import PartSums
 from redisacc._protocol.reliance import Reliance
+from redisacc._redis.waits import BLOCKING
 
 KEYS = Keys("name")
 ELEMENTS, ROWS = 45, 30
@@ -62,6 +63,8 @@ def gradient_of(spec: AccumulatorSpec, seed: int) -> Gradient:
 
 class Server:
     """Strings under keys, and what happens while they are fetched."""
+
+    waits = BLOCKING
 
     def __init__(self) -> None:
         self.strings: dict[str, bytes] = {}

@@ -133,6 +133,31 @@ def test_a_replica_that_was_behind_when_it_was_promoted(pair, open_stored):
         assert found.gradient.tolist() == [18, 18]
 
 
+def test_a_take_that_was_undone_is_noticed_behind_another_taker(pair, open_stored):
+    """The number of rounds has grown again by the time the chief asks, because somebody else took the round again."""
+    master, replica = pair
+    address = MovingAddress(master)
+    worker, chief = open_stored(address.client), open_stored(address.client)
+    apply(worker, 1)
+    assert chief.take_grad(1, timeout=20).tolist() == [1, 1]
+    apply(worker, 2, step=1)
+    assert master.client().execute_command("WAIT", 1, 10_000) == 1
+    replica.client().replicaof("NO", "ONE")
+    assert chief.take_grad(1, timeout=20).tolist() == [2, 2]
+    master.kill()
+    address.move_to(replica)
+    other = open_stored(replica.url)
+    assert other.take_grad(1, timeout=20).tolist() == [2, 2]
+    fresh = open_stored(replica.url)
+    apply(fresh, 4, step=2)
+    with pytest.raises(redisacc.DataLossError, match="no longer knows a request of this handle"):
+        chief.take_grad(1, timeout=20)
+    with chief.recover() as found:
+        assert found.gradient.tolist() == [4, 4]
+    apply(fresh, 8, step=3)
+    assert chief.take_grad(1, timeout=20).tolist() == [8, 8]
+
+
 # min_replicas
 
 
@@ -161,7 +186,7 @@ def short_wait(acc, milliseconds=300):
 
 
 @pytest.mark.thorough
-def test_replicas_that_do_not_confirm(pair, open_stored):
+def test_replicas_that_do_not_confirm(pair, open_stored, open_acc):
     master, replica = pair
     acc = open_stored(master.url, min_replicas=1)
     assert apply(acc, 1)
@@ -175,7 +200,10 @@ def test_replicas_that_do_not_confirm(pair, open_stored):
         acc.take_grad(2, timeout=20)
     assert acc.global_step() == 1
     assert [one.num_accumulated for one in acc.info().unacknowledged] == [2]
-    with short_wait(acc), acc.recover() as found:
+    # Recovering it is no way around the wait, except with a handle that does not ask for it.
+    with short_wait(acc), pytest.raises(redisacc.NotReplicatedError, match="recovered"), acc.recover():
+        pass
+    with open_acc(master.url).recover() as found:
         assert found.gradient.tolist() == [3, 3]
     # A stale one changes nothing that could be lost.
     with short_wait(acc):
@@ -183,6 +211,33 @@ def test_replicas_that_do_not_confirm(pair, open_stored):
     replica.go_on()
     assert apply(acc, 8, step=1)
     assert acc.take_grad(1, timeout=20).tolist() == [8, 8]
+
+
+def test_a_master_that_is_demoted_while_it_waits_for_its_replicas(pair, open_acc, background, until):
+    """It did what it was asked to do; but only what the new master has counts."""
+    master, replica = pair
+    address = MovingAddress(master)
+    assert apply(open_acc(address.client), 1)
+    acc = open_acc(address.client, min_replicas=2)
+    with short_wait(acc, 3000):
+        asked = background(apply, acc, 1)
+        until(lambda: replica.client().hget("redisacc:{w}", "num_accumulated") == b"2")
+        until(lambda: master.client().info("clients")["blocked_clients"])
+        replica.client().replicaof("NO", "ONE")
+        master.client().replicaof("127.0.0.1", replica.port)
+        address.move_to(replica)
+        with pytest.raises(redisacc.NotReplicatedError):
+            asked.result(60)
+    info = acc.info()
+    assert (info.num_accumulated, info.applied, info.duplicates) == (2, 2, 1)
+
+
+def test_opening_while_the_master_is_demoted(pair, open_acc, short_timeout):
+    master, replica = pair
+    open_acc(master.url)
+    assert master.client().execute_command("WAIT", 1, 10_000) == 1
+    with pytest.raises(redisacc.ServerUnavailableError, match="is a read-only replica"):
+        open_acc(replica.url, min_replicas=1)
 
 
 @pytest.mark.thorough

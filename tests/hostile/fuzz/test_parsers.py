@@ -32,7 +32,8 @@ from redisacc._protocol.sessions import Session
 from redisacc._redis import fast_socket, lanes
 from redisacc._redis.faults import FAULTS
 from redisacc._redis.hash_scan import scan
-from redisacc._redis.pubsub import LONGEST_MESSAGE, Alarm, PubSub, _Subscription
+from redisacc._redis.pubsub import LONGEST_MESSAGE, PubSub, _Subscription
+from redisacc._redis.waits import BLOCKING
 
 KEYS = Keys("w")
 FIELDS = st.dictionaries(TEXTS, TEXTS, max_size=5)
@@ -236,12 +237,12 @@ def test_replies_of_scripts(search):
 
 def test_events(search):
     class Nobody:
-        pass
+        waits = BLOCKING
 
     def one(text, message):
         wait = take_wait.TakeWait.__new__(take_wait.TakeWait)
         wait.required = Requirement(3, 3)
-        wait._heard, wait.alarm, wait._poll_now = deque(), Alarm(), False
+        wait._heard, wait.alarm, wait._poll_now = deque(), BLOCKING.alarm(), False
         wait.on_event(text[:1024].decode(errors="replace"))
         assert len(wait._heard) <= 2
         transport = Nobody()
@@ -260,7 +261,7 @@ def test_events(search):
 
 
 def _subscription(heard):
-    subscription = _Subscription()
+    subscription = _Subscription(BLOCKING.event())
     subscription.listeners.append(lambda _, text: heard.append(text))
     return subscription
 

@@ -1,0 +1,134 @@
+"""Who may see the page.
+
+Without a token, it is only for people on this machine. A page of somebody else's could reach it through their browser,
+by a name that resolves to 127.0.0.1 (DNS rebinding), so the name in the request has to be one of this machine's. With a
+token, a browser gets a cookie, which it sends to no other name. Everything is read-only, so a request that somebody
+else's page forges changes nothing, and that page cannot read the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from redisacc._dashboard.files import FILES, LOGIN
+
+# The shortest token. Whoever may guess as often as they like finds a shorter one.
+SHORTEST_TOKEN = 16
+# Maximum size of what the form of the token sends, in bytes.
+LONGEST_FORM = 4096
+# Seconds before a wrong token is answered.
+REFUSAL_PAUSE = 0.5
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a name or an address always means this machine."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _name_in(host: str) -> str:
+    """Returns the name in a header "Host", without the port."""
+    name, _, port = host.rpartition(":")
+    return name if name and port.isdigit() else host
+
+
+class Access:
+    """Lets requests through to an application that may see it, and adds the headers of ``HEADERS`` to every answer.
+
+    Args:
+        app: the application.
+        token: what a request has to know, of at least ``SHORTEST_TOKEN`` characters; None for requests by a name of
+            this machine only.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app = app
+        self._token = token.encode() if token is not None else None
+        # The cookie does not hold the token, and two dashboards on one host have cookies of different names.
+        proof = hmac.digest(self._token or b"", b"cookie of redisacc dashboard", "sha256").hex()
+        self._cookie = f"redisacc-{hashlib.sha256(proof.encode()).hexdigest()[:8]}", proof
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        answer = await self._refusal(Request(scope, receive))
+        await (self._app if answer is None else answer)(scope, receive, send_with_headers)
+
+    async def _refusal(self, request: Request) -> Response | None:
+        """Returns the answer to a request that may not reach the application; None if it may."""
+        path = request.url.path
+        if self._token is None:
+            if is_loopback(_name_in(request.headers.get("host", ""))):
+                return None
+            return PlainTextResponse("This page is only for localhost and 127.0.0.1.\n", status_code=421)
+        if path == "/login":
+            return await self._login(request)
+        # The page that asks for the token needs its style.
+        if self._knows_token(request.headers) or path.removeprefix("/static/") in FILES:
+            return None
+        if path == "/":
+            return FileResponse(LOGIN, status_code=401)
+        return PlainTextResponse("The token is missing or wrong.\n", status_code=401)
+
+    def _knows_token(self, headers: Headers) -> bool:
+        assert self._token is not None
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and hmac.compare_digest(bearer.strip().encode(), self._token):
+            return True
+        name, proof = self._cookie
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(name)
+        except CookieError:
+            return False
+        return cookie is not None and hmac.compare_digest(cookie.value.encode(), proof.encode())
+
+    async def _login(self, request: Request) -> Response:
+        assert self._token is not None
+        body = b""
+        if request.method == "POST":
+            async for piece in request.stream():
+                body += piece
+                if len(body) > LONGEST_FORM:
+                    return PlainTextResponse("This is too long for a token.\n", status_code=413)
+        given = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
+        if not hmac.compare_digest(given.encode(), self._token):
+            await asyncio.sleep(REFUSAL_PAUSE)
+            return FileResponse(LOGIN, status_code=401)
+        answer = RedirectResponse("./", status_code=303)
+        name, proof = self._cookie
+        is_secure = request.url.scheme == "https"
+        answer.set_cookie(name, proof, httponly=True, samesite="strict", secure=is_secure)
+        return answer

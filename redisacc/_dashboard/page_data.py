@@ -1,0 +1,288 @@
+"""What the page shows, as JSON: a text for each section, so that only the sections that change are sent again.
+
+Names of accumulators and workers are anybody's text. Here they are made printable and cut; the page shows them as text
+and never as HTML.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redisacc._format.entries import WorkerInfo
+from redisacc._monitoring.histogram import Histogram
+from redisacc._monitoring.monitor import Monitor
+from redisacc._monitoring.nodes import Node
+from redisacc._monitoring.round_history import Figures, RoundTimes
+from redisacc._monitoring.view import View
+from redisacc._text import printable
+
+# Maximum length of a name on the page.
+NAME = 200
+# Maximum number of accumulators, and of workers of the one in detail, that a page shows.
+MOST_ROWS, MOST_WORKERS = 1000, 1000
+# Maximum number of waiting takes, of rounds without an acknowledgement, and of problems.
+MOST_ENTRIES = 20
+# Maximum number of rounds whose times a page shows.
+MOST_ROUNDS = 24
+
+# What accumulators can be sorted by → the key, by which the greatest comes first.
+SORTS: dict[str, Callable[[View], float]] = {
+    "name": lambda _: 0,
+    "step": lambda view: view.info.global_step,
+    "missing": lambda view: len(view.missing),
+    "applied": lambda view: view.rates[0],
+}
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a page wants to see.
+
+    Attributes:
+        text: only accumulators whose name contains it, whatever the case.
+        sort: a key of ``SORTS``.
+        rows: how many accumulators at most.
+        detail: the id of the accumulator to show in detail; "" for none.
+        workers: how many of its workers at most.
+    """
+
+    text: str = ""
+    sort: str = "name"
+    rows: int = 100
+    detail: str = ""
+    workers: int = 100
+
+
+def parse_query(params: Mapping[str, str]) -> Query:
+    """Returns what the parameters of a URL ask for. What they ask for beyond the limits, they do not get."""
+
+    def number(name: str, default: int, most: int) -> int:
+        text = params.get(name, "")
+        return min(int(text), most) if text.isascii() and text.isdigit() and len(text) <= 6 else default
+
+    sort = params.get("sort", "name")
+    return Query(
+        text=params.get("text", "")[:200],
+        sort=sort if sort in SORTS else "name",
+        rows=number("rows", 100, MOST_ROWS),
+        detail=params.get("detail", "")[:16],
+        workers=number("workers", 100, MOST_WORKERS),
+    )
+
+
+def id_of(name: str) -> str:
+    """Returns what the page calls an accumulator: short, whatever its name is."""
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def sections(monitor: Monitor, query: Query, address: str, problem: str) -> dict[str, str]:
+    """Returns the sections of a page, as JSON.
+
+    Args:
+        monitor: what is known of the server.
+        query: what the page wants to see.
+        address: where the server is, without a password.
+        problem: why the latest refresh failed; "" if it did not.
+
+    Returns:
+        ``server``, ``order`` (the ids of the accumulators that are shown, in order), ``row:ID`` for each of them, and
+        for the accumulator in detail ``detail:NAME`` for each of its sections.
+    """
+    views = monitor.views
+    wanted = query.text.casefold()
+    matching = [view for name, view in views.items() if wanted in name.casefold()]
+    if query.sort != "name":
+        matching.sort(key=SORTS[query.sort], reverse=True)
+    shown = matching[: query.rows]
+    found: dict[str, Any] = {
+        "server": _server(monitor, address, problem, len(matching)),
+        "order": [id_of(view.info.name) for view in shown],
+    }
+    for view in shown:
+        found[f"row:{id_of(view.info.name)}"] = _row(view, monitor.figures[view.info.name])
+    detailed = next((view for name, view in views.items() if id_of(name) == query.detail), None)
+    if detailed is not None:
+        figures = monitor.figures[detailed.info.name]
+        for name, value in _detail(detailed, figures, query.workers).items():
+            found[f"detail:{name}"] = value
+    else:
+        found["detail:id"] = None
+    return {name: json.dumps(value, separators=(",", ":"), allow_nan=False) for name, value in found.items()}
+
+
+def _server(monitor: Monitor, address: str, problem: str, matching: int) -> dict[str, Any]:
+    views = monitor.views.values()
+    rates = [view.rates for view in views]
+    return {
+        "address": address,
+        "problem": printable(problem),
+        "problems": [printable(text) for text in monitor.problems[:MOST_ENTRIES]],
+        "nodes": [_node(node) for node in monitor.nodes],
+        "accumulators": len(views),
+        "matching": matching,
+        "applied": _rounded(sum(rate[0] for rate in rates)),
+        "stale": _rounded(sum(rate[1] for rate in rates)),
+        "takes": _rounded(sum(rate[2] for rate in rates)),
+        "bytes": _rounded(sum(figures.bytes_per_second for figures in monitor.figures.values())),
+        "waiting": sum(len(view.info.waiting) for view in views),
+        "unacknowledged": sum(len(view.info.unacknowledged) for view in views),
+        "missing": sum(len(view.missing) for view in views),
+    }
+
+
+def _node(node: Node) -> dict[str, Any]:
+    facts = dataclasses.asdict(node)
+    # Clients and load change all the time, and a few per cent of it matter to nobody.
+    for name in ("commands_per_second", "received_per_second", "sent_per_second"):
+        facts[name] = None if facts[name] is None else _rounded(facts[name])
+    return facts
+
+
+def _row(view: View, figures: Figures) -> dict[str, Any]:
+    info = view.info
+    applied, stale, takes = view.rates
+    head = info.waiting[0] if info.waiting else None
+    return {
+        "name": printable(info.name, NAME),
+        "step": str(info.global_step),
+        "count": info.num_accumulated,
+        # The next take will probably require as many as the last one.
+        "required": head.num_required if head else view.required,
+        "waiting": len(info.waiting),
+        "taker": printable(head.taker, NAME) if head else None,
+        "unacknowledged": len(info.unacknowledged),
+        "missing": len(view.missing),
+        "gone": len(info.gone),
+        "applied": _rounded(applied),
+        "stale": _rounded(stale),
+        "takes": _rounded(takes),
+        "bytes": _rounded(figures.bytes_per_second),
+        "reducer": None if info.reducer is None else _reducer_state(view),
+    }
+
+
+def _reducer_state(view: View) -> str:
+    reducer = view.info.reducer
+    assert reducer is not None
+    if not reducer.stored and not reducer.late:
+        return "has begun"
+    return "keeps up" if reducer.keeps_up else "is late"
+
+
+def _detail(view: View, figures: Figures, most_workers: int) -> dict[str, Any]:
+    info = view.info
+    return {
+        "id": id_of(info.name),
+        "facts": {
+            "name": printable(info.name),
+            "kind": info.kind,
+            "dtype": printable(info.dtype, NAME),
+            "shape": None if info.shape is None else list(info.shape),
+            "leaves": info.num_leaves,
+            "reduction": info.reduction_type,
+            "once_per_worker": info.once_per_worker,
+            "max_staleness": info.max_staleness,
+            "buffer_limit": info.buffer_limit,
+            "created": _ms(info.created_at),
+            "applied": info.applied,
+            "stale": info.stale,
+            "repeated": info.repeated,
+            "duplicates": info.duplicates,
+            "takes": info.takes,
+            "reducer": None if info.reducer is None else [printable(info.reducer.who, NAME), _reducer_state(view)],
+        },
+        "filling": {
+            "step": str(info.global_step),
+            "count": info.num_accumulated,
+            "buffered_bytes": info.buffered_bytes,
+            # Only accumulators with weights have it.
+            "total_weight": _weight(getattr(info, "total_weight", None)),
+            "staleness": [[steps, number] for steps, number in info.staleness.items()] if info.max_staleness else [],
+            "began": _heard(figures.began),
+            "first": _heard(figures.first) if info.num_accumulated else None,
+            "last": _heard(figures.last) if info.num_accumulated else None,
+        },
+        "waiting": [
+            {"taker": printable(of.taker, NAME), "required": of.num_required, "up_to": of.up_to, "grace": of.grace}
+            for of in info.waiting[:MOST_ENTRIES]
+        ],
+        "unacknowledged": [
+            {
+                "step": str(of.global_step),
+                "count": of.num_accumulated,
+                "taker": printable(of.taker, NAME),
+                "granted": _ms(of.granted_at),
+            }
+            for of in info.unacknowledged[:MOST_ENTRIES]
+        ],
+        "workers": _workers(view, most_workers),
+        "rounds": [_round(of) for of in reversed(figures.rounds[-MOST_ROUNDS:])],
+        "staleness": _bars(figures.staleness) if info.max_staleness else [],
+    }
+
+
+def _workers(view: View, most: int) -> dict[str, Any]:
+    info = view.info
+    missing = view.missing
+    absent = {worker.name for worker in missing}
+    states: list[tuple[str, Iterable[WorkerInfo]]] = [
+        ("missing", missing),
+        ("at work", (worker for worker in info.missing if worker.name not in absent)),
+        ("in the round", (worker for worker in info.known_workers if worker.in_round)),
+        ("gone", info.gone),
+    ]
+    found = [(state, worker) for state, workers in states for worker in workers]
+    numbers = {state: 0 for state, _ in states}
+    for state, _ in found:
+        numbers[state] += 1
+    rows = [
+        [printable(of.name, NAME), state, of.in_round, of.applied, of.stale, _ms(of.seen_at)]
+        for state, of in found[:most]
+    ]
+    return {"numbers": numbers, "rows": rows}
+
+
+def _round(of: RoundTimes) -> list[Any]:
+    """Returns a round: step, gradients, bytes, taker, and how many seconds each of its phases took."""
+    # Parameters that were published while gradients arrived already held nobody up.
+    phases = [(of.began, of.first), (of.first, of.last), (of.last, of.taken), (of.taken, of.published)]
+    return [
+        str(of.step),
+        of.num_accumulated,
+        of.nbytes,
+        printable(of.taker, NAME),
+        [None if start is None or end is None else round(max(end - start, 0.0), 4) for start, end in phases],
+    ]
+
+
+def _bars(histogram: Histogram) -> list[list[Any]]:
+    """Returns [bound, number] for each bound up to the last one that has a number."""
+    found = [[bound, number] for bound, number in zip([*histogram.bounds, None], histogram.counts, strict=True)]
+    while found and not found[-1][1]:
+        found.pop()
+    return found
+
+
+def _weight(weight: object) -> float | None:
+    return float(weight) if isinstance(weight, int | float) and math.isfinite(weight) else None
+
+
+def _ms(moment: datetime.datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def _heard(at: float | None) -> float | None:
+    """Returns a moment of ``time.monotonic()``, as the page gets it: in seconds, to the millisecond."""
+    return None if at is None else round(at, 3)
+
+
+def _rounded(number: float) -> float:
+    """Returns three digits of a number. More would change with every update, and say no more."""
+    return float(f"{number:.3g}")

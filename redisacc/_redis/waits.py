@@ -1,0 +1,164 @@
+"""How calls wait: for an answer, a message, a lock, or some seconds.
+
+Everything in redisacc is written as code that blocks. Wherever it has to wait, it asks the ``Waits`` of its transport.
+That of a thread, ``BLOCKING``, blocks. That of an event loop (``redisacc/asyncio/_waits.py``) lets the loop run other
+tasks meanwhile. So there is one copy of the protocol, whatever waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from redisacc._redis import fast_socket
+from redisacc._redis.fast_socket import TICK, Connection
+
+Value = TypeVar("Value")
+
+
+class Alarm(Protocol):
+    """Wakes one waiting call. Any thread may set it."""
+
+    def set(self) -> None:
+        """Wakes the waiting call, or the next one that waits."""
+
+    def clear(self) -> None:
+        """Resets the alarm."""
+
+    def wait(self, timeout: float) -> object:
+        """Waits until the alarm is set, and resets it; or for ``timeout`` seconds."""
+
+
+class Event(Protocol):
+    """A ``threading.Event``, or what replaces it on a loop: it wakes all calls that wait."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float) -> object: ...
+
+
+class Turns(Protocol):
+    """Limits how many calls use a connection at the same time. Those that wait are served in order of arrival."""
+
+    def take(self, deadline: float) -> None:
+        """Waits until it is the caller's turn. Raises SilentError once the deadline has passed."""
+
+    def give_back(self) -> None:
+        """Ends the caller's turn."""
+
+
+class Waits(Protocol):
+    """A way to wait.
+
+    Attributes:
+        keeps: how many idle connections a node keeps for itself, out of the pool.
+        opens_lanes: whether a large fetch may use several connections.
+    """
+
+    keeps: int
+    opens_lanes: bool
+
+    def sleep(self, seconds: float) -> None:
+        """Waits for some seconds."""
+
+    def alarm(self) -> Alarm:
+        """Returns a new alarm, which is not set."""
+
+    def event(self) -> Event:
+        """Returns a new event, which is not set."""
+
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a new lock that may be held while its holder waits for the server."""
+
+    def turns(self) -> Turns | None:
+        """Returns what limits the connections of a node; None: its pool does."""
+
+    def local(self) -> Any:
+        """Returns a new namespace of which each caller, a thread or a task, sees its own content."""
+
+    def connection_of(self, pooled: Any, tick: float = TICK) -> Connection:
+        """Returns the way to use a connection of a client's pool."""
+
+    def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:
+        """Returns what a function returns that blocks in any case, such as a library's own.
+
+        Args:
+            function: the function. On a loop, a thread runs it.
+            discard: gets the value if the caller was cancelled before it was there.
+        """
+
+    def start(self, run: Callable[[], object], name: str) -> None:
+        """Lets a function run in the background.
+
+        Raises:
+            RuntimeError: the interpreter ends, or the machine has no thread left.
+        """
+
+
+class ThreadAlarm:
+    """It is a ``threading.Event`` for one waiter, without the six Python calls of that."""
+
+    def __init__(self) -> None:
+        # Held, unless the alarm is set.
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Wakes the waiting thread, or the next one that waits."""
+        # RuntimeError: the alarm is set already.
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+
+    def clear(self) -> None:
+        """Resets the alarm."""
+        self._lock.acquire(blocking=False)
+
+    def wait(self, timeout: float) -> None:
+        """Blocks until the alarm is set, and resets it; or for ``timeout`` seconds."""
+        self._lock.acquire(timeout=max(timeout, 0.0))
+
+
+class _Blocking:
+    """Blocks the thread of the caller."""
+
+    # The others go back to the client's pool, which may be the user's own.
+    keeps = 1
+    opens_lanes = True
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def alarm(self) -> Alarm:
+        return ThreadAlarm()
+
+    def event(self) -> Event:
+        return threading.Event()
+
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
+        return threading.Lock()
+
+    def turns(self) -> Turns | None:
+        return None
+
+    def local(self) -> Any:
+        return threading.local()
+
+    def connection_of(self, pooled: Any, tick: float = TICK) -> Connection:
+        # Looked up in the module, for tests that use every connection through its client.
+        return fast_socket.connection_of(pooled, tick)
+
+    def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:  # noqa: ARG002
+        return function()
+
+    def start(self, run: Callable[[], object], name: str) -> None:
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+
+BLOCKING: Waits = _Blocking()

@@ -1,0 +1,180 @@
+"""The accumulators for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+
+from redisacc._data.validation import Shape
+from redisacc._handles import dense, sparse, tree
+from redisacc._handles.base import ConditionalAccumulatorBase as Base
+from redisacc._protocol import events
+from redisacc._protocol.events import Event
+from redisacc.asyncio._handles import Handle, awaited, entered, unchanged, with_arguments_of
+
+Blocking = TypeVar("Blocking", bound=Base[Any])
+
+
+class Events(Handle[events.Events]):
+    """The events of an accumulator, for ``async for``. ``accumulator.events()`` makes one.
+
+    Listening begins with ``async with``, with ``await``, or with the first event that is asked for. Everything else is
+    as for ``redisacc.Events``.
+    """
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        await self
+        event = await self.waits.run(lambda: next(self.blocking, None))
+        if event is None:
+            await self.close()
+            raise StopAsyncIteration
+        return event
+
+
+class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
+    """A handle on an accumulator, for asyncio.
+
+    ``async with`` or ``await`` opens it. Its arguments are those of the blocking class, except that ``redis`` is a URL,
+    also of a cluster; a ``redis.asyncio.Redis`` or ``valkey.asyncio.Valkey``, whose settings are taken over; or None
+    for the environment variable ``REDISACC_URL``, else ``redis://localhost:6379/0``.
+
+    Tasks of one event loop may share a handle. If a task is cancelled while it waits, it leaves the queue; a gradient
+    that it was applying is counted or not, as ``settle()`` tells the same task.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of this handle, which labels log records."""
+        return self.blocking.name
+
+    @property
+    def shared_name(self) -> str | None:
+        """The name under which other processes find the accumulator; None for a private one."""
+        return self.blocking.shared_name
+
+    @property
+    def reduction_type(self) -> str:
+        """Either "MEAN" or "SUM"."""
+        return self.blocking.reduction_type
+
+    @property
+    def accumulator_ref(self) -> str:
+        """The key of the accumulator's record in Redis: a handle for ``raw_ops``, and a key for ``redis-cli``."""
+        return self.blocking.accumulator_ref
+
+    num_accumulated = awaited(Base.num_accumulated)
+    global_step = awaited(Base.global_step)
+    info = awaited(Base.info)
+    wait_for_step = awaited(Base.wait_for_step)
+    set_global_step = awaited(Base.set_global_step)
+    settings = awaited(Base.settings)
+    configure = awaited(Base.configure)
+    settle = awaited(Base.settle)
+    delete = awaited(Base.delete)
+
+    def events(self, *, timeout: float | None = None) -> Events:
+        """Returns the accumulator's events, for ``async for``, as ``redisacc.ConditionalAccumulatorBase.events`` does.
+
+        Args:
+            timeout: the loop ends after that many seconds without an event. None: never.
+        """
+
+        def listen(*, redis: object) -> events.Events:  # noqa: ARG001 - they come the same way as everything else
+            return self.blocking.events(timeout=timeout)
+
+        return Events(listen, redis=self._where)
+
+
+class _ArrayAccumulator(ConditionalAccumulatorBase[Blocking], Generic[Blocking]):
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the elements. For TensorFlow's quantised types, the structured dtype that TensorFlow has."""
+        dtype: np.dtype[Any] = self.blocking.dtype  # type: ignore[attr-defined]
+        return dtype
+
+    @property
+    def shape(self) -> Shape:
+        """The declared shape: None if the rank is unknown, with None for each unknown dimension."""
+        shape: Shape = self.blocking.shape  # type: ignore[attr-defined]
+        return shape
+
+
+class ConditionalAccumulator(_ArrayAccumulator[dense.ConditionalAccumulator]):
+    """Sums dense gradients, as ``redisacc.ConditionalAccumulator`` does, whose arguments it has, for asyncio."""
+
+    @with_arguments_of(dense.ConditionalAccumulator.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(dense.ConditionalAccumulator, *args, **kwargs)
+
+    apply_grad = awaited(dense.ConditionalAccumulator.apply_grad)
+    take_grad = awaited(dense.ConditionalAccumulator.take_grad)
+    take = entered(dense.ConditionalAccumulator.take)
+    recover = entered(dense.ConditionalAccumulator.recover)
+    peek = awaited(dense.ConditionalAccumulator.peek)
+    as_sent = unchanged(dense.ConditionalAccumulator.as_sent)
+
+
+class SparseConditionalAccumulator(_ArrayAccumulator[sparse.SparseConditionalAccumulator]):
+    """Sums sparse gradients, as ``redisacc.SparseConditionalAccumulator`` does, whose arguments it has, for asyncio."""
+
+    @with_arguments_of(sparse.SparseConditionalAccumulator.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sparse.SparseConditionalAccumulator, *args, **kwargs)
+
+    apply_grad = awaited(sparse.SparseConditionalAccumulator.apply_grad)
+    apply_indexed_slices_grad = awaited(sparse.SparseConditionalAccumulator.apply_indexed_slices_grad)
+    take_grad = awaited(sparse.SparseConditionalAccumulator.take_grad)
+    take_indexed_slices_grad = awaited(sparse.SparseConditionalAccumulator.take_indexed_slices_grad)
+    take = entered(sparse.SparseConditionalAccumulator.take)
+    recover = entered(sparse.SparseConditionalAccumulator.recover)
+    peek = awaited(sparse.SparseConditionalAccumulator.peek)
+    as_sent = unchanged(sparse.SparseConditionalAccumulator.as_sent)
+
+
+class TreeAccumulator(ConditionalAccumulatorBase[tree.TreeAccumulator]):
+    """Sums gradients of a tree, as ``redisacc.TreeAccumulator`` does, whose arguments it has, for asyncio."""
+
+    @with_arguments_of(tree.TreeAccumulator.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(tree.TreeAccumulator, *args, **kwargs)
+
+    @classmethod
+    def like(
+        cls, tree: object, shared_name: str | None = None, *, sparse: Collection[str] = (), **options: Any
+    ) -> Self:
+        """Returns an accumulator for gradients of a tree of arrays, which is still to be opened.
+
+        Args:
+            tree: as for ``redisacc.TreeAccumulator.like``.
+            shared_name: as for the class.
+            sparse: as for ``redisacc.TreeAccumulator.like``.
+            options: the other arguments of the class.
+        """
+        handle = cls.__new__(cls)
+        Handle.__init__(handle, _LIKE, tree, shared_name, sparse=sparse, **options)
+        return handle
+
+    @property
+    def spec(self) -> Any:
+        """The tree with ``(dtype, shape)`` or ``Sparse(dtype, shape)`` as its leaves, as the class takes it."""
+        return self.blocking.spec
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the leaves, in the order in which everything lists them."""
+        return self.blocking.paths
+
+    apply_grad = awaited(tree.TreeAccumulator.apply_grad)
+    take_grad = awaited(tree.TreeAccumulator.take_grad)
+    take = entered(tree.TreeAccumulator.take)
+    recover = entered(tree.TreeAccumulator.recover)
+    peek = awaited(tree.TreeAccumulator.peek)
+    as_sent = unchanged(tree.TreeAccumulator.as_sent)
+
+
+_LIKE = tree.TreeAccumulator.like

@@ -1,0 +1,32 @@
+"""The error that differs under asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from redisacc import errors
+
+
+class OutcomeUnknownError(errors.OutcomeUnknownError):
+    """As ``redisacc.OutcomeUnknownError``, which catches it, too, but its ``retry()`` is to be awaited."""
+
+    def __init__(
+        self, message: str, retry: Callable[[], Any], run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
+    ) -> None:
+        super().__init__(message, retry)
+        self._run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]] | None = run
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "_run": None}
+
+    async def retry(self) -> Any:
+        """Continues the same request. However often it is sent and however late it arrives, it is executed only once.
+
+        Returns:
+            What the method would have returned that raised this error.
+
+        Raises:
+            OutcomeUnknownError, RedisAccError, RuntimeError: as ``redisacc.OutcomeUnknownError.retry``.
+        """
+        return super().retry() if self._run is None else await self._run(super().retry)

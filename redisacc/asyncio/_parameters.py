@@ -1,0 +1,44 @@
+"""Parameters for asyncio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redisacc._handles import parameters
+from redisacc.asyncio._handles import Handle, awaited, with_arguments_of
+
+
+class Parameters(Handle[parameters.Parameters]):
+    """A handle on parameters, as ``redisacc.Parameters``, whose arguments it has, for asyncio.
+
+    ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. Tasks of one event loop may share it.
+    """
+
+    @with_arguments_of(parameters.Parameters.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(parameters.Parameters, *args, **kwargs)
+
+    @property
+    def shared_name(self) -> str:
+        """The name under which other processes find the parameters."""
+        return self.blocking.shared_name
+
+    @property
+    def name(self) -> str:
+        """The name of this handle, which labels log records."""
+        return self.blocking.name
+
+    @property
+    def parameters_ref(self) -> str:
+        """The key of the record in Redis, for ``redis-cli``."""
+        return self.blocking.parameters_ref
+
+    publish = awaited(parameters.Parameters.publish)
+    check = awaited(parameters.Parameters.check)
+    finish = awaited(parameters.Parameters.finish)
+    step = awaited(parameters.Parameters.step)
+    latest = awaited(parameters.Parameters.latest)
+    wait = awaited(parameters.Parameters.wait)
+    finished = awaited(parameters.Parameters.finished)
+    latest_state = awaited(parameters.Parameters.latest_state)
+    delete = awaited(parameters.Parameters.delete)

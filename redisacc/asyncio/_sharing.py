@@ -1,0 +1,61 @@
+"""One transport for all handles of an event loop that lead to the same server."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from dataclasses import dataclass
+
+from redisacc._redis.connect import transport_to
+from redisacc._redis.transport import Transport
+from redisacc.asyncio._clients import address_of
+from redisacc.asyncio._waits import LoopWaits
+
+
+@dataclass(eq=False)
+class Shared:
+    """A transport that some handles use.
+
+    Attributes:
+        transport: the transport.
+        waits: how its calls wait.
+        key: the URL or the pool of the client that leads there.
+        users: the number of handles.
+    """
+
+    transport: Transport
+    waits: LoopWaits
+    key: object
+    users: int = 0
+
+
+_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[object, Shared]] = weakref.WeakKeyDictionary()
+
+
+def borrow(where: object) -> Shared:
+    """Returns the transport for a server on the running loop. Nothing is sent yet.
+
+    Args:
+        where: what users pass as ``redis=``.
+
+    Raises:
+        InvalidArgumentError: it leads nowhere.
+    """
+    waits = LoopWaits()
+    address, key = address_of(where)
+    on_loop = _shared.setdefault(waits.loop, {})
+    shared = on_loop.get(key)
+    if shared is None:
+        transport = transport_to(address, waits, transport_to(address))
+        shared = on_loop[key] = Shared(transport, waits, key)
+    shared.users += 1
+    return shared
+
+
+async def give_back(shared: Shared) -> None:
+    """Ends a handle's use of a transport. The last one closes its connections."""
+    shared.users -= 1
+    if not shared.users:
+        _shared[shared.waits.loop].pop(shared.key, None)
+        await shared.waits.close()
+        shared.transport.close()

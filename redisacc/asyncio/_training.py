@@ -1,0 +1,84 @@
+"""The loop of a training for asyncio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redisacc._training import chief, worker
+from redisacc.asyncio._handles import Handle, awaited, iterated, with_arguments_of
+
+
+class Chief(Handle[chief.Chief]):
+    """The chief of a training, as ``redisacc.Chief``, whose arguments it has, for asyncio.
+
+    ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. Its lease is extended by a thread, so a
+    step that keeps the event loop for itself does not lose it.
+    """
+
+    @with_arguments_of(chief.Chief.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(chief.Chief, *args, **kwargs)
+
+    @property
+    def shared_name(self) -> str:
+        """The name of the training."""
+        return self.blocking.shared_name
+
+    @property
+    def workers(self) -> int:
+        """How many gradients a step needs."""
+        return self.blocking.workers
+
+    @property
+    def step(self) -> int:
+        """The step of the parameters: that of the next round."""
+        return self.blocking.step
+
+    @property
+    def parameters(self) -> Any:
+        """The parameters of that step: your own arrays if you have published them, else copies."""
+        return self.blocking.parameters
+
+    @property
+    def state(self) -> Any:
+        """The state that was published with them, or None."""
+        return self.blocking.state
+
+    rounds = iterated(chief.Chief.rounds)
+    publish = awaited(chief.Chief.publish)
+    finish = awaited(chief.Chief.finish)
+    delete = awaited(chief.Chief.delete)
+
+
+class Worker(Handle[worker.Worker]):
+    """A worker of a training, as ``redisacc.Worker``, whose arguments it has, for asyncio.
+
+    ``async with`` or ``await`` opens it. ``redis`` is as for the accumulators. Its lease is extended by a thread, so a
+    step that keeps the event loop for itself does not lose it.
+    """
+
+    @with_arguments_of(worker.Worker.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(worker.Worker, *args, **kwargs)
+
+    @property
+    def shared_name(self) -> str:
+        """The name of the training."""
+        return self.blocking.shared_name
+
+    @property
+    def number(self) -> int:
+        """The number of this worker."""
+        return self.blocking.number
+
+    async def workers(self) -> int:
+        """Returns how many gradients a step needs, as ``redisacc.Worker.workers`` says.
+
+        Waits for a round trip; before the training has begun, until a chief begins it. In a loop over ``steps()``, it
+        is read again in each step in which you ask for it.
+        """
+        return await self.waits.run(lambda: self.blocking.workers)
+
+    steps = iterated(worker.Worker.steps)
+    apply = awaited(worker.Worker.apply)
+    as_sent = awaited(worker.Worker.as_sent)

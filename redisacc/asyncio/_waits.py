@@ -1,0 +1,321 @@
+"""How calls wait on an event loop: other tasks run meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import math
+import os
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from redisacc._redis.client_libraries import wire_of
+from redisacc._redis.fast_socket import TICK, Connection
+from redisacc._redis.faults import RejectedError, SilentError
+from redisacc.asyncio import _calls
+from redisacc.asyncio._errors import OutcomeUnknownError
+from redisacc.asyncio._sockets import Clock, LoopConnection, LoopTlsConnection
+from redisacc.errors import EventLoopError
+from redisacc.errors import OutcomeUnknownError as BlockingOutcomeUnknownError
+
+logger = logging.getLogger("redisacc")
+
+Value = TypeVar("Value")
+
+# How many connections a node has at most for the calls of a loop. All calls share one thread, so more would not be
+# faster, and a thousand takes that poll once a second are served by far fewer.
+CONNECTIONS = 16
+
+
+class LoopWaits:
+    """Lets an event loop run other tasks. It belongs to the loop that runs when it is made.
+
+    Attributes:
+        loop: the event loop.
+    """
+
+    keeps = CONNECTIONS
+    opens_lanes = False
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._pid = os.getpid()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._clock = Clock(self.loop)
+        self._runner = _calls.Calls()
+        self._calls = 0
+        self._is_idle = asyncio.Event()
+
+    # For tasks
+
+    async def run(self, function: Callable[[], Value]) -> Value:
+        """Returns what blocking code returns, which waits by this object.
+
+        Raises:
+            EventLoopError: another loop is running.
+            OutcomeUnknownError: the code has raised that. Its ``retry()`` is to be awaited.
+        """
+        if asyncio.get_running_loop() is not self.loop or os.getpid() != self._pid:
+            raise EventLoopError(
+                "this handle belongs to another event loop, or to a parent of this process: open one on this loop"
+            )
+        self._calls += 1
+        self._is_idle.clear()
+        try:
+            return await self._runner.run(function)
+        except BlockingOutcomeUnknownError as error:
+            raise OutcomeUnknownError(str(error), error.retry, self.run) from error
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._is_idle.set()
+
+    async def close(self) -> None:
+        """Waits for calls that are ending, and ends what runs in the background."""
+        if self._calls:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_calls.CLEAN_UP):
+                    await self._is_idle.wait()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def is_here(self) -> bool:
+        """Returns whether the caller is in the thread of the loop."""
+        return threading.get_ident() == self._thread
+
+    # For calls
+
+    def sleep(self, seconds: float) -> None:
+        future = self.loop.create_future()
+        timer = self.loop.call_later(seconds, _finish, future)
+        try:
+            _calls.wait(future)
+        finally:
+            timer.cancel()
+
+    def alarm(self) -> LoopAlarm:
+        return LoopAlarm(self)
+
+    def event(self) -> LoopEvent:
+        return LoopEvent(self)
+
+    def lock(self) -> LoopLock:
+        return LoopLock(self.loop)
+
+    def turns(self) -> LoopTurns:
+        return LoopTurns(self.loop, CONNECTIONS)
+
+    def local(self) -> TaskLocal:
+        return TaskLocal()
+
+    def connection_of(self, pooled: Any, tick: float = TICK) -> Connection:
+        wire, sock = wire_of(pooled), getattr(pooled, "_sock", None)
+        if wire == "plain" and type(sock) is socket.socket:
+            return LoopConnection(pooled, sock, self.loop, self._clock, tick)
+        if wire == "tls" and isinstance(sock, ssl.SSLSocket):
+            return LoopTlsConnection(pooled, sock, self.loop, self._clock, tick)
+        raise RejectedError(f"redisacc.asyncio cannot use a connection of the class {type(pooled).__qualname__}")
+
+    def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:
+        if not _calls.is_call():
+            # Whatever ends an object that nobody has closed: it cannot await.
+            return function()
+        handover = _Handover(function, discard)
+        future = self.loop.run_in_executor(None, contextvars.copy_context().run, handover.work)
+        try:
+            value: Value = _calls.wait(future)
+        except BaseException:
+            handover.decline()
+            raise
+        return value
+
+    def start(self, run: Callable[[], object], name: str) -> None:
+        # Like a thread, it begins with nothing that its starter has set.
+        task = self.loop.create_task(self._background(run, name), name=name, context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _background(self, run: Callable[[], object], name: str) -> None:
+        try:
+            await self._runner.run(run)
+        except Exception:
+            logger.exception("%s failed", name)
+
+
+def _finish(future: asyncio.Future[Any], value: object = None) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+class _Handover(Generic[Value]):
+    """Hands the value of a function, which a thread runs, to a caller who may decline it at any moment.
+
+    Args:
+        function: the function.
+        discard: gets the value if the caller has declined it.
+    """
+
+    def __init__(self, function: Callable[[], Value], discard: Callable[[Value], object] | None) -> None:
+        self._function = function
+        self._discard = discard
+        self._lock = threading.Lock()
+        self._is_declined = False
+        self._value: list[Value] = []
+
+    def work(self) -> Value:
+        """Runs the function."""
+        value = self._function()
+        with self._lock:
+            self._value.append(value)
+            self._discard_if_declined()
+        return value
+
+    def decline(self) -> None:
+        """Declines the value, also one that is on its way."""
+        with self._lock:
+            self._is_declined = True
+            self._discard_if_declined()
+
+    def _discard_if_declined(self) -> None:
+        if self._is_declined and self._value and self._discard is not None:
+            self._discard(self._value.pop())
+
+
+class LoopEvent:
+    """A ``threading.Event`` for calls on a loop. Any thread may set it."""
+
+    def __init__(self, waits: LoopWaits) -> None:
+        self._waits = waits
+        self._is_set = False
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def set(self) -> None:
+        """Wakes all calls that wait."""
+        self._is_set = True
+        if self._waits.is_here():
+            self._wake()
+            return
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            self._waits.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        for future in self._waiting:
+            _finish(future)
+
+    def clear(self) -> None:
+        """Resets the event."""
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Returns whether the event is set."""
+        return self._is_set
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until the event is set, or for ``timeout`` seconds. Returns whether it is set."""
+        if not self._is_set:
+            future = self._waits.loop.create_future()
+            timer = self._waits.loop.call_later(max(timeout, 0.0), _finish, future)
+            self._waiting.add(future)
+            try:
+                _calls.wait(future)
+            finally:
+                timer.cancel()
+                self._waiting.discard(future)
+        return self._is_set
+
+
+class LoopAlarm(LoopEvent):
+    """Wakes one waiting call. Any thread may set it."""
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until the alarm is set, and resets it; or for ``timeout`` seconds. Returns whether it was set."""
+        was_set = super().wait(timeout)
+        self._is_set = False
+        return was_set
+
+
+class LoopTurns:
+    """Lets some calls at a time do something. Those that wait are served in order of arrival.
+
+    Args:
+        loop: the event loop.
+        number: how many.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
+        self._loop = loop
+        self._free = number
+        self._queue: deque[asyncio.Future[bool]] = deque()
+
+    def take(self, deadline: float) -> None:
+        """Waits until it is the caller's turn. Raises SilentError once the deadline has passed."""
+        if self._free:
+            self._free -= 1
+            return
+        future: asyncio.Future[bool] = self._loop.create_future()
+        self._queue.append(future)
+        timer = None
+        if deadline < math.inf:
+            timer = self._loop.call_later(deadline - time.monotonic(), _finish, future, False)
+        try:
+            is_mine = _calls.wait(future)
+        except BaseException:
+            if future.done() and not future.cancelled() and future.result():
+                # It was cancelled just when its turn had come.
+                self.give_back()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if not is_mine:
+            raise SilentError("no connection became free in time")
+
+    def give_back(self) -> None:
+        """Ends the caller's turn."""
+        while self._queue:
+            future = self._queue.popleft()
+            if not future.done():
+                future.set_result(True)
+                return
+        self._free += 1
+
+
+class LoopLock:
+    """A lock that may be held while its holder waits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._turns = LoopTurns(loop, 1)
+
+    def __enter__(self) -> None:
+        self._turns.take(math.inf)
+
+    def __exit__(self, *error: object) -> None:
+        self._turns.give_back()
+
+
+class TaskLocal:
+    """A namespace of which each task sees its own content."""
+
+    def __init__(self) -> None:
+        self.__dict__["_of"] = weakref.WeakKeyDictionary()
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__["_of"].get(asyncio.current_task(), {})
+        if name not in values:
+            raise AttributeError(name)
+        return values[name]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self.__dict__["_of"].setdefault(asyncio.current_task(), {})[name] = value

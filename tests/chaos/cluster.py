@@ -1,0 +1,339 @@
+"""The cluster of the chaos: its nodes die, slots move, replicas take over, nodes come and go, and nothing is lost.
+
+Nothing is lost because every node replies only after writing its append-only file, and comes back with all of it. With
+replicas, a killed master may also be replaced by its replica, which lacks what it had not received yet. Actors then
+wait for replicas (``min_replicas``), and rely on nothing that was not confirmed. A replica takes over only if it was in
+step a moment before, because what a replica discards while it is being filled anew is lost by the servers alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+from chaos.server import PAUSES, Deed
+from support.proxy import Proxy, Weather
+from support.resharding import Move, migrate_at_once, wait_for_promotion
+from support.servers import ClusterClient, executable
+
+from redisacc import embedded
+from redisacc._redis.slot_map import key_slot
+from redisacc.embedded.cluster_node import ClusterNode
+
+# Nodes count as failed after this many milliseconds. Shorter pauses of a busy machine must not look like a failure,
+# because a replica would take over that nobody has looked at.
+NODE_TIMEOUT_MS = 15_000
+# How many keys of a slot are moved one by one. There may be thousands.
+SLOW_KEYS = 20
+# How long the nodes have to agree with each other again, in seconds.
+SETTLES = 90.0
+# The file that says which proxy leads to which node.
+PROXIES = "proxies.json"
+
+
+class ClusterVictim:
+    """A cluster of three masters, and more for a while.
+
+    Args:
+        directory: for the nodes' data.
+        key: whose slot moves, and whose master suffers most.
+        replicas: of each master, 0 or 1.
+        seed: of the proxies.
+    """
+
+    def __init__(self, directory: Path, key: str, *, replicas: int, seed: int) -> None:
+        self._directory = directory
+        self._key = key
+        self._slot = key_slot(key)
+        self._seed = seed
+        self.min_replicas = replicas
+        self._cluster = embedded.Cluster(
+            3, replicas, directory / "nodes", durable=True, executable=executable("valkey")
+        )
+        self._proxies: dict[int, Proxy] = {}
+        self._weather: Weather | None = None
+        self._added: list[ClusterNode] = []
+
+    @property
+    def url(self) -> str:
+        return self._cluster.url
+
+    def start(self) -> None:
+        self._cluster.start(60)
+        for node in self._cluster.nodes:
+            self._configure(node)
+            self._put_proxy_before(node)
+
+    def _configure(self, node: ClusterNode) -> None:
+        node.ask("CONFIG", "SET", "appendfsync", "always", "cluster-node-timeout", NODE_TIMEOUT_MS)
+        # Otherwise, a master that has lost its last slot becomes a replica.
+        node.ask("CONFIG", "SET", "cluster-allow-replica-migration", "no")
+
+    def _put_proxy_before(self, node: ClusterNode) -> None:
+        proxy = self._proxies[_port(node)] = Proxy(("127.0.0.1", _port(node)), self._seed + len(self._proxies))
+        proxy.weather(self._weather)
+        # Actors read the file while it is being replaced.
+        text = json.dumps({port: proxy.port for port, proxy in self._proxies.items()})
+        written = self._directory / f"{PROXIES}.new"
+        written.write_text(text)
+        written.rename(self._directory / PROXIES)
+
+    def stop(self) -> None:
+        for proxy in self._proxies.values():
+            proxy.close()
+        self._cluster.stop()
+
+    def client(self) -> ClusterClient:
+        deadline = time.monotonic() + SETTLES
+        while True:
+            for node in self._cluster.nodes:
+                with contextlib.suppress(redis.RedisError):
+                    return ClusterClient(host="127.0.0.1", port=_port(node))
+            assert time.monotonic() < deadline, "no node answers"
+            time.sleep(0.1)
+
+    def proxied(self) -> dict[str, Any]:
+        return {"ports": [_port(node) for node in self._cluster.nodes[:3]], "proxies": str(self._directory / PROXIES)}
+
+    def proxies(self) -> list[Proxy]:
+        return list(self._proxies.values())
+
+    def weather(self, weather: Weather | None) -> None:
+        self._weather = weather
+        for proxy in self.proxies():
+            proxy.weather(weather)
+
+    # What the nodes know
+
+    def _owner(self) -> ClusterNode:
+        return self._cluster.owner(self._key)
+
+    def _masters(self) -> list[ClusterNode]:
+        return [node for node in self._cluster.nodes if _replication(node)["role"] == "master"]
+
+    def _replica_of(self, master: ClusterNode) -> ClusterNode:
+        followed = str(_port(master))
+        return next(node for node in self._cluster.nodes if _replication(node).get("master_port") == followed)
+
+    def _any_master(self, chance: random.Random) -> ClusterNode:
+        return self._owner() if chance.random() < 0.7 else chance.choice(self._masters())
+
+    def _settle(self) -> None:
+        """Waits until all nodes agree that the cluster is complete, and every replica is in step."""
+        _wait(lambda: all(map(_is_settled, self._cluster.nodes)), "the nodes do not agree")
+        if self.min_replicas:
+            # Before this, a replica may not have what was confirmed before its master got it.
+            _wait(lambda: all(map(self._has_caught_up, self._masters())), "a replica does not catch up")
+
+    def _has_caught_up(self, master: ClusterNode) -> bool:
+        replica, target = self._replica_of(master), int(_replication(master)["master_repl_offset"])
+        deadline = time.monotonic() + 1
+        while time.monotonic() < deadline:
+            facts = _replication(replica)
+            if facts["master_link_status"] == "up" and int(facts["slave_repl_offset"]) >= target:
+                return True
+            time.sleep(0.02)
+        return False
+
+    # Deeds
+
+    def deeds(self) -> list[Deed]:
+        found: list[Deed] = [
+            *[self._flush, self._disconnect, self._disconnect_listeners] * 2,
+            *[self._restart, self._pause, self._pause_clients],
+            *[self._move, self._move_at_once] * 3,
+            self._move_interrupted,
+        ]
+        if self.min_replicas:
+            return [*found, *[self._fail_over, self._take_over] * 2]
+        return [*found, *[self._add, self._remove] * 2]
+
+    def calm_down(self) -> None:
+        self._settle()
+
+    def _flush(self, chance: random.Random) -> str:
+        self._any_master(chance).ask("SCRIPT", "FLUSH")
+        return "SCRIPT FLUSH"
+
+    def _disconnect(self, chance: random.Random) -> str:
+        self._any_master(chance).ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        return "CLIENT KILL TYPE normal"
+
+    def _disconnect_listeners(self, chance: random.Random) -> str:
+        self._any_master(chance).ask("CLIENT", "KILL", "TYPE", "pubsub")
+        return "CLIENT KILL TYPE pubsub"
+
+    def _pause_clients(self, chance: random.Random) -> str:
+        what = chance.choice(["ALL", "WRITE"])
+        self._owner().ask("CLIENT", "PAUSE", round(1000 * chance.choice(PAUSES)), what)
+        return f"CLIENT PAUSE {what}"
+
+    def _pause(self, chance: random.Random) -> str:
+        node = self._any_master(chance)
+        with _stopped(node):
+            time.sleep(chance.choice(PAUSES))
+        return "pauses of a master"
+
+    def _restart(self, chance: random.Random) -> str:
+        node = self._any_master(chance)
+        node.kill()
+        time.sleep(chance.uniform(0.0, 0.5))
+        self._start(node)
+        return "kills of a master that came back"
+
+    def _start(self, node: ClusterNode) -> None:
+        node.start(60)
+        self._configure(node)
+        self._settle()
+
+    def _target(self, chance: random.Random) -> tuple[ClusterNode, ClusterNode, list[ClusterNode]]:
+        """Returns where the slot is, where it is to go, and the other masters."""
+        source = self._owner()
+        others = [node for node in self._masters() if node is not source]
+        target = chance.choice(others)
+        return source, target, [node for node in others if node is not target]
+
+    def _move(self, chance: random.Random) -> str:
+        """Moves the slot key by key, so slowly that requests meet it half-way."""
+        source, target, others = self._target(chance)
+        self._move_to(source, target, others, chance.choice([0.0, 0.01, 0.1]))
+        return "moves of the slot, key by key"
+
+    def _move_to(
+        self, source: ClusterNode, target: ClusterNode, others: list[ClusterNode], pause: float, at_key: int = -1
+    ) -> None:
+        """Moves the slot key by key.
+
+        Args:
+            source: where it is.
+            target: where it is to go.
+            others: the other masters.
+            pause: how long to wait after each of the first keys, in seconds.
+            at_key: after how many keys to kill the source or the target, and to start it again; -1: neither.
+        """
+        move = Move(self._slot, source, target, others)
+        move.begin()
+        number = 0
+        while keys := source.ask("CLUSTER", "GETKEYSINSLOT", self._slot, 1 if number < SLOW_KEYS else 50):
+            if number == at_key:
+                victim = source if number % 2 else target
+                victim.kill()
+                self._start(victim)
+            move.move(*keys)
+            number += 1
+            if number < SLOW_KEYS:
+                time.sleep(pause)
+        move.end()
+        self._settle()
+
+    def _move_interrupted(self, chance: random.Random) -> str:
+        """Moves the slot, and kills one of the two nodes meanwhile."""
+        source, target, others = self._target(chance)
+        self._move_to(source, target, others, 0.0, at_key=chance.randrange(4))
+        return "moves of the slot during which a node was killed"
+
+    def _move_at_once(self, chance: random.Random) -> str:
+        source, target, _ = self._target(chance)
+        migrate_at_once(self._slot, source, target, lambda arrived: _wait(arrived, "the slot does not arrive"))
+        self._settle()
+        return "moves of the slot, with all keys at once"
+
+    def _fail_over(self, _: random.Random) -> str:
+        """Lets the replica take over from its master by mutual agreement."""
+        _wait(self._replica_of_owner_takes_over, "the replica does not take over")
+        self._settle()
+        return "failovers by agreement"
+
+    def _replica_of_owner_takes_over(self) -> bool:
+        replica = self._replica_of(self._owner())
+        replica.ask("CLUSTER", "FAILOVER")
+        with contextlib.suppress(AssertionError):
+            wait_for_promotion(replica, 10)
+            return True
+        return False
+
+    def _take_over(self, chance: random.Random) -> str:
+        """Kills the master, and lets the replica take its place with what it has."""
+        master = self._owner()
+        replica = self._replica_of(master)
+        master.kill()
+        replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
+        wait_for_promotion(replica)
+        time.sleep(chance.choice([0.0, 0.5]))
+        self._start(master)
+        return "kills of a master whose replica took over"
+
+    def _add(self, chance: random.Random) -> str:
+        if self._added:
+            return self._move(chance)
+        node = self._cluster.add_master()
+        self._configure(node)
+        self._put_proxy_before(node)
+        self._added.append(node)
+        source = self._owner()
+        self._move_to(source, node, [one for one in self._masters() if one not in (source, node)], 0.0)
+        return "nodes that were added"
+
+    def _remove(self, chance: random.Random) -> str:
+        if not self._added:
+            return self._move_at_once(chance)
+        node = self._added.pop()
+        if self._owner() is node:
+            target, *others = [one for one in self._cluster.nodes if one is not node]
+            self._move_to(node, target, others, 0.0)
+        self._cluster.remove_master(node)
+        return "nodes that were removed"
+
+
+def _port(node: ClusterNode) -> int:
+    assert node.port is not None
+    return node.port
+
+
+def _replication(node: ClusterNode) -> dict[str, str]:
+    return _lines(node.ask("INFO", "replication"))
+
+
+def _lines(text: str) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def _is_settled(node: ClusterNode) -> bool:
+    """Returns whether a node sees a master for every slot, takes no node for failed, and has its master's data."""
+    facts = _lines(node.ask("CLUSTER", "INFO"))
+    if facts["cluster_state"] != "ok" or facts["cluster_slots_ok"] != "16384":
+        return False
+    flags = {flag for line in node.ask("CLUSTER", "NODES").splitlines() for flag in line.split()[2].split(",")}
+    if flags & {"fail", "fail?"}:
+        return False
+    replication = _replication(node)
+    return replication["role"] == "master" or replication["master_link_status"] == "up"
+
+
+def _wait(condition: Callable[[], object], failure: str) -> None:
+    deadline = time.monotonic() + SETTLES
+    while True:
+        with contextlib.suppress(redis.RedisError):
+            if condition():
+                return
+        assert time.monotonic() < deadline, failure
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _stopped(node: ClusterNode) -> Iterator[None]:
+    pid = node.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,112 @@
+"""Trainings that look like real ones, for the pictures of the dashboard: gradients without a model."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import redisacc
+
+
+class Training:
+    """A chief and workers in threads, whose steps take about as long as is said.
+
+    Args:
+        url: of the server.
+        name: of the training.
+        workers: how many there are.
+        elements: of the gradient.
+        seconds: how long a worker computes.
+        late: a number of steps by which some gradients are late; 0 for none.
+        silent: the number of a worker that stops after 20 steps; -1 for none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        workers: int,
+        elements: int,
+        seconds: float,
+        late: int = 0,
+        silent: int = -1,
+        required: int = 0,
+    ) -> None:
+        self._url, self._name, self._elements, self._seconds = url, name, elements, seconds
+        self._late, self._silent, self._workers = late, silent, workers
+        self._required = required or workers
+        self._over = threading.Event()
+        self.threads = [threading.Thread(target=self._lead, daemon=True)]
+        self.threads += [threading.Thread(target=self._work, args=(n,), daemon=True) for n in range(workers)]
+
+    def start(self) -> None:
+        """Starts all threads."""
+        for thread in self.threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends them, and deletes the accumulator."""
+        self._over.set()
+        for thread in self.threads:
+            thread.join()
+        with self._open("chief") as acc, redisacc.Parameters(self._name, redis=self._url) as parameters:
+            acc.delete()
+            parameters.delete()
+
+    def _open(self, worker: str) -> Any:
+        options: dict[str, Any] = {"redis": self._url, "worker": worker, "max_staleness": self._late}
+        return redisacc.ConditionalAccumulator("float32", [self._elements], self._name, **options)
+
+    def _lead(self) -> None:
+        with self._open("chief-0") as acc, redisacc.Parameters(self._name, redis=self._url) as parameters:
+            while not self._over.is_set():
+                with contextlib.suppress(redisacc.TakeTimeoutError):
+                    gradient = acc.take_grad(self._required, timeout=0.3)
+                    time.sleep(self._seconds * 0.12)
+                    parameters.publish({"w": gradient}, acc.global_step())
+
+    def _work(self, number: int) -> None:
+        draw = random.Random(number)
+        gradient = np.ones(self._elements, np.float32)
+        with self._open(f"gpu-{number // 4}:{number % 4}") as acc:
+            step = steps = 0
+            while not self._over.is_set():
+                if number == self._silent and steps == 20:
+                    self._over.wait(0.1)
+                    continue
+                time.sleep(self._seconds * draw.uniform(0.7, 1.25))
+                behind = draw.choice([0, 0, 0, 1, 1, 2]) if self._late else 0
+                if acc.apply_grad(gradient, max(step - min(behind, self._late), 0)):
+                    steps += 1
+                # A worker whose gradient was too late computes the next one at once.
+                before, step = step, acc.global_step()
+                while step == before and not self._over.is_set():
+                    with contextlib.suppress(redisacc.StepTimeoutError):
+                        step = acc.wait_for_step(step + 1, timeout=0.3)
+
+
+@contextlib.contextmanager
+def trainings(url: str) -> Iterator[list[Training]]:
+    """Several trainings, of which one waits for a worker that has stopped."""
+    found = [
+        Training(url, "resnet-50", workers=8, elements=400_000, seconds=0.5),
+        Training(url, "speech/encoder", workers=4, elements=60_000, seconds=0.35, late=4, required=3),
+        Training(url, "recommender-embeddings", workers=6, elements=20_000, seconds=0.4, silent=4),
+        Training(url, "policy-net", workers=3, elements=900, seconds=0.12),
+        Training(url, "ablation-lr-3e-4", workers=2, elements=5_000, seconds=0.8),
+        Training(url, "ablation-lr-1e-3", workers=2, elements=5_000, seconds=0.7),
+    ]
+    for training in found:
+        training.start()
+    try:
+        yield found
+    finally:
+        for training in found:
+            training.stop()

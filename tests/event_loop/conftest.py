@@ -1,0 +1,39 @@
+"""Runs tests that are coroutines, each on an event loop of its own. No task may outlive its test."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    test: Any = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+
+    async def run() -> None:
+        await test(**arguments)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"tasks left behind: {left}"
+
+    asyncio.run(run())
+    return True
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """Waits until an async condition is true, and returns its value."""
+
+    async def wait(condition: Callable[[], Any], timeout: float = 20) -> Any:
+        async with asyncio.timeout(timeout):
+            while not (value := await condition()):
+                await asyncio.sleep(0.01)
+            return value
+
+    return wait

@@ -1,0 +1,191 @@
+"""Handles of redisacc.asyncio that tests use like blocking ones, so that one suite of behaviour is for both.
+
+Each thread of a test has a task of its own on the loop, which carries out its calls. An interrupt of a call cancels it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import redis.asyncio
+
+import redisacc
+import redisacc.asyncio
+
+KINDS: dict[Any, Any] = {
+    getattr(redisacc, name): getattr(redisacc.asyncio, name)
+    for name in ("ConditionalAccumulator", "SparseConditionalAccumulator", "TreeAccumulator", "Parameters")
+}
+
+
+class Driver:
+    """An event loop in a thread, on which other threads have calls carried out."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._local = threading.local()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name="asyncio-driver", daemon=True)
+        self._thread.start()
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Calls a function on the loop, awaits what it returns if that can be awaited, and returns the result."""
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(self._queue().put_nowait, (function, done))
+        try:
+            return done.result()
+        except redisacc.asyncio.OutcomeUnknownError as error:
+            # For the compiler's sake: its own name ends with the block.
+            unknown = error
+            raise redisacc.OutcomeUnknownError(str(error), lambda: self.run(unknown.retry)) from error
+        except BaseException:
+            if not done.done():
+                self._loop.call_soon_threadsafe(self._local.task.cancel)
+                concurrent.futures.wait([done])
+            raise
+
+    def _queue(self) -> asyncio.Queue[Any]:
+        if not hasattr(self._local, "queue"):
+            started: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+            def start() -> None:
+                queue: asyncio.Queue[Any] = asyncio.Queue()
+                task = self._loop.create_task(_carry_out(queue))
+                self._tasks.append(task)
+                started.set_result((queue, task))
+
+            self._loop.call_soon_threadsafe(start)
+            self._local.queue, self._local.task = started.result()
+        queue: asyncio.Queue[Any] = self._local.queue
+        return queue
+
+    def close(self) -> None:
+        """Ends the loop, its tasks and its threads."""
+
+        async def end() -> None:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            assert not left, f"tasks left behind: {left}"
+            await self._loop.shutdown_default_executor()
+
+        try:
+            asyncio.run_coroutine_threadsafe(end(), self._loop).result(20)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(20)
+            self._loop.close()
+
+
+async def _carry_out(queue: asyncio.Queue[Any]) -> None:
+    while True:
+        function, done = await queue.get()
+        try:
+            value = function()
+            done.set_result(await value if inspect.isawaitable(value) else value)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or function is None:
+                raise
+            task.uncancel()
+            done.set_exception(error)
+        except BaseException as error:
+            done.set_exception(error)
+
+
+def _for_asyncio(client: Any) -> Any:
+    """Returns a client for asyncio with the settings of a blocking one."""
+    given = client.connection_pool.connection_kwargs
+    settings = {name: given[name] for name in ("host", "port", "db", "path", "client_name") if name in given}
+    return redis.asyncio.Redis(**settings)
+
+
+class DrivenClient:
+    """What a test gets instead of a client: it opens handles of redisacc.asyncio."""
+
+    def __init__(self, client: Any) -> None:
+        self._driver = Driver()
+        self._client = _for_asyncio(client)
+
+    def open(self, kind: Any, *args: Any, **options: Any) -> Driven:
+        """Opens a handle of the class for asyncio that corresponds to a blocking one."""
+        where = options.get("redis")
+        if where is self:
+            options["redis"] = self._client
+        elif isinstance(where, redis.Redis):
+            options["redis"] = _for_asyncio(where)
+        make = getattr(kind, "__self__", kind)
+        kind = KINDS[make] if make is kind else getattr(KINDS[make], kind.__name__)
+        # A handle can be awaited, which opens it.
+        return Driven(self._driver, self._driver.run(lambda: kind(*args, **options)))
+
+    def close(self) -> None:
+        """Ends the loop."""
+        self._driver.close()
+
+
+class Driven:
+    """A handle of redisacc.asyncio that is used like a blocking one."""
+
+    def __init__(self, driver: Driver, handle: Any) -> None:
+        self._driver = driver
+        self._driven = handle
+
+    def __repr__(self) -> str:
+        return repr(self._driven).removeprefix("asyncio.")
+
+    def __enter__(self) -> Driven:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._driver.run(self._driven.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __getattr__(self, name: str) -> Any:
+        # A test may look inside of a handle: what only the blocking one has is what it looks for.
+        value = getattr(self._driven if hasattr(type(self._driven), name) else self._driven.blocking, name)
+        return functools.partial(self._call, value) if callable(value) else value
+
+    def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        def call() -> Any:
+            value = method(*args, **options)
+            return value if inspect.iscoroutine(value) else contextlib.nullcontext(value)
+
+        value = self._driver.run(call)
+        if not isinstance(value, contextlib.nullcontext):
+            return value
+        value = value.enter_result
+        if isinstance(value, redisacc.asyncio.Events):
+            self._driver.run(value.__aenter__)
+            return Driven(self._driver, value)
+        if isinstance(value, contextlib.AbstractAsyncContextManager):
+            return self._block(value)
+        assert not isinstance(value, AsyncIterator)
+        return value
+
+    @contextlib.contextmanager
+    def _block(self, block: Any) -> Iterator[Any]:
+        value = self._driver.run(block.__aenter__)
+        try:
+            yield value
+        except BaseException as error:
+            if not self._driver.run(functools.partial(block.__aexit__, type(error), error, error.__traceback__)):
+                raise
+        else:
+            self._driver.run(functools.partial(block.__aexit__, None, None, None))

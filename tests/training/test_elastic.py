@@ -1,0 +1,193 @@
+"""Crews that grow and shrink: a chief that waits for everybody, and settings that are changed while a chief waits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import redisacc
+from redisacc._format.keys import Keys
+from redisacc._handles.existing import open_existing
+
+pytestmark = pytest.mark.one_server
+
+HOUR = 3600
+
+
+@pytest.fixture
+def settings(training):
+    """Returns what the accumulator of the training says that a step needs."""
+    return lambda: open_existing(Keys("train"), redis=training.client).settings()
+
+
+@pytest.fixture
+def gradients(training):
+    """Applies a gradient under the name of a worker."""
+
+    def apply(number, step):
+        acc = open_existing(Keys("train"), redis=training.client, worker=f"worker {number}")
+        return acc.apply_grad({"w": [1, 10**number]}, step).outcome
+
+    return apply
+
+
+def lease(training, number, ms=HOUR * 1000):
+    training.give_lease(f"worker {number}", "somebody", ms, holder=f"holder{number}")
+
+
+def test_a_step_waits_for_everybody(training, background, until, settings, gradients):
+    chief = training.chief(workers="all", minimum=2)
+    assert (settings(), chief.workers) == (redisacc.Settings(2), 2)
+    rounds = chief.rounds(until=3)
+    leading = background(next, rounds)
+    lease(training, 0)
+    lease(training, 1)
+    lease(training, 2)
+    until(lambda: settings() == redisacc.Settings(3))
+    gradients(0, 0)
+    gradients(1, 0)
+    assert leading.running
+    gradients(2, 0)
+    assert sorted(leading.result().workers) == ["worker 0", "worker 1", "worker 2"]
+    assert chief.workers == 3
+    assert "workers=3" in repr(chief)
+    # One dies, and its lease ends while the others are waited for.
+    chief.publish(chief.parameters)
+    leading = background(next, rounds)
+    gradients(0, 1)
+    gradients(1, 1)
+    lease(training, 2, -1)
+    assert sorted(leading.result().workers) == ["worker 0", "worker 1"]
+    # With one worker less, the minimum holds.
+    chief.publish(chief.parameters)
+    lease(training, 1, -1)
+    leading = background(next, rounds)
+    gradients(0, 2)
+    until(lambda: chief.workers == 2)
+    assert leading.running
+    lease(training, 3)
+    gradients(3, 2)
+    assert sorted(leading.result().workers) == ["worker 0", "worker 3"]
+    assert training.client.hget("redisacc:{train}:parameters", "workers") == b"2"
+    chief.publish(chief.parameters)
+
+
+def test_the_gradient_of_one_who_has_gone_stands_in_for_nobody(training, background, until, settings, gradients):
+    for number in range(3):
+        lease(training, number)
+    chief = training.chief(workers="all")
+    assert settings() == redisacc.Settings(3)
+    rounds = chief.rounds(until=1)
+    leading = background(next, rounds)
+    until(lambda: training.client.exists("redisacc:{train}:queue"))
+    gradients(2, 0)
+    lease(training, 2, -1)
+    gradients(0, 0)
+    # Two gradients are there, and two workers. But one of them has not contributed.
+    looked = chief._quorum._next_look
+    until(lambda: chief._quorum._next_look > looked)
+    assert (chief.workers, leading.running) == (3, True)
+    gradients(1, 0)
+    assert leading.result().num_accumulated == 3
+    # From the next step on, it is no longer waited for.
+    chief.publish(chief.parameters)
+    chief._quorum._next_look = 0
+    chief._quorum.follow()
+    assert chief.workers == 2
+
+
+def test_with_a_grace_nobody_is_waited_for_too_long(training, background, until, settings, gradients):
+    for number in range(3):
+        lease(training, number)
+    chief = training.chief(workers="all", minimum=1, grace=HOUR)
+    assert settings() == redisacc.Settings(1, 3, HOUR)
+    rounds = chief.rounds(until=2)
+    leading = background(next, rounds)
+    for number in range(3):
+        assert leading.running
+        gradients(number, 0)
+    assert leading.result().num_accumulated == 3
+    chief.publish(chief.parameters)
+    chief.close()
+    again = training.chief(workers="all", minimum=2, grace=0.0501)
+    assert settings() == redisacc.Settings(2, 3, 0.051)
+    leading = background(next, again.rounds(until=2))
+    gradients(0, 1)
+    gradients(1, 1)
+    assert leading.result().num_accumulated == 2
+
+
+def test_a_worker_that_died_on_this_machine_is_not_waited_for(training, until, settings):
+    lease(training, 0)
+    training.give_lease("worker 1", "somebody", HOUR * 1000, process=dead_process())
+    training.chief(workers="all")
+    assert settings() == redisacc.Settings(1)
+
+
+def dead_process():
+    """Returns the identity of a process of this machine that is no more."""
+    from redisacc._protocol.process_identity import fate_of, own_identity
+
+    machine, _, started = own_identity().split(".")
+    identity = f"{machine}.{2**22 + 1}.{started}"
+    assert fate_of(identity) == "dead"
+    return identity
+
+
+def test_settings_can_be_changed_while_a_chief_waits(training, background, until, settings, gradients):
+    chief = training.chief(workers=3)
+    assert settings() == redisacc.Settings(3)
+    rounds = chief.rounds(until=3)
+    leading = background(next, rounds)
+    gradients(0, 0)
+    gradients(1, 0)
+    assert leading.running
+    hand = open_existing(Keys("train"), redis=training.client)
+    hand.configure(num_required=2)
+    assert leading.result().num_accumulated == 2
+    # The workers' shares of the data stay as they are.
+    assert (chief.workers, training.worker(0).workers) == (3, 3)
+    chief.publish(chief.parameters)
+    # The chief goes back to what its program says when it is started again, or when nothing is set.
+    leading = background(next, rounds)
+    hand.configure(num_required=None)
+    until(lambda: settings() == redisacc.Settings(3))
+    assert leading.running
+    hand.configure(num_required=1)
+    gradients(0, 1)
+    leading.result()
+    chief.publish(chief.parameters)
+    chief.close()
+    training.chief(workers=2, up_to=4, grace=0.5)
+    assert settings() == redisacc.Settings(2, 4, 0.5)
+
+
+def test_other_changes_do_not_last_while_everybody_is_waited_for(training, background, until, settings, gradients):
+    for number in range(2):
+        lease(training, number)
+    chief = training.chief(workers="all")
+    leading = background(next, chief.rounds(until=1))
+    until(lambda: training.client.exists("redisacc:{train}:queue"))
+    open_existing(Keys("train"), redis=training.client).configure(num_required=7)
+    until(lambda: settings() == redisacc.Settings(2))
+    gradients(0, 0)
+    gradients(1, 0)
+    assert leading.result().num_accumulated == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": "everybody"}, 'workers must be an integer or "all"'),
+        ({"workers": 2, "minimum": 1}, 'minimum=1 needs workers="all"'),
+        ({"workers": "all", "minimum": 0}, "minimum must be in"),
+        ({"workers": "all", "minimum": 1.5}, "minimum must be an integer"),
+        ({"workers": "all", "up_to": 3, "grace": 1}, "up_to=3 needs a number of workers"),
+        ({"workers": "all", "grace": -1}, "grace must be a number of seconds"),
+        ({"workers": ["all"]}, "workers must be an integer"),
+    ],
+)
+def test_invalid_ones(training, options, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        training.chief({"w": np.zeros(2)}, **options)
+    assert training.client.keys("*") == []
