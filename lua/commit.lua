@@ -90,4 +90,4 @@ for _, replaced in ipairs(args.replaced_attempts) do
 end
 redis.call('HSET', keys.record, 'buffered_bytes', count_text(room.bytes))
 extend_leases(record.lease_ms, keys.buffered, keys.attempts)
-return count_gradient(keys, args, admission, attempt, args.bytes >= args.ahead_bytes and attempt)
+return count_gradient(keys, args, admission, args.bytes, attempt, args.bytes >= args.ahead_bytes and attempt)
