@@ -494,7 +494,32 @@ class TakeTreeInParts(Tree, Take):
     size = IN_PARTS
 
 
+class InPartitions(Operation):
+    """The parts lie in three slots, apart from the record."""
+
+    limit = 0
+    size = IN_PARTS
+
+    def open(self, where, **options):
+        return super().open(where, partitions=3, **options)
+
+
+class ApplyInPartitions(InPartitions, Apply):
+    pass
+
+
+class ApplyWithRoomToMakeInPartitions(InPartitions, ApplyWithRoomToMake):
+    pass
+
+
+class TakeInPartitions(InPartitions, Take):
+    pass
+
+
 OPERATIONS = [
+    ApplyInPartitions,
+    ApplyWithRoomToMakeInPartitions,
+    TakeInPartitions,
     Apply,
     ApplyBuffered,
     ApplyInParts,
