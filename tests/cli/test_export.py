@@ -75,6 +75,43 @@ def test_export_of_late_gradients(real_server, open_dense):
     ]
 
 
+def test_histograms(real_server, open_dense, open_parameters, until):
+    """Two rounds of two gradients of 12 bytes, of which one is a step late; nobody had to wait for the second."""
+    acc = open_dense("float32", [3], "w", max_staleness=2)
+    metrics = Metrics(connect(real_server.url), ["w"])
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    try:
+        for steps in ((0, 0), (0, 1)):
+            for step in steps:
+                acc.apply_grad([1.0, 2.0, 3.0], step)
+            acc.take_grad(2)
+
+        def lines():
+            # Events are heard a moment after what they announce.
+            found = generate_latest(registry).decode().splitlines()
+            return found if 'redisacc_round_bytes_count{accumulator="w"} 2.0' in found else None
+
+        found = until(lines)
+    finally:
+        metrics.close()
+    for line in (
+        'redisacc_round_bytes_sum{accumulator="w"} 48.0',
+        'redisacc_round_bytes_bucket{accumulator="w",le="1024.0"} 2.0',
+        'redisacc_round_bytes_bucket{accumulator="w",le="+Inf"} 2.0',
+        'redisacc_staleness_steps_bucket{accumulator="w",le="0.0"} 3.0',
+        'redisacc_staleness_steps_bucket{accumulator="w",le="1.0"} 4.0',
+        'redisacc_staleness_steps_sum{accumulator="w"} 1.0',
+        'redisacc_round_seconds_count{accumulator="w"} 1.0',
+        'redisacc_gathering_seconds_count{accumulator="w"} 2.0',
+        # Whether the first take waited was not known yet.
+        'redisacc_take_wait_seconds_bucket{accumulator="w",le="0.001"} 1.0',
+        'redisacc_take_wait_seconds_count{accumulator="w"} 1.0',
+    ):
+        assert line in found
+    acc.delete()
+
+
 def test_export_without_a_server_says_so_in_a_metric(monkeypatch):
     monkeypatch.setattr("redisacc.cli.export._TIMEOUT", 0.1)
     registry = CollectorRegistry()
