@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -62,9 +63,10 @@ def test_export_of_late_gradients(real_server, open_dense):
     for step in (5, 4, 4):
         acc.apply_grad([1.0], step)
     plain.apply_grad([1.0])
-    registry = CollectorRegistry()
-    registry.register(Metrics(connect(real_server.url), []))
-    lines = generate_latest(registry).decode().splitlines()
+    with contextlib.closing(Metrics(connect(real_server.url), [])) as metrics:
+        registry = CollectorRegistry()
+        registry.register(metrics)
+        lines = generate_latest(registry).decode().splitlines()
     assert [
         line for line in lines if line.startswith(("redisacc_accumulated_staleness", "redisacc_max_staleness"))
     ] == [
@@ -114,9 +116,10 @@ def test_histograms(real_server, open_dense, open_parameters, until):
 
 def test_export_without_a_server_says_so_in_a_metric(monkeypatch):
     monkeypatch.setattr("redisacc.cli.export._TIMEOUT", 0.1)
-    registry = CollectorRegistry()
-    registry.register(Metrics(connect("redis://127.0.0.1:1"), []))
-    assert "redisacc_up 0.0" in generate_latest(registry).decode()
+    with contextlib.closing(Metrics(connect("redis://127.0.0.1:1"), [])) as metrics:
+        registry = CollectorRegistry()
+        registry.register(metrics)
+        assert "redisacc_up 0.0" in generate_latest(registry).decode()
 
 
 def test_export_on_a_port_that_is_taken(cli, real_server):
