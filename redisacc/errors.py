@@ -325,8 +325,10 @@ class DataLossError(RedisAccError):
 
     From an apply or ``set_global_step``, it means that this call was not executed and that an earlier call of this
     handle is lost. From a take, it means that the round was granted but not acknowledged, so ``recover()`` hands it
-    out; a take before it was undone, so some gradients of this round may also have been in the earlier one. If the
-    message says that the round itself is no longer listed, nobody recovered it, and ``recover()`` does not find it.
+    out; an earlier call of this handle was undone, and if that was a take, some gradients of this round may also have
+    been in the earlier one. If the message says that the round itself is no longer listed, nobody recovered it, and
+    ``recover()`` does not find it. At the end of a block of ``take()``, that means that its gradients are in the
+    accumulator again.
 
     From a take or ``recover()`` of an accumulator with partitions, it may also mean that a node has lost a part of a
     gradient that was counted. Then ``part`` and ``gradient`` name it, nothing was handed out, and the round stays

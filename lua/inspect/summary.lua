@@ -84,11 +84,11 @@ if max_staleness then
   say('gradients may be up to %s steps late; steps:gradients in this round: %s', max_staleness, staleness or 'none')
 end
 
-local num_required, up_to, grace_ms = unpack(fields, 22, 24)
-if num_required then
+if fields[22] then
+  local num_required, most, wait_ms = unpack(fields, 22, 24)
   local grace = ''
-  if grace_ms then
-    grace = string.format(', or up to %s within %.1f s', up_to or 'more', (tonumber(grace_ms) or 0) / 1000)
+  if wait_ms then
+    grace = string.format(', or up to %s within %.1f s', most or 'more', (tonumber(wait_ms) or 0) / 1000)
   end
   say('settings: a take that does not say it requires %s%s', num_required, grace)
 end

@@ -22,8 +22,8 @@ from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.round_reader import RoundReader, read_commands
-from redisacc._protocol.scripts import Granted
-from redisacc._protocol.sessions import SessionPool
+from redisacc._protocol.scripts import ForgottenError, Granted
+from redisacc._protocol.sessions import Session, SessionPool
 from redisacc._protocol.take_wait import TakeWait, wait_for_round
 from redisacc._redis.transport import Transport
 from redisacc._telemetry.traceparent import TraceParent
@@ -34,6 +34,7 @@ from redisacc.errors import (
     DataLossError,
     OutcomeUnknownError,
     ServerUnavailableError,
+    StaleSequenceError,
 )
 
 logger = logging.getLogger("redisacc")
@@ -216,8 +217,22 @@ class Taker(Generic[G]):
                 extra={"accumulator": self._keys.name, "token": taken.token},
             )
             return
-        if not listed and not perhaps_done:
+        if not listed and (not perhaps_done or self._is_undone(taken.token)):
             raise self._unlisted(taken.token, taken.round.global_step)
+
+    def _is_undone(self, token: str) -> bool:
+        """Returns whether the server knows less than the take of a token. Nothing changes."""
+        session = Session.of_take(token)
+        if session is None:
+            return False
+        try:
+            self._scripts.resolve(session=session, sequence=session.sequence, worker="")
+        except DataLossError:
+            return True
+        except (ForgottenError, StaleSequenceError):
+            # It was idle for an hour, or has sent further requests since.
+            return False
+        return False
 
     def _still_listed(self, token: str, global_step: int) -> bool:
         return still_listed(self._transport, self._keys, self._scripts.incarnation, token, global_step)

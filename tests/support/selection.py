@@ -224,6 +224,8 @@ def _can_run(item: pytest.Item) -> bool:
     params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
     if not params or "server_name" not in params:
         return True
+    if params.get("accumulator_client") == ASYNCIO and item.get_closest_marker("blocking"):
+        return False
     if params.get("accumulator_client") == ASYNCIO and params["server_name"] != "valkey":
         # It is the same on all of them.
         return bool(item.config.getoption("--servers")) and params["server_name"] != FAKE
