@@ -20,11 +20,13 @@
 -- ARGV buffer_limit    text     bytes that the buffered gradients of a round may have in total
 -- ARGV once_per_worker text     "1" if a round accepts one gradient of each worker only, else "0"
 -- ARGV max_staleness   text     by how many steps a gradient's local_step may be below the global step
+-- ARGV partitions      text     the numbers of the slots that hold the parts of gradients, such as "0,1,4"; "" if that
+--                               is the slot of the record
 -- ARGV create          flag     whether to create the accumulator if there is none
 --
 -- Replies:
 -- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, sparse_mean, missing, tree,
---     chunk, lease_ms, buffer_limit, once_per_worker, max_staleness}
+--     chunk, lease_ms, buffer_limit, once_per_worker, max_staleness, partitions}
 --                             the accumulator as it was created. struct is "yes" if the server's Lua has that library;
 --                             now_ms is the server's clock
 -- {'deleting', incarnation}   the accumulator is being deleted by a client that may have died: finish, and open again
@@ -39,10 +41,10 @@
 
 local NAMES = {
   'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'sparse_mean', 'missing', 'tree',
-  'chunk', 'lease_ms', 'buffer_limit', 'once_per_worker', 'max_staleness',
+  'chunk', 'lease_ms', 'buffer_limit', 'once_per_worker', 'max_staleness', 'partitions',
 }
--- A record has this field only if it is not 0.
-local ABSENT = {max_staleness = '0'}
+-- A record has these fields only if the accumulator uses them.
+local ABSENT = {max_staleness = '0', partitions = ''}
 
 forget_idle_sessions(keys.sessions)
 if redis.call('EXISTS', keys.record) == 0 then
@@ -65,6 +67,9 @@ if redis.call('EXISTS', keys.record) == 0 then
     count_text(args.lease_ms), 'created_ms', count_text(now_ms()))
   if args.max_staleness ~= '0' then
     redis.call('HSET', keys.record, 'max_staleness', args.max_staleness)
+  end
+  if args.partitions ~= '' then
+    redis.call('HSET', keys.record, 'partitions', args.partitions)
   end
   extend_leases(args.lease_ms, keys.record)
 end

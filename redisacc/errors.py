@@ -329,7 +329,20 @@ class DataLossError(RedisAccError):
     been in the earlier one. If the message says that the round itself is no longer listed, nobody recovered it, and
     ``recover()`` does not find it. At the end of a block of ``take()``, that means that its gradients are in the
     accumulator again.
+
+    From a take or ``recover()`` of an accumulator with partitions, it may also mean that a node has lost a part of a
+    gradient that was counted. Then ``part`` and ``gradient`` name it, nothing was handed out, and the round stays
+    listed in ``info().unacknowledged``: ``recover(skip_lost=True)`` hands it out without that gradient.
+
+    Attributes:
+        part: the key of the part that is lost; None if it is something else.
+        gradient: the id of its gradient; None if it is something else.
     """
+
+    def __init__(self, message: str, *, part: str | None = None, gradient: str | None = None) -> None:
+        super().__init__(message)
+        self.part = part
+        self.gradient = gradient
 
 
 class NotReplicatedError(RedisAccError):

@@ -90,7 +90,7 @@ end
 
 -- Counts a gradient that has just been added, announces it, and returns the reply. size: its bytes, which only the
 -- event says. buffered_id: its id if it is buffered. The first taker in the queue is woken if enough gradients have
--- arrived, or if there is something to fetch ahead: the id `ahead` of that gradient, or "*" for all buffered gradients.
+-- arrived, or if there is something to fetch ahead: the id `ahead` of that gradient, or "*" for all buffered ones.
 local function count_gradient(keys, request, admission, size, buffered_id, ahead)
   local record, entry = admission.record, admission.entry
   local count = record.num_accumulated + 1

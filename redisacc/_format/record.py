@@ -8,6 +8,7 @@ from redisacc._data.dtypes import TABLE
 from redisacc._data.spec import AccumulatorSpec, ArraySpec, SparseMean
 from redisacc._data.tree_spec import TreeSpec
 from redisacc._format.keys import Keys
+from redisacc._format.partitions import parse_partitions
 from redisacc._format.settings import SETTINGS, Settings
 from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_shape, round_shape_of
 from redisacc._format.staleness import MOST_STALENESS, parse_staleness
@@ -30,7 +31,7 @@ _NUMBERS = (
     "max_staleness",
 )
 # Fields that a record has only if the accumulator uses them, and what their absence means.
-_ABSENT = {"max_staleness": b"0", "staleness": b"", **dict.fromkeys(SETTINGS, b"")}
+_ABSENT = {"max_staleness": b"0", "staleness": b"", "partitions": b"", **dict.fromkeys(SETTINGS, b"")}
 
 
 # The version of the data model, in every record.
@@ -78,6 +79,7 @@ class Record:
         once_per_worker: whether a round accepts one gradient of each worker only.
         max_staleness: by how many steps a gradient may be late.
         staleness: how stale the gradients of the current round were: staleness → number of gradients.
+        partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         settings: what a take waits for that does not say so itself.
 
     Raises:
@@ -85,7 +87,7 @@ class Record:
         CorruptDataError: redisacc did not write the record.
     """
 
-    FIELDS = ("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", *SETTINGS)
+    FIELDS = ("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "partitions", *SETTINGS)
 
     def __init__(self, keys: Keys, reply: object) -> None:
         if not isinstance(reply, list) or len(reply) != len(self.FIELDS):
@@ -122,6 +124,10 @@ class Record:
             self.staleness = parse_staleness(texts["staleness"], self.num_accumulated, self.max_staleness)
         except ValueError:
             raise self._foreign("staleness", texts["staleness"]) from None
+        try:
+            self.partitions = parse_partitions(texts["partitions"])
+        except ValueError:
+            raise self._foreign("partitions", texts["partitions"]) from None
         self.settings = Settings.parse(texts)
         is_tree = self.kind == "tree"
         self.shape = None if is_tree else parse_shape(keys, self.shape_text)
@@ -188,6 +194,11 @@ class Record:
         return ("HGET", keys.record, "tree")
 
     @staticmethod
+    def partitions_command(keys: Keys) -> tuple[str, ...]:
+        """Returns the command that reads the partitions, for those who need nothing else of the record."""
+        return ("HGET", keys.record, "partitions")
+
+    @staticmethod
     def wanted_command(keys: Keys) -> tuple[str, ...]:
         """Returns the command that reads how many gradients the latest take that waited requires."""
         return ("HGET", keys.record, "wanted")
@@ -214,6 +225,6 @@ def _right(name: str, value: bytes) -> bool:
         return value.isdigit() and len(value) <= 15
     if name in SETTINGS:
         return not value or (value.isdigit() and len(value) <= 15)
-    if name == "staleness":
+    if name in ("staleness", "partitions"):
         return value.isascii()
     return len(value) <= LONGEST_SHAPE and value.isascii()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy.typing as npt
 
 from redisacc._data import validation
@@ -63,6 +65,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
         max_staleness: int | None = None,
+        partitions: int | Literal["auto"] | None = None,
         create: bool = True,
         min_replicas: int = 0,
     ) -> None:
@@ -80,6 +83,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
             max_staleness=max_staleness,
+            partitions=partitions,
             create=create,
             min_replicas=min_replicas,
         )

@@ -73,6 +73,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
         max_staleness: int | None = None,
+        partitions: int | Literal["auto"] | None = None,
         create: bool = True,
         min_replicas: int = 0,
     ) -> None:
@@ -93,6 +94,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
             max_staleness=max_staleness,
+            partitions=partitions,
             create=create,
             min_replicas=min_replicas,
         )

@@ -16,7 +16,7 @@ from redisacc._monitoring.view import View
 from redisacc._protocol.info import read_info, summary_commands
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.transport import Transport, limited
-from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerError, ServerUnavailableError
+from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerUnavailableError
 
 # The number of accumulators whose summaries are read in one round trip.
 BATCH = 100
@@ -118,7 +118,7 @@ class Collector:
                 yield from ((keys, reply, read_at) for keys, reply in zip(batch, replies, strict=True))
             except ServerUnavailableError:
                 raise
-            except ServerError:
+            except RedisAccError:
                 # A key that is not redisacc's must not hide the other accumulators.
                 yield from ((keys, None, None) for keys in batch)
 

@@ -31,6 +31,9 @@ from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
+# Maximum number of attempts that are counted.
+MOST_ATTEMPTS = 1000
+
 
 @dataclass(frozen=True)
 class AccumulatorInfo:
@@ -72,6 +75,10 @@ class AccumulatorInfo:
         once_per_worker: whether a round accepts one gradient of each worker only.
         max_staleness: by how many steps ``local_step`` may be below the step for a gradient to be accepted.
         staleness: how stale the gradients of the current round were: number of steps → number of gradients.
+        partitions: the numbers p of the slots ``{NAME/p}`` that hold the parts of gradients; empty if that is the slot
+            of the accumulator itself.
+        attempts: how many gradients are being written to partitions, or have parts there that are still to be removed;
+            at most 1000, also if there are more.
         settings: what a take waits for that does not say so itself.
         workers: who contributed to the current round: worker's name → number of its gradients.
         waiting: takers in the queue, in order of arrival.
@@ -107,6 +114,8 @@ class AccumulatorInfo:
     once_per_worker: bool
     max_staleness: int
     staleness: dict[int, int]
+    partitions: tuple[int, ...]
+    attempts: int
     settings: Settings
     workers: dict[str, int]
     waiting: list[WaitingTaker]
@@ -189,10 +198,11 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         CorruptDataError: something under its keys is not as redisacc writes it.
     """
     hashes = (keys.current.workers, keys.takers, keys.taken, keys.sessions)
-    record, buffered, queue, clock, lease, *firsts = transport.pipeline(
+    record, buffered, attempts, queue, clock, lease, *firsts = transport.pipeline(
         [
             Record.command(keys),
             ("HLEN", keys.current.buffered),
+            ("ZRANGE", keys.attempts, 0, MOST_ATTEMPTS - 1),
             _queue_command(keys),
             ("TIME",),
             lease_command(keys),
@@ -235,6 +245,8 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         once_per_worker=fields.once_per_worker,
         max_staleness=fields.max_staleness,
         staleness=fields.staleness,
+        partitions=fields.partitions,
+        attempts=len(attempts),
         settings=fields.settings,
         workers=in_round,
         waiting=waiting,

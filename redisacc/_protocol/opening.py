@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import secrets
+from typing import Literal
 
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.tree import difference, parse_structure
 from redisacc._format.keys import NAMES, Keys
+from redisacc._format.partitions import automatic_partitions, choose_partitions
 from redisacc._format.record import FORMAT
 from redisacc._protocol.deletion import delete
 from redisacc._protocol.scripts import Deleting, Opened, Schema, Scripts
 from redisacc._protocol.similar_names import suggestion
-from redisacc._redis.transport import Transport
+from redisacc._redis.transport import OPENING_TIMEOUT, Transport
 from redisacc._text import QUOTED, printable, shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, NotPermittedError, SchemaMismatchError
 
@@ -31,6 +33,7 @@ def open_accumulator(
     buffer_limit: int | None,
     once_per_worker: bool | None,
     max_staleness: int | None,
+    partitions: int | Literal["auto"] | None,
     lease_ms: int,
     create: bool,
     incarnation: str | None = None,
@@ -47,6 +50,8 @@ def open_accumulator(
             does, and no for a new one.
         max_staleness: by how many steps a gradient may be late; None: as with an existing accumulator, and 0 for a new
             one.
+        partitions: among how many slots the parts of its gradients are spread; "auto": as many as there are masters,
+            if its gradients are large enough; None: as with an existing accumulator, and 1 for a new one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
         create: whether to create it if there is none.
         incarnation: the only one that is opened, and none is created. None: any.
@@ -56,6 +61,7 @@ def open_accumulator(
         SchemaMismatchError: it was created as something else.
     """
     schema = Schema(FORMAT, **spec.schema)
+    chosen = _partitions(transport, keys, spec, partitions) if create and incarnation is None else ()
     while True:
         try:
             opened = scripts.open(
@@ -66,6 +72,7 @@ def open_accumulator(
                 buffer_limit=BUFFER_LIMIT if buffer_limit is None else buffer_limit,
                 once_per_worker=bool(once_per_worker),
                 max_staleness=max_staleness or 0,
+                partitions=chosen,
                 create=create and incarnation is None,
             )
         except AccumulatorNotFoundError:
@@ -92,10 +99,23 @@ def open_accumulator(
         buffer_limit=buffer_limit,
         once_per_worker=once_per_worker,
         max_staleness=max_staleness,
+        partitions=partitions,
     )
     if not lease_ms:
         list_name(transport, keys.name)
     return opened
+
+
+def _partitions(
+    transport: Transport, keys: Keys, spec: AccumulatorSpec, wanted: int | Literal["auto"] | None
+) -> tuple[int, ...]:
+    """Returns the partitions that the accumulator gets if it is created now."""
+    if wanted in (None, 1):
+        return ()
+    slot_map = transport.slot_map(timeout=OPENING_TIMEOUT) if transport.cluster is not None else None
+    number = automatic_partitions(spec.gradient_bytes, slot_map) if wanted == "auto" else wanted
+    assert isinstance(number, int)
+    return choose_partitions(keys.name, number, slot_map)
 
 
 def _check_schema(
@@ -106,7 +126,9 @@ def _check_schema(
     buffer_limit: int | None,
     once_per_worker: bool | None,
     max_staleness: int | None,
+    partitions: int | Literal["auto"] | None,
 ) -> None:
+    num_partitions = len(opened.partitions) or 1
     # Of two trees, the leaf in which they differ says more.
     is_tree = opened.schema.kind == wanted.kind == "tree"
     differences = [
@@ -125,6 +147,7 @@ def _check_schema(
                 opened.once_per_worker if once_per_worker is None else once_per_worker,
             ),
             ("max_staleness", opened.max_staleness, opened.max_staleness if max_staleness is None else max_staleness),
+            ("partitions", num_partitions, partitions if isinstance(partitions, int) else num_partitions),
         )
         if there != here and not (is_tree and what in ("dtype", "shape"))
     ]

@@ -17,6 +17,7 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import STAGING_MS
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import DELETING, Keys
+from redisacc._format.partitions import parse_partitions, partitions_text
 from redisacc._format.record import check_format
 from redisacc._format.settings import SettingsChange
 from redisacc._protocol.requirement import Requirement
@@ -67,6 +68,7 @@ class Opened:
         buffer_limit: bytes that the buffered gradients of a round may have in total.
         once_per_worker: whether a round accepts one gradient of each worker only.
         max_staleness: by how many steps a gradient may be late.
+        partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         can_add_in_place: whether the server's Lua can add.
     """
 
@@ -78,6 +80,7 @@ class Opened:
     buffer_limit: int
     once_per_worker: bool
     max_staleness: int
+    partitions: tuple[int, ...]
     can_add_in_place: bool
 
 
@@ -239,6 +242,16 @@ class Scripts:
         # WAIT must follow on the connection of its script: after a failover another one would ask another server.
         self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
 
+    def bind(self, keys: Keys, incarnation: str) -> None:
+        """Binds the scripts to the accumulator that ``open`` found.
+
+        Args:
+            keys: its keys, with its partitions.
+            incarnation: its incarnation.
+        """
+        self._keys = keys
+        self.incarnation = incarnation
+
     def open(
         self,
         *,
@@ -249,6 +262,7 @@ class Scripts:
         buffer_limit: int,
         once_per_worker: bool,
         max_staleness: int,
+        partitions: tuple[int, ...] = (),
         create: bool = True,
     ) -> Opened | Deleting:
         """Opens or creates the accumulator.
@@ -261,6 +275,7 @@ class Scripts:
             buffer_limit: bytes that the buffered gradients of a round may have in total.
             once_per_worker: whether a round accepts one gradient of each worker only.
             max_staleness: by how many steps a gradient may be late.
+            partitions: the numbers of the slots that hold the parts of gradients; empty: the slot of the record.
             create: whether to create the accumulator if there is none.
 
         Raises:
@@ -293,6 +308,7 @@ class Scripts:
                         "buffer_limit": buffer_limit,
                         "once_per_worker": int(once_per_worker),
                         "max_staleness": max_staleness,
+                        "partitions": partitions_text(partitions),
                         "create": int(create),
                     },
                 ),
@@ -323,6 +339,7 @@ class Scripts:
                 limit,
                 once,
                 staleness,
+                numbers,
             ]:
                 return Opened(
                     now_ms=self._number(now, "TIME"),
@@ -333,6 +350,7 @@ class Scripts:
                     buffer_limit=self._number(limit, "buffer_limit"),
                     once_per_worker=bool(self._number(once, "once_per_worker")),
                     max_staleness=self._number(staleness, "max_staleness"),
+                    partitions=self._partitions(numbers),
                     can_add_in_place=struct == b"yes",
                 )
             case [b"deleting", incarnation_]:
@@ -351,6 +369,7 @@ class Scripts:
             "buffer_limit",
             "once_per_worker",
             "max_staleness",
+            "partitions",
         )
         reply = self._transport.call("HMGET", self._keys.record, *names, timeout=OPENING_TIMEOUT)
         if isinstance(reply, list) and len(reply) > 1 and isinstance(reply[1], bytes):
@@ -364,6 +383,7 @@ class Scripts:
                 bytes() as limit,
                 bytes() as once,
                 staleness,
+                numbers,
             ] if all(isinstance(text, bytes) for text in schema) and not incarnation.startswith(DELETING.encode()):
                 return Opened(
                     now_ms=0,
@@ -373,8 +393,9 @@ class Scripts:
                     lease_ms=self._number(lease, "lease_ms"),
                     buffer_limit=self._number(limit, "buffer_limit"),
                     once_per_worker=bool(self._number(once, "once_per_worker")),
-                    # A record has this field only if it is not 0.
+                    # A record has these fields only if the accumulator uses them.
                     max_staleness=0 if staleness is None else self._number(staleness, "max_staleness"),
+                    partitions=() if numbers is None else self._partitions(numbers),
                     can_add_in_place=False,
                 )
         return None
@@ -646,12 +667,13 @@ class Scripts:
         )
         return None if reply == [b"left"] else self._granted(token, reply, replicas)
 
-    def acknowledge(self, *, token: str, parts: Sequence[str], more: bool) -> bool:
+    def acknowledge(self, *, token: str, parts: Sequence[str], attempts: Sequence[str] = (), more: bool) -> bool:
         """Removes a round, or some of its parts.
 
         Args:
             token: token of the round.
             parts: keys of parts to remove.
+            attempts: gradients in partitions, as "ATTEMPT parts": the leader lists them until their parts are removed.
             more: whether calls with further parts follow.
 
         Returns:
@@ -666,9 +688,10 @@ class Scripts:
                     "taken_buffered": taken.buffered,
                     "taken_inline": taken.inline,
                     "taken_workers": taken.workers,
+                    "attempts": self._keys.attempts,
                     "parts": parts,
                 },
-                args={"token": token, "more": int(more)},
+                args={"token": token, "more": int(more), "attempts": attempts},
             )
         )
         match reply:
@@ -843,6 +866,7 @@ class Scripts:
                     "taken": keys.taken,
                     "recovered": keys.recovered,
                     "compacting": keys.compacting,
+                    "attempts": keys.attempts,
                     "crew": keys.crew,
                     "reducer": keys.reducer,
                 },
@@ -928,6 +952,14 @@ class Scripts:
                 f"{self._keys.record}: {what} is {shown(text)}, not a number from {least} to 10^15 - 1"
             )
         return int(text)
+
+    def _partitions(self, text: bytes) -> tuple[int, ...]:
+        try:
+            return parse_partitions(text.decode(errors="replace"))
+        except ValueError:
+            raise CorruptDataError(
+                f"{self._keys.record}: partitions is {shown(text)}, which redisacc did not write"
+            ) from None
 
     def _refuse(self, reply: list[bytes]) -> NoReturn:
         name = shown(self._keys.name)

@@ -21,7 +21,7 @@ from redisacc._monitoring.nodes import parse_info, version_of
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport, limited
 from redisacc._text import QUOTED, printable
-from redisacc.cli.cluster_check import examine_cluster
+from redisacc.cli.cluster_check import examine_cluster, examine_partitions
 from redisacc.cli.failures import EXIT_CODES, FAILED, report_failures
 from redisacc.cli.finding import Finding
 from redisacc.cli.options import json_option, redis_option, transport_of
@@ -55,7 +55,8 @@ def doctor(*, url: str | None, as_json: bool) -> None:
 
     The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency, reducers and a trial. The
     trial applies and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is
-    checked, and the coverage of the slots and the replicas as well, but not reducers, which do not support clusters.
+    checked, and the coverage of the slots, the replicas and how evenly partitions lie as well, but not reducers, which
+    do not support clusters.
     Exit code 1 means that something marked BAD must be changed.
     """
     transport = transport_of(url)
@@ -79,6 +80,8 @@ def examine(transport: Transport, url: str | None) -> Iterator[Finding]:
             if cluster.status == "bad":
                 # The checks that follow cannot wait for what is missing.
                 stack.enter_context(limited(OPENING_TIMEOUT))
+            else:
+                yield examine_partitions(transport)
         yield from _examine_servers(transport, url, servers)
 
 

@@ -171,10 +171,9 @@ function showOrder(order) {
   if (!state.detail && order.length && (order.length === 1 || !narrow.matches) && !state.text) choose(mostUrgent(order), false);
 }
 
-// Returns an accumulator whose taker waits for missing workers, or else, the busiest one.
+// Returns the accumulator with the most missing workers or, if none is missing, the first one.
 function mostUrgent(order) {
-  const urgency = (id) => { const { row } = rows.get(id); return (row.waiting && row.missing ? 1e12 : 0) + row.applied; };
-  return order.reduce((best, id) => (urgency(id) > urgency(best) ? id : best));
+  return order.reduce((best, id) => (rows.get(id).row.missing > rows.get(best).row.missing ? id : best));
 }
 
 // The accumulator in detail

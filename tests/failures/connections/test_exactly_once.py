@@ -300,6 +300,15 @@ class TakeWithAGrace(Take):
         return self.elements(scene.through.take_grad(2, up_to=3, grace=3600))
 
 
+class TakeWithSettings(Take):
+    def prepare(self, scene):
+        super().prepare(scene)
+        scene.direct.configure(num_required=3)
+
+    def do(self, scene):
+        return self.elements(scene.through.take_grad())
+
+
 class TakeInVainWithAGrace(Operation):
     """A take that leaves during its grace takes nothing later, and the grace does not begin again."""
 
@@ -368,6 +377,19 @@ class SetStep(Operation):
     def again(self, scene):
         # A late copy would set the step back.
         assert scene.direct.global_step() == 6
+
+
+class Configure(Operation):
+    def do(self, scene):
+        scene.through.configure(num_required=2, grace=1)
+
+    def check(self, scene, value):
+        assert scene.direct.settings() == redisacc.Settings(2, None, 1.0)
+        scene.direct.configure(num_required=3)
+
+    def again(self, scene):
+        # A late copy would undo the change that came after it.
+        assert scene.direct.settings() == redisacc.Settings(3, None, 1.0)
 
 
 class Look(Operation):
@@ -472,7 +494,32 @@ class TakeTreeInParts(Tree, Take):
     size = IN_PARTS
 
 
+class InPartitions(Operation):
+    """The parts lie in three slots, apart from the record."""
+
+    limit = 0
+    size = IN_PARTS
+
+    def open(self, where, **options):
+        return super().open(where, partitions=3, **options)
+
+
+class ApplyInPartitions(InPartitions, Apply):
+    pass
+
+
+class ApplyWithRoomToMakeInPartitions(InPartitions, ApplyWithRoomToMake):
+    pass
+
+
+class TakeInPartitions(InPartitions, Take):
+    pass
+
+
 OPERATIONS = [
+    ApplyInPartitions,
+    ApplyWithRoomToMakeInPartitions,
+    TakeInPartitions,
     Apply,
     ApplyBuffered,
     ApplyInParts,
@@ -489,10 +536,12 @@ OPERATIONS = [
     TakeLarge,
     TakeInABlock,
     TakeWithAGrace,
+    TakeWithSettings,
     TakeInVain,
     TakeInVainWithAGrace,
     Recover,
     SetStep,
+    Configure,
     Look,
     Open,
     Delete,
@@ -503,7 +552,7 @@ OPERATIONS = [
     TakeTreeInParts,
 ]
 # The others differ less from those of their kind.
-UNUSUAL_OPERATIONS = (ApplyTree, TakeTree, ApplyLate, TakeWithAGrace, TakeInVainWithAGrace)
+UNUSUAL_OPERATIONS = (ApplyTree, TakeTree, ApplyLate, TakeWithAGrace, TakeWithSettings, TakeInVainWithAGrace, Configure)
 USUAL_OPERATIONS = [kind for kind in OPERATIONS if kind not in UNUSUAL_OPERATIONS]
 
 

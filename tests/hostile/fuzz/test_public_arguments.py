@@ -77,6 +77,7 @@ NAMES = (
     "buffer_limit",
     "once_per_worker",
     "max_staleness",
+    "partitions",
     "create",
     "min_replicas",
 )
