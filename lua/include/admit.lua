@@ -3,6 +3,8 @@
 -- #include "extend_leases"
 -- #include "accepted_staleness"
 -- #include "round_staleness"
+-- #include "effective_weight"
+-- #include "add_weight"
 -- #include "announce"
 -- #include "contribution"
 
@@ -38,11 +40,11 @@ end
 -- which count_gradient needs once the gradient is in; or nil and the reply.
 --
 -- keys: record, workers, sessions. request: incarnation, session, sequence, acknowledged, worker, local_step,
--- round_shape, once, trace. more: names of further counts to read from the record.
+-- round_shape, once, trace, weight. more: names of further counts to read from the record.
 local function admit(keys, request, more)
   local record, refusal = read_record(keys.record, request.incarnation,
-    {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', 'max_staleness', 'grace_count',
-      unpack(more or {})})
+    {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'wanted_weight', 'once_per_worker', 'max_staleness',
+      'grace_count', 'grace_weight', 'total_weight', unpack(more or {})})
   if not record then
     return nil, refusal
   end
@@ -82,9 +84,17 @@ local function admit(keys, request, more)
       return nil, refusal
     end
   end
+  local weight, total_weight
+  weight, refusal = effective_weight(keys.record, record, request.weight, staleness)
+  if weight then
+    total_weight, refusal = add_weight(record, weight)
+  end
+  if not total_weight then
+    return nil, refusal
+  end
   return {
     record = record, entry = entry, in_round = in_round, traces = traces, staleness = staleness,
-    staleness_text = staleness_text,
+    staleness_text = staleness_text, weight = weight, total_weight = total_weight,
   }
 end
 
@@ -101,20 +111,27 @@ local function count_gradient(keys, request, admission, size, buffered_id, ahead
   if admission.staleness_text then
     redis.call('HSET', keys.record, 'staleness', admission.staleness_text)
   end
-  if count == record.grace_count then
-    -- The grace of a take for this number of gradients begins now, even if no taker is waiting.
+  local total = admission.total_weight > 0 and admission.total_weight or count
+  if admission.total_weight > 0 then
+    redis.call('HSET', keys.record, 'total_weight', weight_text(total))
+  end
+  if record.grace_count > 0 and count >= record.grace_count and is_enough_weight(total, record.grace_weight)
+    and not (count > record.grace_count and is_enough_weight(round_weight(record), record.grace_weight)) then
+    -- The grace of a take that requires as much begins with this gradient, even if no taker is waiting.
     redis.call('HSET', keys.record, 'grace_began_ms', count_text(now_ms()))
   end
   write_contribution(keys.workers, request.worker, admission.in_round + 1, admission.traces, request.trace)
   write_session(keys.sessions, request.session, entry, reply, request.worker)
   extend_leases(record.lease_ms, keys.sessions, keys.workers)
-  local message = string.format('applied step=%s count=%s bytes=%.0f %s%sworker=%s', reply[2], reply[3], size,
+  local message = string.format('applied step=%s count=%s bytes=%.0f %s%s%sworker=%s', reply[2], reply[3], size,
     admission.staleness_text and string.format('staleness=%.0f ', admission.staleness) or '',
+    admission.weight ~= 1 and 'weight=' .. weight_text(admission.weight) .. ' ' or '',
     buffered_id and 'buffered=' .. buffered_id .. ' ' or '', request.worker)
   if ahead then
     announce(keys.record, message, string.format('applied step=%s count=%s buffered=%s', reply[2], reply[3], ahead))
   else
-    announce(keys.record, message, count >= record.wanted and message)
+    announce(keys.record, message,
+      count >= record.wanted and is_enough_weight(total, record.wanted_weight) and message)
   end
   return reply
 end

@@ -1,12 +1,16 @@
 -- #include "integer_text"
 -- #include "count_text"
+-- #include "parse_weight"
 
 -- Fields that a record has only if the accumulator uses them, and what their absence means.
 local ABSENT = {
-  max_staleness = '0', grace_count = '0', grace_began_ms = '0', num_required = '0', up_to = '0', grace_ms = '0',
+  max_staleness = 0, grace_count = 0, grace_weight = 0, grace_began_ms = 0, wanted_weight = 0, total_weight = 0,
+  num_required = 0, up_to = 0, grace_ms = 0,
 }
+local WEIGHTS = {grace_weight = true, wanted_weight = true, total_weight = true}
 
--- Reads the record of the incarnation that the caller opened: the step, the shape of the round, and the named counts.
+-- Reads the record of the incarnation that the caller opened: the step, the shape of the round, and the named counts
+-- and weights.
 -- Returns a table, or nil and the reply that says why the operation can't go on: {'missing'}, {'replaced'} or
 -- {'corrupt', field, text}.
 local function read_record(record_key, incarnation, names)
@@ -27,9 +31,14 @@ local function read_record(record_key, incarnation, names)
     return nil, {'corrupt', 'round_shape', ''}
   end
   for i, name in ipairs(names) do
-    record[name] = parse_count(fields[i + 3] or ABSENT[name])
+    local text = fields[i + 3]
+    if text then
+      record[name] = (WEIGHTS[name] and parse_weight or parse_count)(text)
+    else
+      record[name] = ABSENT[name]
+    end
     if not record[name] then
-      return nil, {'corrupt', name, string.sub(fields[i + 3] or '', 1, 64)}
+      return nil, {'corrupt', name, string.sub(text or '', 1, 64)}
     end
   end
   return record

@@ -20,10 +20,18 @@ from redisacc._data.encodings import Wire, checked_wire
 from redisacc._data.finite import check_finite
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult, Round, Tally
-from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.spec import AccumulatorSpec, Normalize
+from redisacc._data.weights import (
+    CONSTANT,
+    StalenessWeight,
+    checked_normalize,
+    checked_staleness_weight,
+    checked_weight,
+)
 from redisacc._format.keys import Keys
 from redisacc._format.settings import Settings, SettingsChange
 from redisacc._format.staleness import MOST_STALENESS
+from redisacc._format.weights import rule_text
 from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol import private_leases
 from redisacc._protocol.applier import IN_PLACE_LIMIT, Applier
@@ -35,7 +43,7 @@ from redisacc._protocol.lifetime import Closing, Lifetime
 from redisacc._protocol.opening import open_accumulator
 from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.requests import Requests
-from redisacc._protocol.requirement import Requirement
+from redisacc._protocol.requirement import Demand
 from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.snapshot import read_round
@@ -106,6 +114,13 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         max_staleness: a gradient is accepted if its ``local_step >= global_step - max_staleness``, from 0 to 1000,
             given at creation and for all handles. 0 is TensorFlow's rule. The server decides, by the step at which the
             gradient arrives. None: 0, or what the accumulator was created with.
+        staleness_weight: by what the server multiplies the weight of a gradient when it accepts it, given at creation
+            together with ``max_staleness``, and for all handles: "constant" (1), "inverse_sqrt" (1 / sqrt(1 +
+            staleness), where staleness is the number of steps by which the gradient is late), or a number for each
+            staleness from 0 to ``max_staleness``. None: "constant", or what the accumulator was created with.
+        normalize: what "MEAN" divides by, given at creation and for all handles: "weights" for the sum of the weights
+            of gradients; "count" for their number, so that gradients of less weight move the result less. None:
+            "weights", or what the accumulator was created with.
         create: whether to create the accumulator if there is none of this name. A worker that passes False learns of a
             name that is spelled differently; the error suggests similar names.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
@@ -116,7 +131,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         InvalidArgumentError: an argument is invalid.
         AccumulatorNotFoundError: there is no accumulator of this name, and ``create`` is False.
         SchemaMismatchError: the shared name exists with another kind, dtype, shape, tree, reduction, buffer limit,
-            ``once_per_worker`` or ``max_staleness``.
+            ``once_per_worker``, ``max_staleness``, ``staleness_weight`` or ``normalize``.
         ServerUnavailableError: no server answers. The message says how to start one.
     """
 
@@ -138,6 +153,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         buffer_limit: int | None,
         once_per_worker: bool | None,
         max_staleness: int | None,
+        staleness_weight: StalenessWeight | None,
+        normalize: Normalize | None,
         create: bool,
         min_replicas: int,
     ) -> None:
@@ -156,6 +173,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             once_per_worker = validation.flag(once_per_worker, "once_per_worker")
         if max_staleness is not None:
             max_staleness = validation.integer(max_staleness, "max_staleness", low=0, high=MOST_STALENESS)
+        rule, normalize = _checked_weighting(spec, max_staleness, staleness_weight, normalize)
         create = validation.flag(create, "create")
         if isinstance(shared_name, str) and not shared_name:
             shared_name = None
@@ -196,6 +214,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
             max_staleness=max_staleness,
+            staleness_weight=rule,
+            normalize=normalize,
             create=create,
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
             incarnation=self._reopens,
@@ -205,7 +225,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
             self._transport.call("WAIT", 0, 1, beside=self._keys.record)
         self._scripts.incarnation = opened.incarnation
-        self._spec = spec = dataclasses.replace(spec, chunk=opened.chunk)
+        self._spec = spec = dataclasses.replace(
+            spec, chunk=opened.chunk, normalize="count" if opened.normalize == "count" else "weights"
+        )
         self._records = RecordReader(self._transport, self._keys, opened.incarnation, self._lifetime)
         self._sessions = SessionPool(opened.now_ms)
         self._requests = Requests(self._transport, self._scripts, self._sessions)
@@ -216,6 +238,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             requests=self._requests,
             buffer_writer=BufferWriter(self._transport, self._keys, self._scripts, spec, self._telemetry),
             in_place_limit=in_place_limit if opened.can_add_in_place else 0,
+            staleness_weighs=opened.staleness_weight != CONSTANT,
             min_replicas=min_replicas,
         )
         self._taker: Taker[G] = Taker(
@@ -480,6 +503,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self,
         num_required: int | None = None,
         *,
+        min_weight: float | None = None,
         up_to: int | None = None,
         grace: float | None = None,
         timeout: float | None = None,
@@ -501,6 +525,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Args:
             num_required: as for ``take_grad``: the round is granted when at least that many gradients are there.
+            min_weight: as for ``take_grad``.
             up_to: as for ``take_grad``.
             grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None: forever.
@@ -519,7 +544,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``retry()`` acknowledges.
         """
-        taken = self._take(Requirement.of(num_required, up_to, grace), timeout, None, describe, cancel)
+        taken = self._take(Demand.of(num_required, up_to, grace, min_weight), timeout, None, describe, cancel)
         yield taken.round
         self._taker.acknowledge(taken, None)
 
@@ -568,7 +593,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _take(
         self,
-        required: Requirement | None,
+        demand: Demand,
         timeout: object,
         name: object,
         describe: Callable[[], str] | None = None,
@@ -580,16 +605,16 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         worker = self._worker
         with self._telemetry.observe("take", worker) as operation:
             taken = self._taker.take(
-                required, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
+                demand, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
             )
             _note_round(operation, taken)
         return taken
 
     def _take_gradient(
-        self, required: Requirement | None, timeout: float | None, name: str | None, form: Callable[[Any], Value]
+        self, demand: Demand, timeout: float | None, name: str | None, form: Callable[[Any], Value]
     ) -> Value:
         """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns."""
-        taken = self._take(required, timeout, name)
+        taken = self._take(demand, timeout, name)
         return self._taker.acknowledge(taken, form(taken.round.gradient))
 
     def _apply(
@@ -598,12 +623,14 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         *,
         local_step: int,
         round_shape: tuple[int, ...],
+        weight: object,
         once_per_worker: object,
         wire: object,
         label: str,
     ) -> ApplyResult:
         once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
         used = self._wire_of(wire)
+        checked = self._checked_weight(weight)
         self._lifetime.check()
         if self._finite:
             check_finite(gradient, self._spec, used)
@@ -613,6 +640,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
                 gradient,
                 local_step=local_step,
                 round_shape=round_shape,
+                weight=checked,
                 once=once,
                 worker=worker,
                 wire=used,
@@ -622,12 +650,21 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             operation.note_gradient(gradient, local_step, result.outcome, result.global_step)
         return result
 
-    def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object) -> G:
+    def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object, weight: object) -> G:
         """Returns what a round gets of a gradient, in the form of the result of a take."""
         round_sum = self._spec.empty_sum(round_shape, where=self._keys.record)
-        round_sum.add(self._applier.as_sent(gradient, self._wire_of(wire)))
+        round_sum.add(self._applier.as_sent(gradient, self._wire_of(wire), self._checked_weight(weight)))
         sent: G = self._spec.result(round_sum, 1)
         return sent
+
+    def _checked_weight(self, weight: object) -> float:
+        checked = checked_weight(weight)
+        if checked != 1 and not self._spec.can_weigh:
+            names = ", ".join(sorted({dtype.name for dtype in self._dtypes if dtype.is_integer}))
+            raise InvalidArgumentError(
+                f"weight must be 1 for gradients of {names}, not {checked:g}: a sum of integers has no fractions"
+            )
+        return checked
 
     def _wire_of(self, wire: object) -> Wire:
         """Returns how a gradient travels, given what the caller has said about it."""
@@ -681,9 +718,27 @@ def _reopen(
     handle = kind.__new__(kind)
     handle._reopens = incarnation
     ConditionalAccumulatorBase.__init__(
-        handle, redis=where, buffer_limit=None, once_per_worker=None, max_staleness=None, create=True, **arguments
+        handle,
+        redis=where,
+        buffer_limit=None,
+        once_per_worker=None,
+        max_staleness=None,
+        staleness_weight=None,
+        normalize=None,
+        create=True,
+        **arguments,
     )
     return handle
+
+
+def _checked_weighting(
+    spec: AccumulatorSpec, max_staleness: int | None, staleness_weight: object, normalize: object
+) -> tuple[str | None, Normalize | None]:
+    """Returns what staleness does to weights, as text, and what means are divided by; None for what was not given."""
+    rule = None
+    if staleness_weight is not None:
+        rule = rule_text(checked_staleness_weight(staleness_weight, max_staleness, can_weigh=spec.can_weigh))
+    return rule, None if normalize is None else checked_normalize(normalize)
 
 
 def _deadline(timeout: object) -> float:

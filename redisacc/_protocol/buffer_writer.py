@@ -65,7 +65,13 @@ class BufferWriter:
                 )
 
     def _send(
-        self, gradient: Gradient, request: Request, replaced: Sequence[BufferedGradient] = (), *, ask: bool = False
+        self,
+        gradient: Gradient,
+        request: Request,
+        replaced: Sequence[BufferedGradient] = (),
+        summed_weight: float = 1.0,
+        *,
+        ask: bool = False,
     ) -> Reply:
         # A request that is sent again has the same id, so that it writes the same keys. A sum has an id of its own,
         # so that a late copy of parts that were staged before cannot replace it.
@@ -87,4 +93,5 @@ class BufferWriter:
             announced=announced,
             replaced=[buffered.id for buffered in replaced] if replaced else (),
             replaced_parts=[key for buffered in replaced for key in buffered_format.part_keys(self._keys, buffered)],
+            summed_weight=summed_weight,
         )

@@ -72,6 +72,10 @@ class AccumulatorInfo:
         once_per_worker: whether a round accepts one gradient of each worker only.
         max_staleness: by how many steps ``local_step`` may be below the step for a gradient to be accepted.
         staleness: how stale the gradients of the current round were: number of steps → number of gradients.
+        staleness_weight: by what the weight of a gradient is multiplied for its staleness: "constant" (1),
+            "inverse_sqrt", or a tuple of a factor for each staleness from 0 on.
+        normalize: what a mean is divided by: the sum of the "weights" of gradients, or their "count".
+        total_weight: the sum of the weights of the gradients in the current round; ``num_accumulated`` if all are 1.
         settings: what a take waits for that does not say so itself.
         workers: who contributed to the current round: worker's name → number of its gradients.
         waiting: takers in the queue, in order of arrival.
@@ -107,6 +111,9 @@ class AccumulatorInfo:
     once_per_worker: bool
     max_staleness: int
     staleness: dict[int, int]
+    staleness_weight: str | tuple[float, ...]
+    normalize: str
+    total_weight: float
     settings: Settings
     workers: dict[str, int]
     waiting: list[WaitingTaker]
@@ -235,6 +242,9 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         once_per_worker=fields.once_per_worker,
         max_staleness=fields.max_staleness,
         staleness=fields.staleness,
+        staleness_weight=fields.staleness_weight,
+        normalize=fields.normalize,
+        total_weight=fields.total_weight,
         settings=fields.settings,
         workers=in_round,
         waiting=waiting,

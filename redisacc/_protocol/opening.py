@@ -7,6 +7,7 @@ import secrets
 
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.tree import difference, parse_structure
+from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import NAMES, Keys
 from redisacc._format.record import FORMAT
 from redisacc._protocol.deletion import delete
@@ -31,6 +32,8 @@ def open_accumulator(
     buffer_limit: int | None,
     once_per_worker: bool | None,
     max_staleness: int | None,
+    staleness_weight: str | None,
+    normalize: str | None,
     lease_ms: int,
     create: bool,
     incarnation: str | None = None,
@@ -47,6 +50,9 @@ def open_accumulator(
             does, and no for a new one.
         max_staleness: by how many steps a gradient may be late; None: as with an existing accumulator, and 0 for a new
             one.
+        staleness_weight: what staleness does to weights, as text; None: as with an existing accumulator, and nothing
+            for a new one.
+        normalize: what means are divided by; None: as with an existing accumulator, and the weights for a new one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
         create: whether to create it if there is none.
         incarnation: the only one that is opened, and none is created. None: any.
@@ -66,6 +72,8 @@ def open_accumulator(
                 buffer_limit=BUFFER_LIMIT if buffer_limit is None else buffer_limit,
                 once_per_worker=bool(once_per_worker),
                 max_staleness=max_staleness or 0,
+                staleness_weight=staleness_weight or CONSTANT,
+                normalize=normalize or "weights",
                 create=create and incarnation is None,
             )
         except AccumulatorNotFoundError:
@@ -92,6 +100,8 @@ def open_accumulator(
         buffer_limit=buffer_limit,
         once_per_worker=once_per_worker,
         max_staleness=max_staleness,
+        staleness_weight=staleness_weight,
+        normalize=normalize,
     )
     if not lease_ms:
         list_name(transport, keys.name)
@@ -106,6 +116,8 @@ def _check_schema(
     buffer_limit: int | None,
     once_per_worker: bool | None,
     max_staleness: int | None,
+    staleness_weight: str | None,
+    normalize: str | None,
 ) -> None:
     # Of two trees, the leaf in which they differ says more.
     is_tree = opened.schema.kind == wanted.kind == "tree"
@@ -125,6 +137,8 @@ def _check_schema(
                 opened.once_per_worker if once_per_worker is None else once_per_worker,
             ),
             ("max_staleness", opened.max_staleness, opened.max_staleness if max_staleness is None else max_staleness),
+            ("staleness_weight", opened.staleness_weight, staleness_weight or opened.staleness_weight),
+            ("normalize", opened.normalize, normalize or opened.normalize),
         )
         if there != here and not (is_tree and what in ("dtype", "shape"))
     ]

@@ -19,7 +19,7 @@ from redisacc._protocol.ownership import REMEMBERED, still_listed
 from redisacc._protocol.recovery import take_over
 from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.replication import check_replicated
-from redisacc._protocol.requirement import Requirement
+from redisacc._protocol.requirement import Demand
 from redisacc._protocol.round_reader import RoundReader, read_commands
 from redisacc._protocol.scripts import Granted, Scripts
 from redisacc._protocol.sessions import SessionPool
@@ -88,7 +88,7 @@ class Taker(Generic[G]):
 
     def take(
         self,
-        required: Requirement | None,
+        demand: Demand,
         *,
         deadline: float,
         name: str,
@@ -99,7 +99,7 @@ class Taker(Generic[G]):
         """Blocks until a round of enough gradients is granted, then reads and reduces it.
 
         Args:
-            required: how many gradients are enough. None: as many as the settings of the accumulator say.
+            demand: what is enough.
             deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
             name: the name of the taker.
             label: the accumulator's name in log records and errors.
@@ -114,7 +114,8 @@ class Taker(Generic[G]):
                 keys=self._keys,
                 scripts=self._scripts,
                 session=session,
-                required=required,
+                required=demand.required,
+                min_weight=demand.min_weight,
                 deadline=deadline,
                 taker=name,
                 label=label,
@@ -249,9 +250,11 @@ class Taker(Generic[G]):
         except ValueError as error:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
         contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
-        round_sum = reader.add_up(contents, shape, granted.num_accumulated, num_required)
-        gradient: G = self._spec.result(round_sum, granted.num_accumulated)
-        taken = Round(gradient, granted.global_step, granted.num_accumulated, contents.workers, staleness)
+        number, weight = granted.num_accumulated, granted.given_weight
+        round_sum = reader.add_up(contents, shape, number, weight, num_required)
+        gradient: G = self._spec.result(round_sum, self._spec.divisor(number, weight))
+        total = float(number) if weight is None else weight
+        taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total)
         return TakenRound(granted.token, taken, contents.buffered, contents.traces)
 
     def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:
