@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -77,28 +78,25 @@ def dashboard(*, names: tuple[str, ...], port: int, host: str, interval: float, 
             USAGE,
         )
     transport = transport_of(url)
-    listening = _listen(host, port)
-    monitor = Monitor(transport, *targets_of(names))
-    feed = Feed(transport, monitor, interval)
-    # No log of requests; the cookie and the token are in none of the others either.
-    config = uvicorn.Config(
-        make_app(feed, token),
-        access_log=False,
-        log_level="error",
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=_LAST_SECONDS,
-    )
     shown = f"[{host}]" if ":" in host else host
-    click.echo(
-        f"dashboard of {transport.address} at http://{shown}:{listening.getsockname()[1]}/"
-        f"{', which asks for the token' if token else ''}, Ctrl-C stops"
-    )
-    try:
+    asks = ", which asks for the token" if token else ""
+    with (
+        contextlib.closing(_listen(host, port)) as listening,
+        contextlib.closing(Monitor(transport, *targets_of(names))) as monitor,
+    ):
+        feed = Feed(transport, monitor, interval)
+        # No log of requests; the cookie and the token are in none of the others either.
+        config = uvicorn.Config(
+            make_app(feed, token),
+            access_log=False,
+            log_level="error",
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_LAST_SECONDS,
+        )
+        where = f"http://{shown}:{listening.getsockname()[1]}/"
+        click.echo(f"dashboard of {transport.address} at {where}{asks}, Ctrl-C stops")
         _Server(config, feed).run(sockets=[listening])
-    finally:
-        listening.close()
-        monitor.close()
 
 
 class _Server(uvicorn.Server):
