@@ -9,8 +9,8 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-all test-rest client-matrix chaos soak fuzz bench bench-network simulate conformance record lint types
-.PHONY: wheel compose docs examples foreign check again clean
+.PHONY: help demo server test test-fast test-all test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-network simulate conformance record lint types
+.PHONY: wheel compose docs recording examples foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
 help:
@@ -67,6 +67,17 @@ client-matrix: $(VENV)/.test ## 25 min | run the tests of connections with redis
 	    tests/behaviour tests/protocol tests/unit tests/failures/connections tests/hostile/test_peers.py $(T); \
 	done
 
+$(VENV)/.browser: pyproject.toml $(VENV)/.test
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
+	@touch $@
+
+# In CI, a missing browser fails. At home, the tests that need one are skipped.
+dashboard: $(VENV)/.browser ## 25 s | test the page of `redisacc dashboard` in Chromium
+	$(BIN)/python -m pytest -q --all --servers valkey tests/dashboard $(T)
+
+screenshots: $(VENV)/.browser ## 1 min | take the pictures of the dashboard for the documentation
+	$(BIN)/python tests/dashboard/screenshots.py
+
 # Options, for example: make chaos C="--seconds 600 --seed 7", C="--cluster --replicas 1", or C="--gradients 10000000",
 # which takes hours.
 C ?=
@@ -114,7 +125,7 @@ wheel: $(VENV)/.test ## 1 min | build the wheel, and test it in an environment o
 
 compose: ## 1 s | check every docker-compose.yml
 	docker-compose config --quiet
-	docker-compose --profile reducer --profile monitoring config --quiet
+	docker-compose --profile reducer --profile monitoring --profile cluster config --quiet
 	docker-compose -f examples/two_machines/docker-compose.yml config --quiet
 
 TENSORFLOW := .venv-tensorflow
@@ -165,6 +176,10 @@ $(VENV)/.docs: pyproject.toml
 docs: $(VENV)/.docs ## 30 s | build the documentation in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
+# Shows a new run of the demo in the documentation: look at the file before you commit it.
+recording: $(VENV)/.demo ## 1 min | record `redisacc demo` for the documentation, as docs/images/demo.svg
+	$(BIN)/python docs/record.py docs/images/demo.svg -- $(BIN)/redisacc demo
+
 # torch has an environment of its own, because it is large. The examples that need JAX run there as well.
 $(TORCH)/.examples: $(TORCH)/.done pyproject.toml
 	$(TORCH)/bin/pip install --quiet --disable-pip-version-check -e '.[examples,test]' 'jax==0.10.*'
@@ -191,7 +206,7 @@ foreign: $(TORCH)/.examples $(JAX)/.foreign $(TENSORFLOW)/.foreign ## 2 min | te
 	$(TENSORFLOW)/bin/python -m pytest -q tests/foreign/test_tensorflow.py tests/docs/test_arrays.py
 
 # The steps of CI, which runs this target after installing the system's packages (.ci/run). A missing server fails there.
-STEPS := lint types compose docs demo wheel examples test
+STEPS := lint types compose docs demo wheel examples dashboard test
 check: ## 12 min | run what CI runs on every commit
 	@started=$$(date +%s); for step in $(STEPS); do \
 	  printf '\n== make %s (after %d s)\n' "$$step" $$(($$(date +%s) - started)); \

@@ -83,9 +83,10 @@ def head(results: Results, title: str, command: str, data: str, conclusion: str 
     )
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Returns a table whose first column is text, and whose other columns are figures."""
-    lines = [f"| {' | '.join(columns)} |", f"| {' | '.join(['---'] + ['---:'] * (len(columns) - 1))} |"]
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, text: int = 1) -> str:
+    """Returns a table. Its first columns, ``text`` of them, are text, and the others are figures."""
+    rulers = ["---"] * text + ["---:"] * (len(columns) - text)
+    lines = [f"| {' | '.join(columns)} |", f"| {' | '.join(rulers)} |"]
     lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
@@ -132,6 +133,12 @@ def times(ratio: Results) -> str:
     elif not ratio["q1"] <= value <= ratio["q3"]:
         return f"{short(value)}x"
     return f"{short(value)}x ({short(ratio['q1'])} to {short(ratio['q3'])})"
+
+
+def between(values: Sequence[float]) -> str:
+    """Returns the least and the largest of some ratios."""
+    least, largest = short(min(values)), short(max(values))
+    return f"{least}x" if least == largest else f"{least}x to {largest}x"
 
 
 def versions(section: Results) -> str:

@@ -11,6 +11,16 @@ from benchmarks.workloads import EMBEDDED_BARS
 
 Results = dict[str, Any]
 
+# Readers with a dark theme get light text and lines on a dark background. Matplotlib writes colours into each element,
+# where only an important rule overrides them.
+_DARK = """
+@media (prefers-color-scheme: dark) {
+  [style*="fill: #ffffff"] { fill: #131416 !important }
+  [style*="stroke: #000000"], [style*="stroke: #666666"] { stroke: #c9ccd1 !important }
+  text, [id^="DejaVu"] { fill: #c9ccd1 !important }
+}
+"""
+
 
 def paint_file(out: Path, name: str, paint: Callable[[Any, Any], None], panels: int, size: tuple[float, float]) -> str:
     """Draws one file of a number of panels side by side, and returns its name.
@@ -44,8 +54,10 @@ def paint_file(out: Path, name: str, paint: Callable[[Any, Any], None], panels: 
 
     figure, axes = pyplot.subplots(1, panels, figsize=size, layout="constrained", squeeze=False)
     paint(figure, axes[0])
-    figure.savefig(out / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    path = out / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
+    path.write_text(path.read_text().replace("</style>", f"{_DARK}</style>", 1))
     return f"{name}.svg"
 
 
@@ -107,7 +119,7 @@ def _conclusion(axis: Any, rows: Results) -> None:
                 axis.plot([k + place - 0.19, k + place + 0.19], [bars[name]] * 2, color="black", lw=1.5)
     axis.axhline(1, color="0.4", lw=0.8)
     axis.set_xticks(range(len(rows)), [name.replace("-of-", "\nof ").replace("-", " ") for name in rows])
-    axis.set_ylabel("TensorFlow's time / redisacc's\n(black: bar)")
+    axis.set_ylabel("TensorFlow's time / redisacc's\n(line: bar)")
     axis.grid(axis="x", visible=False)
     axis.legend(fontsize=8)
 

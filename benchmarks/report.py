@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import plots
-from benchmarks.markdown import figure, head, ms, picture, short, table, times, versions
+from benchmarks.markdown import between, figure, head, ms, picture, short, table, times, versions
 from benchmarks.stats import inverse
 from benchmarks.workloads import EMBEDDED_BARS
 
@@ -22,6 +21,7 @@ def render(results: Results, drawn: dict[str, str]) -> str:
         ("others", _others),
         ("limits", _limits),
         ("bound", _bound),
+        ("cluster", _cluster),
         ("growth", _growth),
         ("reduction", _reduction),
         ("longest", _longest),
@@ -30,12 +30,6 @@ def render(results: Results, drawn: dict[str, str]) -> str:
         if results.get(section):
             parts.append(make(results[section], drawn))
     return "\n".join(parts)
-
-
-def _between(values: Sequence[float]) -> str:
-    """Returns the least and the largest of some ratios."""
-    least, largest = short(min(values)), short(max(values))
-    return f"{least}x" if least == largest else f"{least}x to {largest}x"
 
 
 def _bars(row: Results, name: str) -> list[tuple[str, float, float]]:
@@ -63,10 +57,10 @@ def _conclusion(results: Results, drawn: dict[str, str]) -> str:
         ("redisacc-memory", "a server without disk"),
     ):
         if sparse := ratios(key, "sparse"):
-            dense = f", dense ones {_between(found)}" if (found := ratios(key, "dense")) else ""
+            dense = f", dense ones {between(found)}" if (found := ratios(key, "dense")) else ""
             lines.append(
                 f"- **A round beside TensorFlow's parameter server, with {server}:** sparse gradients "
-                f"{_between(sparse)}{dense}."
+                f"{between(sparse)}{dense}."
             )
     steps = results.get("steps", {})
     found = [
@@ -79,7 +73,7 @@ def _conclusion(results: Results, drawn: dict[str, str]) -> str:
     others = results.get("others", {}).get("rows", {})
     if gloo := [1 / value for value in ratios("gloo", "dense", others)]:
         lines.append(
-            f"- **A round beside torch's all_reduce over gloo:** dense gradients {_between(gloo)}; it needs no server."
+            f"- **A round beside torch's all_reduce over gloo:** dense gradients {between(gloo)}; it needs no server."
         )
     bars = [(name, *one) for name, row in rows.items() for one in _bars(row, name)]
     if bars:
@@ -312,6 +306,33 @@ def _bound(section: Results, drawn: dict[str, str]) -> str:
             ),
         ]
     return "\n".join(parts)
+
+
+def _cluster(section: Results, drawn: dict[str, str]) -> str:  # noqa: ARG001
+    rows = []
+    for name, operations in section["rows"].items():
+        for operation, found in operations.items():
+            seconds, ratios = found["seconds"], found["ratios"]
+            rows.append(
+                [
+                    f"{name}, {operation}",
+                    ms(seconds["standalone"]),
+                    ms(seconds["cluster"]),
+                    times(inverse(ratios["cluster"])),
+                    times(inverse(ratios["again"])),
+                ]
+            )
+    return "\n".join(
+        [
+            "## Redis Cluster",
+            "",
+            f"One process applies a gradient and takes it, on a standalone server and on a cluster of "
+            f"{section['masters']} masters in turn. The ratios are the speed of the cluster, of which at least "
+            f"{short(1 / section['allowed'])}x is wanted, and of the standalone server measured twice.",
+            "",
+            table(["ms", "standalone", "cluster", "ratio", "standalone again"], rows),
+        ]
+    )
 
 
 def _growth(section: Results, drawn: dict[str, str]) -> str:

@@ -18,6 +18,8 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = "redisacc"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 
 # Docstrings enclose code in one pair of backticks or in two; both mean code.
 default_role = "code"

@@ -72,20 +72,17 @@ end
 -- Returns the head of a row with this gradient in it, and the length of the head that it has now. stored: the row, or
 -- false if it is new. Returns nil if redisacc did not write the row.
 local function head(stored, bytes)
-  local count, row_weight, head_bytes = 0, 0, COUNT_BYTES
-  if stored and #stored == COUNT_BYTES + bytes then
-    count = struct.unpack(COUNT, stored)
-    row_weight = count
-  elseif stored and is_weighted and #stored == WEIGHTED_BYTES + bytes then
-    count, row_weight = struct.unpack(WEIGHTED, stored)
-    head_bytes = WEIGHTED_BYTES
-  elseif stored then
-    return nil
+  if not stored then
+    return is_weighted and struct.pack(WEIGHTED, 1, weight) or struct.pack(COUNT, 1)
+  elseif #stored == COUNT_BYTES + bytes then
+    local count = struct.unpack(COUNT, stored)
+    local new = is_weighted and struct.pack(WEIGHTED, count + 1, count + weight) or struct.pack(COUNT, count + 1)
+    return new, COUNT_BYTES
+  elseif is_weighted and #stored == WEIGHTED_BYTES + bytes then
+    local count, row_weight = struct.unpack(WEIGHTED, stored)
+    return struct.pack(WEIGHTED, count + 1, row_weight + weight), WEIGHTED_BYTES
   end
-  if is_weighted then
-    return struct.pack(WEIGHTED, count + 1, row_weight + weight), head_bytes
-  end
-  return struct.pack(COUNT, count + 1), head_bytes
+  return nil
 end
 
 -- All sums are computed before the first is stored, because a corrupt row must not leave the gradient half added.

@@ -50,6 +50,8 @@
 -- {'corrupt', where, text}                    a key or field holds what redisacc never writes; nothing changed
 
 -- #include "admit"
+-- #include "summed_as_now"
+-- #include "buffered_entry"
 -- #include "drop_strings"
 -- #include "even_when_full"
 -- #include "staged_parts"
@@ -90,10 +92,10 @@ for _, length in ipairs(args.lengths) do
   size = size + length
 end
 local bytes = record.buffered_bytes + size
+if not is_summed_as_now(admission.weight, args) then
+  return refuse({'changed'})
+end
 if #args.replaced > 0 then
-  if args.summed_weight ~= weight_text(admission.weight) then
-    return refuse({'changed'})
-  end
   -- Together, because one by one took twice as long.
   local entries = redis.call('HMGET', keys.buffered, unpack(args.replaced))
   for k = #args.replaced, 1, -1 do
@@ -123,9 +125,7 @@ if unstaged then
 end
 
 order = order or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
--- The values are stored as they came, so the taker multiplies them. In a sum, the weights are in the values.
-local factor = (admission.weight ~= 1 and #args.replaced == 0) and '*' .. weight_text(admission.weight) or ''
-redis.call('HSET', keys.buffered, args.gradient, order .. factor .. ' ' .. args.header)
+redis.call('HSET', keys.buffered, args.gradient, buffered_entry(order, admission.weight, args))
 if #args.data > 0 then
   redis.call('HSET', keys.inline, args.gradient, args.data)
 end

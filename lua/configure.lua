@@ -19,8 +19,8 @@
 -- {'fenced', global_step, num_accumulated}      resolve had already ruled this request out; only duplicates grew
 -- {'superseded', sequence}                      a later request of this session has been executed; nothing changed
 -- {'forgotten', now_ms}                         the session is unknown and too old to be new; nothing changed
--- {'lost', sequence}                            the session knows the outcome of a later request than this one, the
---                                               last that the server knows; nothing changed
+-- {'lost', sequence}                            the session knows the outcome of a later request than this one, which
+--                                               is the last that the server knows; nothing changed
 -- {'missing'}                                   there is no such accumulator
 -- {'replaced'}                                  the accumulator was deleted and created again
 -- {'corrupt', where, text}                      a key or field holds what redisacc never writes; nothing changed

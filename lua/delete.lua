@@ -11,6 +11,7 @@
 -- KEYS taken        redisacc:{NAME}:taken        token -> the round that was granted to it
 -- KEYS recovered    redisacc:{NAME}:recovered    the latest recoveries of taken rounds
 -- KEYS compacting   redisacc:{NAME}:compacting   held by the client that compacts
+-- KEYS attempts     redisacc:{NAME}:attempts     attempts to store gradients in partitions
 -- KEYS crew         redisacc:{NAME}:crew         the leases of the chief and the workers of a training
 -- KEYS reducer      redisacc:{NAME}:reducer      the lease of the reducer
 -- ARGV incarnation  text   the incarnation to delete
@@ -36,5 +37,5 @@ if reply then
   return reply
 end
 redis.call('UNLINK', keys.record, keys.sums, keys.buffered, keys.inline, keys.workers, keys.sessions, keys.queue,
-  keys.takers, keys.taken, keys.recovered, keys.compacting, keys.crew, keys.reducer)
+  keys.takers, keys.taken, keys.recovered, keys.compacting, keys.attempts, keys.crew, keys.reducer)
 return {'deleted'}

@@ -22,11 +22,13 @@
 -- ARGV max_staleness   text     by how many steps a gradient's local_step may be below the global step
 -- ARGV staleness_weight text    "constant", "inverse_sqrt", or a factor for each staleness, with commas between them
 -- ARGV normalize       text     "weights" or "count": by what "MEAN" divides
+-- ARGV partitions      text     the numbers of the slots that hold the parts of gradients, such as "0,1,4"; "" if that
+--                               is the slot of the record
 -- ARGV create          flag     whether to create the accumulator if there is none
 --
 -- Replies:
 -- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, sparse_mean, missing, tree,
---     chunk, lease_ms, buffer_limit, once_per_worker, max_staleness, staleness_weight, normalize}
+--     chunk, lease_ms, buffer_limit, once_per_worker, max_staleness, staleness_weight, normalize, partitions}
 --                             the accumulator as it was created. struct is "yes" if the server's Lua has that library;
 --                             now_ms is the server's clock
 -- {'deleting', incarnation}   the accumulator is being deleted by a client that may have died: finish, and open again
@@ -41,11 +43,11 @@
 
 local NAMES = {
   'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'sparse_mean', 'missing', 'tree',
-  'chunk', 'lease_ms', 'buffer_limit', 'once_per_worker', 'max_staleness', 'staleness_weight',
-  'normalize',
+  'chunk', 'lease_ms', 'buffer_limit', 'once_per_worker', 'max_staleness', 'staleness_weight', 'normalize',
+  'partitions',
 }
 -- A record has these fields only if they differ from this.
-local ABSENT = {max_staleness = '0', staleness_weight = 'constant', normalize = 'weights'}
+local ABSENT = {max_staleness = '0', staleness_weight = 'constant', normalize = 'weights', partitions = ''}
 
 forget_idle_sessions(keys.sessions)
 if redis.call('EXISTS', keys.record) == 0 then
@@ -73,6 +75,9 @@ if redis.call('EXISTS', keys.record) == 0 then
     if value ~= ABSENT[name] then
       redis.call('HSET', keys.record, name, value)
     end
+  end
+  if args.partitions ~= '' then
+    redis.call('HSET', keys.record, 'partitions', args.partitions)
   end
   extend_leases(args.lease_ms, keys.record)
 end

@@ -53,6 +53,7 @@
 -- #include "granted_text"
 -- #include "round_staleness"
 -- #include "round_weight"
+-- #include "optional_weight"
 -- #include "weight_text"
 -- #include "drop_expired_takers"
 -- #include "session_entry"
@@ -65,8 +66,8 @@
 local MOST = 999999999999999
 
 local record, refusal = read_record(keys.record, args.incarnation,
-  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted', 'wanted_weight', 'max_staleness', 'grace_count',
-    'grace_weight', 'grace_began_ms', 'total_weight', 'num_required', 'up_to', 'grace_ms'})
+  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted', 'max_staleness', 'grace_count', 'grace_began_ms',
+    'num_required', 'up_to', 'grace_ms'})
 if not record then
   return refusal
 end
@@ -107,6 +108,7 @@ local is_head = not head or head == args.token
 local total_weight = round_weight(record)
 local is_enough = record.num_accumulated >= num_required and is_enough_weight(total_weight, args.min_weight)
 local has_grace = grace_ms > 0 and up_to > num_required
+local grace_weight = has_grace and optional_weight(keys.record, 'grace_weight') or 0
 
 -- The record stores when this round had `grace_count` gradients and the weight `grace_weight`. If that was not noted,
 -- because no taker had asked for a grace after as much, the grace begins now. A clock that was set back must not
@@ -114,7 +116,7 @@ local has_grace = grace_ms > 0 and up_to > num_required
 local grace_began_ms = 0
 if is_enough and has_grace then
   grace_began_ms = record.grace_began_ms
-  if record.grace_count < num_required or record.grace_weight < args.min_weight or grace_began_ms == 0
+  if record.grace_count < num_required or grace_weight < args.min_weight or grace_began_ms == 0
     or grace_began_ms > now then
     grace_began_ms = now
   end
@@ -207,10 +209,10 @@ if ahead > 0 then
     unpack(required)}
 end
 -- Stores a weight in a field that is absent if it is 0.
-local function write_weight(name, weight)
-  if weight > 0 then
+local function write_weight(name, weight, before)
+  if weight > 0 and weight ~= before then
     redis.call('HSET', keys.record, name, weight_text(weight))
-  elseif record[name] > 0 then
+  elseif weight ~= before then
     redis.call('HDEL', keys.record, name)
   end
 end
@@ -219,15 +221,13 @@ local wanted = is_enough and up_to or num_required
 if record.wanted ~= wanted then
   redis.call('HSET', keys.record, 'wanted', count_text(math.min(wanted, MOST)))
 end
-if record.wanted_weight ~= args.min_weight then
-  write_weight('wanted_weight', args.min_weight)
-end
-if has_grace and (record.grace_count ~= num_required or record.grace_weight ~= args.min_weight
+write_weight('wanted_weight', args.min_weight, optional_weight(keys.record, 'wanted_weight'))
+if has_grace and (record.grace_count ~= num_required or grace_weight ~= args.min_weight
     or record.grace_began_ms ~= grace_began_ms) then
   -- The number outlives the round, so that the time is also noted if the gradients of the next one precede its take.
   redis.call('HSET', keys.record, 'grace_count', count_text(math.min(num_required, MOST)),
     'grace_began_ms', count_text(grace_began_ms))
-  write_weight('grace_weight', args.min_weight)
+  write_weight('grace_weight', args.min_weight, grace_weight)
 end
 return {'waiting', record.global_step, count_text(record.num_accumulated), ahead,
   count_text(is_enough and grace_left or 0), weight_text(total_weight), unpack(required)}

@@ -331,9 +331,24 @@ class DataLossError(RedisAccError):
 
     From an apply or ``set_global_step``, it means that this call was not executed and that an earlier call of this
     handle is lost. From a take, it means that the round was granted but not acknowledged, so ``recover()`` hands it
-    out; a take before it was undone, so some gradients of this round may also have been in the earlier one. If the
-    message says that the round itself is no longer listed, nobody recovered it, and ``recover()`` does not find it.
+    out; an earlier call of this handle was undone, and if that was a take, some gradients of this round may also have
+    been in the earlier one. If the message says that the round itself is no longer listed, nobody recovered it, and
+    ``recover()`` does not find it. At the end of a block of ``take()``, that means that its gradients are in the
+    accumulator again.
+
+    From a take or ``recover()`` of an accumulator with partitions, it may also mean that a node has lost a part of a
+    gradient that was counted. Then ``part`` and ``gradient`` name it, nothing was handed out, and the round stays
+    listed in ``info().unacknowledged``: ``recover(skip_lost=True)`` hands it out without that gradient.
+
+    Attributes:
+        part: the key of the part that is lost; None if it is something else.
+        gradient: the id of its gradient; None if it is something else.
     """
+
+    def __init__(self, message: str, *, part: str | None = None, gradient: str | None = None) -> None:
+        super().__init__(message)
+        self.part = part
+        self.gradient = gradient
 
 
 class NotReplicatedError(RedisAccError):

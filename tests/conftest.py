@@ -7,7 +7,7 @@
 | `daemon(*options)` | makes a server of the test's own, which the test may configure, kill and start again |
 | `accumulator_client` | the client that opens the accumulators; `--clients` makes it another kind than `client` |
 | `everything` | whether the test tries everything it can, as in `make test-all`, or less, as in `make test` |
-| `storage` | how gradients are stored: `in_place`, `buffered_inline` or `buffered_parts`; a test has a case for each |
+| `storage` | how gradients are stored: `in_place`, `buffered_inline`, `buffered_parts` or in three `partitions` |
 | `open_dense_stored`, and the same with `sparse` and `tree` | opens ones that store gradients the way of `storage` |
 | `open_dense`, `open_sparse`, `open_tree` | opens ones with the usual limits, if storage plays no role |
 | `open_accumulator(kind, ...)` | opens accumulators on any server, mostly one of `daemon` |
@@ -148,7 +148,7 @@ def everything(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture
 def storage(request: pytest.FixtureRequest) -> str:
     """How this test stores gradients: a key of selection.STORAGES, and in effect."""
-    if request.param == "buffered_parts":
+    if request.param in selection.IN_PARTS:
         request.getfixturevalue("force_parts")
     return str(request.param)
 
@@ -156,14 +156,15 @@ def storage(request: pytest.FixtureRequest) -> str:
 class Opener:
     """Opens accumulators of one kind on the test's server and closes them when the test ends."""
 
-    def __init__(self, kind: Callable[..., Any], client: Any, in_place_limit: int | None) -> None:
+    def __init__(self, kind: Callable[..., Any], client: Any, in_place_limit: int | None, **options: Any) -> None:
         self._kind = kind
+        self._options = options
         self._client = client
         self._in_place_limit = in_place_limit
         self._opened: list[redisacc.ConditionalAccumulatorBase] = []
 
     def __call__(self, *schema: Any, **options: Any) -> Any:
-        options.setdefault("redis", self._client)
+        options = {"redis": self._client, **self._options, **options}
         if self._in_place_limit is not None:
             options.setdefault("in_place_limit", self._in_place_limit)
         accumulator = _opened(self._client, self._kind, *schema, **options)
@@ -180,8 +181,9 @@ def _opened(client: Any, kind: Callable[..., Any], *args: Any, **options: Any) -
     return client.open(kind, *args, **options) if isinstance(client, DrivenClient) else kind(*args, **options)
 
 
-def _opener(kind: Callable[..., Any], client: Any, in_place_limit: int | None) -> Iterator[Opener]:
-    opener = Opener(kind, client, in_place_limit)
+def _opener(kind: Callable[..., Any], client: Any, storage: str | None) -> Iterator[Opener]:
+    options = {"partitions": 3} if storage == "partitions" else {}
+    opener = Opener(kind, client, None if storage is None else selection.STORAGES[storage], **options)
     yield opener
     opener.close()
 
@@ -196,19 +198,19 @@ def force_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def open_dense_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
     """Opens dense accumulators that store every gradient the way of `storage`."""
-    yield from _opener(redisacc.ConditionalAccumulator, accumulator_client, selection.STORAGES[storage])
+    yield from _opener(redisacc.ConditionalAccumulator, accumulator_client, storage)
 
 
 @pytest.fixture
 def open_sparse_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
     """Opens sparse accumulators that store every gradient the way of `storage`."""
-    yield from _opener(redisacc.SparseConditionalAccumulator, accumulator_client, selection.STORAGES[storage])
+    yield from _opener(redisacc.SparseConditionalAccumulator, accumulator_client, storage)
 
 
 @pytest.fixture
 def open_tree_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
     """Opens accumulators of trees that store every gradient the way of `storage`."""
-    yield from _opener(redisacc.TreeAccumulator, accumulator_client, selection.STORAGES[storage])
+    yield from _opener(redisacc.TreeAccumulator, accumulator_client, storage)
 
 
 @pytest.fixture

@@ -6,19 +6,36 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots
-from benchmarks.markdown import head, ms, picture, short, table, times, versions
+from benchmarks.markdown import between, figure, head, ms, picture, short, table, times, versions
 
 Results = dict[str, Any]
 
 NAMES = ("network.json", "network.md")
 # The plot of growth shows this row.
 GROWING = "dense-4MB"
+# The plot and the lines at the top of the page show this network, if it was measured: its rate and number of workers.
+CONCLUDED = (1, 4)
+
+# The bars of rounds at 1 Gbit/s, as ratios to TensorFlow's time: row, number of workers, and what travels -> the bar.
+# That of float32 may be reached with a reducer or without.
+_SPARSE_BARS = {"sparse-10x16-of-1000": 5, "sparse-1000x64-of-10000": 1.3, "sparse-10000x64-of-100000": 1.5}
+BARS = {
+    **{(row, workers, "float32"): bar for row, bar in _SPARSE_BARS.items() for workers in (4, 8)},
+    **{(row, 4, "float32"): 1.15 for row in ("dense-4MB", "dense-32MB")},
+    **{(row, 8, "float32"): 1.05 for row in ("dense-4MB", "dense-32MB")},
+    **{(row, workers, "bfloat16"): 2 for row in ("dense-4MB", "dense-32MB") for workers in (4, 8)},
+    **{(row, workers, "int8"): 3.5 for row in ("dense-4MB", "dense-32MB") for workers in (4, 8)},
+}
 
 
 def render(results: Results, drawn: dict[str, str]) -> str:
     """Returns the page as Markdown."""
     networks = results["networks"]
-    parts = [head(results, "Performance between machines", "make bench-network", NAMES[0]), _network(results)]
+    conclusion = _conclusion(results, drawn)
+    parts = [
+        head(results, "Performance between machines", "make bench-network", NAMES[0], conclusion),
+        _network(results),
+    ]
     for rate in dict.fromkeys(network["gigabits"] for network in networks):
         here = [network for network in networks if network["gigabits"] == rate]
         title = f"{rate:g} Gbit/s"
@@ -70,6 +87,88 @@ def _network(results: Results) -> str:
     )
 
 
+def _wire(key: str) -> str:
+    """Returns what gradients of a peer travel as."""
+    return next((encoding for encoding in ("bfloat16", "int8") if encoding in key), "float32")
+
+
+def _bar(network: Results, name: str, key: str) -> float | None:
+    """Returns the bar of a peer of a row; None if it has none."""
+    if network["gigabits"] != 1 or not key.startswith("redisacc"):
+        return None
+    return BARS.get((name, network["workers"], _wire(key)))
+
+
+def _concluded(results: Results) -> Results | None:
+    """Returns the network that the top of the page is about; None if it was not measured beside TensorFlow."""
+    for network in results["networks"]:
+        rows = _rows(network, weights=False).values()
+        if (network["gigabits"], network["workers"]) == CONCLUDED and any("tensorflow" in row["peers"] for row in rows):
+            return network
+    return None
+
+
+def _conclusion(results: Results, drawn: dict[str, str]) -> str:
+    """Returns a few lines and a plot; nothing if the network that they are about was not measured."""
+    network = _concluded(results)
+    if network is None:
+        return ""
+    rows = _rows(network, weights=False)
+    lines = [
+        "Ratios say how many times as long the other one takes: above 1, redisacc is faster. "
+        f"{network['workers']} workers, a chief and a server on hosts of their own, with links of "
+        f"{network['gigabits']:g} Gbit/s.\n"
+    ]
+    ways = {key: name for key, name in network["names"].items() if key.startswith("redisacc")}
+    for what, encoded in (("A round beside TensorFlow's parameter server", False), ("The same with fewer bytes", True)):
+        found = [
+            f"{kind} gradients {between(values)}{name.removeprefix('redisacc').replace(',', ' with', 1)}"
+            for key, name in ways.items()
+            if (_wire(key) != "float32") == encoded
+            for kind in ("sparse", "dense")
+            if (values := [figure(row["ratios"][key]) for row in _of_kind(rows, kind, key)])
+        ]
+        if found:
+            lines.append(f"- **{what}:** {', '.join(found)}.")
+    best = [
+        figure(row["ratios"][key]) / figure(row["ratios"]["gloo"])
+        for row in _of_kind(rows, "dense", "gloo")
+        if (key := _best(row, "float32")) is not None
+    ]
+    if best:
+        lines.append(
+            f"- **A round beside torch's all_reduce over gloo:** dense gradients of float32 {between(best)}; it needs "
+            "no server, and every link carries a part."
+        )
+    bars = [one for found in results["networks"] for name in found["rows"] for one in _reached(found, name)]
+    if bars:
+        lines.append(
+            f"- **Targets:** {sum(bars)} of {len(bars)} bars are reached, over all numbers of workers. The tables mark "
+            "those that are missed."
+        )
+    return "\n".join([*lines, "", picture(drawn, "Conclusion")])
+
+
+def _of_kind(rows: Results, kind: str, key: str) -> list[Results]:
+    return [row for name, row in rows.items() if name.startswith(kind) and key in row["ratios"]]
+
+
+def _best(row: Results, wire: str) -> str | None:
+    """Returns which of redisacc's ways is fastest, with or without a reducer; None if none was measured."""
+    ways = [key for key in row["ratios"] if key.startswith("redisacc") and _wire(key) == wire]
+    return max(ways, key=lambda key: figure(row["ratios"][key]), default=None)
+
+
+def _reached(network: Results, name: str) -> list[bool]:
+    """Returns for each bar of a row whether the fastest of redisacc's ways reaches it."""
+    row, found = network["rows"][name], []
+    for wire in ("float32", "bfloat16", "int8"):
+        key = _best(row, wire)
+        if key is not None and (bar := _bar(network, name, key)) is not None:
+            found.append(figure(row["ratios"][key]) >= bar)
+    return found
+
+
 def _rows(network: Results, *, weights: bool) -> dict[str, Results]:
     return {name: row for name, row in network["rows"].items() if name.startswith("weights-") == weights}
 
@@ -80,39 +179,51 @@ def _merged(networks: list[Results], what: str) -> dict[str, Any]:
 
 def _rounds(networks: list[Results], rate: float, *, weights: bool) -> str:
     names = _merged(networks, "names")
-    found = [
-        (name, network["workers"], row) for network in networks for name, row in _rows(network, weights=weights).items()
-    ]
-    keys = [key for key in names if any(key in row["peers"] for _, _, row in found)]
-    medians, ratios, costs = [], [], []
     order = list(_merged(networks, "rows"))
-    for name, workers, row in sorted(found, key=lambda one: order.index(one[0])):
+    found = [(name, network) for network in networks for name in _rows(network, weights=weights)]
+    figures, costs = [], []
+    for name, network in sorted(found, key=lambda one: order.index(one[0])):
+        row, workers = network["rows"][name], network["workers"]
+        # Only the first line of a round repeats what all of them have in common.
         first = [name, f"{workers}", short(workers * row["bytes_of_a_gradient"] * 8 / rate / 1e6)]
-        peers = row["peers"]
-        medians.append([*first, *(ms(peers[key]["seconds"]) if key in peers else "" for key in keys)])
-        ratios.append([*first[:2], *(times(row["ratios"][key]) if key in row["ratios"] else "" for key in keys[1:])])
-        costs += [[*first[:2], names[key], *_costs(peers[key])] for key in keys if key in peers]
-    parts = [table(["ms", "W", "wire", *(names[key] for key in keys)], medians)]
-    if len(keys) > 1:
-        parts += [f"How many times as long {names[keys[0]]} takes:\n"]
-        parts += [table(["", "W", *(names[key] for key in keys[1:])], ratios)]
+        for key, peer in row["peers"].items():
+            ratio = times(row["ratios"][key]) if key in row["ratios"] else ""
+            figures.append(
+                [first[0], names[key], *first[1:], ms(peer["seconds"]), ratio, _bar_text(network, name, key)]
+            )
+            costs.append([first[0], names[key], first[1], *_costs(peer)])
+            first = ["", "", ""]
+    columns = ["", "", "W", "wire, ms", "ms", "ratio", "bar"]
+    if not any(line[-1] for line in figures):
+        columns, figures = columns[:-1], [line[:-1] for line in figures]
+    parts = ["The ratio says how many times as long TensorFlow takes.\n", table(columns, figures, text=2)]
     if not weights:
         parts += [
-            "Bytes of a round on the links of server and taker, packets that ports have dropped, and the most memory: "
-            "the taker's beyond what it used before the round, and all memory of the server's processes. TensorFlow "
+            "MB of a round on the links of server and taker, packets that ports have dropped, and the most memory in "
+            "MB: the taker's beyond what it used before the round, and all of the server's processes. TensorFlow "
             "and torch keep memory from earlier rounds, so the figures of their takers are too small.\n",
             table(
-                ["", "W", "", "to the server, MB", "from it", "to the taker", "dropped", "taker, MB", "server, MB"],
+                ["", "", "W", "to server", "from it", "to taker", "dropped", "taker", "server"],
                 costs,
+                text=2,
             ),
         ]
     return "\n".join(parts)
 
 
+def _bar_text(network: Results, name: str, key: str) -> str:
+    """Returns the bar of a peer, and that it is missed if none of redisacc's ways reaches it."""
+    row, bar = network["rows"][name], _bar(network, name, key)
+    if bar is None or key != _best(row, _wire(key)):
+        return ""
+    return f"{bar:g}x" if figure(row["ratios"][key]) >= bar else f"**{bar:g}x, missed**"
+
+
 def _costs(peer: Results) -> list[str]:
     totals, peaks = peer["totals_a_round"], peer.get("peak_memory", {})
-    megabytes = [short(totals[name] / 1e6) for name in ("server_in", "server_out", "taker_in")]
-    memory = ["" if peaks.get(who) is None else short(peaks[who] / 1e6) for who in ("taker", "server")]
+    # All of a torch round's bytes take other links; a few acknowledgements are nothing.
+    megabytes = [short(round(totals[name] / 1e6, 3)) for name in ("server_in", "server_out", "taker_in")]
+    memory = ["" if peaks.get(who) is None else short(round(peaks[who] / 1e6, 3)) for who in ("taker", "server")]
     return [*megabytes, short(totals["dropped"]), *memory]
 
 
@@ -130,6 +241,10 @@ def _steps(networks: list[Results]) -> str:
 def draw(results: Results, out: Path) -> dict[str, str]:
     """Draws the rounds of each rate, and how they grow with the number of workers; returns title → file name."""
     found = {}
+    if (concluded := _concluded(results)) is not None:
+        found["Conclusion"] = plots.paint_file(
+            out, "network-conclusion", lambda _, axes: _ratios(axes[0], concluded), 1, (9, 3.4)
+        )
     for rate in dict.fromkeys(network["gigabits"] for network in results["networks"]):
         here = [network for network in results["networks"] if network["gigabits"] == rate]
         title, stem = f"{rate:g} Gbit/s", f"network-{rate:g}"
@@ -150,6 +265,27 @@ def draw(results: Results, out: Path) -> dict[str, str]:
 
             found[f"Growth at {title}"] = plots.paint_file(out, f"{stem}-growth", growth, 3, (11, 3.6))
     return found
+
+
+def _ratios(axis: Any, network: Results) -> None:
+    """Draws for each row how many times as long TensorFlow takes as each of redisacc's ways, and the bars as lines."""
+    rows = _rows(network, weights=False)
+    ways = [key for key in network["names"] if key.startswith("redisacc")]
+    width = 0.8 / len(ways)
+    for place, key in enumerate(ways):
+        shift = (place - (len(ways) - 1) / 2) * width
+        known = [(k + shift, name, row) for k, (name, row) in enumerate(rows.items()) if key in row["ratios"]]
+        values = [figure(row["ratios"][key]) for _, _, row in known]
+        axis.bar([x for x, _, _ in known], values, width * 0.92, label=network["names"][key])
+        for x, name, row in known:
+            bar = _bar(network, name, key)
+            if bar is not None and key == _best(row, _wire(key)):
+                axis.plot([x - width / 2, x + width / 2], [bar] * 2, color="black", lw=1.5)
+    axis.axhline(1, color="0.4", lw=0.8)
+    axis.set_xticks(range(len(rows)), [name.replace("-of-", "\nof ").replace("-", " ") for name in rows])
+    axis.set_ylabel("TensorFlow's time / redisacc's\n(line: bar)")
+    axis.grid(axis="x", visible=False)
+    axis.legend(fontsize=8)
 
 
 def _growth(axes: Any, networks: list[Results], names: dict[str, str]) -> None:

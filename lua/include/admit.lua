@@ -5,6 +5,7 @@
 -- #include "round_staleness"
 -- #include "effective_weight"
 -- #include "add_weight"
+-- #include "optional_weight"
 -- #include "announce"
 -- #include "contribution"
 
@@ -43,8 +44,8 @@ end
 -- round_shape, once, trace, weight. more: names of further counts to read from the record.
 local function admit(keys, request, more)
   local record, refusal = read_record(keys.record, request.incarnation,
-    {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'wanted_weight', 'once_per_worker', 'max_staleness',
-      'grace_count', 'grace_weight', 'total_weight', unpack(more or {})})
+    {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', 'max_staleness', 'grace_count',
+      unpack(more or {})})
   if not record then
     return nil, refusal
   end
@@ -84,13 +85,15 @@ local function admit(keys, request, more)
       return nil, refusal
     end
   end
-  local weight, total_weight
-  weight, refusal = effective_weight(keys.record, record, request.weight, staleness)
-  if weight then
-    total_weight, refusal = add_weight(record, weight)
-  end
-  if not total_weight then
-    return nil, refusal
+  local weight, total_weight = request.weight, 0
+  if weight ~= 1 or record.max_staleness > 0 or record.total_weight > 0 then
+    weight, refusal = effective_weight(keys.record, record, weight, staleness)
+    if weight then
+      total_weight, refusal = add_weight(record, weight)
+    end
+    if refusal then
+      return nil, refusal
+    end
   end
   return {
     record = record, entry = entry, in_round = in_round, traces = traces, staleness = staleness,
@@ -100,7 +103,7 @@ end
 
 -- Counts a gradient that has just been added, announces it, and returns the reply. size: its bytes, which only the
 -- event says. buffered_id: its id if it is buffered. The first taker in the queue is woken if enough gradients have
--- arrived, or if there is something to fetch ahead: the id `ahead` of that gradient, or "*" for all buffered gradients.
+-- arrived, or if there is something to fetch ahead: the id `ahead` of that gradient, or "*" for all buffered ones.
 local function count_gradient(keys, request, admission, size, buffered_id, ahead)
   local record, entry = admission.record, admission.entry
   local count = record.num_accumulated + 1
@@ -115,10 +118,13 @@ local function count_gradient(keys, request, admission, size, buffered_id, ahead
   if admission.total_weight > 0 then
     redis.call('HSET', keys.record, 'total_weight', weight_text(total))
   end
-  if record.grace_count > 0 and count >= record.grace_count and is_enough_weight(total, record.grace_weight)
-    and not (count > record.grace_count and is_enough_weight(round_weight(record), record.grace_weight)) then
+  if record.grace_count > 0 and count >= record.grace_count then
     -- The grace of a take that requires as much begins with this gradient, even if no taker is waiting.
-    redis.call('HSET', keys.record, 'grace_began_ms', count_text(now_ms()))
+    local weight = optional_weight(keys.record, 'grace_weight')
+    if is_enough_weight(total, weight)
+      and not (count > record.grace_count and is_enough_weight(round_weight(record), weight)) then
+      redis.call('HSET', keys.record, 'grace_began_ms', count_text(now_ms()))
+    end
   end
   write_contribution(keys.workers, request.worker, admission.in_round + 1, admission.traces, request.trace)
   write_session(keys.sessions, request.session, entry, reply, request.worker)
@@ -130,8 +136,10 @@ local function count_gradient(keys, request, admission, size, buffered_id, ahead
   if ahead then
     announce(keys.record, message, string.format('applied step=%s count=%s buffered=%s', reply[2], reply[3], ahead))
   else
-    announce(keys.record, message,
-      count >= record.wanted and is_enough_weight(total, record.wanted_weight) and message)
+    -- If no take has ever waited, `wanted` is 0.
+    local wakes = count >= record.wanted
+      and (record.wanted == 0 or is_enough_weight(total, optional_weight(keys.record, 'wanted_weight')))
+    announce(keys.record, message, wakes and message)
   end
   return reply
 end

@@ -7,10 +7,14 @@
 -- parts of the round are being removed. If the accumulator counts the staleness of gradients, "staleness=TEXT " comes
 -- before the shape, and so does "weight=TEXT " if a weight of the round differs from 1.
 
--- Returns the reply that hands out a round, or nil if the token has none.
+-- Returns the reply that hands out a round, or nil if the token has none, or has one that is being removed.
 local function granted_round(taken_key, token)
   local text = redis.call('HGET', taken_key, token)
   if not text then
+    return nil
+  end
+  if string.sub(text, 1, 13) == 'acknowledged ' then
+    -- Its taker has it, and parts of it are gone.
     return nil
   end
   local state, step, count, rest = string.match(text, '^(%a+) (%-?%d+) (%d+) %d+ (.*)$')

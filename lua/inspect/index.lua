@@ -378,6 +378,9 @@ local function bytes_of(gradient, from, length)
   if #gradient.parts == 0 then
     return string.sub(inline_data(gradient), from + 1, from + length)
   end
+  if redis.call('HGET', record_key, 'partitions') then
+    fail('gradient %s has its parts in partitions, which no script can read: use `redisacc show`', gradient.id)
+  end
   local pieces, stop = {}, from + length
   local part = part_of(gradient, from)
   while from < stop do

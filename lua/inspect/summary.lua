@@ -37,7 +37,8 @@ end
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
   'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes',
   'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean', 'missing',
-  'max_staleness', 'staleness', 'staleness_weight', 'normalize', 'total_weight', 'num_required', 'up_to', 'grace_ms')
+  'max_staleness', 'staleness', 'num_required', 'up_to', 'grace_ms', 'partitions', 'staleness_weight', 'normalize',
+  'total_weight')
 for i = 1, 19 do
   if not fields[i] then
     return redis.error_reply(
@@ -46,7 +47,8 @@ for i = 1, 19 do
 end
 local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, repeated, duplicates, takes,
   buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker, sparse_mean, missing = unpack(fields, 1, 19)
-local max_staleness, staleness, staleness_weight, normalize, total_weight = unpack(fields, 20, 24)
+local max_staleness, staleness, partitions = fields[20], fields[21], fields[25]
+local staleness_weight, normalize, total_weight = unpack(fields, 26, 28)
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -76,6 +78,11 @@ local buffered = redis.call('HLEN', record_key .. ':buffered')
 say('held: %d rows in place, %d buffered with %s of %s bytes', sums, buffered, buffered_bytes, buffer_limit)
 say('so far: %s applied, %s stale, %s repeated, %s sent twice, %s rounds taken; created %s ago', applied, stale,
   repeated, duplicates, takes, ago(created_ms))
+-- A record has this only if the parts of its gradients lie in other slots.
+if partitions then
+  say('parts of gradients lie in the partitions %s; %d attempts are under way or to be removed', partitions,
+    redis.call('ZCARD', record_key .. ':attempts'))
+end
 if once_per_worker == '1' then
   say('a round accepts one gradient of each worker')
 end
@@ -88,8 +95,8 @@ if staleness_weight then
   say('weights by staleness: %s%s', string.sub(staleness_weight, 1, 80), is_long and '...' or '')
 end
 
-if fields[25] then
-  local num_required, most, wait_ms = unpack(fields, 25, 27)
+if fields[22] then
+  local num_required, most, wait_ms = unpack(fields, 22, 24)
   local grace = ''
   if wait_ms then
     grace = string.format(', or up to %s within %.1f s', most or 'more', (tonumber(wait_ms) or 0) / 1000)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redisacc._data import validation
-from redisacc._format.keys import NAMES, Keys, ParameterKeys
+from redisacc._format.keys import NAMES, PREFIX, Keys, ParameterKeys
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -40,10 +40,13 @@ class Role:
 
 
 _OPENS = "evalsha exists hmget hset hrandfield hdel time info"
-_APPLIES = "hget hincrby hlen hstrlen strlen publish hdel set get rename persist pexpire unlink hscan"
+_APPLIES = (
+    "hget hincrby hlen hstrlen strlen publish hdel set get rename persist pexpire unlink hscan zadd zrangebyscore "
+    "zrem zscore"
+)
 _TAKES = (
     "hget hincrby hlen strlen publish hdel hscan get rename pexpire pttl unlink zadd zrange zrank zrem zscore "
-    "llen lpush lrange ltrim subscribe unsubscribe"
+    "zrangebyscore llen lpush lrange ltrim subscribe unsubscribe"
 )
 # Commands of the scripts that publish a version and delete earlier ones.
 _PUBLISHES = "hmget hsetnx set rename persist pexpire unlink strlen publish get exists"
@@ -160,16 +163,21 @@ def _selector(commands: str, keys: Sequence[str]) -> str:
     return f"({' '.join([f'+{command}' for command in commands.split()] + [f'~{key}' for key in keys])})"
 
 
+def _partitions_of(keys: Keys) -> str:
+    """Returns the pattern of the parts of gradients that lie in partitions."""
+    return f"{PREFIX}{{{keys.name}/*}}:partition:*"
+
+
 def _keys(role: Role, keys: Keys) -> list[str]:
     if role.everything:
-        return [keys.record, f"{keys.record}:*"]
+        return [keys.record, f"{keys.record}:*", _partitions_of(keys)]
     current = keys.current
     if role.reduces:
         read = [keys.record, current.buffered, f"{keys.record}:part:*", f"{keys.record}:staged:*"]
         return [*read, f"{keys.record}:sum:*", keys.reducer]
     found = [keys.record, current.sums, current.buffered, current.inline, current.workers, keys.sessions]
     # A role that applies or takes gradients may run a worker or a chief, and these hold leases.
-    found += [f"{keys.record}:part:*", keys.crew]
+    found += [f"{keys.record}:part:*", keys.crew, keys.attempts, _partitions_of(keys)]
     if role.applies:
         found += [f"{keys.record}:staged:*", keys.compacting]
     if role.takes:

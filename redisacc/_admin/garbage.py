@@ -8,7 +8,8 @@ The following keys are garbage: nothing uses them.
 - A deletion that was interrupted: the record says "deleted:", and the name has not been opened since.
 - A round whose taker died while acknowledging it: its gradients were handed out.
 - The hashes of a round that is not listed in ``taken``.
-- Parts of buffered gradients that no round lists.
+- Parts of buffered gradients that no round lists; those in partitions, if no attempt that is under way has them either.
+- Attempts to store a gradient in partitions that are over, with their parts.
 - Staged parts without an expiry.
 - Keys of an accumulator whose record is gone.
 - Objects of parameters that their record does not list, or whose record is gone; staged ones without an expiry; and an
@@ -26,12 +27,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from redisacc._admin.catalogue import escape_glob, listed, scan_keys
+from redisacc._format.entries import clock_ms
 from redisacc._format.keys import DELETING, NAMES, PREFIX, Keys, ParameterKeys
 from redisacc._format.parameter_record import ParameterRecord
 from redisacc._protocol.acknowledgement import finish_acknowledgement
 from redisacc._protocol.deletion import delete
 from redisacc._protocol.parameter_deletion import delete_parameters, listed_objects
-from redisacc._protocol.scripts import Scripts
+from redisacc._protocol.partition_scripts import PartitionScripts, listed_attempts
+from redisacc._protocol.partition_sweep import sweep
+from redisacc._protocol.record_reader import with_partitions
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError, SchemaMismatchError
@@ -47,24 +51,39 @@ SEARCHES = 10
 
 _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):(?:\d+|place)")
+_IN_PARTITION = re.compile(r"partition:([\w-]+):\d+")
 _SUM = re.compile(r"sum:[0-9a-f]+:\d+")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|buffered|inline|workers)")
 _WHOLE = frozenset(
     (
         *("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "recovered"),
-        *("compacting", "crew", "reducer"),
+        *("compacting", "crew", "reducer", "attempts"),
     )
 )
 
 _PARAMETERS = re.compile(r"parameters(?::(object|staged):([\w-]+):\d+)?")
 
-Why = Literal["deletion", "acknowledged", "round", "part", "staged", "record", "object", "parameters", "name"]
+Why = Literal[
+    "deletion",
+    "acknowledged",
+    "attempts",
+    "round",
+    "part",
+    "partition",
+    "staged",
+    "record",
+    "object",
+    "parameters",
+    "name",
+]
 
 WORDS: dict[Why, str] = {
     "deletion": "an interrupted deletion",
     "acknowledged": "a round whose taker died while acknowledging it",
     "round": "data of a round that is not listed",
+    "attempts": "attempts to store gradients in partitions that are over",
     "part": "parts of gradients that no round refers to",
+    "partition": "parts in partitions that no gradient refers to",
     "staged": "staged parts without an expiry",
     "record": "keys without a record",
     "object": "objects that no parameters refer to",
@@ -106,9 +125,16 @@ def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover
     pattern = "*" if name is None else escape_glob(name)
     keys_of: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for key in scan_keys(transport, f"{PREFIX}{{{pattern}}}*"):
-        if (match := _KEY.fullmatch(key)) is not None:
+        if (match := _KEY.fullmatch(key)) is not None and not (match[2] or "").startswith("partition:"):
             keys_of[match[1]].append((key, match[2] or ""))
+    in_partitions: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for key in scan_keys(transport, f"{PREFIX}{{{pattern}/*}}:partition:*"):
+        match, what = _KEY.fullmatch(key), key.rpartition("}:")[2]
+        if match is not None and (part := _IN_PARTITION.fullmatch(what)) is not None:
+            in_partitions[match[1].rpartition("/")[0]].append((key, part[1]))
     found: list[Leftover] = []
+    for owner, attempts in sorted(in_partitions.items()):
+        found += _of_partitions(transport, Keys(owner), attempts)
     for owner, pairs in sorted(keys_of.items()):
         of_parameters = [pair for pair in pairs if _PARAMETERS.fullmatch(pair[1])]
         others = [pair for pair in pairs if not _PARAMETERS.fullmatch(pair[1])]
@@ -142,6 +168,37 @@ def _of_one(transport: Transport, name: str, pairs: list[tuple[str, str]]) -> li
     if incarnation.startswith(DELETING.encode()):
         return [Leftover(name, "deletion", text, {key: "" for key, suffix in pairs if suffix and _is_ours(suffix)})]
     return _of_a_live_one(transport, keys, text, endless)
+
+
+def _of_partitions(transport: Transport, keys: Keys, pairs: list[tuple[str, str]]) -> list[Leftover]:
+    """Returns the garbage among the parts that an accumulator has in partitions.
+
+    The leader is asked after the parts have been seen, because a part is written after its attempt was registered. An
+    attempt that it does not know now was never counted, or its round is acknowledged, and it will not know it again. So
+    no script has to check that once more.
+
+    Args:
+        transport: the way to the nodes.
+        keys: the keys of the accumulator.
+        pairs: the key of each part, and the id of its attempt.
+    """
+    ends = transport.pipeline([("PTTL", key) for key, _ in pairs])
+    # A part with an expiry disappears by itself.
+    endless = [pair for pair, end in zip(pairs, ends, strict=True) if int(end) == -1]
+    reply = transport.call("HGET", keys.record, "incarnation")
+    incarnation = "" if reply is None else reply.decode(errors="replace")
+    if incarnation.startswith(DELETING):
+        # Finishing the deletion removes those that it knows; the next search finds the others.
+        return []
+    held: set[bytes] | None = set()
+    if reply is not None:
+        # In this order: an attempt that is counted meanwhile moves from the list to a round.
+        listed_now = listed_attempts(transport, keys)
+        held = _held_gradients(transport, keys)
+        if held is not None:
+            held |= {attempt.id.encode() for attempt in listed_now}
+    orphans = {key: "" for key, attempt in endless if held is not None and attempt.encode() not in held}
+    return [Leftover(keys.name, "partition", incarnation, orphans)] if orphans else []
 
 
 def _is_used(transport: Transport, name: bytes) -> bool:
@@ -187,6 +244,10 @@ def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: li
         for token, text in taken.items()
         if text.startswith(b"acknowledged ")
     ]
+    # Each of them was over when its lease ended, and nobody has swept it.
+    now_ms = clock_ms(transport.call("TIME", beside=keys.record))
+    if transport.call("ZRANGEBYSCORE", keys.attempts, 0, now_ms, "LIMIT", 0, 1):
+        found.append(Leftover(keys.name, "attempts", incarnation, {keys.attempts: ""}))
     sorts: dict[Why, dict[str, str]] = {"round": {}, "part": {}, "staged": {}}
     for key, suffix in pairs:
         if (of_round := _ROUND.fullmatch(suffix)) is not None:
@@ -236,7 +297,7 @@ def _held_gradients(transport: Transport, keys: Keys) -> set[bytes] | None:
 def remove_garbage(transport: Transport, leftover: Leftover) -> int:
     """Removes garbage if it is still garbage. Returns how many keys, names, rounds or deletions were removed."""
     keys = Keys(leftover.name)
-    scripts = Scripts(transport, keys, incarnation=leftover.incarnation)
+    scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
     if leftover.why == "deletion":
         delete(transport, keys, leftover.incarnation.removeprefix(DELETING))
         return 1
@@ -246,7 +307,7 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
         delete_parameters(transport, parameters, leftover.incarnation.removeprefix(DELETING))
         _unlink(transport, [key for key in leftover.keys if key != parameters.record])
         return 1
-    if leftover.why == "object":
+    if leftover.why in ("object", "partition"):
         return _unlink(transport, list(leftover.keys))
     if leftover.why == "name":
         name = leftover.listed_as
@@ -256,13 +317,22 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
             transport.call("SADD", NAMES, name)
             removed = 0
         return removed
-    if leftover.why == "acknowledged":
-        return int(finish_acknowledgement(transport, keys, scripts, leftover.token))
+    if leftover.why in ("acknowledged", "attempts"):
+        return _finish(transport, leftover)
     removed = 0
     items = list(leftover.keys.items())
     for start in range(0, len(items), KEYS_PER_CALL):
         removed += scripts.remove_orphans(owners=dict(items[start : start + KEYS_PER_CALL]))
     return removed
+
+
+def _finish(transport: Transport, leftover: Leftover) -> int:
+    """Finishes an acknowledgement, or sweeps attempts. Returns 1 if anything was left to do."""
+    keys = with_partitions(transport, Keys(leftover.name))
+    scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
+    if leftover.why == "attempts":
+        return int(sweep(transport, keys, scripts) > 0)
+    return int(finish_acknowledgement(transport, keys, scripts, leftover.token))
 
 
 def _unlink(transport: Transport, objects: list[str]) -> int:

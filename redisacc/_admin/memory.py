@@ -41,6 +41,7 @@ def memory(transport: Transport, keys: Keys) -> list[Memory]:
         "sessions": [keys.sessions],
         "takers": [keys.queue, keys.takers],
         "taken": [keys.taken, keys.recovered],
+        "attempts": [keys.attempts],
         "reducer": [keys.reducer, *parse_sums(keys, transport.call(*sums_command(keys)))],
     }
     flat = [key for group in sorts.values() for key in group]

@@ -114,6 +114,7 @@ class CurrentRows:
         record = Record(keys, transport.call(*Record.command(keys)))
         if record.incarnation.startswith(DELETING):
             raise AccumulatorNotFoundError(f"accumulator {shown(keys.name)} is being deleted")
+        keys = Keys(keys.name, record.partitions)
         spec = _spec_of(transport, keys, record)
         self.leaf: Leaf | None = None
         if isinstance(spec, TreeSpec):

@@ -154,7 +154,7 @@ def _row(view: View, figures: Figures) -> dict[str, Any]:
         "step": str(info.global_step),
         "count": info.num_accumulated,
         # The next take will probably require as many as the last one.
-        "required": head.num_required if head else view.required,
+        "required": head.num_required if head else info.settings.num_required or view.required,
         "waiting": len(info.waiting),
         "taker": printable(head.taker, NAME) if head else None,
         "unacknowledged": len(info.unacknowledged),
@@ -189,6 +189,7 @@ def _detail(view: View, figures: Figures, most_workers: int) -> dict[str, Any]:
             "reduction": info.reduction_type,
             "once_per_worker": info.once_per_worker,
             "max_staleness": info.max_staleness,
+            "partitions": len(info.partitions),
             "buffer_limit": info.buffer_limit,
             "created": _ms(info.created_at),
             "applied": info.applied,

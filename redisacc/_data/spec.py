@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -102,6 +103,20 @@ class AccumulatorSpec(ABC):
         Args:
             round_shape: the shape that binds the round.
         """
+
+    @property
+    @abstractmethod
+    def fixed_shapes(self) -> tuple[tuple[int, ...], ...] | None:
+        """The shape of each section if that is the same in all gradients; None if it is not."""
+
+    @property
+    def gradient_bytes(self) -> int | None:
+        """The bytes of a gradient; None if gradients differ in that."""
+        shapes = self.fixed_shapes
+        if shapes is None:
+            return None
+        pairs = zip(self.sections, shapes, strict=True)
+        return sum(math.prod(shape) * section.dtype.storage.itemsize for section, shape in pairs)
 
     @abstractmethod
     def name_of(self, section: int, element: int) -> str:
@@ -222,6 +237,14 @@ class ArraySpec(AccumulatorSpec):
     def section_shapes(self, round_shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Returns the shape of the round."""
         return (round_shape,)
+
+    @property
+    def fixed_shapes(self) -> tuple[tuple[int, ...], ...] | None:
+        """The declared shape, if it is that of a dense array and no dimension is open."""
+        if self.section.is_sparse or self.shape is None:
+            return None
+        known = tuple(dim for dim in self.shape if dim is not None)
+        return (known,) if len(known) == len(self.shape) else None
 
     def name_of(self, section: int, element: int) -> str:  # noqa: ARG002 - there is only one
         """Returns the name of the argument that holds the values."""

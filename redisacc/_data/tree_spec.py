@@ -212,6 +212,11 @@ class TreeSpec(AccumulatorSpec):
         del round_shape
         return self.shapes
 
+    @property
+    def fixed_shapes(self) -> tuple[tuple[int, ...], ...] | None:
+        """The shapes of the sections, if no leaf is sparse."""
+        return None if any(section.is_sparse for section in self.sections) else self.shapes
+
     def name_of(self, section: int, element: int) -> str:
         """Returns the path of the leaf that an element of a gradient belongs to, as a part of a sentence."""
         return f"grad at {shown(self._leaf_of(section, element).path)}"

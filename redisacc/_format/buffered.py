@@ -57,6 +57,8 @@ STAGING_MS = 60_000
 
 # Every array begins at a multiple of this many bytes, so that numpy reads it where it is.
 ALIGNMENT = 8
+# The length of a part in a partition is a multiple of this many bytes, those of the largest element.
+PART_ALIGNMENT = 16
 
 _HEADER_VERSION = 2
 # Of a sum in whose values weights are. Earlier versions of redisacc, which know of no weights, refuse it.
@@ -119,9 +121,19 @@ class BufferedGradient:
     nbytes: int
     header_digest: str
 
+    @property
+    def total_weight(self) -> float:
+        """The sum of the weights of the gradients that it is the sum of."""
+        return self.number * self.factor if self.weight is None else self.weight
+
 
 class PartMissingError(Exception):
     """A part of a buffered gradient is missing. The argument is its key."""
+
+    @property
+    def gradient(self) -> str:
+        """The id of the gradient."""
+        return str(self.args[0]).split(":")[-2]
 
     def __str__(self) -> str:
         return f"{self.args[0]} is missing: it was evicted (set maxmemory-policy noeviction) or removed by hand"
@@ -167,6 +179,23 @@ def _lay_out(
 def _has_values(described: tuple[np.dtype[Any], tuple[int, ...]], spec: SectionSpec) -> bool:
     """Returns whether a section is dense and has elements."""
     return not spec.is_sparse and math.prod(described[1]) > 0
+
+
+class PartitionedGradient(NamedTuple):
+    """A gradient on its way to partitions.
+
+    Attributes:
+        header: the entry for the ``buffered`` hash.
+        parts: the bytes of each part.
+    """
+
+    header: bytes
+    parts: list[memoryview | Pieces]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all parts together."""
+        return sum([part.nbytes for part in self.parts])
 
 
 class Staged(NamedTuple):
@@ -237,12 +266,32 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
     return Staged(header, b"", lengths, commands)
 
 
-def part_size(nbytes: int) -> int:
-    """Returns the length of the parts into which that many bytes are cut."""
-    return next((size for size in PART_SIZES if size * PARTS >= nbytes), PART_SIZES[-1])
+def partitioned(keys: Keys, gradient: Gradient) -> PartitionedGradient:
+    """Prepares a gradient of more than INLINE_BYTES for its way to the partitions."""
+    parts = _parts(*_arrays(gradient), len(keys.partitions))
+    described = tuple([(section.dtype, section.shape) for section in gradient.sections])
+    return PartitionedGradient(_header(described, gradient.number, tuple([part.nbytes for part in parts])), parts)
 
 
-def _parts(sparse: list[Sequence[Array]], dense: list[Sequence[Array]]) -> list[memoryview | Pieces]:
+def part_size(nbytes: int, partitions: int = 1) -> int:
+    """Returns the length of the parts into which that many bytes are cut.
+
+    Args:
+        nbytes: how many bytes.
+        partitions: among how many partitions the parts are spread. They get equally many, so that the same one always
+            has the same elements and no node has more to do than the others.
+    """
+    size = next((size for size in PART_SIZES if size * PARTS >= nbytes), PART_SIZES[-1])
+    if partitions == 1:
+        return size
+    parts = partitions * max(-(-nbytes // (size * partitions)), 1)
+    # No part ends within an element.
+    return max(-(-nbytes // (parts * PART_ALIGNMENT)), 1) * PART_ALIGNMENT
+
+
+def _parts(
+    sparse: list[Sequence[Array]], dense: list[Sequence[Array]], partitions: int = 1
+) -> list[memoryview | Pieces]:
     """Returns the parts of a gradient, given the arrays of its sparse sections and of its dense ones.
 
     The sparse sections have parts of their own, and so has each dense section in blocks: a part that ends with a block
@@ -252,14 +301,14 @@ def _parts(sparse: list[Sequence[Array]], dense: list[Sequence[Array]]) -> list[
     for in_blocks, group in groupby(dense, _is_in_blocks):
         arrays = list(group)
         runs += [[pieces] for pieces in arrays] if in_blocks else [arrays]
-    dense_size = part_size(sum([piece.nbytes for piece in _aligned(dense)]))
+    dense_size = part_size(sum([piece.nbytes for piece in _aligned(dense)]), partitions)
     parts: list[memoryview | Pieces] = []
     for number, run in enumerate(runs, start=1):
         # All runs but the last are padded, so that the next one is aligned.
         pieces = _aligned(run if number == len(runs) else [*run, ()])
         size = dense_size
         if run is sparse:
-            size = part_size(sum([piece.nbytes for piece in pieces]))
+            size = part_size(sum([piece.nbytes for piece in pieces]), partitions)
         elif _is_in_blocks(run[0]):
             size = max(size // BLOCKS.itemsize, 1) * BLOCKS.itemsize
         parts += cut(pieces, size)

@@ -1,7 +1,8 @@
 """Every key of an accumulator, and of parameters, in one place.
 
 All of them carry the hash tag ``{NAME}``, so they live in one slot of a Redis Cluster and one script may touch all of
-them. Scripts get every key that they touch in KEYS.
+them. Scripts get every key that they touch in KEYS. Only the parts of gradients may lie in other slots, the partitions
+``{NAME/p}``; no script touches them there.
 """
 
 from __future__ import annotations
@@ -56,10 +57,14 @@ class Keys:
 
     Args:
         name: the name of the accumulator.
+        partitions: the numbers of the slots ``{NAME/p}`` that hold the parts of gradients (``partitions.py``); empty if
+            that is the slot ``{NAME}``.
 
     Attributes:
         name: the name of the accumulator.
+        partitions: as above.
         record: the key of the record, which is also the ``accumulator_ref``.
+        attempts: the key of the attempts to store gradients in partitions.
         sessions: the key of the sessions.
         queue: the key of the tokens of waiting takers, in order of arrival.
         takers: the key of the data of waiting takers.
@@ -72,9 +77,11 @@ class Keys:
         current: the keys of the current round.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, partitions: tuple[int, ...] = ()) -> None:
         self.name = name
+        self.partitions = partitions
         self.record = f"{PREFIX}{{{name}}}"
+        self.attempts = f"{self.record}:attempts"
         self.sessions = f"{self.record}:sessions"
         self.queue = f"{self.record}:queue"
         self.takers = f"{self.record}:takers"
@@ -114,11 +121,24 @@ class Keys:
         return of
 
     def part(self, gradient: str, number: int) -> str:
-        """Returns the key of part ``number`` (from 0) of a buffered gradient."""
+        """Returns the key of part ``number`` (from 0) of a buffered gradient. Partitions take turns."""
+        if self.partitions:
+            return f"{self.partition(number)}:partition:{gradient}:{number}"
         return f"{self.record}:part:{gradient}:{number}"
 
+    def partition(self, number: int) -> str:
+        """Returns what the key of part ``number`` of every gradient begins with: prefix and hash tag."""
+        return f"{PREFIX}{{{self.name}/{self.partitions[number % len(self.partitions)]}}}"
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """What the keys of each partition begin with, the partitions in their order; empty if there are none."""
+        return tuple([self.partition(number) for number in range(len(self.partitions))])
+
     def staged(self, gradient: str, number: int) -> str:
-        """Returns the key of that part before the gradient is accepted. It has an expiry."""
+        """Returns the key of that part before the gradient is accepted. It has an expiry, except in a partition."""
+        if self.partitions:
+            return self.part(gradient, number)
         return f"{self.record}:staged:{gradient}:{number}"
 
     def place(self, gradient: str) -> str:

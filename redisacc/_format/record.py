@@ -10,6 +10,7 @@ from redisacc._data.spec import AccumulatorSpec, ArraySpec, Normalize, SparseMea
 from redisacc._data.tree_spec import TreeSpec
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
+from redisacc._format.partitions import parse_partitions
 from redisacc._format.settings import SETTINGS, Settings
 from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_shape, round_shape_of
 from redisacc._format.staleness import MOST_STALENESS, parse_staleness
@@ -39,6 +40,7 @@ _ABSENT = {
     "staleness_weight": CONSTANT.encode(),
     "normalize": b"weights",
     "total_weight": b"",
+    "partitions": b"",
     **dict.fromkeys(SETTINGS, b""),
 }
 
@@ -91,6 +93,7 @@ class Record:
         staleness_weight: what staleness does to weights: "constant", "inverse_sqrt", or a factor for each staleness.
         normalize: what means are divided by: "weights" or "count", not yet checked.
         given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
+        partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         settings: what a take waits for that does not say so itself.
 
     Raises:
@@ -99,7 +102,7 @@ class Record:
     """
 
     FIELDS = (
-        *("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", *SETTINGS),
+        *("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "partitions", *SETTINGS),
         *("staleness_weight", "normalize", "total_weight"),
     )
 
@@ -144,6 +147,10 @@ class Record:
         except ValueError:
             raise self._foreign("staleness_weight", texts["staleness_weight"]) from None
         self.given_weight = self._parse_total(None if reply[-1] is None else texts["total_weight"])
+        try:
+            self.partitions = parse_partitions(texts["partitions"])
+        except ValueError:
+            raise self._foreign("partitions", texts["partitions"]) from None
         self.settings = Settings.parse(texts)
         is_tree = self.kind == "tree"
         self.shape = None if is_tree else parse_shape(keys, self.shape_text)
@@ -232,6 +239,11 @@ class Record:
         return ("HGET", keys.record, "tree")
 
     @staticmethod
+    def partitions_command(keys: Keys) -> tuple[str, ...]:
+        """Returns the command that reads the partitions, for those who need nothing else of the record."""
+        return ("HGET", keys.record, "partitions")
+
+    @staticmethod
     def wanted_command(keys: Keys) -> tuple[str, ...]:
         """Returns the command that reads how many gradients the latest take that waited requires."""
         return ("HGET", keys.record, "wanted")
@@ -258,6 +270,6 @@ def _right(name: str, value: bytes) -> bool:
         return value.isdigit() and len(value) <= 15
     if name in SETTINGS:
         return not value or (value.isdigit() and len(value) <= 15)
-    if name in ("staleness", "staleness_weight"):
+    if name in ("staleness", "staleness_weight", "partitions"):
         return value.isascii()
     return len(value) <= LONGEST_SHAPE and value.isascii()

@@ -16,8 +16,7 @@ _LONGEST = 24
 
 def weight_text(weight: float) -> str:
     """Returns a weight as text, with the fewest digits that distinguish it from its neighbours."""
-    text = repr(float(weight))
-    return text.removesuffix(".0")
+    return "1" if weight == 1 else repr(float(weight)).removesuffix(".0")
 
 
 def parse_weight(text: str) -> float:

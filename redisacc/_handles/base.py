@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import EllipsisType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from redisacc._data import validation
 from redisacc._data.encodings import Wire, checked_wire
@@ -29,6 +29,7 @@ from redisacc._data.weights import (
     checked_weight,
 )
 from redisacc._format.keys import Keys
+from redisacc._format.partitions import MOST_PARTITIONS
 from redisacc._format.settings import Settings, SettingsChange
 from redisacc._format.staleness import MOST_STALENESS
 from redisacc._format.weights import rule_text
@@ -41,10 +42,11 @@ from redisacc._protocol.events import Events
 from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._protocol.lifetime import Closing, Lifetime
 from redisacc._protocol.opening import open_accumulator
+from redisacc._protocol.partition_scripts import PartitionScripts
+from redisacc._protocol.partition_writer import PartitionWriter
 from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.requests import Requests
 from redisacc._protocol.requirement import Demand
-from redisacc._protocol.scripts import Scripts
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.snapshot import read_round
 from redisacc._protocol.step_wait import wait_for_step
@@ -53,6 +55,7 @@ from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting
 from redisacc._telemetry.operation import Operation
 from redisacc._telemetry.telemetry import Telemetry
+from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
 # The result of a take: an array, IndexedSlices, or a tree of both.
@@ -121,17 +124,21 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         normalize: what "MEAN" divides by, given at creation and for all handles: "weights" for the sum of the weights
             of gradients; "count" for their number, so that gradients of less weight move the result less. None:
             "weights", or what the accumulator was created with.
+        partitions: among how many slots of a Redis Cluster the parts of gradients are spread, from 1 to 1000, given at
+            creation. Each node then has its share of the bytes; everything else, and gradients of up to 64 KiB, stay
+            in one slot. "auto": as many as there are masters, but no more than a gradient has MiB; 1 on a single
+            server. None: 1, or what the accumulator was created with.
         create: whether to create the accumulator if there is none of this name. A worker that passes False learns of a
             name that is spelled differently; the error suggests similar names.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
             server have them, and raise NotReplicatedError otherwise. In a cluster, these are replicas of the master
-            that has the accumulator. 0: they do not wait for replication.
+            that has the accumulator, and of each that has parts of the gradient. 0: they do not wait for replication.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
         AccumulatorNotFoundError: there is no accumulator of this name, and ``create`` is False.
         SchemaMismatchError: the shared name exists with another kind, dtype, shape, tree, reduction, buffer limit,
-            ``once_per_worker``, ``max_staleness``, ``staleness_weight`` or ``normalize``.
+            ``once_per_worker``, ``max_staleness``, ``staleness_weight``, ``normalize`` or ``partitions``.
         ServerUnavailableError: no server answers. The message says how to start one.
     """
 
@@ -155,6 +162,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         max_staleness: int | None,
         staleness_weight: StalenessWeight | None,
         normalize: Normalize | None,
+        partitions: int | Literal["auto"] | None,
         create: bool,
         min_replicas: int,
     ) -> None:
@@ -163,10 +171,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._dtypes = [section.dtype for section in spec.sections]
         self._wire = checked_wire(wire, self._dtypes)
         self._finite = validation.flag(finite, "finite")
-        given_in_place_limit = in_place_limit
-        if in_place_limit is None:
-            in_place_limit = IN_PLACE_LIMIT
-        in_place_limit = validation.integer(in_place_limit, "in_place_limit", low=0)
+        used_limit = IN_PLACE_LIMIT
+        if in_place_limit is not None:
+            used_limit = validation.integer(in_place_limit, "in_place_limit", low=0)
         if buffer_limit is not None:
             buffer_limit = validation.integer(buffer_limit, "buffer_limit", low=0)
         if once_per_worker is not None:
@@ -174,6 +181,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         if max_staleness is not None:
             max_staleness = validation.integer(max_staleness, "max_staleness", low=0, high=MOST_STALENESS)
         rule, normalize = _checked_weighting(spec, max_staleness, staleness_weight, normalize)
+        partitions = _checked_partitions(partitions)
         create = validation.flag(create, "create")
         if isinstance(shared_name, str) and not shared_name:
             shared_name = None
@@ -191,7 +199,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             "worker": self._given_worker,
             "wire": wire,
             "finite": finite,
-            "in_place_limit": given_in_place_limit,
+            "in_place_limit": in_place_limit,
             "min_replicas": min_replicas,
         }
         self._where = picklable_where(redis)
@@ -199,7 +207,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._keys = Keys(shared_name or private_leases.new_name())
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
         self._own_label = f"{self._name} ({self._keys.name})"
-        self._scripts = Scripts(self._transport, self._keys, min_replicas=min_replicas)
+        self._scripts = PartitionScripts(self._transport, self._keys, min_replicas=min_replicas)
         self._telemetry = Telemetry(
             spec.kind, self._keys.name, is_private=shared_name is None, address=self._transport.address
         )
@@ -216,6 +224,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             max_staleness=max_staleness,
             staleness_weight=rule,
             normalize=normalize,
+            partitions=partitions,
             create=create,
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
             incarnation=self._reopens,
@@ -224,7 +233,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         if min_replicas:
             # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
             self._transport.call("WAIT", 0, 1, beside=self._keys.record)
-        self._scripts.incarnation = opened.incarnation
+        self._keys = Keys(self._keys.name, opened.partitions)
+        self._scripts.bind(self._keys, opened.incarnation)
         self._spec = spec = dataclasses.replace(
             spec, chunk=opened.chunk, normalize="count" if opened.normalize == "count" else "weights"
         )
@@ -236,8 +246,19 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             self._scripts,
             spec,
             requests=self._requests,
-            buffer_writer=BufferWriter(self._transport, self._keys, self._scripts, spec, self._telemetry),
-            in_place_limit=in_place_limit if opened.can_add_in_place else 0,
+            buffer_writer=BufferWriter(
+                self._transport,
+                self._keys,
+                self._scripts,
+                spec,
+                self._telemetry,
+                partitions=PartitionWriter(
+                    self._transport, self._keys, self._scripts, min_replicas=min_replicas, lease_ms=opened.lease_ms
+                )
+                if opened.partitions
+                else None,
+            ),
+            in_place_limit=used_limit if opened.can_add_in_place else 0,
             staleness_weighs=opened.staleness_weight != CONSTANT,
             min_replicas=min_replicas,
         )
@@ -549,7 +570,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._taker.acknowledge(taken, None)
 
     @contextlib.contextmanager
-    def recover(self, token: str | None = None) -> Iterator[Round[G] | None]:
+    def recover(self, token: str | None = None, *, skip_lost: bool = False) -> Iterator[Round[G] | None]:
         """Hands out a round that was taken but never acknowledged, for the length of a ``with`` block.
 
         Its former taker can then neither read nor acknowledge it, and gets ``RoundRecoveredError`` if it is still
@@ -570,21 +591,26 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Args:
             token: which round, from ``info().unacknowledged``. None: the oldest.
+            skip_lost: True: gradients of which the server has lost parts are left out, and a warning names them. The
+                round's ``num_accumulated`` is the number of those that are left, and its ``gradient`` is reduced over
+                them, or None if none is left; ``workers`` and ``staleness`` are those of all that were counted.
 
         Yields:
             The round, or None if there is none to recover.
 
         Raises:
             AccumulatorNotFoundError: the accumulator was deleted.
+            DataLossError: a part of a gradient in a partition is lost. The round stays listed.
             NotReplicatedError: fewer than ``min_replicas`` replicas know that the round was recovered. It can be
                 recovered again; a handle without ``min_replicas`` does not wait for them.
             RoundRecoveredError: at the end of the block, if another process has recovered the round in turn.
         """
         if token is not None:
             token = validation.text(token, "token", max_bytes=200)
+        skip_lost = validation.flag(skip_lost, "skip_lost")
         self._records.read()
         with self._telemetry.observe("recover", self._worker) as operation:
-            taken = self._taker.recover(token, name=self._worker)
+            taken = self._taker.recover(token, name=self._worker, skip_lost=skip_lost)
             if taken is not None:
                 _note_round(operation, taken)
         yield None if taken is None else taken.round
@@ -630,7 +656,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     ) -> ApplyResult:
         once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
         used = self._wire_of(wire)
-        checked = self._checked_weight(weight)
+        # Most gradients have the default weight.
+        checked = 1.0 if type(weight) is float and weight == 1 else self._checked_weight(weight)
         self._lifetime.check()
         if self._finite:
             check_finite(gradient, self._spec, used)
@@ -725,6 +752,7 @@ def _reopen(
         max_staleness=None,
         staleness_weight=None,
         normalize=None,
+        partitions=None,
         create=True,
         **arguments,
     )
@@ -739,6 +767,17 @@ def _checked_weighting(
     if staleness_weight is not None:
         rule = rule_text(checked_staleness_weight(staleness_weight, max_staleness, can_weigh=spec.can_weigh))
     return rule, None if normalize is None else checked_normalize(normalize)
+
+
+def _checked_partitions(value: object) -> int | Literal["auto"] | None:
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return None if value is None else "auto"
+    try:
+        return validation.integer(value, "partitions", low=1, high=MOST_PARTITIONS)
+    except InvalidArgumentError:
+        raise InvalidArgumentError(
+            f'partitions must be an integer from 1 to {MOST_PARTITIONS}, "auto" or None, not {shown(value)}'
+        ) from None
 
 
 def _deadline(timeout: object) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy.typing as npt
 
 from redisacc._data import validation
@@ -67,6 +69,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         max_staleness: int | None = None,
         staleness_weight: StalenessWeight | None = None,
         normalize: Normalize | None = None,
+        partitions: int | Literal["auto"] | None = None,
         create: bool = True,
         min_replicas: int = 0,
     ) -> None:
@@ -86,6 +89,7 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             max_staleness=max_staleness,
             staleness_weight=staleness_weight,
             normalize=normalize,
+            partitions=partitions,
             create=create,
             min_replicas=min_replicas,
         )

@@ -80,6 +80,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         max_staleness: int | None = None,
         staleness_weight: StalenessWeight | None = None,
         normalize: Normalize | None = None,
+        partitions: int | Literal["auto"] | None = None,
         create: bool = True,
         min_replicas: int = 0,
     ) -> None:
@@ -100,6 +101,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             max_staleness=max_staleness,
             staleness_weight=staleness_weight,
             normalize=normalize,
+            partitions=partitions,
             create=create,
             min_replicas=min_replicas,
         )

@@ -77,6 +77,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         max_staleness: int | None = None,
         staleness_weight: StalenessWeight | None = None,
         normalize: Normalize | None = None,
+        partitions: int | Literal["auto"] | None = None,
         create: bool = True,
         min_replicas: int = 0,
     ) -> None:
@@ -99,6 +100,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             max_staleness=max_staleness,
             staleness_weight=staleness_weight,
             normalize=normalize,
+            partitions=partitions,
             create=create,
             min_replicas=min_replicas,
         )

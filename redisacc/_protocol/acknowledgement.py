@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
-from redisacc._format.buffered import BufferedGradient, listed_part_keys, part_keys
+from redisacc._format.buffered import BufferedGradient, listed_part_keys, number_of_parts, part_keys
 from redisacc._format.keys import Keys
+from redisacc._protocol.partition_scripts import PartitionScripts, StoredAttempt
+from redisacc._protocol.partition_sweep import sweep_quietly
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
@@ -22,9 +24,12 @@ DROPPED_BYTES = 4 * 2**20
 
 
 def acknowledge(
-    transport: Transport, keys: Keys, scripts: Scripts, token: str, gradients: list[BufferedGradient]
+    transport: Transport, keys: Keys, scripts: PartitionScripts, token: str, gradients: list[BufferedGradient]
 ) -> bool:
     """Removes a round of which everything is known. Returns False if there is no such round, or no longer."""
+    if keys.partitions:
+        attempts = [StoredAttempt(gradient.id, len(gradient.lengths)) for gradient in gradients if not gradient.inline]
+        return _end_attempts(transport, keys, scripts, token, attempts)
     parts = [key for gradient in gradients for key in part_keys(keys, gradient)]
     acknowledged = _run(scripts, token, parts)
     if acknowledged and parts:
@@ -32,10 +37,18 @@ def acknowledge(
     return acknowledged
 
 
-def finish_acknowledgement(transport: Transport, keys: Keys, scripts: Scripts, token: str) -> bool:
+def finish_acknowledgement(transport: Transport, keys: Keys, scripts: PartitionScripts, token: str) -> bool:
     """Removes what is left of a round whose taker died while it acknowledged. Returns False if nothing is left."""
+    entries = scan(transport, keys.taken_round(token).buffered)
+    if keys.partitions:
+        attempts = [
+            StoredAttempt(field.decode(errors="replace"), number)
+            for field, entry in entries.items()
+            if (number := number_of_parts(entry))
+        ]
+        return _end_attempts(transport, keys, scripts, token, attempts)
     parts: list[str] = []
-    for field, entry in scan(transport, keys.taken_round(token).buffered).items():
+    for field, entry in entries.items():
         parts += listed_part_keys(keys, field, entry)
     return _run(scripts, token, parts)
 
@@ -43,8 +56,11 @@ def finish_acknowledgement(transport: Transport, keys: Keys, scripts: Scripts, t
 def free_dropped(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> None:
     """Frees the parts that a script has just dropped and left to us, one part to a command, so that others get between.
 
-    The script gave them an expiry, so nothing stays if this fails, and it raises nothing.
+    The script gave them an expiry, so nothing stays if this fails, and it raises nothing. Parts in partitions are swept
+    instead (``partition_sweep.py``).
     """
+    if keys.partitions:
+        return
     if sum(gradient.nbytes for gradient in gradients if not gradient.inline) > DROPPED_BYTES:
         try:
             transport.pipeline([("UNLINK", key) for gradient in gradients for key in part_keys(keys, gradient)])
@@ -52,15 +68,30 @@ def free_dropped(transport: Transport, keys: Keys, gradients: Sequence[BufferedG
             logger.debug("%s: dropped parts will expire: %s", keys.name, error)
 
 
-def _run(scripts: Scripts, token: str, parts: list[str]) -> bool:
-    *pieces, last = _batches(parts)
+def _end_attempts(
+    transport: Transport, keys: Keys, scripts: PartitionScripts, token: str, attempts: Sequence[StoredAttempt]
+) -> bool:
+    """Removes a round whose gradients have their parts in partitions. The leader lists these until they are removed."""
+    acknowledged = _run(scripts, token, list(map(str, attempts)), in_partitions=True)
+    if acknowledged and attempts:
+        sweep_quietly(transport, keys, scripts)
+    return acknowledged
+
+
+def _run(scripts: Scripts, token: str, items: list[str], *, in_partitions: bool = False) -> bool:
+    """Acknowledges a round, given the keys of its parts, or its attempts if these are in partitions."""
+    *pieces, last = _batches(items)
     # From the first call on, the round cannot be recovered any more. Another process may only finish what we began.
     begun = False
     for piece in pieces:
-        if not scripts.acknowledge(token=token, parts=piece, more=True):
+        if not scripts.acknowledge(token=token, **_of(piece, in_partitions), more=True):
             return begun
         begun = True
-    return scripts.acknowledge(token=token, parts=last, more=False) or begun
+    return scripts.acknowledge(token=token, **_of(last, in_partitions), more=False) or begun
+
+
+def _of(items: list[str], in_partitions: bool) -> dict[str, list[str]]:
+    return {"parts": [], "attempts": items} if in_partitions else {"parts": items}
 
 
 def _batches(parts: list[str]) -> Iterator[list[str]]:

@@ -13,6 +13,7 @@ from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
 from redisacc._format.staging import ANNOUNCED_HEADER
 from redisacc._protocol.compaction import Compactor, Reply, no_room
+from redisacc._protocol.partition_writer import PartitionWriter
 from redisacc._protocol.scripts import Counted, Full, Request, Scripts
 from redisacc._redis.transport import Transport
 from redisacc._telemetry.telemetry import Telemetry
@@ -32,9 +33,27 @@ class BufferWriter:
     """Buffers gradients of one accumulator."""
 
     def __init__(
-        self, transport: Transport, keys: Keys, scripts: Scripts, spec: AccumulatorSpec, telemetry: Telemetry
+        self,
+        transport: Transport,
+        keys: Keys,
+        scripts: Scripts,
+        spec: AccumulatorSpec,
+        telemetry: Telemetry,
+        *,
+        partitions: PartitionWriter | None = None,
     ) -> None:
+        """Initialises the writer.
+
+        Args:
+            transport: the way to the server.
+            keys: the keys of the accumulator.
+            scripts: its scripts.
+            spec: what it was created as.
+            telemetry: hears of compactions.
+            partitions: writes the parts of gradients to partitions; None: the accumulator has none.
+        """
         self._keys = keys
+        self._partitions = partitions
         self._scripts = scripts
         self._compactor = Compactor(transport, keys, spec, telemetry)
 
@@ -78,6 +97,9 @@ class BufferWriter:
         name = f"{request.session.id}-{request.sequence}"
         if replaced:
             name += f"-{secrets.token_hex(4)}"
+        if self._partitions is not None and gradient.nbytes > buffered_format.INLINE_BYTES:
+            # Registering asks whether it would be accepted.
+            return self._partitions.send(gradient, request, name, replaced, summed_weight)
         announced = gradient.nbytes >= buffered_format.ANNOUNCED_BYTES and not replaced
         staged = buffered_format.stage(self._keys, name, gradient, announced=announced)
         announced = announced and len(staged.commands) > 0 and len(staged.header) <= ANNOUNCED_HEADER and not ask

@@ -6,8 +6,10 @@ import contextlib
 
 from redisacc._format.buffered import number_of_parts
 from redisacc._format.keys import NAMES, Keys, ParameterKeys
+from redisacc._protocol.partition_scripts import PartitionScripts, listed_attempts
+from redisacc._protocol.partition_sweep import remove_parts
+from redisacc._protocol.record_reader import with_partitions
 from redisacc._protocol.round_reader import all_rounds
-from redisacc._protocol.scripts import Scripts
 from redisacc._redis.hash_scan import Fields, scan
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError
@@ -24,10 +26,11 @@ def delete(transport: Transport, keys: Keys, incarnation: str, *, timeout: float
         incarnation: which accumulator of that name.
         timeout: seconds that each step tries to reach the server. The first step that fails ends the deletion.
     """
-    scripts = Scripts(transport, keys, incarnation=incarnation)
+    scripts = PartitionScripts(transport, keys, incarnation=incarnation)
     if scripts.delete(finish=False, timeout=timeout) != "closed":
         return
     # From here on, nothing can be added, and the name cannot be created again until the record is removed.
+    keys = with_partitions(transport, keys, timeout=timeout)
     try:
         rounds = all_rounds(transport, keys, timeout=timeout)
     except CorruptDataError:
@@ -40,6 +43,9 @@ def delete(transport: Transport, keys: Keys, incarnation: str, *, timeout: float
             # The script removes the hashes of the current round. A late copy of a plain UNLINK would remove those of an
             # accumulator that has been created under the same name since.
             transport.call("UNLINK", *round_keys.hashes, timeout=timeout)
+    if keys.partitions:
+        attempts = listed_attempts(transport, keys, timeout=timeout)
+        remove_parts(transport, keys, attempts, timeout=timeout)
     if not transport.call("EXISTS", ParameterKeys(keys.name).record, timeout=timeout):
         # Otherwise the parameters of this name are still listed.
         with contextlib.suppress(CorruptDataError):

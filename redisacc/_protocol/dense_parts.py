@@ -13,10 +13,9 @@ from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import Cut, Piece
-from redisacc._protocol.parts_in_flight import Cell, Part
+from redisacc._protocol.parts_in_flight import Cell, Part, lanes_of
 from redisacc._protocol.stored_sums import StoredSums
 from redisacc._protocol.uploads import Uploads
-from redisacc._redis.lanes import LANES
 
 # Stores a part of a sum, given the digest of the gradients in it, its number, and its elements.
 Store = Callable[[str, int, Sequence[Array]], None]
@@ -50,7 +49,10 @@ class DenseParts:
         self._uploads = uploads
         self._stored = stored
         self._store = store
-        self._ready: deque[tuple[Cell, int, int]] = deque()
+        self._lanes = lanes_of(keys)
+        # What is requested next, for each partition, which take turns; a single node has everything in one place.
+        self._ready: tuple[deque[tuple[Cell, int, int]], ...] = tuple(deque() for _ in keys.partitions or (0,))
+        self._turn = 0
 
     def set_cut(self, cut: Cut, added: int) -> None:
         """Makes the cells, when so many gradients have been added whole."""
@@ -83,24 +85,30 @@ class DenseParts:
         if self._stored.wanted and cell.requested == 0:
             expected = self._uploads.expected
             if expected is not None and self._stored.has(self._uploads.digest, cell.number):
-                self._ready.append((cell, _SUM, cell.turn))
+                self._ready_for(cell).append((cell, _SUM, cell.turn))
                 cell.requested, cell.reduced = expected, True
             return
         while cell.requested < bound:
             upload = self._uploads.every[cell.requested]
             if upload.cut is None or not upload.there[upload.sparse_parts + cell.number]:
                 break
-            self._ready.append((cell, cell.requested, cell.turn))
+            self._ready_for(cell).append((cell, cell.requested, cell.turn))
             cell.requested += 1
         self._offer(cell)
 
     def next(self) -> Part | None:
         """Returns the part to request next; None: there is none."""
-        while self._ready:
-            cell, place, turn = self._ready.popleft()
-            if turn == cell.turn:
-                return self._part_of_sum(cell) if place == _SUM else self._part_of(cell, place)
+        for _ in self._ready:
+            ready = self._ready[self._turn]
+            self._turn = (self._turn + 1) % len(self._ready)
+            while ready:
+                cell, place, turn = ready.popleft()
+                if turn == cell.turn:
+                    return self._part_of_sum(cell) if place == _SUM else self._part_of(cell, place)
         return None
+
+    def _ready_for(self, cell: Cell) -> deque[tuple[Cell, int, int]]:
+        return self._ready[cell.number % len(self._ready)]
 
     def _part_of(self, cell: Cell, place: int) -> Part:
         """Returns the part of a gradient, given its position."""
@@ -109,7 +117,7 @@ class DenseParts:
         length = upload.gradient.lengths[number]
         assert upload.cut is not None
         pieces = upload.cut[cell.number]
-        key, lane = upload.key(self._keys, number), cell.number % LANES
+        key, lane = upload.key(self._keys, number), cell.number % self._lanes
         part = Part(key, lane, upload, number, length, None, cell, cell.turn, begins=place == 0)
         if part.begins and len(pieces) == 1 and pieces[0].nbytes == length and upload.gradient.factor == 1:
             place_in_sum = self._piece_of_sum(pieces[0])
@@ -123,7 +131,7 @@ class DenseParts:
         places = [self._piece_of_sum(piece) for piece in self.cut[cell.number]]
         length = sum([place.nbytes for place in places])
         key = self._keys.sum(self._uploads.digest, cell.number)
-        lane, first = cell.number % LANES, self._uploads.every[0]
+        lane, first = cell.number % self._lanes, self._uploads.every[0]
         part = Part(key, lane, first, cell.number, length, None, cell, cell.turn, sums=cell.requested)
         if len(places) == 1 and places[0].dtype == places[0].dtype.newbyteorder("<"):
             part.memory, part.placed = places[0].view(np.uint8), True

@@ -31,6 +31,9 @@ from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
+# Maximum number of attempts that are counted.
+MOST_ATTEMPTS = 1000
+
 
 @dataclass(frozen=True)
 class AccumulatorInfo:
@@ -76,6 +79,10 @@ class AccumulatorInfo:
             "inverse_sqrt", or a tuple of a factor for each staleness from 0 on.
         normalize: what a mean is divided by: the sum of the "weights" of gradients, or their "count".
         total_weight: the sum of the weights of the gradients in the current round; ``num_accumulated`` if all are 1.
+        partitions: the numbers p of the slots ``{NAME/p}`` that hold the parts of gradients; empty if that is the slot
+            of the accumulator itself.
+        attempts: how many gradients are being written to partitions, or have parts there that are still to be removed;
+            at most 1000, also if there are more.
         settings: what a take waits for that does not say so itself.
         workers: who contributed to the current round: worker's name → number of its gradients.
         waiting: takers in the queue, in order of arrival.
@@ -114,6 +121,8 @@ class AccumulatorInfo:
     staleness_weight: str | tuple[float, ...]
     normalize: str
     total_weight: float
+    partitions: tuple[int, ...]
+    attempts: int
     settings: Settings
     workers: dict[str, int]
     waiting: list[WaitingTaker]
@@ -196,10 +205,11 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         CorruptDataError: something under its keys is not as redisacc writes it.
     """
     hashes = (keys.current.workers, keys.takers, keys.taken, keys.sessions)
-    record, buffered, queue, clock, lease, *firsts = transport.pipeline(
+    record, buffered, attempts, queue, clock, lease, *firsts = transport.pipeline(
         [
             Record.command(keys),
             ("HLEN", keys.current.buffered),
+            ("ZRANGE", keys.attempts, 0, MOST_ATTEMPTS - 1),
             _queue_command(keys),
             ("TIME",),
             lease_command(keys),
@@ -245,6 +255,8 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         staleness_weight=fields.staleness_weight,
         normalize=fields.normalize,
         total_weight=fields.total_weight,
+        partitions=fields.partitions,
+        attempts=len(attempts),
         settings=fields.settings,
         workers=in_round,
         waiting=waiting,

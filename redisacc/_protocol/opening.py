@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import secrets
+from typing import Literal
 
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.tree import difference, parse_structure
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import NAMES, Keys
+from redisacc._format.partitions import automatic_partitions, choose_partitions
 from redisacc._format.record import FORMAT
 from redisacc._protocol.deletion import delete
 from redisacc._protocol.scripts import Deleting, Opened, Schema, Scripts
 from redisacc._protocol.similar_names import suggestion
-from redisacc._redis.transport import Transport
+from redisacc._redis.transport import OPENING_TIMEOUT, Transport
 from redisacc._text import QUOTED, printable, shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, NotPermittedError, SchemaMismatchError
 
@@ -34,6 +36,7 @@ def open_accumulator(
     max_staleness: int | None,
     staleness_weight: str | None,
     normalize: str | None,
+    partitions: int | Literal["auto"] | None,
     lease_ms: int,
     create: bool,
     incarnation: str | None = None,
@@ -53,6 +56,8 @@ def open_accumulator(
         staleness_weight: what staleness does to weights, as text; None: as with an existing accumulator, and nothing
             for a new one.
         normalize: what means are divided by; None: as with an existing accumulator, and the weights for a new one.
+        partitions: among how many slots the parts of its gradients are spread; "auto": as many as there are masters,
+            if its gradients are large enough; None: as with an existing accumulator, and 1 for a new one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
         create: whether to create it if there is none.
         incarnation: the only one that is opened, and none is created. None: any.
@@ -62,6 +67,7 @@ def open_accumulator(
         SchemaMismatchError: it was created as something else.
     """
     schema = Schema(FORMAT, **spec.schema)
+    chosen = _partitions(transport, keys, spec, partitions) if create and incarnation is None else ()
     while True:
         try:
             opened = scripts.open(
@@ -74,6 +80,7 @@ def open_accumulator(
                 max_staleness=max_staleness or 0,
                 staleness_weight=staleness_weight or CONSTANT,
                 normalize=normalize or "weights",
+                partitions=chosen,
                 create=create and incarnation is None,
             )
         except AccumulatorNotFoundError:
@@ -102,10 +109,23 @@ def open_accumulator(
         max_staleness=max_staleness,
         staleness_weight=staleness_weight,
         normalize=normalize,
+        partitions=partitions,
     )
     if not lease_ms:
         list_name(transport, keys.name)
     return opened
+
+
+def _partitions(
+    transport: Transport, keys: Keys, spec: AccumulatorSpec, wanted: int | Literal["auto"] | None
+) -> tuple[int, ...]:
+    """Returns the partitions that the accumulator gets if it is created now."""
+    if wanted in (None, 1):
+        return ()
+    slot_map = transport.slot_map(timeout=OPENING_TIMEOUT) if transport.cluster is not None else None
+    number = automatic_partitions(spec.gradient_bytes, slot_map) if wanted == "auto" else wanted
+    assert isinstance(number, int)
+    return choose_partitions(keys.name, number, slot_map)
 
 
 def _check_schema(
@@ -118,7 +138,9 @@ def _check_schema(
     max_staleness: int | None,
     staleness_weight: str | None,
     normalize: str | None,
+    partitions: int | Literal["auto"] | None,
 ) -> None:
+    num_partitions = len(opened.partitions) or 1
     # Of two trees, the leaf in which they differ says more.
     is_tree = opened.schema.kind == wanted.kind == "tree"
     differences = [
@@ -139,6 +161,7 @@ def _check_schema(
             ("max_staleness", opened.max_staleness, opened.max_staleness if max_staleness is None else max_staleness),
             ("staleness_weight", opened.staleness_weight, staleness_weight or opened.staleness_weight),
             ("normalize", opened.normalize, normalize or opened.normalize),
+            ("partitions", num_partitions, partitions if isinstance(partitions, int) else num_partitions),
         )
         if there != here and not (is_tree and what in ("dtype", "shape"))
     ]

@@ -440,6 +440,7 @@ class _Arrivals:
 
     # A reader uploads nothing meanwhile, so one connection is as fast as several.
     lanes = 1
+    homes = ()
 
     def __init__(self) -> None:
         self._awaited: deque[_Arrival] = deque()

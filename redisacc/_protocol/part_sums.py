@@ -25,13 +25,12 @@ from redisacc._format.part_cut import cut_of
 from redisacc._protocol.buffered_sections import whole_gradient
 from redisacc._protocol.dense_parts import DenseParts, Store
 from redisacc._protocol.inline_reader import InlineReader
-from redisacc._protocol.parts_in_flight import Part, PartsInFlight
+from redisacc._protocol.parts_in_flight import Part, PartsInFlight, lanes_of
 from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.sparse_parts import SparseParts
 from redisacc._protocol.stored_sums import StoredSums
 from redisacc._protocol.uploads import Upload, Uploads
 from redisacc._protocol.whole_parts import WholeParts, check_lengths
-from redisacc._redis.lanes import LANES
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError, NotPermittedError
 
@@ -71,7 +70,10 @@ class PartSums:
         self._stored = StoredSums(reliance, transport.waits)
         self._dense = DenseParts(keys, round_sum, self._uploads, self._stored, store)
         self._sparse = SparseParts(keys, round_sum, self._uploads)
-        self._in_flight = PartsInFlight()
+        self._in_flight = PartsInFlight(len(keys.partitions) or 1)
+        # Of Arrivals: a lane for each partition, or lanes in which the parts of a single node take turns.
+        self.homes = keys.homes
+        self.lanes = lanes_of(keys)
         # Whether there is nothing to add before the round is known.
         self._idle = self._stores
         # How many come before the last one that was added whole, that one included. Nothing may begin anew before it:
@@ -151,6 +153,9 @@ class PartSums:
 
     def _upload_of(self, gradient: BufferedGradient) -> Upload:
         sparse_parts, cut = cut_of(gradient) or (0, None)
+        if sparse_parts % (len(self.homes) or 1):
+            # Its dense parts lie in other partitions than those of the other gradients.
+            sparse_parts, cut = 0, None
         if cut is not None and self._dense.cut is None:
             # Whatever has been added before was added whole.
             self._dense.set_cut(cut, self._sparse.added)
@@ -204,8 +209,6 @@ class PartSums:
         return min([self._sparse.added, *[cell.added for cell in self._dense.cells]])
 
     # Arrivals of fast_socket:
-
-    lanes = LANES
 
     def wanted(self) -> list[Part]:
         """Returns the parts that have not arrived."""

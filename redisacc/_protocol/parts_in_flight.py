@@ -8,10 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from redisacc._data.validation import Array
+from redisacc._format.keys import Keys
 from redisacc._protocol.uploads import Upload
+from redisacc._redis.lanes import LANES
 
 # How many bytes are requested before they are needed, so that the server always has something to send.
 WINDOW_BYTES = 4 * 2**20
+# The same for all nodes together.
+MOST_WINDOW_BYTES = 64 * 2**20
+
+
+def lanes_of(keys: Keys) -> int:
+    """Returns in how many lanes parts travel: one for each partition, or LANES, in which those of a node take turns."""
+    return len(keys.partitions) or LANES
 
 
 @dataclass(slots=True, eq=False)
@@ -75,9 +84,14 @@ class Part:
 
 
 class PartsInFlight:
-    """The parts that are on their way, in the order in which they were requested."""
+    """The parts that are on their way, in the order in which they were requested.
 
-    def __init__(self) -> None:
+    Args:
+        nodes: how many nodes they come from. Each must always have something to send.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self._window = min(nodes * WINDOW_BYTES, MOST_WINDOW_BYTES)
         self._parts: deque[Part] = deque()
         self._nbytes = 0
         # Memory that is lent to parts, one for each that arrives at the same time. The one used last is lent first,
@@ -92,7 +106,7 @@ class PartsInFlight:
     @property
     def has_room(self) -> bool:
         """Whether the window has room for another part."""
-        return self._nbytes < WINDOW_BYTES
+        return self._nbytes < self._window
 
     @property
     def has_sums(self) -> bool:

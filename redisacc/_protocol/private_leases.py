@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from redisacc._format.buffered import listed_part_keys
 from redisacc._format.keys import Keys
 from redisacc._protocol.deletion import delete
+from redisacc._protocol.partition_scripts import listed_attempts
 from redisacc._protocol.round_reader import all_rounds
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
@@ -112,7 +113,7 @@ def renew(transport: Transport, keys: Keys, lease_ms: int) -> None:
     """Extends the life of every key of the accumulator by another lease."""
     # If one server is silent, accumulators on other servers must not lose their leases.
     timeout = min(lease_ms / 1000 / RENEWALS, 2.0)
-    fixed = [keys.record, keys.sessions, keys.taken, keys.recovered]
+    fixed = [keys.record, keys.sessions, keys.taken, keys.recovered, keys.attempts]
     rounds = all_rounds(transport, keys, timeout=timeout)
     for of in rounds:
         fixed += of.hashes
@@ -122,6 +123,14 @@ def renew(transport: Transport, keys: Keys, lease_ms: int) -> None:
             parts = listed_part_keys(keys, field, entry)
             if parts:
                 transport.pipeline([("PEXPIRE", key, lease_ms) for key in parts], timeout=timeout)
+    if keys.partitions:
+        parts = [
+            keys.part(attempt.id, number)
+            for attempt in listed_attempts(transport, keys, timeout=timeout)
+            for number in range(attempt.parts)
+        ]
+        if parts:
+            transport.pipeline([("PEXPIRE", key, lease_ms) for key in parts], timeout=timeout)
 
 
 owner = Owner()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from redisacc._format.keys import Keys
+from redisacc._format.partitions import parse_partitions
 from redisacc._format.record import Record
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
-from redisacc.errors import AccumulatorNotFoundError
+from redisacc.errors import AccumulatorNotFoundError, CorruptDataError
 
 
 class RecordReader:
@@ -45,3 +46,17 @@ class RecordReader:
             raise AccumulatorNotFoundError(
                 f"accumulator {shown(self._keys.name)} was deleted after this handle was opened. Open it again"
             )
+
+
+def with_partitions(transport: Transport, keys: Keys, *, timeout: float = TIMEOUT) -> Keys:
+    """Returns the keys of an accumulator with the partitions that its record lists, whatever else the record holds.
+
+    Raises:
+        CorruptDataError: redisacc did not write what the record says of partitions.
+    """
+    text = transport.call(*Record.partitions_command(keys), timeout=timeout)
+    try:
+        partitions = parse_partitions((text or b"").decode(errors="replace"))
+    except ValueError:
+        raise CorruptDataError(f"{keys.record}: partitions holds {shown(text)}, which redisacc did not write") from None
+    return Keys(keys.name, partitions)

@@ -7,12 +7,15 @@ import secrets
 from redisacc._format.entries import parse_taken
 from redisacc._format.keys import Keys
 from redisacc._protocol.acknowledgement import finish_acknowledgement
-from redisacc._protocol.scripts import Granted, Scripts
+from redisacc._protocol.partition_scripts import PartitionScripts
+from redisacc._protocol.scripts import Granted
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 
 
-def take_over(transport: Transport, keys: Keys, scripts: Scripts, token: str | None, *, name: str) -> Granted | None:
+def take_over(
+    transport: Transport, keys: Keys, scripts: PartitionScripts, token: str | None, *, name: str
+) -> Granted | None:
     """Moves a round that was granted and not acknowledged to a new token. Its former taker can no longer read it.
 
     Rounds whose takers died while they acknowledged are removed on the way: their gradients have been handed out.

@@ -18,6 +18,7 @@ from redisacc._format.keys import Keys, RoundKeys
 from redisacc._protocol.growing_round import GrowingRound, Heard
 from redisacc._protocol.inline_reader import INLINE_FIELDS, InlineReader
 from redisacc._protocol.reliance import Reliance
+from redisacc._protocol.whole_parts import lost_gradients
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import Fields, scan, scan_command, scan_whole, scanned
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -111,6 +112,13 @@ class RoundReader:
             traces=parse_traces(workers),
         )
 
+    def leave_out_lost(self, contents: RoundContents) -> list[BufferedGradient]:
+        """Takes the gradients out of a round of which a part is missing, or has another length, and returns them."""
+        lost = set(lost_gradients(self._transport, self._keys, contents.buffered))
+        left_out = [gradient for gradient in contents.buffered if gradient.id in lost]
+        contents.buffered = [gradient for gradient in contents.buffered if gradient.id not in lost]
+        return left_out
+
     def add_up(
         self,
         contents: RoundContents,
@@ -147,7 +155,7 @@ class RoundReader:
         found = round_sum.number if round_sum.weight is None else round_sum.weight
         wanted = num_accumulated if total_weight is None else total_weight
         # They may have been added in another order.
-        if (round_sum.weight is None) != (total_weight is None) or not math.isclose(found, wanted, rel_tol=ROUNDING):
+        if not math.isclose(found, wanted, rel_tol=ROUNDING):
             raise CorruptDataError(
                 f"{self._keys.record}: the weights of the gradients add up to {found:g}, but the total weight was "
                 f"counted to be {wanted:g}"

@@ -18,6 +18,7 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import STAGING_MS
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import DELETING, Keys
+from redisacc._format.partitions import parse_partitions, partitions_text
 from redisacc._format.record import check_format
 from redisacc._format.settings import SettingsChange
 from redisacc._format.weights import parse_weight, weight_text
@@ -71,6 +72,7 @@ class Opened:
         max_staleness: by how many steps a gradient may be late.
         staleness_weight: what staleness does to weights, as text.
         normalize: what means are divided by, as text.
+        partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         can_add_in_place: whether the server's Lua can add.
     """
 
@@ -84,6 +86,7 @@ class Opened:
     max_staleness: int
     staleness_weight: str
     normalize: str
+    partitions: tuple[int, ...]
     can_add_in_place: bool
 
 
@@ -258,6 +261,16 @@ class Scripts:
         # WAIT must follow on the connection of its script: after a failover another one would ask another server.
         self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
 
+    def bind(self, keys: Keys, incarnation: str) -> None:
+        """Binds the scripts to the accumulator that ``open`` found.
+
+        Args:
+            keys: its keys, with its partitions.
+            incarnation: its incarnation.
+        """
+        self._keys = keys
+        self.incarnation = incarnation
+
     def open(
         self,
         *,
@@ -270,6 +283,7 @@ class Scripts:
         max_staleness: int,
         staleness_weight: str = CONSTANT,
         normalize: str = "weights",
+        partitions: tuple[int, ...] = (),
         create: bool = True,
     ) -> Opened | Deleting:
         """Opens or creates the accumulator.
@@ -284,6 +298,7 @@ class Scripts:
             max_staleness: by how many steps a gradient may be late.
             staleness_weight: what staleness does to weights, as text.
             normalize: what means are divided by: "weights" or "count".
+            partitions: the numbers of the slots that hold the parts of gradients; empty: the slot of the record.
             create: whether to create the accumulator if there is none.
 
         Raises:
@@ -318,6 +333,7 @@ class Scripts:
                         "max_staleness": max_staleness,
                         "staleness_weight": staleness_weight,
                         "normalize": normalize,
+                        "partitions": partitions_text(partitions),
                         "create": int(create),
                     },
                 ),
@@ -350,6 +366,7 @@ class Scripts:
                 staleness,
                 staleness_weight_,
                 normalize_,
+                numbers,
             ]:
                 return Opened(
                     now_ms=self._number(now, "TIME"),
@@ -362,6 +379,7 @@ class Scripts:
                     max_staleness=self._number(staleness, "max_staleness"),
                     staleness_weight=_text(staleness_weight_),
                     normalize=_text(normalize_),
+                    partitions=self._partitions(numbers),
                     can_add_in_place=struct == b"yes",
                 )
             case [b"deleting", incarnation_]:
@@ -382,6 +400,7 @@ class Scripts:
             "max_staleness",
             "staleness_weight",
             "normalize",
+            "partitions",
         )
         reply = self._transport.call("HMGET", self._keys.record, *names, timeout=OPENING_TIMEOUT)
         if isinstance(reply, list) and len(reply) > 1 and isinstance(reply[1], bytes):
@@ -397,6 +416,7 @@ class Scripts:
                 staleness,
                 staleness_weight,
                 normalize,
+                numbers,
             ] if all(isinstance(text, bytes) for text in schema) and not incarnation.startswith(DELETING.encode()):
                 return Opened(
                     now_ms=0,
@@ -410,6 +430,7 @@ class Scripts:
                     max_staleness=0 if staleness is None else self._number(staleness, "max_staleness"),
                     staleness_weight=CONSTANT if staleness_weight is None else _text(staleness_weight),
                     normalize="weights" if normalize is None else _text(normalize),
+                    partitions=() if numbers is None else self._partitions(numbers),
                     can_add_in_place=False,
                 )
         return None
@@ -545,9 +566,7 @@ class Scripts:
             case [b"unstaged", _]:
                 return "unstaged"
             case [b"full", buffered, limit, weight]:
-                return Full(
-                    self._number(buffered, "buffered_bytes"), self._number(limit, "buffer_limit"), self._weight(weight)
-                )
+                return self._full(buffered, limit, weight)
         return self._counted(reply, request.round_shape, replicas)
 
     def stage(self, request: Request, *, gradient: str, header: bytes) -> Hint:
@@ -696,12 +715,13 @@ class Scripts:
         )
         return None if reply == [b"left"] else self._granted(token, reply, replicas)
 
-    def acknowledge(self, *, token: str, parts: Sequence[str], more: bool) -> bool:
+    def acknowledge(self, *, token: str, parts: Sequence[str], attempts: Sequence[str] = (), more: bool) -> bool:
         """Removes a round, or some of its parts.
 
         Args:
             token: token of the round.
             parts: keys of parts to remove.
+            attempts: gradients in partitions, as "ATTEMPT parts": the leader lists them until their parts are removed.
             more: whether calls with further parts follow.
 
         Returns:
@@ -716,9 +736,10 @@ class Scripts:
                     "taken_buffered": taken.buffered,
                     "taken_inline": taken.inline,
                     "taken_workers": taken.workers,
+                    "attempts": self._keys.attempts,
                     "parts": parts,
                 },
-                args={"token": token, "more": int(more)},
+                args={"token": token, "more": int(more), "attempts": attempts},
             )
         )
         match reply:
@@ -893,6 +914,7 @@ class Scripts:
                     "taken": keys.taken,
                     "recovered": keys.recovered,
                     "compacting": keys.compacting,
+                    "attempts": keys.attempts,
                     "crew": keys.crew,
                     "reducer": keys.reducer,
                 },
@@ -991,11 +1013,22 @@ class Scripts:
             )
         return int(text)
 
+    def _full(self, buffered: bytes, limit: bytes, weight: bytes) -> Full:
+        return Full(self._number(buffered, "buffered_bytes"), self._number(limit, "buffer_limit"), self._weight(weight))
+
     def _weight(self, text: bytes) -> float:
         try:
             return parse_weight(_text(text))
         except ValueError as error:
             raise CorruptDataError(f"{self._keys.record}: a weight is {shown(text)}: {error}") from None
+
+    def _partitions(self, text: bytes) -> tuple[int, ...]:
+        try:
+            return parse_partitions(text.decode(errors="replace"))
+        except ValueError:
+            raise CorruptDataError(
+                f"{self._keys.record}: partitions is {shown(text)}, which redisacc did not write"
+            ) from None
 
     def _refuse(self, reply: list[bytes]) -> NoReturn:
         name = shown(self._keys.name)

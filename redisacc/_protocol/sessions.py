@@ -29,6 +29,18 @@ class Session:
     def __init__(self, now_ms: int) -> None:
         self.begin_anew(now_ms)
 
+    @classmethod
+    def of_take(cls, token: str) -> Session | None:
+        """Returns what the session of a take was when the take was granted; None if the token is that of a recovery."""
+        born, _, rest = token.partition("-")
+        random, _, sequence = rest.partition("-")
+        if not sequence.isdigit():
+            return None
+        session = cls(int(born))
+        session.id = f"{born}-{random}"
+        session.sequence = session.acknowledged = int(sequence)
+        return session
+
     def begin_anew(self, now_ms: int) -> None:
         """Takes another id, because the server no longer knows this one."""
         self.born_ms = now_ms

@@ -5,9 +5,8 @@ from __future__ import annotations
 from redisacc._data.sums import DenseSum, RoundSum
 from redisacc._format.keys import Keys
 from redisacc._protocol.buffered_sections import add_sparse_sections
-from redisacc._protocol.parts_in_flight import Part
+from redisacc._protocol.parts_in_flight import Part, lanes_of
 from redisacc._protocol.uploads import Uploads
-from redisacc._redis.lanes import LANES
 
 # How many bytes of sparse sections may wait in memory for those of gradients that come before them.
 WAITING_BYTES = 64 * 2**20
@@ -28,6 +27,7 @@ class SparseParts:
     def __init__(self, keys: Keys, round_sum: RoundSum, uploads: Uploads) -> None:
         self.added = 0
         self._keys = keys
+        self._lanes = lanes_of(keys)
         self._sum = round_sum
         self._uploads = uploads
         self._has_sparse = not all(isinstance(section, DenseSum) for section in round_sum.sections)
@@ -67,7 +67,7 @@ class SparseParts:
                 if upload.there[number] and not upload.requested[number]:
                     upload.requested[number] = True
                     memory = upload.memory_for_sparse()[start : start + length]
-                    lane = (place + number) % LANES
+                    lane = (number if self._keys.partitions else place + number) % self._lanes
                     return Part(upload.key(self._keys, number), lane, upload, number, length, memory)
                 start += length
             waiting += upload.gradient.sparse_bytes

@@ -16,13 +16,14 @@ from redisacc._format.staleness import parse_staleness
 from redisacc._protocol.acknowledgement import acknowledge
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.ownership import REMEMBERED, still_listed
+from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._protocol.recovery import take_over
 from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.requirement import Demand
 from redisacc._protocol.round_reader import RoundReader, read_commands
-from redisacc._protocol.scripts import Granted, Scripts
-from redisacc._protocol.sessions import SessionPool
+from redisacc._protocol.scripts import ForgottenError, Granted
+from redisacc._protocol.sessions import Session, SessionPool
 from redisacc._protocol.take_wait import TakeWait, wait_for_round
 from redisacc._redis.transport import Transport
 from redisacc._telemetry.traceparent import TraceParent
@@ -33,6 +34,7 @@ from redisacc.errors import (
     DataLossError,
     OutcomeUnknownError,
     ServerUnavailableError,
+    StaleSequenceError,
 )
 
 logger = logging.getLogger("redisacc")
@@ -66,7 +68,7 @@ class Taker(Generic[G]):
         self,
         transport: Transport,
         keys: Keys,
-        scripts: Scripts,
+        scripts: PartitionScripts,
         spec: AccumulatorSpec,
         *,
         sessions: SessionPool,
@@ -141,12 +143,13 @@ class Taker(Generic[G]):
         # If the server has not said how many were required, they were probably as many as there are.
         return self._read(granted, pieces, reader, pending.num_required or granted.num_accumulated)
 
-    def recover(self, token: str | None, *, name: str) -> TakenRound[G] | None:
+    def recover(self, token: str | None, *, name: str, skip_lost: bool = False) -> TakenRound[Any] | None:
         """Takes over a round that was granted and not acknowledged, and reads and reduces it.
 
         Args:
             token: which round; None: the oldest.
             name: the name of the new taker.
+            skip_lost: whether gradients of which parts are lost are left out.
 
         Returns:
             The round, or None if there is none to recover.
@@ -159,7 +162,8 @@ class Taker(Generic[G]):
             return None
         self._check_replicated(granted.global_step, "recovered", granted.replicas)
         pieces = self._transport.pipeline(read_commands(self._keys.taken_round(granted.token)))
-        return self._read(granted, pieces, RoundReader(self._transport, self._keys, self._spec))
+        reader = RoundReader(self._transport, self._keys, self._spec)
+        return self._read(granted, pieces, reader, skip_lost=skip_lost)
 
     def _check_replicated(self, global_step: int, done: str, replicas: int) -> None:
         check_replicated(
@@ -214,8 +218,22 @@ class Taker(Generic[G]):
                 extra={"accumulator": self._keys.name, "token": taken.token},
             )
             return
-        if not listed and not perhaps_done:
+        if not listed and (not perhaps_done or self._is_undone(taken.token)):
             raise self._unlisted(taken.token, taken.round.global_step)
+
+    def _is_undone(self, token: str) -> bool:
+        """Returns whether the server knows less than the take of a token. Nothing changes."""
+        session = Session.of_take(token)
+        if session is None:
+            return False
+        try:
+            self._scripts.resolve(session=session, sequence=session.sequence, worker="")
+        except DataLossError:
+            return True
+        except (ForgottenError, StaleSequenceError):
+            # It was idle for an hour, or has sent further requests since.
+            return False
+        return False
 
     def _still_listed(self, token: str, global_step: int) -> bool:
         return still_listed(self._transport, self._keys, self._scripts.incarnation, token, global_step)
@@ -229,19 +247,38 @@ class Taker(Generic[G]):
         )
 
     def _read(
-        self, granted: Granted, pieces: Sequence[Any], reader: RoundReader, num_required: int = 0
-    ) -> TakenRound[G]:
+        self,
+        granted: Granted,
+        pieces: Sequence[Any],
+        reader: RoundReader,
+        num_required: int = 0,
+        *,
+        skip_lost: bool = False,
+    ) -> TakenRound[Any]:
         try:
-            return self._read_whole(granted, pieces, reader, num_required)
+            return self._read_whole(granted, pieces, reader, num_required, skip_lost=skip_lost)
         except (PartMissingError, CorruptDataError) as error:
             # Deleting or recovering the round also removes the keys that were to be read.
             if not self._still_listed(granted.token, granted.global_step):
                 raise self._unlisted(granted.token, granted.global_step) from error
+            if self._keys.partitions and isinstance(error, PartMissingError):
+                raise self._lost_part(granted, error) from error
             raise CorruptDataError(f"{error}. The round stays listed in info().unacknowledged") from error
 
+    def _lost_part(self, granted: Granted, error: PartMissingError) -> DataLossError:
+        part = str(error.args[0])
+        return DataLossError(
+            f"{part} is gone, which is a part of gradient {error.gradient} in the round of step {granted.global_step}: "
+            "its node was restarted from older data, failed over to a replica that lagged behind, or evicted the key. "
+            f"The round stays listed in info().unacknowledged as {granted.token}; recover(skip_lost=True) hands it out "
+            "without that gradient",
+            part=part,
+            gradient=error.gradient,
+        )
+
     def _read_whole(
-        self, granted: Granted, pieces: Sequence[Any], reader: RoundReader, num_required: int
-    ) -> TakenRound[G]:
+        self, granted: Granted, pieces: Sequence[Any], reader: RoundReader, num_required: int, *, skip_lost: bool
+    ) -> TakenRound[Any]:
         shape = round_shape_of(self._keys, granted.round_shape)
         if shape is None:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
@@ -250,12 +287,26 @@ class Taker(Generic[G]):
         except ValueError as error:
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
         contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
-        number, weight = granted.num_accumulated, granted.given_weight
+        # The acknowledgement also removes what is left of gradients that are left out.
+        buffered, number, weight = contents.buffered, granted.num_accumulated, granted.given_weight
+        if skip_lost:
+            lost = reader.leave_out_lost(contents)
+            number -= sum(gradient.number for gradient in lost)
+            if weight is not None:
+                weight -= sum(gradient.total_weight for gradient in lost)
+            if lost:
+                logger.warning(
+                    "%s: the round of step %d is handed out without the gradients of which parts are lost: %s",
+                    self._keys.name,
+                    granted.global_step,
+                    ", ".join(gradient.id for gradient in lost),
+                    extra={"accumulator": self._keys.name, "global_step": granted.global_step, "token": granted.token},
+                )
         round_sum = reader.add_up(contents, shape, number, weight, num_required)
-        gradient: G = self._spec.result(round_sum, self._spec.divisor(number, weight))
+        gradient: G | None = self._spec.result(round_sum, self._spec.divisor(number, weight)) if number else None
         total = float(number) if weight is None else weight
         taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total)
-        return TakenRound(granted.token, taken, contents.buffered, contents.traces)
+        return TakenRound(granted.token, taken, buffered, contents.traces)
 
     def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:
         """Compares how many rounds the accumulator has granted with what this handle knew before its take."""

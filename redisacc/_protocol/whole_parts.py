@@ -35,17 +35,18 @@ class WholeParts:
 
     Attributes:
         data: its bytes.
+        lanes, homes: as ``Arrivals`` describes them.
     """
-
-    lanes = LANES
 
     def __init__(self, keys: Keys, gradient: BufferedGradient) -> None:
         self.data = np.empty(gradient.nbytes, np.uint8)
         self._awaited: list[_WholePart] = []
+        self.homes = keys.homes
+        self.lanes = len(self.homes) or LANES
         start = 0
         for number, length in enumerate(gradient.lengths):
             place = self.data[start : start + length].data
-            self._awaited.append(_WholePart(keys.part(gradient.id, number), number % LANES, place))
+            self._awaited.append(_WholePart(keys.part(gradient.id, number), number % self.lanes, place))
             start += length
 
     def wanted(self) -> list[_WholePart]:
@@ -99,3 +100,22 @@ def check_lengths(transport: Transport, keys: Keys, gradients: Sequence[Buffered
             raise PartMissingError(key)
         if actual != length:
             raise CorruptDataError(f"{key} has {actual} bytes, and its header says {length}")
+
+
+def lost_gradients(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> list[str]:
+    """Returns the ids of the gradients of which a part is missing, or is not as long as the header says.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        gradients: gradients in a round.
+    """
+    wanted = [
+        (gradient.id, keys.part(gradient.id, number), length)
+        for gradient in gradients
+        for number, length in enumerate(gradient.lengths)
+    ]
+    if not wanted:
+        return []
+    lengths = transport.pipeline([("STRLEN", key) for _, key, _ in wanted])
+    return [gradient for (gradient, _, length), actual in zip(wanted, lengths, strict=True) if actual != length]

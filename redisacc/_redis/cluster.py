@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 from redisacc._redis.client_libraries import is_cluster
 from redisacc._redis.fast_socket import VALUES, A, Arrivals, Command, Connection, fetch_together
 from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError, SlotMovedError, reason_of
-from redisacc._redis.node import Losses, Node, Send
+from redisacc._redis.node import Losses, Node, Send, fetch_from_nodes
 from redisacc._redis.reply_errors import REDIRECTIONS
 from redisacc._redis.slot_map import Address, SlotMap, key_slot, redirection, slot_of, slots_of
 from redisacc._redis.waits import BLOCKING, Waits
@@ -129,13 +129,41 @@ class Cluster:
             found[node.address] = self._exchange_with(node, commands, _soon(deadline))
         return found
 
+    def exchange_with_reachable(
+        self, commands: Sequence[Command], deadline: float
+    ) -> tuple[dict[str, list[Any]], dict[str, str]]:
+        """Does the same, and returns why other masters do not answer, by their addresses."""
+        found, silent = {}, {}
+        for node in self._masters(deadline):
+            until = min(deadline, time.monotonic() + _MAP_TIMEOUT)
+            try:
+                found[node.address] = self._exchange_with(node, commands, until)
+            except FAULTS as error:
+                silent[node.address] = reason_of(error)
+        return found, silent
+
+    def group_by_node(self, batches: Sequence[Sequence[Command]], deadline: float) -> list[list[int]]:
+        """Returns the numbers of the batches whose slots have the same owner, for each owner."""
+        groups: dict[str, list[int]] = {}
+        for number, batch in enumerate(batches):
+            slots = slots_of(batch)
+            node = self._owner(min(slots) if slots else None, deadline)
+            groups.setdefault(node.address, []).append(number)
+        return list(groups.values())
+
     def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
-        """GETs strings of one slot straight into the memory where they are used."""
+        """GETs strings straight into the memory where they are used.
+
+        They are in one slot, or each of their lanes is.
+        """
         wanted = arrivals.wanted()
         if not wanted:
             return
-        node = self._owner(key_slot(wanted[0].key), deadline)
         try:
+            if arrivals.homes:
+                self._fetch_from_several([key_slot(home) for home in arrivals.homes], arrivals, deadline)
+                return
+            node = self._owner(key_slot(wanted[0].key), deadline)
             with self._failures_noted(node):
                 node.fetch(arrivals, _soon(deadline))
         except ReplyError as error:
@@ -143,6 +171,23 @@ class Cluster:
                 raise
             # Slots move rarely. Meanwhile, the strings are fetched a few at a time.
             fetch_together(self, arrivals, deadline)
+
+    def _fetch_from_several(self, slots: Sequence[int], arrivals: Arrivals[A], deadline: float) -> None:
+        """GETs strings of which each lane has a slot of its own."""
+        nodes: dict[str, Node] = {}
+        owners = []
+        for slot in slots:
+            node = self._owner(slot, deadline)
+            nodes.setdefault(node.address, node)
+            owners.append(node.address)
+        addresses = list(nodes)
+        routes = [addresses.index(address) for address in owners]
+        try:
+            fetch_from_nodes(list(nodes.values()), routes, arrivals, _soon(deadline))
+        except FAULTS:
+            # It is not known which one failed. The next attempt begins by reading the map.
+            self._stale = True
+            raise
 
     def converse(self, key: str, talk: Callable[[Send], Answer], timeout: float, deadline: float) -> Answer:
         """Returns what ``talk`` makes of the replies to commands about one key, over one connection to its owner."""

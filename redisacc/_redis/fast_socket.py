@@ -99,10 +99,14 @@ class Arrivals(Protocol[A]):
 
     Attributes:
         lanes: the number of lanes. Strings of different lanes may arrive in any order, and at the same time.
+        homes: if each lane has a slot of its own, a key in that slot, for each lane; otherwise empty.
     """
 
     @property
     def lanes(self) -> int: ...
+
+    @property
+    def homes(self) -> Sequence[str]: ...
 
     def wanted(self) -> list[A]:
         """Returns all strings that are wanted now and have not arrived."""

@@ -177,13 +177,16 @@ def _is_quiet(sock: socket.socket) -> bool:
         return not selector.select(0)
 
 
-def fetch_over(connections: Sequence[Connection], arrivals: Arrivals[A], deadline: float) -> None:
+def fetch_over(
+    connections: Sequence[Connection], arrivals: Arrivals[A], deadline: float, routes: Sequence[int] = ()
+) -> None:
     """GETs strings over several connections at once, straight into the memory where they are used.
 
     Args:
         connections: all are SocketConnections. Each serves one lane or more.
         arrivals: the strings.
         deadline: when the server counts as silent if it sends nothing, on ``time.monotonic()``'s clock.
+        routes: for each lane the position of its connection. Empty: the connections take turns.
 
     Raises:
         BrokenError, SilentError, ReplyError: a connection failed. None of them can be used again. The same holds if
@@ -197,7 +200,7 @@ def fetch_over(connections: Sequence[Connection], arrivals: Arrivals[A], deadlin
         while True:
             until = deadline + received / SLOWEST
             for number, lane in enumerate(lanes):
-                lane.request([arrival for arrival in wanted if arrival.lane % len(lanes) == number], until)
+                lane.request([one for one in wanted if _route(one.lane, routes, len(lanes)) == number], until)
             if not any(lane.awaited for lane in lanes):
                 return
             for key, _ in selector.select(TICK):
@@ -205,6 +208,10 @@ def fetch_over(connections: Sequence[Connection], arrivals: Arrivals[A], deadlin
             # Also if something came: a server that sends a byte now and then would go on forever.
             check_silence(deadline + received / SLOWEST)
             wanted = arrivals.more()
+
+
+def _route(lane: int, routes: Sequence[int], connections: int) -> int:
+    return routes[lane] if routes else lane % connections
 
 
 class _Lane(Generic[A]):

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from redisacc._redis.client_libraries import STUMBLES, fault_of, is_of_library, translated
-from redisacc._redis.fast_socket import VALUES, A, Arrivals, ClientConnection, Command, Connection
+from redisacc._redis.fast_socket import (
+    VALUES,
+    A,
+    Arrivals,
+    ClientConnection,
+    Command,
+    Connection,
+    SocketConnection,
+    get_commands,
+    put,
+)
 from redisacc._redis.faults import FAULTS, BrokenError, ReplyError
 from redisacc._redis.lanes import Lanes, fetch_over
 from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
@@ -239,6 +249,45 @@ class Node:
             self._pool.release(connection.pooled)
         if lost and isinstance(error, STUMBLES):
             raise BrokenError("another thread closed the connection") from error
+
+
+def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arrivals[A], deadline: float) -> None:
+    """GETs strings from several servers at once, straight into the memory where they are used.
+
+    Args:
+        nodes: the servers.
+        routes: for each lane the position of its server among them.
+        arrivals: the strings.
+        deadline: when a server counts as silent if it sends nothing, on ``time.monotonic()``'s clock.
+
+    Raises:
+        ReplyError, BrokenError, RejectedError, OSError: as ``Node.fetch``.
+    """
+    borrowed: list[Connection] = []
+    try:
+        borrowed.extend(node._borrow(deadline) for node in nodes)
+        if all(isinstance(connection, SocketConnection) for connection in borrowed) and nodes[0]._waits.opens_lanes:
+            fetch_over(borrowed, arrivals, deadline, routes)
+        else:
+            _fetch_in_turn(borrowed, routes, arrivals, deadline)
+    except BaseException as error:
+        for node, connection in zip(nodes, borrowed, strict=False):
+            with contextlib.suppress(BrokenError):
+                node._spoil(connection, error)
+        raise
+    for node, connection in zip(nodes, borrowed, strict=True):
+        node._return(connection)
+
+
+def _fetch_in_turn(
+    connections: Sequence[Connection], routes: Sequence[int], arrivals: Arrivals[A], deadline: float
+) -> None:
+    """Does the same over connections of which nothing is known but that they exchange commands, one after the other."""
+    while wanted := arrivals.wanted():
+        for number, connection in enumerate(connections):
+            of_one = [arrival for arrival in wanted if routes[arrival.lane] == number]
+            if of_one:
+                put(connection.exchange(get_commands(of_one), deadline), of_one, arrivals)
 
 
 def _leave(pool: Any, owns_pool: bool, *kept: list[Any]) -> None:

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from redis.backoff import ExponentialBackoff
 from redisacc._redis.cluster import Cluster, UnreachableNodeError, cluster_of
 from redisacc._redis.fast_socket import VALUES, A, Argument, Arrivals, Command, Connection, PackedCommands
 from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentError, reason_of
+from redisacc._redis.in_parallel import in_parallel
 from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.reply_errors import PASSING, refusal_of
 from redisacc._redis.script_loader import Script
@@ -64,6 +65,17 @@ class Limits:
 _UNLIMITED = Limits()
 # They are in effect in whatever the code that sets them calls, however deep that is.
 LIMITS: ContextVar[Limits] = ContextVar("redisacc limits", default=_UNLIMITED)
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Limits how long each call in the block tries to reach the server."""
+    token = LIMITS.set(Limits(call=seconds))
+    try:
+        yield
+    finally:
+        LIMITS.reset(token)
+
 
 _BYTES = frozenset((bytes,))
 # A fake server, and a client that decodes, return strings.
@@ -184,12 +196,53 @@ class Transport:
         """Returns the replies to several commands that travel together. The first that is an error is raised."""
         return _checked(self._exchange(commands, timeout))
 
+    def scatter(self, batches: Sequence[Sequence[Command]], *, timeout: float = TIMEOUT) -> list[list[Any]]:
+        """Returns the replies to several batches of commands, which go to all nodes at the same time.
+
+        The commands of a batch travel together, in their order, over one connection. The first reply that is an error
+        is raised when all batches have ended.
+
+        Args:
+            batches: the keys of each are in one slot. Commands without a key go along with the others.
+            timeout: seconds to try to reach the servers.
+        """
+        if self.cluster is None or len(batches) < 2:
+            replies = iter(self.pipeline([command for batch in batches for command in batch], timeout=timeout))
+            return [[next(replies) for _ in batch] for batch in batches]
+        by_node = self._persist(partial(self.cluster.group_by_node, batches), timeout)
+
+        limits = LIMITS.get()
+
+        def exchange(numbers: Sequence[int]) -> list[list[Any]]:
+            LIMITS.set(limits)
+            return [self.pipeline(batches[number], timeout=timeout) for number in numbers]
+
+        found: dict[int, list[Any]] = {}
+        each = in_parallel([partial(exchange, numbers) for numbers in by_node], self.waits)
+        for numbers, replies_of in zip(by_node, each, strict=True):
+            found.update(zip(numbers, replies_of, strict=True))
+        return [found[number] for number in range(len(batches))]
+
     def on_every_master(self, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> dict[str, list[Any]]:
         """Returns address → the replies to commands without keys, from every master; of a single server, its own."""
         if self.cluster is None:
             return {self.address: self.pipeline(commands, timeout=timeout)}
         replies = self._persist(partial(self.cluster.exchange_with_all, commands), timeout)
         return {address: _checked(found) for address, found in replies.items()}
+
+    def on_reachable_masters(
+        self, commands: Sequence[Command], *, timeout: float = TIMEOUT
+    ) -> tuple[dict[str, list[Any]], dict[str, str]]:
+        """Does the same with those masters that answer within 3 seconds each.
+
+        Returns:
+            Address → the replies; and address → the reason, for masters that do not answer. If a single server does not
+            answer, the call raises.
+        """
+        if self.cluster is None:
+            return self.on_every_master(commands, timeout=timeout), {}
+        replies, silent = self._persist(partial(self.cluster.exchange_with_reachable, commands), timeout)
+        return {address: _checked(found) for address, found in replies.items()}, silent
 
     def run(
         self,
@@ -274,7 +327,8 @@ class Transport:
     def fetch(self, arrivals: Arrivals[A], *, timeout: float = TIMEOUT) -> None:
         """GETs strings straight into the memory where they are used.
 
-        If they have several lanes, and the server is on another machine, they arrive over several connections.
+        If they have several lanes, and the server is on another machine, they arrive over several connections. Strings
+        of several nodes arrive from all of them at once.
 
         Args:
             arrivals: says which, and where to. If it raises, the error passes through and the connection is closed.

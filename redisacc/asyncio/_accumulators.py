@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Generator
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -13,27 +13,55 @@ from redisacc._handles.base import ConditionalAccumulatorBase as Base
 from redisacc._protocol import events
 from redisacc._protocol.events import Event
 from redisacc.asyncio._handles import Handle, awaited, entered, unchanged, with_arguments_of
+from redisacc.asyncio._waits import LoopWaits
 
 Blocking = TypeVar("Blocking", bound=Base[Any])
 
 
-class Events(Handle[events.Events]):
+class Events:
     """The events of an accumulator, for ``async for``. ``accumulator.events()`` makes one.
 
     Listening begins with ``async with``, with ``await``, or with the first event that is asked for. Everything else is
     as for ``redisacc.Events``.
+
+    Args:
+        waits: how its calls wait.
+        listen: makes the blocking iterator.
     """
+
+    def __init__(self, waits: LoopWaits, listen: Callable[[], events.Events]) -> None:
+        self._waits = waits
+        self._listen = listen
+        self._events: events.Events | None = None
+
+    def __repr__(self) -> str:
+        return f"asyncio.{self._events!r}" if self._events is not None else "asyncio.Events(not open)"
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Self:
+        if self._events is None:
+            self._events = await self._waits.run(self._listen)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Event:
         await self
-        event = await self.waits.run(lambda: next(self.blocking, None))
+        event = await self._waits.run(lambda: next(self._events, None) if self._events is not None else None)
         if event is None:
-            await self.close()
             raise StopAsyncIteration
         return event
+
+    async def close(self) -> None:
+        """Stops listening. Closing twice does nothing."""
+        if self._events is not None:
+            await self._waits.run(self._events.close)
 
 
 class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
@@ -83,11 +111,7 @@ class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
         Args:
             timeout: the loop ends after that many seconds without an event. None: never.
         """
-
-        def listen(*, redis: object) -> events.Events:  # noqa: ARG001 - they come the same way as everything else
-            return self.blocking.events(timeout=timeout)
-
-        return Events(listen, redis=self._where)
+        return Events(self.waits, lambda: self.blocking.events(timeout=timeout))
 
 
 class _ArrayAccumulator(ConditionalAccumulatorBase[Blocking], Generic[Blocking]):

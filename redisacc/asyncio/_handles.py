@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
@@ -82,6 +83,9 @@ class Handle(Generic[Blocking]):
             self._shared = None
             await _sharing.give_back(shared)
             raise
+        # A handle that is dropped without being closed must not keep the connections open when all others are closed.
+        self._finalizer = weakref.finalize(self, _sharing.drop, shared)
+        self._finalizer.atexit = False
         return self
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -105,6 +109,7 @@ class Handle(Generic[Blocking]):
         try:
             await self._shared.waits.run(self._handle.close)  # type: ignore[attr-defined]
         finally:
+            self._finalizer.detach()
             await _sharing.give_back(self._shared)
 
     def __reduce__(self) -> NoReturn:
@@ -163,10 +168,17 @@ def with_arguments_of(
     method: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
     """Gives a constructor the arguments of that of a blocking class."""
+    signature = inspect.signature(method)
 
     def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
-        constructor.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
-        return constructor
+        @functools.wraps(constructor)
+        def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            # Raises a TypeError here, and not where the handle is opened.
+            signature.bind(self, *args, **kwargs)
+            constructor(self, *args, **kwargs)
+
+        construct.__signature__ = signature  # type: ignore[attr-defined]
+        return construct
 
     return decorate
 

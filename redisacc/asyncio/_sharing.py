@@ -41,21 +41,25 @@ def borrow(where: object) -> Shared:
     Raises:
         InvalidArgumentError: it leads nowhere.
     """
-    waits = LoopWaits()
     address, key = address_of(where)
-    on_loop = _shared.setdefault(waits.loop, {})
+    on_loop = _shared.setdefault(asyncio.get_running_loop(), {})
     shared = on_loop.get(key)
     if shared is None:
+        waits = LoopWaits()
         transport = transport_to(address, waits, transport_to(address))
         shared = on_loop[key] = Shared(transport, waits, key)
     shared.users += 1
     return shared
 
 
+def drop(shared: Shared) -> None:
+    """Ends the use of a transport by a handle that nobody has closed. It cannot await, so the connections stay."""
+    shared.users -= 1
+
+
 async def give_back(shared: Shared) -> None:
     """Ends a handle's use of a transport. The last one closes its connections."""
     shared.users -= 1
-    if not shared.users:
-        _shared[shared.waits.loop].pop(shared.key, None)
+    if shared.users <= 0 and _shared[shared.waits.loop].pop(shared.key, None) is not None:
         await shared.waits.close()
         shared.transport.close()

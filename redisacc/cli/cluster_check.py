@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from redisacc._admin.catalogue import list_names
+from redisacc._format.keys import Keys
+from redisacc._protocol.record_reader import with_partitions
+from redisacc._redis.slot_map import key_slot
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport
 from redisacc._text import QUOTED, printable
 from redisacc.cli.finding import Finding
 from redisacc.cli.output import count_text
-from redisacc.errors import ServerError
+from redisacc.errors import CorruptDataError, NotPermittedError, ServerError
 
 _SETTINGS = ("cluster-require-full-coverage", "cluster-node-timeout")
 
 
-def examine_cluster(transport: Transport) -> Finding:
-    """Returns whether every slot has an owner and every master a replica, and how the cluster treats failures."""
+def examine_cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
+    """Returns whether every slot has an owner and every master a replica, and how the cluster treats failures.
+
+    Args:
+        transport: the way to the cluster.
+        silent: address → the reason, of each master that does not answer.
+    """
     slot_map = transport.slot_map(timeout=OPENING_TIMEOUT)
     full_coverage, node_timeout = (_setting(transport, name) for name in _SETTINGS)
     masters = count_text(len(slot_map.masters), "master")
@@ -31,6 +43,16 @@ def examine_cluster(transport: Transport) -> Finding:
             "start the masters that are missing, or assign their slots to others: accumulators in these slots cannot "
             "be used" + (", and neither can any other" if full_coverage == "yes" else ""),
         )
+    if silent:
+        address, reason = next(iter(silent.items()))
+        more = f", nor do {len(silent) - 1} others" if len(silent) > 1 else ""
+        return Finding(
+            "cluster",
+            "bad",
+            f"the master {address} does not answer ({reason}){more}; {found}",
+            "start it again, or promote a replica of it: accumulators in its slots cannot be used"
+            + (", and soon neither can any other" if full_coverage == "yes" else ""),
+        )
     alone = [str(master) for master, replicas in slot_map.replicas.items() if not replicas]
     if alone:
         stops = " and stops all others" if full_coverage == "yes" else ""
@@ -42,6 +64,41 @@ def examine_cluster(transport: Transport) -> Finding:
             f"fails ({', '.join(alone[:3])}{', …' if len(alone) > 3 else ''})",
         )
     return Finding("cluster", "ok", found)
+
+
+def examine_partitions(transport: Transport) -> Finding:
+    """Returns whether the partitions of each accumulator are spread evenly over the masters."""
+    slot_map = transport.slot_map(timeout=OPENING_TIMEOUT)
+    masters = len(slot_map.masters)
+    uneven: list[str] = []
+    spread = 0
+    try:
+        for name in list_names(transport):
+            keys = Keys(name)
+            with suppress(CorruptDataError):
+                keys = with_partitions(transport, keys)
+            if not keys.partitions:
+                continue
+            spread += 1
+            owners = Counter(slot_map.owner(key_slot(home)) for home in keys.homes)
+            if max(owners.values()) > -(-len(keys.homes) // masters):
+                uneven.append(f"{printable(name, QUOTED)}: {', '.join(_shares(owners))}")
+    except NotPermittedError:
+        return Finding("partitions", "warn", "unknown, because this user may not read the names and records")
+    found = f"{count_text(spread, 'accumulator')} with partitions"
+    if uneven:
+        named = "; ".join(uneven[:3]) + ("; …" if len(uneven) > 3 else "")
+        return Finding(
+            "partitions",
+            "warn",
+            f"{found}, of which {len(uneven)} unevenly spread ({named})",
+            "delete them when their training is over and create them again: partitions are chosen at creation",
+        )
+    return Finding("partitions", "ok", found)
+
+
+def _shares(owners: Counter[Any]) -> list[str]:
+    return [f"{number} on {owner or 'no master'}" for owner, number in owners.most_common(5)]
 
 
 def _replicas_text(numbers: list[int]) -> str:

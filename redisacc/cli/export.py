@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -58,23 +59,22 @@ def export(*, names: tuple[str, ...], port: int, host: str, url: str | None) -> 
       redisacc export 'train-*' --port 9464
     """
     transport = transport_of(url)
-    metrics = Metrics(transport, names)
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except (OSError, UnicodeError) as error:
-        # The name of a host that no domain can have raises a UnicodeError.
-        fail(f"cannot listen on {host}:{port}: {error}")
-    click.echo(f"metrics of {transport.address} at http://{host}:{server.server_port}/metrics, Ctrl-C stops")
-    try:
-        # Short waits, because an endless one blocks Ctrl-C on some platforms.
-        while thread.is_alive():
-            threading.Event().wait(1.0)
-    finally:
-        server.shutdown()
-        server.server_close()
-        metrics.close()
+    with contextlib.closing(Metrics(transport, names)) as metrics:
+        registry = CollectorRegistry()
+        registry.register(metrics)
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except (OSError, UnicodeError) as error:
+            # The name of a host that no domain can have raises a UnicodeError.
+            fail(f"cannot listen on {host}:{port}: {error}")
+        click.echo(f"metrics of {transport.address} at http://{host}:{server.server_port}/metrics, Ctrl-C stops")
+        try:
+            # Short waits, because an endless one blocks Ctrl-C on some platforms.
+            while thread.is_alive():
+                threading.Event().wait(1.0)
+        finally:
+            server.shutdown()
+            server.server_close()
 
 
 # The name without its prefix, the help text, and how to read the value.

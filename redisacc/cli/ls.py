@@ -113,6 +113,7 @@ def _facts(info: AccumulatorInfo, size: int) -> dict[str, Any]:
         "shape": info.shape,
         "num_leaves": info.num_leaves,
         "reduction_type": info.reduction_type,
+        "partitions": len(info.partitions) or 1,
         "global_step": info.global_step,
         "num_accumulated": info.num_accumulated,
         "waiting": [waiting.num_required for waiting in info.waiting],

@@ -38,6 +38,8 @@ __all__ = ["show"]
 
 # Number of elements shown of each row.
 _ELEMENTS = 8
+# Number of partitions named.
+_PARTITIONS = 8
 # Number of leaves shown without --leaves.
 _LEAVES = 20
 
@@ -246,8 +248,8 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
     gradients = f"{info.num_accumulated}{of} gradients" if of else count_text(info.num_accumulated, "gradient")
     line("this round", f"{gradients}{shape}")
     line("buffered", f"{info.buffered} ({bytes_text(info.buffered_bytes)} of {bytes_text(info.buffer_limit)})")
-    if info.reducer is not None:
-        line("reducer", f"{info.reducer.who}: in time for {info.reducer.stored} rounds, late for {info.reducer.late}")
+    for label, text in _storage_texts(info):
+        line(label, text)
     dropped = f"{info.stale} stale, {info.repeated} repeated"
     line("in total", f"{info.applied} applied, {dropped}, {info.duplicates} sent twice, {info.takes} taken")
     if mean := _mean_text(info):
@@ -416,3 +418,19 @@ def _elements(row: Array) -> str:
     flat = row.reshape(-1)
     text = " ".join(number_text(value) for value in flat[:_ELEMENTS])
     return text + (f" … and {len(flat) - _ELEMENTS} more" if len(flat) > _ELEMENTS else "")
+
+
+def _storage_texts(info: AccumulatorInfo) -> Iterator[tuple[str, str]]:
+    """Yields what there is to say of the way in which large gradients are stored and added up."""
+    if info.partitions:
+        attempts = count_text(info.attempts, "attempt")
+        yield "partitions", f"{len(info.partitions)} ({_numbers_text(info.partitions)}); {attempts} under way or over"
+    if info.reducer is not None:
+        late = f"in time for {info.reducer.stored} rounds, late for {info.reducer.late}"
+        yield "reducer", f"{info.reducer.who}: {late}"
+
+
+def _numbers_text(numbers: Sequence[int]) -> str:
+    """Returns the first numbers as a text: "0, 2, 3, …"."""
+    named = ", ".join(map(str, numbers[:_PARTITIONS]))
+    return named + (", …" if len(numbers) > _PARTITIONS else "")

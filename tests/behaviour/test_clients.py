@@ -258,7 +258,7 @@ ASYNCIO = {
 @pytest.mark.parametrize(("kind", "right"), ASYNCIO.items())
 def test_what_to_use_instead_of_a_client_for_asyncio(kind, right):
     where = kind(host="127.0.0.1", port=1)
-    with pytest.raises(redisacc.InvalidArgumentError, match=rf"for asyncio, and redisacc blocks: give it a {right}$"):
+    with pytest.raises(redisacc.InvalidArgumentError, match=rf"redisacc\.asyncio, or give this one a {right}$"):
         redisacc.ConditionalAccumulator("float32", [1], redis=where)
 
 
@@ -434,6 +434,7 @@ def test_the_users_client_may_be_closed_at_any_time(real_server, open_dense_stor
     assert take.result(timeout=5) == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.blocking
 @pytest.mark.servers("valkey")
 def test_a_connection_may_vanish_while_it_is_taken_out_of_the_pool(real_server, open_dense_stored, background, until):
     # redis-py then raises an error that isn't its own: it checks whether its connection is still good, and

@@ -101,6 +101,7 @@ def test_an_iterator_ends_though_nobody_told_it_of_the_deletion(open_dense):
     anew.delete()
 
 
+@pytest.mark.blocking
 def test_what_was_done_last_comes_before_the_deletion(open_dense, monkeypatch):
     """The check of the server finishes before the subscription has delivered its last messages."""
     acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from benchmarks.network import cli, hosts  # noqa: E402
 from benchmarks.network.crews import PEERS, Network, Redisacc, bare, host_names, parts, start  # noqa: E402
 from benchmarks.network.hosts import Hosts, HostsError  # noqa: E402
 from benchmarks.network.measure import memory_needed  # noqa: E402
-from benchmarks.network.report import render  # noqa: E402
+from benchmarks.network.report import draw, render  # noqa: E402
 from benchmarks.sections.rounds import compete  # noqa: E402
 from benchmarks.workloads import TINY, Workload  # noqa: E402
 
@@ -130,6 +131,22 @@ RECEIVER = """
 import socket, sys
 print(len(socket.create_connection((sys.argv[1], 5000)).makefile("rb").read()))
 """
+
+
+def test_the_page_is_what_its_results_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = ROOT / "docs" / "performance"
+    monkeypatch.setattr("benchmarks.plots.paint_file", lambda _out, name, *_: f"{name}.svg")
+    results = json.loads((folder / "network.json").read_text())
+    page = render(results, draw(results, tmp_path))
+    assert page == (folder / "network.md").read_text()
+    conclusion = page.partition("\n## ")[0]
+    assert len(re.findall(r"^- ", conclusion, re.MULTILINE)) <= 5
+    assert re.findall(r"!\[.*?\]\((.*?)\)", conclusion) == ["network-conclusion.svg"]
+    for name in re.findall(r"!\[.*?\]\((.*?)\)", page):
+        assert (folder / name).is_file()
+    # A row says so if it misses its bar, and none is wider than a page.
+    assert "missed** |" in page
+    assert max(line.count("|") for line in page.splitlines()) <= 10
 
 
 def test_a_network_without_enough_memory_is_left_out(

@@ -21,7 +21,14 @@ from typing import Any
 import redis
 from chaos.server import PAUSES, Deed
 from support.proxy import Proxy, Weather
-from support.resharding import Move, migrate_at_once, wait_for_promotion
+from support.resharding import (
+    Move,
+    hold_back,
+    hold_back_no_more,
+    migrate_at_once,
+    replication,
+    wait_for_promotion,
+)
 from support.servers import ClusterClient, executable
 
 from redisacc import embedded
@@ -117,11 +124,11 @@ class ClusterVictim:
         return self._cluster.owner(self._key)
 
     def _masters(self) -> list[ClusterNode]:
-        return [node for node in self._cluster.nodes if _replication(node)["role"] == "master"]
+        return [node for node in self._cluster.nodes if replication(node)["role"] == "master"]
 
     def _replica_of(self, master: ClusterNode) -> ClusterNode:
         followed = str(_port(master))
-        return next(node for node in self._cluster.nodes if _replication(node).get("master_port") == followed)
+        return next(node for node in self._cluster.nodes if replication(node).get("master_port") == followed)
 
     def _any_master(self, chance: random.Random) -> ClusterNode:
         return self._owner() if chance.random() < 0.7 else chance.choice(self._masters())
@@ -134,10 +141,10 @@ class ClusterVictim:
             _wait(lambda: all(map(self._has_caught_up, self._masters())), "a replica does not catch up")
 
     def _has_caught_up(self, master: ClusterNode) -> bool:
-        replica, target = self._replica_of(master), int(_replication(master)["master_repl_offset"])
+        replica, target = self._replica_of(master), int(replication(master)["master_repl_offset"])
         deadline = time.monotonic() + 1
         while time.monotonic() < deadline:
-            facts = _replication(replica)
+            facts = replication(replica)
             if facts["master_link_status"] == "up" and int(facts["slave_repl_offset"]) >= target:
                 return True
             time.sleep(0.02)
@@ -261,15 +268,18 @@ class ClusterVictim:
         return False
 
     def _take_over(self, chance: random.Random) -> str:
-        """Kills the master, and lets the replica take its place with what it has."""
+        """Kills the master, and lets the replica take its place with what it has: mostly less than the master."""
         master = self._owner()
         replica = self._replica_of(master)
+        hold_back(replica, master, lambda condition: _wait(condition, "the replica does not lose its master"))
+        time.sleep(chance.choice([0.0, 0.1, 0.5]))
         master.kill()
+        hold_back_no_more(replica)
         replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
         wait_for_promotion(replica)
         time.sleep(chance.choice([0.0, 0.5]))
         self._start(master)
-        return "kills of a master whose replica took over"
+        return "kills of a master whose replica lagged behind and took over"
 
     def _add(self, chance: random.Random) -> str:
         if self._added:
@@ -298,10 +308,6 @@ def _port(node: ClusterNode) -> int:
     return node.port
 
 
-def _replication(node: ClusterNode) -> dict[str, str]:
-    return _lines(node.ask("INFO", "replication"))
-
-
 def _lines(text: str) -> dict[str, str]:
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
@@ -314,8 +320,8 @@ def _is_settled(node: ClusterNode) -> bool:
     flags = {flag for line in node.ask("CLUSTER", "NODES").splitlines() for flag in line.split()[2].split(",")}
     if flags & {"fail", "fail?"}:
         return False
-    replication = _replication(node)
-    return replication["role"] == "master" or replication["master_link_status"] == "up"
+    facts = replication(node)
+    return facts["role"] == "master" or facts["master_link_status"] == "up"
 
 
 def _wait(condition: Callable[[], object], failure: str) -> None:

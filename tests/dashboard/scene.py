@@ -68,7 +68,7 @@ class Training:
         with self._open("chief-0") as acc, redisacc.Parameters(self._name, redis=self._url) as parameters:
             while not self._over.is_set():
                 with contextlib.suppress(redisacc.TakeTimeoutError):
-                    gradient = acc.take_grad(self._required, timeout=0.3)
+                    gradient = acc.take_grad(self._required, timeout=3)
                     time.sleep(self._seconds * 0.12)
                     parameters.publish({"w": gradient}, acc.global_step())
 

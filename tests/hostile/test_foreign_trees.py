@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support.memory import limited_memory
 from support.planting import raw_text
-from support.selection import STORAGES
+from support.selection import IN_PARTS, STORAGES
 from support.servers import contents
 
 import redisacc
@@ -41,9 +41,10 @@ def little_memory():
 @pytest.fixture
 def acc(request, open_tree):
     """An accumulator with two gradients, stored in the way that `only` names."""
-    if request.param == "buffered_parts":
+    if request.param in IN_PARTS:
         request.getfixturevalue("force_parts")
-    made = open_tree(SPEC, "w", in_place_limit=STORAGES[request.param], missing="skip", worker="ann")
+    options = {"partitions": 3} if request.param == "partitions" else {}
+    made = open_tree(SPEC, "w", in_place_limit=STORAGES[request.param], missing="skip", worker="ann", **options)
     for _ in range(2):
         made.apply_grad(GRAD)
     return made

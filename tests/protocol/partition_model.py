@@ -3,8 +3,8 @@
 The design: the record of an accumulator lies in the leader slot, and the parts of its gradients lie in other slots, on
 other nodes. No script can touch both, so the commit is the work of several requests:
 
-1. *register* (leader): an *attempt* to store a gradient gets an intent with a lease. Attempts of one gradient are
-   numbered; a new one fences the earlier ones, and a number that was passed can never be registered again.
+1. *register* (leader): an *attempt* to store a gradient gets an intent with a lease, and a number from the leader's
+   counter, which no other attempt gets. So a late copy of this request makes another attempt, which nobody uses.
 2. *write* (node): the part is written, under a name that contains the attempt, with an expiry.
 3. *persist* (node): its expiry is removed. Replies to 2 and 3 are the writer's proof that the part will stay.
 4. *admit* (leader): the gradient counts if the intent is still registered. Otherwise, the reply is "fenced".
@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 # An attempt: the number of the gradient, and that of the attempt.
@@ -43,7 +44,7 @@ class Rules:
         fence_before_removal: the sweeper removes parts only after it has fenced the intent.
         proof_before_admission: a writer asks for admission only when it knows that its part was persisted.
         persists: the expiry of a part is removed before the gradient is admitted.
-        attempts_are_used_once: the leader refuses to register a number that was passed.
+        attempts_are_used_once: the leader's counter only grows, so no number is given twice.
         one_outcome: the leader admits a gradient only once, whichever attempt it comes from.
         asks_after_listing: gc asks the leader about an attempt after it has seen its part, and not before.
         result_after_acknowledgement: a taker hands out its result only when its acknowledgement was accepted.
@@ -62,12 +63,14 @@ class Writer(NamedTuple):
     """A process that stores one gradient.
 
     Attributes:
-        attempt: the number of its attempt; -1: it is dead or has finished.
+        tries: how often it has begun anew; -1: it is dead or has finished.
         at: the request whose reply it waits for: register, write, admit.
+        attempt: the number that the leader gave its attempt; -1: it does not know it yet.
     """
 
-    attempt: int = 0
+    tries: int = 0
     at: str = "register"
+    attempt: int = -1
 
 
 class Taker(NamedTuple):
@@ -93,6 +96,7 @@ class State(NamedTuple):
         condemned: whether the leader did not know that attempt.
         registered, fenced: intents at the leader.
         passed: for each gradient the highest number of an attempt that was registered; -1: none.
+        answers: replies to registrations: gradient, try of the writer, and the number that it got.
         admitted: for each gradient the attempts that were counted.
         round: the attempts in the current round.
         taken: the attempts in the round that was taken.
@@ -111,6 +115,7 @@ class State(NamedTuple):
     registered: Attempts = NONE
     fenced: Attempts = NONE
     passed: tuple[int, ...] = ()
+    answers: frozenset[tuple[int, int, int]] = frozenset()
     admitted: Attempts = NONE
     round: Attempts = NONE
     taken: Attempts = NONE
@@ -139,7 +144,9 @@ class Search:
 
     Args:
         gradients: how many gradients are stored, each by a writer of its own.
-        attempts: how often a writer begins anew, at most.
+        attempts: how often a writer tries, at most.
+        numbers: how many attempts of a gradient the leader registers, at most. With more than the writer tries, some of
+            them come from copies of its requests.
         rules: the rules of the protocol.
 
     Attributes:
@@ -148,6 +155,7 @@ class Search:
 
     gradients: int
     attempts: int
+    numbers: int = 2
     rules: Rules = Rules()
     visited: int = field(default=0, init=False)
 
@@ -212,7 +220,7 @@ class Search:
 
     def _steps(self, state: State) -> Iterator[tuple[str, State]]:
         for number, writer in enumerate(state.writers):
-            if writer.attempt >= 0:
+            if writer.tries >= 0:
                 yield from self._writer_steps(state, number, writer)
         for number, taker in enumerate(state.takers):
             if taker.at:
@@ -229,19 +237,24 @@ class Search:
     def _writer_steps(self, state: State, number: int, writer: Writer) -> Iterator[tuple[str, State]]:
         def become(new: Writer, *requests: str) -> State:
             writers = (*state.writers[:number], new, *state.writers[number + 1 :])
-            sent = frozenset((request, (number, new.attempt)) for request in requests)
+            sent = frozenset(
+                (request, (number, new.tries if request == "register" else new.attempt)) for request in requests
+            )
             return state._replace(writers=writers, flying=state.flying | sent)
 
         attempt = (number, writer.attempt)
         yield f"writer {number} dies", become(Writer(-1, ""))
-        if writer.attempt + 1 < self.attempts:
+        if writer.tries + 1 < self.attempts:
             # Its connection broke, and it does not know what became of its requests.
-            yield f"writer {number} begins anew", become(Writer(writer.attempt + 1), "register")
-        if writer.at == "register" and attempt in state.registered:
+            yield f"writer {number} begins anew", become(Writer(writer.tries + 1), "register")
+        if writer.at == "register":
             follow = ("write", "persist") if self.rules.persists else ("write",)
             if not self.rules.proof_before_admission:
                 follow = (*follow, "admit")
-            yield f"writer {number} was registered as {attempt}", become(writer._replace(at="write"), *follow)
+            for gradient, tries, which in state.answers:
+                if (gradient, tries) == (number, writer.tries):
+                    registered = writer._replace(at="write", attempt=which)
+                    yield f"writer {number} was registered as {(number, which)}", become(registered, *follow)
         elif writer.at == "write" and self._proved(state, attempt):
             yield f"writer {number} has proof for {attempt}", become(writer._replace(at="admit"), "admit")
 
@@ -259,6 +272,10 @@ class Search:
             if state.writers[attempt[0]].attempt != attempt[1]:
                 yield f"{request} of {attempt} is lost", state._replace(flying=rest)
             return
+        if request == "register":
+            yield f"{what}", self._register(without, attempt)
+            yield f"{what}, and will again", self._register(state, attempt)
+            return
         if request == "persist":
             # It follows the write on the same connection.
             if ("write", attempt) not in state.flying:
@@ -267,22 +284,27 @@ class Search:
                     parts = parts - {(attempt, False)} | {(attempt, True)}
                 yield what, without._replace(parts=parts)
             return
-        apply = {"register": self._register, "admit": self._admit}[request]
-        yield what, apply(without, attempt)
-        yield f"{what}, and will again", apply(state, attempt)
+        yield what, self._admit(without, attempt)
+        yield f"{what}, and will again", self._admit(state, attempt)
 
-    def _register(self, state: State, attempt: Attempt) -> State:
-        number, which = attempt
-        if attempt in state.registered or (self.rules.one_outcome and any(g == number for g, _ in state.admitted)):
+    def _register(self, state: State, sent: tuple[int, int]) -> State:
+        """Registers an attempt for a request, which is the gradient and the try of its writer."""
+        number, tries = sent
+        if self.rules.one_outcome and any(gradient == number for gradient, _ in state.admitted):
+            # The reply is the outcome.
             return state
-        if self.rules.attempts_are_used_once and which <= state.passed[number]:
+        if self.rules.attempts_are_used_once:
+            which = state.passed[number] + 1
+        else:
+            which = next(free for free in count() if not self._knows(state, (number, free)))
+        if which >= self.numbers:
+            # A bound for the search: this copy is lost.
             return state
-        if not self.rules.attempts_are_used_once and attempt in state.fenced | state.admitted:
-            return state
-        earlier = frozenset(other for other in state.registered if other[0] == number)
         passed = (*state.passed[:number], max(which, state.passed[number]), *state.passed[number + 1 :])
         return state._replace(
-            registered=state.registered - earlier | {attempt}, fenced=state.fenced | earlier, passed=passed
+            registered=state.registered | {(number, which)},
+            passed=passed,
+            answers=state.answers | {(number, tries, which)},
         )
 
     def _admit(self, state: State, attempt: Attempt) -> State:
@@ -328,7 +350,7 @@ class Search:
                     yield f"gc finds the part of {found}", state._replace(collecting=found)
                 return
             for number in range(self.gradients):
-                for which in range(self.attempts):
+                for which in range(self.numbers):
                     if not self._knows(state, (number, which)):
                         unknown = state._replace(collecting=(number, which), condemned=True)
                         yield f"the leader does not know {(number, which)}", unknown

@@ -23,6 +23,7 @@ from redisacc._redis.transport import Hint, Transport
 # The suffix of a key after the record's name, without tokens, ids and numbers.
 KINDS = {
     *("", "sessions", "queue", "takers", "taken", "recovered", "compacting", "crew", "reducer", "part", "staged"),
+    "attempts",
     *("sums", "buffered", "inline", "workers"),
     *("taken:sums", "taken:buffered", "taken:inline", "taken:workers"),
     *("parameters", "parameters:object", "parameters:staged", "parameters:guard"),
@@ -124,6 +125,15 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
     (leftover,) = garbage.find_garbage(connect(real_client))
     assert garbage.remove_garbage(connect(real_client), leftover) == 1
     acc.delete()
+    # Gradients whose parts lie in other slots.
+    with monkeypatch.context() as patch:
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        spread = redisacc.ConditionalAccumulator(
+            "float32", [40], "every", redis=real_client, in_place_limit=0, partitions=2
+        )
+        assert spread.apply_grad(np.ones(40))
+        assert spread.take_grad(1).tolist() == [1.0] * 40
+        spread.delete()
     parameters = redisacc.Parameters("every", redis=real_client)
     for step, tree in enumerate(trees()):
         parameters.publish(tree, step, changed={"table": [0, 2]}, state=[np.zeros(3)])

@@ -13,11 +13,11 @@ RULES = [rule.name for rule in fields(Rules)]
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("gradients", "attempts", "states"),
-    thorough([(1, 1, 1_000), (1, 2, 50_000), (2, 1, 200_000)], usual=[(1, 1, 1_000)]),
+    ("gradients", "attempts", "numbers", "states"),
+    thorough([(1, 1, 2, 10_000), (1, 2, 2, 200_000), (2, 1, 1, 200_000)], usual=[(1, 1, 2, 10_000)]),
 )
-def test_nothing_is_lost_counted_twice_or_left_behind(gradients: int, attempts: int, states: int) -> None:
-    search = Search(gradients, attempts)
+def test_nothing_is_lost_counted_twice_or_left_behind(gradients: int, attempts: int, numbers: int, states: int) -> None:
+    search = Search(gradients, attempts, numbers)
     search.run()
     # Fewer would mean that the model no longer does most of what it describes.
     assert search.visited > states
@@ -25,7 +25,7 @@ def test_nothing_is_lost_counted_twice_or_left_behind(gradients: int, attempts: 
 
 @pytest.mark.parametrize("rule", thorough(RULES, usual=["persists", "proof_before_admission"]))
 def test_each_rule_is_necessary(rule: str) -> None:
-    search = Search(1, 2, replace(Rules(), **{rule: False}))
+    search = Search(1, 2, rules=replace(Rules(), **{rule: False}))
     with pytest.raises(Harm) as caught:
         search.run()
     # The shortest way to the harm, so that one can read it.

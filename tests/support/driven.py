@@ -51,6 +51,10 @@ class Driver:
                 concurrent.futures.wait([done])
             raise
 
+    def is_here(self) -> bool:
+        """Returns whether the caller is in the thread of the loop."""
+        return threading.current_thread() is self._thread
+
     def _queue(self) -> asyncio.Queue[Any]:
         if not hasattr(self._local, "queue"):
             started: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -86,19 +90,27 @@ class Driver:
 
 
 async def _carry_out(queue: asyncio.Queue[Any]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
     while True:
         function, done = await queue.get()
         try:
-            value = function()
-            done.set_result(await value if inspect.isawaitable(value) else value)
+            await _carry_out_one(function, done)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or function is None:
-                raise
             task.uncancel()
             done.set_exception(error)
-        except BaseException as error:
-            done.set_exception(error)
+        # What it has returned must not live for as long as the next call does not come.
+        del function, done
+
+
+async def _carry_out_one(function: Callable[[], Any], done: concurrent.futures.Future[Any]) -> None:
+    try:
+        value = function()
+        done.set_result(await value if inspect.isawaitable(value) else value)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        done.set_exception(error)
 
 
 def _for_asyncio(client: Any) -> Any:
@@ -158,8 +170,12 @@ class Driven:
             raise StopIteration from None
 
     def __getattr__(self, name: str) -> Any:
+        if self._driver.is_here():
+            # Called by what a test has put into the middle of a call, which is the place of a blocking one.
+            return getattr(self._driven.blocking, name)
         # A test may look inside of a handle: what only the blocking one has is what it looks for.
-        value = getattr(self._driven if hasattr(type(self._driven), name) else self._driven.blocking, name)
+        inside = self._driven if hasattr(type(self._driven), name) else self._driven.blocking
+        value = getattr(inside, name)
         return functools.partial(self._call, value) if callable(value) else value
 
     def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:

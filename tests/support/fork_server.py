@@ -35,13 +35,15 @@ def open_shared(
         size: the number of elements of a dense leaf or array.
         limit: in_place_limit.
         worker: the name of this process.
-        kind: "dense" or "tree".
+        kind: "dense", "tree", or "partitions" for a dense one with three of them.
     """
     options: dict[str, Any] = {"reduction_type": "SUM", "redis": redis, "in_place_limit": limit, "worker": worker}
     if kind == "tree":
         # A gradient has an index and a row, the dense leaf, and which leaves it has.
         spec = {"d": ("float32", (size,)), "s": redisacc.Sparse("float32", (None, 2))}
         return redisacc.TreeAccumulator(spec, NAME, missing="skip", buffer_limit=ROOM * (4 * size + 24), **options)
+    if kind == "partitions":
+        options["partitions"] = 3
     return redisacc.ConditionalAccumulator("float32", [size], NAME, buffer_limit=ROOM * 4 * size, **options)
 
 
@@ -63,7 +65,7 @@ def publish_next(parameters: redisacc.Parameters, size: int) -> int:
 def gradient_of(kind: str, size: int, value: float) -> Any:
     """Returns a gradient whose elements all have this value."""
     dense = np.full(size, value, np.float32)
-    return dense if kind == "dense" else {"d": dense, "s": ([5], np.full((1, 2), value, np.float32))}
+    return dense if kind != "tree" else {"d": dense, "s": ([5], np.full((1, 2), value, np.float32))}
 
 
 def value_of(gradient: Any) -> float:

@@ -56,6 +56,9 @@ def leftovers(client: redis.Redis) -> list[str]:
 
 def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | None:
     """Returns why a key has no owner, or None if it has one."""
+    if what is not None and what.startswith(b"partition:"):
+        # It belongs to the accumulator NAME, and is in its partition {NAME/p}.
+        return _unowned_part_of_partition(client, record[:-1].rpartition(b"/")[0] + b"}", what)
     if what is not None and what.partition(b":")[0] == b"parameters":
         return _unowned_parameters(client, record + b":parameters", what)
     if client.type(record) != b"hash" or not client.hexists(record, "incarnation"):
@@ -64,6 +67,11 @@ def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | No
         return None
     if what in ROUND:
         return None if int(client.hget(record, "num_accumulated") or 0) else "the round is empty"
+    key = record + b":attempts"
+    if what == b"attempts":
+        return (
+            None if all(_is_under_way(client, key, attempt) for attempt in client.zrange(key, 0, -1)) else "it is over"
+        )
     kind, _, rest = what.partition(b":")
     if kind == b"taken":
         token = rest.rpartition(b":")[0]
@@ -76,6 +84,27 @@ def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | No
                 return None
         return "no round has its gradient"
     return "nothing ever removes it"
+
+
+def _unowned_part_of_partition(client: redis.Redis, record: bytes, what: bytes) -> str | None:
+    if not client.hexists(record, "partitions"):
+        return "no record of an accumulator with partitions"
+    _, attempt, number = what.split(b":")
+    attempts = record + b":attempts"
+    for listed in client.zrange(attempts, 0, -1):
+        if listed.startswith(attempt + b" ") and _is_under_way(client, attempts, listed):
+            return None
+    for buffered in _rounds(client, record):
+        entry = client.hget(buffered, attempt)
+        if entry is not None and int(number) < (number_of_parts(entry) or 0):
+            return None
+    return "no round has its gradient"
+
+
+def _is_under_way(client: redis.Redis, attempts: bytes, attempt: bytes) -> bool:
+    """Whether an upload to partitions has a lease, and none that is longer than it should be."""
+    left = (client.zscore(attempts, attempt) or 0) / 1000 - float(client.time()[0])
+    return -1 < left <= LONGEST / 1000 + 30
 
 
 def _unowned_parameters(client: redis.Redis, record: bytes, what: bytes) -> str | None:

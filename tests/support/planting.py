@@ -158,6 +158,7 @@ class Planted:
         client.hset(
             self.keys.crew, mapping={"chief": f"one {now + 600_000} x.1.1 ann:1", "worker 0": f"two {now} x.1.2 bob:2"}
         )
+        client.zadd(self.keys.attempts, {"other-1-1 2": now + 600_000})
         client.set(self.keys.compacting, "token", px=600_000)
         client.set(self.keys.staged("other-1", 0), "part", px=600_000)
         client.set(self.keys.place("other-1"), "1", px=600_000)
@@ -184,7 +185,7 @@ class Planted:
             AssertionError: that module makes a key that is unknown here.
         """
         keys = self.keys
-        channels, others = {"events", "wake"}, {"name", "of_ref", "current"}
+        channels, others = {"events", "wake"}, {"name", "of_ref", "current", "partitions", "partition", "homes"}
         made = {
             "record": [keys.record],
             "sessions": [keys.sessions],
@@ -194,6 +195,7 @@ class Planted:
             "recovered": [keys.recovered],
             "crew": [keys.crew],
             "compacting": [keys.compacting],
+            "attempts": [keys.attempts],
             "reducer": [keys.reducer],
             "sum": [keys.sum("0" * 32, 0)],
             "taken_round": list(keys.taken_round(self.token).hashes),

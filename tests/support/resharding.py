@@ -1,4 +1,4 @@
-"""Moves slots between the nodes of an embedded cluster, in both ways that servers know."""
+"""Moves slots between nodes of an embedded cluster, in both ways that servers know; lets replicas lag behind."""
 
 from __future__ import annotations
 
@@ -54,6 +54,28 @@ def migrate_at_once(slot: int, source: ClusterNode, target: ClusterNode, until: 
         return any(start <= slot <= end and master[1] == target.port for start, end, master, *_ in ranges)
 
     until(arrived)
+
+
+def replication(node: ClusterNode) -> dict[str, str]:
+    """Returns what a node says about its master or its replicas."""
+    return dict(line.split(":", 1) for line in node.ask("INFO", "replication").splitlines() if ":" in line)
+
+
+def hold_back(replica: ClusterNode, master: ClusterNode, until: Callable[..., object]) -> None:
+    """Lets a replica lag behind: it has all that its master has now, and receives nothing more, but can be promoted.
+
+    A replica that is merely stopped would find what was sent meanwhile in its socket. This one cannot connect.
+    """
+    offset = int(replication(master)["master_repl_offset"])
+    until(lambda: int(replication(replica)["slave_repl_offset"]) >= offset)
+    replica.ask("CONFIG", "SET", "masteruser", "nobody", "masterauth", "wrong")
+    master.ask("CLIENT", "KILL", "TYPE", "replica")
+    until(lambda: replication(replica)["master_link_status"] == "down")
+
+
+def hold_back_no_more(replica: ClusterNode) -> None:
+    """Lets it connect to its master again."""
+    replica.ask("CONFIG", "SET", "masteruser", "", "masterauth", "")
 
 
 def wait_for_promotion(node: ClusterNode, timeout: float = 40.0) -> None:

@@ -27,9 +27,13 @@ from support.servers import CLUSTER, FAKE, NAMES, MissingError, executable
 REAL = tuple(name for name in NAMES if name != FAKE)
 
 # in_place_limit for each way of storing gradients. Tests use small gradients: "buffered_parts" counts them as large.
-STORAGES = {"in_place": 10**9, "buffered_inline": 0, "buffered_parts": 0}
-# Servers on which tests use all three. Only the place of the bytes differs, not the behaviour of the server.
+STORAGES = {"in_place": 10**9, "buffered_inline": 0, "buffered_parts": 0, "partitions": 0}
+# Those in which gradients have parts.
+IN_PARTS = ("buffered_parts", "partitions")
+# Servers on which tests use all of them. Only the place of the bytes differs, not the behaviour of the server.
 ALL_STORAGES = (FAKE, "valkey")
+# Partitions differ from parts only in where these lie, so most tests use them with --all only.
+UNUSUAL_STORAGES = ("partitions",)
 
 MARKERS = (
     "servers(*names): the servers that the test can run on; all of them if there is no such marker",
@@ -195,10 +199,11 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
         (name, storage)
         for name in names
         for storage in STORAGES
-        if (name != FAKE or storage != "in_place") and (name in ALL_STORAGES or storage != "buffered_parts")
+        if (name != FAKE or storage != "in_place")
+        and (name in ALL_STORAGES or storage not in IN_PARTS or (name, storage) == (CLUSTER, "partitions"))
     ]
     marker = definition.get_closest_marker("usual_storages")
-    storages = STORAGES if marker is None else marker.args
+    storages = [name for name in STORAGES if name not in UNUSUAL_STORAGES] if marker is None else marker.args
     more = {storage: () if storage in storages else (pytest.mark.thorough,) for storage in STORAGES}
     metafunc.parametrize(
         ("server_name", "storage"),
@@ -219,6 +224,8 @@ def _can_run(item: pytest.Item) -> bool:
     params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
     if not params or "server_name" not in params:
         return True
+    if params.get("accumulator_client") == ASYNCIO and item.get_closest_marker("blocking"):
+        return False
     if params.get("accumulator_client") == ASYNCIO and params["server_name"] != "valkey":
         # It is the same on all of them.
         return bool(item.config.getoption("--servers")) and params["server_name"] != FAKE

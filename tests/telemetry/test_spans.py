@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 import redisacc
+import redisacc.asyncio
 from redisacc._telemetry import spans
 
 WORKERS = "redisacc:{w}:workers"
@@ -242,3 +245,28 @@ def test_metrics_count_and_time_operations_with_few_attributes(open_dense, recor
     assert keys == {
         "messaging.system", "messaging.operation.name", "messaging.operation.type", "redisacc.outcome", "error.type",
     }  # fmt: skip
+
+
+@pytest.mark.servers("valkey")
+def test_spans_of_asyncio_have_the_parents_of_their_tasks(real_server, recorded):
+    async def work(number):
+        async with redisacc.asyncio.ConditionalAccumulator(
+            "float32", [1], "w", redis=real_server.url, worker=str(number)
+        ) as acc:
+            with recorded.tracer.start_as_current_span(f"task {number}"):
+                if number == 0:
+                    await acc.take_grad(2)
+                else:
+                    await acc.apply_grad([1.0])
+
+    async def all_at_once():
+        await asyncio.gather(*map(work, range(3)))
+        async with redisacc.asyncio.ConditionalAccumulator("float32", [1], "w", redis=real_server.url) as acc:
+            await acc.delete()
+
+    asyncio.run(all_at_once())
+    tasks = {span.name: span.context.span_id for span in recorded.spans("task")}
+    (take,), applies = recorded.spans("take"), recorded.spans("apply")
+    assert take.parent.span_id == tasks["task 0"]
+    assert sorted(apply.parent.span_id for apply in applies) == sorted([tasks["task 1"], tasks["task 2"]])
+    assert sorted(linked(take)) == sorted(ids(applies))

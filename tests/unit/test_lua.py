@@ -23,6 +23,7 @@ from redisacc._protocol import script_replies
 from redisacc._protocol import scripts as scripts_module
 from redisacc._protocol.crew_scripts import CrewScripts
 from redisacc._protocol.parameter_scripts import ParameterScripts
+from redisacc._protocol.partition_scripts import PartitionScripts, Replaced, StoredAttempt
 from redisacc._protocol.reducer_scripts import ReducerScripts
 from redisacc._protocol.scripts import Request, Schema, Scripts
 from redisacc._protocol.sessions import Session
@@ -37,10 +38,11 @@ KEYS = Keys("NAME")
 PARAMETERS = ParameterKeys("NAME")
 SESSION = Session(0)
 REQUEST = Request(SESSION, 1, "w", 0, (2,))
+REPLACED = Replaced(("a", "b"), (StoredAttempt("b", 1),), 4)
 
 # A call of each script. The tokens and ids are the placeholders of the headers.
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "acknowledge": lambda s: s.acknowledge(token="TOKEN", parts=[KEYS.part("ID", 0)], more=False),
+    "acknowledge": lambda s: s.acknowledge(token="TOKEN", parts=[KEYS.part("ID", 0)], attempts=["ID-1 2"], more=False),
     "apply": lambda s: s.apply(REQUEST, [PackedRows("", "f", "", b"0", b"12345678", 8)]),
     "buffer": lambda s: s.buffer(
         REQUEST,
@@ -52,6 +54,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         replaced=["a", "b", "c"],
         replaced_parts=[KEYS.part("ID", 7)],
     ),
+    "commit": lambda s: s.commit(REQUEST, gradient="ID", place="1", header=b"h", parts=2, nbytes=8, replaced=REPLACED),
     "configure": lambda s: s.configure(session=SESSION, sequence=1, worker="w", change=SettingsChange("1", "", "none")),
     "delete": lambda s: s.delete(finish=True),
     "delete_parameters": lambda s: s.delete_parameters(incarnation="x", finish=True),
@@ -84,10 +87,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         retired=[PARAMETERS.object("BLOB", 7)],
     ),
     "recover": lambda s: s.recover(old="OLD", token="TOKEN", taker="w"),
+    "register": lambda s: s.register(REQUEST, gradient="ID", parts=2, nbytes=8, lease_ms=1, replaced=REPLACED),
     "resolve": lambda s: s.resolve(session=SESSION, sequence=1, worker="w"),
     "set_global_step": lambda s: s.set_global_step(session=SESSION, sequence=1, worker="w", new_global_step=1),
     "remove_orphans": lambda s: s.remove_orphans(owners={KEYS.part("ID", 0): "part ID"}),
     "stage": lambda s: s.stage(REQUEST, gradient="ID", header=b"h"),
+    "sweep": lambda s: s.sweep(limit=1, abandoned=[StoredAttempt("a", 1)], removed=[StoredAttempt("b", 1)]),
     "take": lambda s: s.take(token="TOKEN", session=SESSION, sequence=1, num_required=1, lease_ms=1, taker="w")(),
 }
 
@@ -164,6 +169,8 @@ def constructed_replies(name: str) -> set[str]:
                 # The first reply once more. A number belongs to one request: its reply is one of this script's own,
                 # or resolve has fenced it. Only resolve asks for the requests of all scripts.
                 words |= {"fenced"} | (scripts_outcomes() if name == "resolve" else set())
+                # One request registers and then commits.
+                words |= {"applied"} if name == "register" else set()
             else:
                 found = re.findall(r"'(\w+)'", first)
                 assert found, f"a reply whose word this test can't find: {first}"
@@ -204,15 +211,15 @@ def replayed(name: str, *reply: bytes) -> Any:
         return CALLS[name](ReducerScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
     if hasattr(ParameterScripts, name):
         return CALLS[name](ParameterScripts(Replaying(*reply), PARAMETERS))  # type: ignore[arg-type]
-    return CALLS[name](Scripts(Replaying(*reply), KEYS, incarnation="x"))  # type: ignore[arg-type]
+    return CALLS[name](PartitionScripts(Replaying(*reply), KEYS, incarnation="x"))  # type: ignore[arg-type]
 
 
 def test_every_script_is_a_function_and_every_function_a_script() -> None:
     functions = {
         name
-        for kind in (Scripts, ParameterScripts, CrewScripts, ReducerScripts)
+        for kind in (Scripts, PartitionScripts, ParameterScripts, CrewScripts, ReducerScripts)
         for name, value in vars(kind).items()
-        if inspect.isfunction(value) and not name.startswith("_")
+        if inspect.isfunction(value) and not name.startswith("_") and name != "bind"
     }
     assert functions == set(SCRIPTS) == set(CALLS)
 
@@ -303,7 +310,12 @@ def test_python_refuses_other_replies(name: str) -> None:
 
 
 def test_python_handles_no_reply_that_no_header_documents() -> None:
-    source = "".join(map(inspect.getsource, (Scripts, ParameterScripts, CrewScripts, ReducerScripts, script_replies)))
+    source = "".join(
+        map(
+            inspect.getsource,
+            (Scripts, PartitionScripts, ParameterScripts, CrewScripts, ReducerScripts, script_replies),
+        )
+    )
     handled = set(re.findall(r'b"(\w+)"', source)) - {"yes"}
     documented = {word for name in READ for word, *_ in documented_replies(name)}
     assert handled | scripts_outcomes() == documented

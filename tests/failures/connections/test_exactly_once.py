@@ -507,7 +507,32 @@ class TakeTreeInParts(Tree, Take):
     size = IN_PARTS
 
 
+class InPartitions(Operation):
+    """The parts lie in three slots, apart from the record."""
+
+    limit = 0
+    size = IN_PARTS
+
+    def open(self, where, **options):
+        return super().open(where, partitions=3, **options)
+
+
+class ApplyInPartitions(InPartitions, Apply):
+    pass
+
+
+class ApplyWithRoomToMakeInPartitions(InPartitions, ApplyWithRoomToMake):
+    pass
+
+
+class TakeInPartitions(InPartitions, Take):
+    pass
+
+
 OPERATIONS = [
+    ApplyInPartitions,
+    ApplyWithRoomToMakeInPartitions,
+    TakeInPartitions,
     Apply,
     ApplyBuffered,
     ApplyInParts,
@@ -543,8 +568,8 @@ OPERATIONS = [
 ]
 # The others differ less from those of their kind.
 UNUSUAL_OPERATIONS = (
-    *(ApplyTree, TakeTree, ApplyLate, ApplyLateBuffered, ApplyLateInParts),
-    *(TakeWithAGrace, TakeWithSettings, TakeInVainWithAGrace, Configure),
+    *(ApplyTree, TakeTree, ApplyLate, ApplyLateBuffered, ApplyLateInParts, TakeWithAGrace, TakeWithSettings),
+    *(TakeInVainWithAGrace, Configure),
 )
 USUAL_OPERATIONS = [kind for kind in OPERATIONS if kind not in UNUSUAL_OPERATIONS]
 

@@ -8,12 +8,13 @@ import sys
 
 import numpy as np
 import pytest
-from support.fork_server import CHILDS_VALUE, gradient_of, open_shared, value_of
+from support.fork_server import CHILDS_VALUE, NAME, gradient_of, open_shared, value_of
 from support.leaks import leftovers
 from support.proxy import Fault
 from support.selection import everything, thorough
 
 import redisacc
+from redisacc._format.keys import Keys
 
 pytestmark = pytest.mark.servers("valkey")
 
@@ -39,10 +40,15 @@ CASES = {
     "take a tree in parts": ("take", 0, IN_PARTS, "tree"),
     "recover a tree": ("recover", 0, IN_PARTS, "tree"),
     "delete a tree": ("delete", 0, IN_PARTS, "tree"),
+    "apply in partitions": ("apply", 0, IN_PARTS, "partitions"),
+    "take in partitions": ("take", 0, IN_PARTS, "partitions"),
+    "recover in partitions": ("recover", 0, IN_PARTS, "partitions"),
+    "delete in partitions": ("delete", 0, IN_PARTS, "partitions"),
+    "apply in partitions making room": ("apply", 0, IN_PARTS, "partitions"),
 }
 # Of trees, the operations with most steps.
 USUAL = [case for case, (_, _, _, kind) in CASES.items() if kind == "dense"]
-USUAL += ["apply a tree in parts", "take a tree in parts"]
+USUAL += ["apply a tree in parts", "take a tree in parts", "apply in partitions", "take in partitions"]
 
 
 class Scene:
@@ -89,6 +95,9 @@ class Scene:
             # The next process that opens the name finishes the deletion.
             self.acc, self.sum = self.open("survivor"), 0.0
             assert self.acc.info().unacknowledged == []
+        # As if time had passed: the leases of dead writers are over, and the next taker removes their parts.
+        for attempt in self.client.zrange(Keys(NAME).attempts, 0, -1):
+            self.client.zadd(Keys(NAME).attempts, {attempt: 1}, xx=True)
         self.apply(16.0)
         total = 0.0
         while True:
@@ -247,6 +256,7 @@ def test_a_fork_in_the_middle_of_an_apply(proxy, real_client):
 import os, sys, threading, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import redisacc
+from redisacc._format.keys import Keys
 acc = redisacc.ConditionalAccumulator("float64", [1], "forked", reduction_type="SUM", redis=sys.argv[1])
 acc.apply_grad([1.0])
 print("ready", flush=True)

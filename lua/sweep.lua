@@ -1,0 +1,31 @@
+-- Gives up attempts whose lease is over, and tells whose parts are to be removed from the partitions.
+--
+-- KEYS attempts      redisacc:{NAME}:attempts   "ATTEMPT parts" -> end of its lease; 0: its parts are to be removed
+-- ARGV limit         number   how many attempts are told at most
+-- ARGV abandoned...  text     "ATTEMPT parts" of attempts that their own writer gives up
+-- ARGV removed...    text     "ATTEMPT parts" of attempts whose parts have been removed
+--
+-- Replies:
+-- {'due', attempt...}   "ATTEMPT parts" of those whose parts are to be removed; commit refuses them from now on
+
+-- #include "now_ms"
+-- #bind
+
+-- Only attempts that are known here change: a gradient that was counted is not in the list any more, and a late copy of
+-- this call finds nothing of it.
+
+for _, attempt in ipairs(args.abandoned) do
+  redis.call('ZADD', keys.attempts, 'XX', 0, attempt)
+end
+for _, attempt in ipairs(args.removed) do
+  if tonumber(redis.call('ZSCORE', keys.attempts, attempt) or 1) == 0 then
+    redis.call('ZREM', keys.attempts, attempt)
+  end
+end
+local due = redis.call('ZRANGEBYSCORE', keys.attempts, 0, string.format('%.0f', now_ms()), 'LIMIT', 0, args.limit)
+local reply = {'due'}
+for n, attempt in ipairs(due) do
+  redis.call('ZADD', keys.attempts, 'XX', 0, attempt)
+  reply[n + 1] = attempt
+end
+return reply

@@ -1,0 +1,61 @@
+"""Removes the parts of attempts that are over: of rounds that were acknowledged, and of writers that gave up or died.
+
+The leader lists these attempts. Each was fenced there before the first of its parts is removed, so none of them can be
+counted any more, and is forgotten only when all of them are gone. Whoever dies in between leaves the rest to the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from redisacc._format.keys import Keys
+from redisacc._protocol.partition_scripts import PartitionScripts, StoredAttempt
+from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc.errors import RedisAccError
+
+logger = logging.getLogger("redisacc")
+
+# How many attempts are removed before the next ones are asked for.
+ATTEMPTS_PER_CALL = 50
+
+
+def sweep(transport: Transport, keys: Keys, scripts: PartitionScripts, abandoned: Sequence[StoredAttempt] = ()) -> int:
+    """Removes the parts of all attempts that are over, and returns how many attempts these were.
+
+    Args:
+        transport: the way to the nodes.
+        keys: the keys of the accumulator, with its partitions.
+        scripts: its scripts.
+        abandoned: attempts that their writer, the caller, gives up.
+    """
+    number = 0
+    removed: list[StoredAttempt] = []
+    while True:
+        due = scripts.sweep(limit=ATTEMPTS_PER_CALL, abandoned=abandoned, removed=removed)
+        if not due:
+            return number
+        remove_parts(transport, keys, due)
+        number += len(due)
+        abandoned, removed = (), due
+
+
+def sweep_quietly(
+    transport: Transport, keys: Keys, scripts: PartitionScripts, abandoned: Sequence[StoredAttempt] = ()
+) -> None:
+    """Does the same, and raises nothing: what is left here, somebody else removes."""
+    try:
+        sweep(transport, keys, scripts, abandoned)
+    except RedisAccError as error:
+        logger.debug("%s: parts that nobody needs any more are still there: %s", keys.name, error)
+
+
+def remove_parts(
+    transport: Transport, keys: Keys, attempts: Sequence[StoredAttempt], *, timeout: float = TIMEOUT
+) -> None:
+    """Removes the parts of attempts, on all nodes at once; one part to a command, so that others get between."""
+    batches: dict[str, list[tuple[str, str]]] = {}
+    for attempt in attempts:
+        for number in range(attempt.parts):
+            batches.setdefault(keys.partition(number), []).append(("UNLINK", keys.part(attempt.id, number)))
+    transport.scatter(list(batches.values()), timeout=timeout)

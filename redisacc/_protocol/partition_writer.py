@@ -1,0 +1,161 @@
+"""Buffers gradients in partitions: their parts lie on several nodes, and one script at the leader counts them.
+
+1. The leader registers the attempt. A stale gradient, or one for which there is no room, is refused here.
+2. Each node stores its parts, under names that no other attempt has, and confirms that they are there for good.
+3. The leader counts the gradient, if nobody has given the attempt up meanwhile.
+
+docs/design/partitions.md says why nothing is lost, counted twice or left behind, whoever dies at whichever moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from redisacc._data.gradient import Gradient
+from redisacc._format.buffered import STAGING_MS, BufferedGradient, PartitionedGradient, partitioned
+from redisacc._format.keys import Keys
+from redisacc._protocol.partition_scripts import PartitionScripts, Replaced, StoredAttempt
+from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
+from redisacc._protocol.scripts import REPLICATION_TIMEOUT_MS, Counted, Full, Request
+from redisacc._redis.fast_socket import Command
+from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, RedisAccError, ServerUnavailableError
+
+# How long an attempt may take, in milliseconds; and the bytes for each further millisecond. After that, anybody may
+# give it up, and its writer has to begin a new one.
+ATTEMPT_MS = 60_000
+BYTES_PER_MS = 128
+
+Reply = Counted | Full | Literal["changed", "unstaged"]
+
+
+class PartitionWriter:
+    """Buffers gradients of one accumulator in its partitions.
+
+    Args:
+        transport: the way to the nodes.
+        keys: the keys of the accumulator, with its partitions.
+        scripts: its scripts.
+        min_replicas: how many replicas of each node have to confirm the parts; 0: none.
+        lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
+    """
+
+    def __init__(
+        self, transport: Transport, keys: Keys, scripts: PartitionScripts, *, min_replicas: int, lease_ms: int
+    ) -> None:
+        self._transport = transport
+        self._keys = keys
+        self._scripts = scripts
+        self._lease_ms = lease_ms
+        self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
+
+    def send(
+        self,
+        gradient: Gradient,
+        request: Request,
+        gradient_id: str,
+        replaced: Sequence[BufferedGradient] = (),
+        summed_weight: float = 1.0,
+    ) -> Reply:
+        """Makes one attempt to buffer a gradient.
+
+        Args:
+            gradient: the gradient, of more than INLINE_BYTES.
+            request: the request that applies it.
+            gradient_id: its id.
+            replaced: the buffered gradients whose sum is part of it, the oldest first.
+            summed_weight: the weight that the gradient of the request has in that sum.
+
+        Returns:
+            The outcome; or, with nothing changed, `Full`, "changed" if a gradient that it replaces is gone, or
+            "unstaged" if the attempt was given up by somebody else, so that a new one is needed.
+        """
+        of = partitioned(self._keys, gradient)
+        what: dict[str, Any] = {
+            "gradient": gradient_id,
+            "parts": len(of.parts),
+            "nbytes": of.nbytes,
+            "replaced": _replaced(replaced, summed_weight),
+        }
+        place = self._scripts.register(request, **what, lease_ms=ATTEMPT_MS + of.nbytes // BYTES_PER_MS)
+        if not isinstance(place, str):
+            return place
+        attempt = StoredAttempt(f"{gradient_id}-{place}", len(of.parts))
+        try:
+            replicas = self._write(attempt.id, of)
+            if replicas is None:
+                sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
+                return "unstaged"
+            reply = self._scripts.commit(request, **what, place=place, header=of.header)
+        except AccumulatorNotFoundError:
+            # Nobody counts it any more, and nobody else knows of its parts.
+            self._remove(attempt)
+            raise
+        except ServerUnavailableError:
+            # The commit may still arrive: only the end of the lease may give the attempt up.
+            raise
+        except RedisAccError:
+            sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
+            raise
+        if isinstance(reply, Counted):
+            reply.replicas = min([reply.replicas, *replicas])
+            if reply.outcome == "applied" and not replaced:
+                return reply
+        elif reply == "expired":
+            # A sweeper may have missed parts that were written after it had looked.
+            self._remove(attempt)
+            return "unstaged"
+        sweep_quietly(self._transport, self._keys, self._scripts)
+        return reply
+
+    def _write(self, attempt: str, of: PartitionedGradient) -> list[int] | None:
+        """Writes the parts, on all nodes at once.
+
+        Returns:
+            How many replicas of each node have them, if they were asked; None if a part is not there.
+        """
+        keys = [self._keys.part(attempt, number) for number in range(len(of.parts))]
+        batches: dict[str, list[Command]] = {}
+        numbers: dict[str, list[int]] = {}
+        for number, (key, part) in enumerate(zip(keys, of.parts, strict=True)):
+            partition = self._keys.partition(number)
+            # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the
+            # gradient was counted. NX: it must not give an expiry to a part that is there.
+            batches.setdefault(partition, []).append(("SET", key, part, "NX", "PX", STAGING_MS))
+            batches[partition] += [self._lasting(key), ("STRLEN", key)]
+            numbers.setdefault(partition, []).append(number)
+        found = self._transport.scatter([[*batch, *self._replicate] for batch in batches.values()])
+        replicas: list[int] = []
+        for partition, answers in zip(batches, found, strict=True):
+            replies = answers
+            if self._replicate:
+                *replies, confirmed = answers
+                if not isinstance(confirmed, int):
+                    raise CorruptDataError(f"{partition}: WAIT replied {shown(confirmed)}, not a number of replicas")
+                replicas.append(confirmed)
+            # The length proves that the part is there. It is looked up after the expiry was removed, so it will stay.
+            if [of.parts[number].nbytes for number in numbers[partition]] != replies[2::3]:
+                return None
+        return replicas
+
+    def _remove(self, attempt: StoredAttempt) -> None:
+        """Removes the parts of an attempt that the leader does not know any more. What fails here, `gc` removes."""
+        with contextlib.suppress(RedisAccError):
+            remove_parts(self._transport, self._keys, [attempt])
+
+    def _lasting(self, key: str) -> Command:
+        """Returns the command by which a part gets the expiry that it has while its gradient counts: mostly none."""
+        return ("PEXPIRE", key, self._lease_ms) if self._lease_ms else ("PERSIST", key)
+
+
+def _replaced(gradients: Sequence[BufferedGradient], summed_weight: float) -> Replaced:
+    in_parts = [gradient for gradient in gradients if not gradient.inline]
+    return Replaced(
+        tuple(gradient.id for gradient in gradients),
+        tuple(StoredAttempt(gradient.id, len(gradient.lengths)) for gradient in in_parts),
+        sum(gradient.nbytes for gradient in in_parts),
+        summed_weight,
+    )

@@ -1,0 +1,54 @@
+"""Fixtures of the dashboard: the command, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+
+class Dashboard:
+    """A process that serves the page. ``url`` is where, with a slash at the end."""
+
+    def __init__(self, server_url: str, *options: str, token: str | None = None) -> None:
+        words = [sys.executable, "-m", "redisacc", "dashboard", "--interval", "0.2", "--redis", server_url, *options]
+        environment = {name: value for name, value in os.environ.items() if name != "REDISACC_DASHBOARD_TOKEN"}
+        if token is not None:
+            environment["REDISACC_DASHBOARD_TOKEN"] = token
+        self.process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        found = re.search(r"at (http://\S+:\d+/)", self.line)
+        assert found is not None, self.process.communicate(timeout=10)
+        self.url = found[1]
+        self.port = int(self.url.rstrip("/").rpartition(":")[2])
+
+    def stop(self) -> tuple[str, str]:
+        """Ends the process as Ctrl-C does, and returns what it has written since."""
+        self.process.send_signal(2)
+        written = self.process.communicate(timeout=20)
+        assert self.process.returncode == 130
+        return written
+
+
+@pytest.fixture
+def dashboard(real_server: Any) -> Iterator[Callable[..., Dashboard]]:
+    """Starts the command for the test's server, at a free port. At the end, it has to have written no error."""
+    started: list[Dashboard] = []
+
+    def start(*options: str, url: str | None = None, token: str | None = None) -> Dashboard:
+        port = () if "--port" in options else ("--port", "0")
+        started.append(Dashboard(url or real_server.url, *port, *options, token=token))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            assert each.stop() == ("", "")

@@ -1,0 +1,104 @@
+"""Connections that break and tasks that are cancelled at any moment: what was counted is known, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.proxy import Fault, Proxy, Weather, proxy_before_server
+from support.timeouts import short_timeouts
+
+import redisacc
+import redisacc.asyncio
+
+pytestmark = pytest.mark.servers("valkey")
+# In place, and in parts.
+LIMITS = [10**9, 0]
+
+
+@pytest.fixture
+def proxy(real_server) -> Iterator[Proxy]:
+    """A proxy before the server of this test."""
+    with proxy_before_server(real_server.url) as proxy:
+        yield proxy
+
+
+def accumulator(where, limit=None):
+    return redisacc.asyncio.ConditionalAccumulator(
+        "float64", [3], "w", reduction_type="SUM", redis=where, in_place_limit=limit
+    )
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+async def test_connections_that_break_under_many_tasks(proxy, real_server, limit, everything):
+    async with accumulator(proxy.url, limit) as acc, accumulator(real_server.url) as direct:
+        number = 400 if everything else 60
+        proxy.weather(Weather(cut=0.03, bytewise=0.02))
+
+        async def work(one):
+            assert await acc.apply_grad([1.0, one, 0.0], local_step=2**62)
+
+        results = await asyncio.gather(*(work(one) for one in range(number)))
+        proxy.weather(None)
+        assert len(results) == number
+        total = await direct.take_grad(number)
+        assert total.tolist() == [number, sum(range(number)), 0]
+        assert proxy.fired
+        await direct.delete()
+
+
+async def test_an_unknown_outcome_is_awaited_again(proxy, real_server):
+    async with accumulator(proxy.url) as acc, accumulator(real_server.url) as direct:
+        await acc.apply_grad(np.ones(3))
+        proxy.arm(Fault("reply", 0, 0, "stall"))
+        with (
+            short_timeouts(acc.blocking._transport),
+            pytest.raises(redisacc.OutcomeUnknownError, match="retry") as failure,
+        ):
+            await acc.apply_grad(np.ones(3))
+        proxy.resume()
+        assert isinstance(failure.value, redisacc.asyncio.OutcomeUnknownError)
+        assert (await failure.value.retry()).outcome == "applied"
+        assert await direct.num_accumulated() == 2
+        await direct.delete()
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+async def test_an_apply_that_is_cancelled_at_any_moment_is_settled(real_server, limit, everything):
+    chance = random.Random(f"apply {limit}")
+    async with accumulator(real_server.url, limit) as acc:
+        for _ in range(500 if everything else 100):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(chance.uniform(0, 0.002)):
+                    await acc.apply_grad(np.ones(3), local_step=2**62)
+        settled = (await acc.settle()).applied
+        assert await acc.num_accumulated() == settled
+        # The connections that were closed are all given back.
+        await asyncio.gather(*(acc.apply_grad(np.ones(3), local_step=2**62) for _ in range(40)))
+        assert (await acc.take_grad(settled + 40)).tolist() == [settled + 40] * 3
+        await acc.delete()
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+async def test_a_take_that_is_cancelled_at_any_moment_loses_no_round(real_server, limit, everything):
+    chance = random.Random(f"take {limit}")
+    number, received = 200 if everything else 40, 0.0
+    async with accumulator(real_server.url, limit) as acc:
+        for _ in range(number):
+            await acc.apply_grad(np.ones(3), local_step=2**62)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(chance.uniform(0, 0.003)):
+                    received += (await acc.take_grad(1))[0]
+        info = await acc.info()
+        assert info.waiting == []
+        left = 0.0
+        for _ in info.unacknowledged:
+            async with acc.recover() as taken:
+                left += taken.gradient[0]
+        # A take that was cancelled while it acknowledged may have done so. Nothing was handed out twice.
+        assert received + left + info.num_accumulated <= number
+        await acc.delete()

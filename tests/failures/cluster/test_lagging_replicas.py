@@ -1,0 +1,185 @@
+"""A replica that lagged behind takes over: handles are told what is lost, and sums are those of what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from support.resharding import hold_back, wait_for_promotion
+
+import redisacc
+from redisacc._format import buffered as buffered_format
+
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+
+# Elements of a gradient, and in_place_limit: summed in place, buffered in a field, and buffered in parts.
+SIZES = {"in_place": (8, 10**9), "inline": (8, 0), "parts": (100_000, 0)}
+
+
+class Pair:
+    """A master and its replica, which owns all slots."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.master, self.replica = cluster.nodes
+        self._handles = []
+
+    def open(self, size=8, in_place_limit=10**9, **options):
+        options = {"reduction_type": "SUM", "in_place_limit": in_place_limit, "redis": self.cluster.url, **options}
+        self._handles.append(redisacc.ConditionalAccumulator("int32", [size], "w", **options))
+        return self._handles[-1]
+
+    def close(self):
+        for handle in self._handles:
+            handle.close()
+
+    def hold_back(self, until):
+        """From now on, the replica receives nothing, but still belongs to the cluster."""
+        hold_back(self.replica, self.master, until)
+
+    def take_over(self):
+        self.master.kill()
+        self.replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
+        wait_for_promotion(self.replica)
+
+
+@pytest.fixture
+def pair(make_cluster):
+    made = Pair(make_cluster(1, 1, dir=None, durable=False))
+    yield made
+    made.close()
+
+
+def apply(acc, value, step=0):
+    return acc.apply_grad(np.full(acc.shape, value, np.int32), local_step=step)
+
+
+def total(gradient):
+    """Returns the element of a gradient whose elements are all the same."""
+    assert (gradient == gradient[0]).all()
+    return int(gradient[0])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_the_replica_lacks_is_reported_once(pair, until, size):
+    """Gradients of one worker, the round that the chief took, and the step itself are older than both were told."""
+    worker, idle, chief = (pair.open(*SIZES[size]) for _ in range(3))
+    apply(worker, 1)
+    apply(idle, 2)
+    assert total(chief.take_grad(2, timeout=20)) == 3
+    apply(worker, 4, step=1)
+    pair.hold_back(until)
+    apply(worker, 8, step=1)
+    assert total(chief.take_grad(2, timeout=20)) == 12
+    apply(worker, 16, step=2)
+    pair.take_over()
+    with pytest.raises(redisacc.DataLossError, match="the last request of this session that the server knows is 2"):
+        apply(worker, 32, step=2)
+    # Whose outcomes are all known there notices nothing.
+    assert apply(idle, 64, step=1)
+    assert apply(worker, 128, step=1)
+    with pytest.raises(redisacc.DataLossError, match="may also have been in a round that was taken before"):
+        chief.take_grad(3, timeout=20)
+    with chief.recover() as found:
+        # 4 was in the round that was undone; 8 and 16 are lost.
+        assert (found.global_step, total(found.gradient)) == (1, 4 + 64 + 128)
+    apply(worker, 256, step=2)
+    assert total(chief.take_grad(1, timeout=20)) == 256
+    assert chief.info().unacknowledged == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_round_in_use_that_the_replica_does_not_know(pair, until, size):
+    worker, chief = pair.open(*SIZES[size]), pair.open(*SIZES[size])
+    apply(worker, 1)
+    pair.hold_back(until)
+    taking = chief.take(1, timeout=20)
+    assert total(taking.__enter__().gradient) == 1
+    pair.take_over()
+    with pytest.raises(redisacc.DataLossError, match="no longer lists the round of step 0"):
+        taking.__exit__(None, None, None)
+    # It is in the accumulator again.
+    assert chief.info().num_accumulated == 1
+
+
+def test_a_take_waits_for_what_the_replica_lacks(pair, until, background):
+    """Its place in the queue is lost, and so is a gradient. It does not hang, and gets what arrives afterwards."""
+    worker, chief = pair.open(), pair.open()
+    apply(worker, 1)
+    pair.hold_back(until)
+    apply(worker, 2)
+    waiting = background(chief.take_grad, 3, timeout=60)
+    until(lambda: chief.info().waiting)
+    pair.take_over()
+    with pytest.raises(redisacc.DataLossError):
+        apply(worker, 4)
+    apply(worker, 8)
+    apply(worker, 16)
+    assert total(waiting.result(60)) == 1 + 8 + 16
+
+
+def test_a_gradient_whose_parts_the_replica_has_and_whose_entry_it_lacks(pair, until, monkeypatch, background):
+    """The failover falls between the upload and the script that admits the gradient. Parts alone are no gradient."""
+    monkeypatch.setattr(buffered_format, "ANNOUNCED_BYTES", 0)
+    worker = pair.open(*SIZES["parts"])
+    apply(worker, 1)
+    buffer = worker._scripts.buffer
+
+    def fail_over_first(*args, **options):
+        if options["header"]:
+            worker._scripts.buffer = buffer
+            worker._transport.pipeline(options["stage"])
+            pair.hold_back(until)
+            pair.take_over()
+        return buffer(*args, **options)
+
+    worker._scripts.buffer = fail_over_first
+    assert apply(worker, 2)
+    assert worker.info().applied == 2
+    assert total(worker.take_grad(2, timeout=20)) == 3
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_nothing_that_was_confirmed_is_lost(pair, until, size, monkeypatch):
+    """With min_replicas, the caller knows before the failover what may be lost."""
+    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 500)
+    worker, chief = (pair.open(*SIZES[size], min_replicas=1) for _ in range(2))
+    assert apply(worker, 1)
+    assert total(chief.take_grad(1, timeout=20)) == 1
+    assert apply(worker, 2, step=1)
+    pair.hold_back(until)
+    with pytest.raises(redisacc.NotReplicatedError):
+        apply(worker, 4, step=1)
+    with pytest.raises(redisacc.NotReplicatedError, match="the round of step 1 was taken"):
+        chief.take_grad(2, timeout=20)
+    with pytest.raises(redisacc.NotReplicatedError, match="the round of step 1 was recovered"), chief.recover():
+        pass
+    pair.take_over()
+    left = pair.open(*SIZES[size])
+    assert total(left.take_grad(1, timeout=20)) == 2
+
+
+def test_a_round_is_confirmed_over_whatever_connection(pair, until, monkeypatch):
+    """WAIT of Valkey knows only what its own connection wrote, and another one may have taken the round."""
+    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 500)
+    acc = pair.open(min_replicas=1)
+    assert apply(acc, 1)
+    pid = pair.replica.pid
+    leave = acc._scripts.leave
+
+    def leave_over_another_connection(**options):
+        pair.master.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        return leave(**options)
+
+    monkeypatch.setattr(acc._scripts, "leave", leave_over_another_connection)
+    # It is connected, but confirms nothing.
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(redisacc.NotReplicatedError, match="taken"):
+            acc.take_grad(1, timeout=20)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    with acc.recover() as found:
+        assert total(found.gradient) == 1
