@@ -125,7 +125,7 @@ wheel: $(VENV)/.test ## 1 min | build the wheel, and test it in an environment o
 
 compose: ## 1 s | check every docker-compose.yml
 	docker-compose config --quiet
-	docker-compose --profile reducer --profile monitoring config --quiet
+	docker-compose --profile reducer --profile monitoring --profile cluster config --quiet
 	docker-compose -f examples/two_machines/docker-compose.yml config --quiet
 
 TENSORFLOW := .venv-tensorflow
