@@ -23,6 +23,7 @@ from benchmarks.markdown import write
 from benchmarks.report import render
 from benchmarks.sections import scripts
 from benchmarks.sections.bound import bound
+from benchmarks.sections.cluster import cluster
 from benchmarks.sections.growth import growth
 from benchmarks.sections.limits import limits
 from benchmarks.sections.longest import longest
@@ -36,6 +37,7 @@ SECTIONS: dict[str, Callable[[Run], dict[str, Any]]] = {
     "others": others,
     "limits": limits,
     "bound": bound,
+    "cluster": cluster,
     "growth": growth,
     "reduction": reduction,
     "longest": longest,

@@ -21,6 +21,7 @@ def render(results: Results, drawn: dict[str, str]) -> str:
         ("others", _others),
         ("limits", _limits),
         ("bound", _bound),
+        ("cluster", _cluster),
         ("growth", _growth),
         ("reduction", _reduction),
         ("longest", _longest),
@@ -305,6 +306,33 @@ def _bound(section: Results, drawn: dict[str, str]) -> str:
             ),
         ]
     return "\n".join(parts)
+
+
+def _cluster(section: Results, drawn: dict[str, str]) -> str:  # noqa: ARG001
+    rows = []
+    for name, operations in section["rows"].items():
+        for operation, found in operations.items():
+            seconds, ratios = found["seconds"], found["ratios"]
+            rows.append(
+                [
+                    f"{name}, {operation}",
+                    ms(seconds["standalone"]),
+                    ms(seconds["cluster"]),
+                    times(inverse(ratios["cluster"])),
+                    times(inverse(ratios["again"])),
+                ]
+            )
+    return "\n".join(
+        [
+            "## Redis Cluster",
+            "",
+            f"One process applies a gradient and takes it, on a standalone server and on a cluster of "
+            f"{section['masters']} masters in turn. The ratios are the speed of the cluster, of which at least "
+            f"{short(1 / section['allowed'])}x is wanted, and of the standalone server measured twice.",
+            "",
+            table(["ms", "standalone", "cluster", "ratio", "standalone again"], rows),
+        ]
+    )
 
 
 def _growth(section: Results, drawn: dict[str, str]) -> str:

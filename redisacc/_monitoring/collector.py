@@ -7,7 +7,6 @@ import itertools
 import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from redisacc._admin.catalogue import list_names
@@ -16,7 +15,7 @@ from redisacc._format.keys import Keys
 from redisacc._monitoring.view import View
 from redisacc._protocol.info import read_info, summary_commands
 from redisacc._redis.fast_socket import Command
-from redisacc._redis.transport import LIMITS, Limits, Transport
+from redisacc._redis.transport import Transport, limited
 from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerUnavailableError
 
 # The number of accumulators whose summaries are read in one round trip.
@@ -65,7 +64,7 @@ class Collector:
             ServerUnavailableError: the server does not answer. The views are as they were.
             RedisAccError: the server refuses.
         """
-        with _limited(timeout):
+        with limited(timeout):
             self._refresh(budget, first)
 
     def _refresh(self, budget: float, first: Collection[str]) -> None:
@@ -128,13 +127,3 @@ class Collector:
         *replies, clock = self._transport.pipeline([*itertools.chain.from_iterable(commands), ("TIME",)])
         found = iter(replies)
         return [list(itertools.islice(found, len(group))) for group in commands], time_of(clock_ms(clock))
-
-
-@contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Limits the time of each request in the block."""
-    token = LIMITS.set(Limits(call=seconds))
-    try:
-        yield
-    finally:
-        LIMITS.reset(token)

@@ -129,6 +129,19 @@ class Cluster:
             found[node.address] = self._exchange_with(node, commands, _soon(deadline))
         return found
 
+    def exchange_with_reachable(
+        self, commands: Sequence[Command], deadline: float
+    ) -> tuple[dict[str, list[Any]], dict[str, str]]:
+        """Does the same, and returns why other masters do not answer, by their addresses."""
+        found, silent = {}, {}
+        for node in self._masters(deadline):
+            until = min(deadline, time.monotonic() + _MAP_TIMEOUT)
+            try:
+                found[node.address] = self._exchange_with(node, commands, until)
+            except FAULTS as error:
+                silent[node.address] = reason_of(error)
+        return found, silent
+
     def group_by_node(self, batches: Sequence[Sequence[Command]], deadline: float) -> list[list[int]]:
         """Returns the numbers of the batches whose slots have the same owner, for each owner."""
         groups: dict[str, list[int]] = {}

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +65,17 @@ class Limits:
 _UNLIMITED = Limits()
 # They are in effect in whatever the code that sets them calls, however deep that is.
 LIMITS: ContextVar[Limits] = ContextVar("redisacc limits", default=_UNLIMITED)
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Limits how long each call in the block tries to reach the server."""
+    token = LIMITS.set(Limits(call=seconds))
+    try:
+        yield
+    finally:
+        LIMITS.reset(token)
+
 
 _BYTES = frozenset((bytes,))
 # A fake server, and a client that decodes, return strings.
@@ -218,6 +229,20 @@ class Transport:
             return {self.address: self.pipeline(commands, timeout=timeout)}
         replies = self._persist(partial(self.cluster.exchange_with_all, commands), timeout)
         return {address: _checked(found) for address, found in replies.items()}
+
+    def on_reachable_masters(
+        self, commands: Sequence[Command], *, timeout: float = TIMEOUT
+    ) -> tuple[dict[str, list[Any]], dict[str, str]]:
+        """Does the same with those masters that answer within 3 seconds each.
+
+        Returns:
+            Address → the replies; and address → the reason, for masters that do not answer. If a single server does not
+            answer, the call raises.
+        """
+        if self.cluster is None:
+            return self.on_every_master(commands, timeout=timeout), {}
+        replies, silent = self._persist(partial(self.cluster.exchange_with_reachable, commands), timeout)
+        return {address: _checked(found) for address, found in replies.items()}, silent
 
     def run(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +20,13 @@ from redisacc.errors import CorruptDataError, NotPermittedError, ServerError
 _SETTINGS = ("cluster-require-full-coverage", "cluster-node-timeout")
 
 
-def examine_cluster(transport: Transport) -> Finding:
-    """Returns whether every slot has an owner and every master a replica, and how the cluster treats failures."""
+def examine_cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
+    """Returns whether every slot has an owner and every master a replica, and how the cluster treats failures.
+
+    Args:
+        transport: the way to the cluster.
+        silent: address → the reason, of each master that does not answer.
+    """
     slot_map = transport.slot_map(timeout=OPENING_TIMEOUT)
     full_coverage, node_timeout = (_setting(transport, name) for name in _SETTINGS)
     masters = count_text(len(slot_map.masters), "master")
@@ -36,6 +42,16 @@ def examine_cluster(transport: Transport) -> Finding:
             f"{slot_map.uncovered} of 16384 slots have no master; {found}",
             "start the masters that are missing, or assign their slots to others: accumulators in these slots cannot "
             "be used" + (", and neither can any other" if full_coverage == "yes" else ""),
+        )
+    if silent:
+        address, reason = next(iter(silent.items()))
+        more = f", nor do {len(silent) - 1} others" if len(silent) > 1 else ""
+        return Finding(
+            "cluster",
+            "bad",
+            f"the master {address} does not answer ({reason}){more}; {found}",
+            "start it again, or promote a replica of it: accumulators in its slots cannot be used"
+            + (", and soon neither can any other" if full_coverage == "yes" else ""),
         )
     alone = [str(master) for master, replicas in slot_map.replicas.items() if not replicas]
     if alone:

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from redisacc import __version__
 from redisacc._handles.dense import ConditionalAccumulator
 from redisacc._monitoring.nodes import parse_info, version_of
 from redisacc._redis.connect import DEFAULT_URL
-from redisacc._redis.transport import Transport
+from redisacc._redis.transport import OPENING_TIMEOUT, Transport, limited
 from redisacc._text import QUOTED, printable
 from redisacc.cli.cluster_check import examine_cluster, examine_partitions
 from redisacc.cli.failures import EXIT_CODES, FAILED, report_failures
@@ -27,7 +27,7 @@ from redisacc.cli.finding import Finding
 from redisacc.cli.options import json_option, redis_option, transport_of
 from redisacc.cli.output import bytes_text, console, count_text, echo_json
 from redisacc.cli.reducer_check import examine_reducers
-from redisacc.errors import CorruptDataError, RedisAccError, ServerError
+from redisacc.errors import CorruptDataError, RedisAccError, ServerError, ServerUnavailableError
 
 __all__ = ["doctor"]
 
@@ -37,6 +37,9 @@ _PINGS = 100
 _SLOW = 0.005
 # Difference between two clocks that is reported, in seconds.
 _CLOCK = 2.0
+
+# How many addresses a finding lists, after the first.
+_LISTED = 3
 
 _LIBRARIES = ("struct", "cmsgpack", "bit")
 
@@ -69,10 +72,20 @@ def doctor(*, url: str | None, as_json: bool) -> None:
 def examine(transport: Transport, url: str | None) -> Iterator[Finding]:
     """Runs the checks one after the other and yields what each found."""
     yield Finding("client", "ok", f"redisacc {__version__}, redis-py {redis_py.__version__}, {transport.address}")
-    if transport.cluster is not None:
-        yield examine_cluster(transport)
-        yield examine_partitions(transport)
-    servers = _servers(transport)
+    servers, silent = _servers(transport)
+    with ExitStack() as stack:
+        if transport.cluster is not None:
+            cluster = examine_cluster(transport, silent)
+            yield cluster
+            if cluster.status == "bad":
+                # The checks that follow cannot wait for what is missing.
+                stack.enter_context(limited(OPENING_TIMEOUT))
+            else:
+                yield examine_partitions(transport)
+        yield from _examine_servers(transport, url, servers)
+
+
+def _examine_servers(transport: Transport, url: str | None, servers: list[_Server]) -> Iterator[Finding]:
     for check in (_version, _role, _eviction, _memory, _persistence):
         yield from _of_each(check, servers)
     checks: tuple[Callable[[], Finding], ...] = (
@@ -103,30 +116,45 @@ class _Server:
     snapshots: bool | None
 
 
-def _servers(transport: Transport) -> list[_Server]:
-    infos = _ask_all(transport, "INFO")
-    saves = _ask_all(transport, "CONFIG", "GET", "save")
+def _servers(transport: Transport) -> tuple[list[_Server], dict[str, str]]:
+    """Returns the server, or the masters of a cluster that answer; and address → why another one does not."""
+    infos, silent = _ask_all(transport, "INFO")
+    saves, _ = _ask_all(transport, "CONFIG", "GET", "save")
     addresses = [*dict.fromkeys([*infos, *saves])] or [transport.address]
-    return [_Server(each, parse_info(infos.get(each)), _takes_snapshots(saves.get(each))) for each in addresses]
+    found = [_Server(each, parse_info(infos.get(each)), _takes_snapshots(saves.get(each))) for each in addresses]
+    return found, silent
 
 
-def _ask_all(transport: Transport, *command: str) -> dict[str, Any]:
-    """Returns address → the reply of every master; {} if this user may not run the command."""
+def _ask_all(transport: Transport, *command: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns address → the reply of each master that answers, and address → why another one does not.
+
+    Of a user who may not run the command, there are no replies.
+    """
     try:
-        return {address: reply for address, [reply] in transport.on_every_master([command]).items()}
+        replies, silent = transport.on_reachable_masters([command])
     except ServerError:
-        return {}
+        return {}, {}
+    return {address: reply for address, [reply] in replies.items()}, silent
 
 
 def _of_each(check: Callable[[_Server], Finding], servers: list[_Server]) -> Iterator[Finding]:
-    """Yields what a check finds: what is wrong on each server, or if nothing is, what it finds on the first."""
-    findings = [(server, check(server)) for server in servers]
-    wrong = [(server, finding) for server, finding in findings if finding.status != "ok"]
+    """Yields what a check finds: what is wrong, or if nothing is, what it finds on the first server.
+
+    What is wrong with several servers, and has the same remedy, is one finding.
+    """
+    alike: dict[tuple[str, str], list[tuple[_Server, Finding]]] = {}
+    for server in servers:
+        finding = check(server)
+        alike.setdefault((finding.status, finding.advice), []).append((server, finding))
+    wrong = [found for (status, _), found in alike.items() if status != "ok"]
     if len(servers) == 1 or not wrong:
-        yield findings[0][1]
+        yield next(iter(alike.values()))[0][1]
         return
-    for server, finding in wrong:
-        yield dataclasses.replace(finding, found=f"{server.address}: {finding.found}")
+    for (server, finding), *others in wrong:
+        more = ", ".join(other.address for other, _ in others[:_LISTED]) + (", …" if len(others) > _LISTED else "")
+        yield dataclasses.replace(
+            finding, found=f"{server.address}: {finding.found}" + (f"; the same on {more}" if others else "")
+        )
 
 
 def _unknown(what: str) -> Finding:
@@ -313,12 +341,10 @@ def _trial(transport: Transport) -> Finding:
         if taken.tolist() != [1, 2]:
             return Finding("trial", "bad", f"the gradient [1, 2] came back as {taken.tolist()}", "use another server")
     except RedisAccError as error:
-        return Finding(
-            "trial",
-            "bad",
-            f"{step} failed: {error}",
-            "give this user the rules of a worker and of a taker (`redisacc acl`)",
-        )
+        advice = "give this user the rules of a worker and of a taker (`redisacc acl`)"
+        if isinstance(error, ServerUnavailableError):
+            advice = "mend the server first"
+        return Finding("trial", "bad", f"{step} failed: {error}", advice)
     if not heard:
         return Finding(
             "trial",

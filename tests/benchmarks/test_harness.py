@@ -96,6 +96,18 @@ def test_the_smallest_run_of_steps(tmp_path: Path) -> None:
     assert "## A training step of four workers" in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.thorough
+def test_the_smallest_run_on_a_cluster(tmp_path: Path) -> None:
+    done = run(tmp_path, "--only", "cluster")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["cluster"]["rows"]
+    for operations in rows.values():
+        for found in operations.values():
+            assert set(found["seconds"]) == {"standalone", "again", "cluster"}
+            assert len({seconds["n"] for seconds in found["seconds"].values()}) == 1
+    assert "## Redis Cluster" in (tmp_path / "README.md").read_text()
+
+
 @pytest.mark.parametrize("program", thorough(["direct", "loop", "bare"], usual=["loop"]))
 def test_correct_steps_pass_and_wrong_weights_end_the_run(program: str, server: Server, tmp_path: Path) -> None:
     model = replace(models.tiny(), name=f"steps-{program}")

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from redis.retry import Retry
 
 from redisacc.embedded import Server, find_server
 from redisacc.embedded.addresses import free_port
+from redisacc.embedded.cluster_node import BUS_OFFSET
 
 PAGE = DOCS / "kubernetes.md"
 FILES = {block.file: block.text for block in blocks_of(PAGE) if block.file} if PAGE.is_file() else {}
@@ -89,6 +91,35 @@ def test_the_server_starts_as_the_manifest_says(tmp_path: Path) -> None:
             # The signal of Kubernetes reaches the server itself, and not a shell above it.
             process.terminate()
             assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_a_node_of_the_cluster_starts_as_the_manifest_says(tmp_path: Path) -> None:
+    found = manifests("valkey-cluster.yaml")
+    service, stateful = found["Service valkey-cluster"], found["StatefulSet valkey-cluster"]
+    template = stateful["spec"]["template"]
+    assert template["metadata"]["labels"] == stateful["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
+    assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
+    (container,) = template["spec"]["containers"]
+    (tmp_path / "valkey-server").symlink_to(find_server())
+    script = container["args"][0].replace("/data", str(tmp_path)).replace("/tmp/valkey.conf", str(tmp_path / "v.conf"))
+    port = next(port for port in iter(free_port, 0) if port + BUS_OFFSET <= 65_535)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment |= {"VALKEY_PASSWORD": "secret", "POD_NAME": "valkey-cluster-0", "POD_IP": "127.0.0.1"}
+    assert {one["name"] for one in container["env"]} == {"VALKEY_PASSWORD", "POD_NAME", "POD_IP"}
+    with subprocess.Popen(
+        [*container["command"], f"{script} --port {port}"], env=environment, stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            with redis.Redis(port=port, password="secret", retry=Retry(ConstantBackoff(0.05), 400)) as client:
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16_383)
+                while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
+                    time.sleep(0.02)
+                # Clients are told the name.
+                ((_, _, (host, *_)),) = client.execute_command("CLUSTER", "SLOTS")
+                assert host == f"valkey-cluster-0.{service['metadata']['name']}".encode()
+                assert client.config_get("masterauth") == {"masterauth": "secret"}
         finally:
             process.kill()
 

@@ -152,6 +152,21 @@ def test_the_same_token_gets_the_same_round(client: redis.Redis, scripts: Script
         assert scripts.acknowledge(token="t1", parts=[], more=False) is expected
 
 
+# Removed by hand, because it has no parts.
+@pytest.mark.forges
+def test_a_round_that_is_being_removed_is_over(client: redis.Redis, scripts: Scripts) -> None:
+    """Another process may have listed it a moment before, or an old copy of the take may arrive."""
+    handle(client).apply_grad([1, 2])
+    ask = {"token": "t1", "session": new_session(), "sequence": 1, "num_required": 1, "lease_ms": 3000, "taker": "me"}
+    scripts.take(**ask)()
+    assert scripts.acknowledge(token="t1", parts=[], more=True)
+    assert scripts.recover(old="t1", token="t2", taker="me") is None
+    assert scripts.leave(token="t1") is None
+    with pytest.raises(redisacc.StaleSequenceError):
+        scripts.take(**ask)()
+    assert scripts.acknowledge(token="t1", parts=[], more=False)
+
+
 def test_joining_the_queue_twice_keeps_one_place(client: redis.Redis, scripts: Scripts) -> None:
     clients = {"a": new_session(), "b": new_session()}
     for token, ahead in (("a", 0), ("b", 1), ("a", 0), ("b", 1)):

@@ -14,7 +14,9 @@ from support.servers import contents
 
 import redisacc
 from redisacc._admin import acl as _access
+from redisacc._monitoring.monitor import Monitor
 from redisacc._redis import script_loader
+from redisacc._redis.connect import connect
 from redisacc.cli import main
 
 pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62"), pytest.mark.every_server]
@@ -167,6 +169,13 @@ def observer_works(place):
     for size in (200_000, 200_000):
         place.apply(buffered, size)
     assert place.open("observer", "train-buffered").peek().num_accumulated == 2
+    monitor = Monitor(connect(place.client("observer")), ["train-*"])
+    place.apply(place.shared)
+    monitor.refresh()
+    monitor.close()
+    assert list(monitor.views) == ["train-1", "train-buffered"]
+    assert monitor.figures["train-1"].last is not None
+    assert monitor.nodes[0].used_memory
     return acc
 
 

@@ -13,7 +13,6 @@ import urllib.parse
 import numpy as np
 import pytest
 import redis
-import trustme
 from click.testing import CliRunner
 from redis.sentinel import Sentinel
 
@@ -29,43 +28,10 @@ PASSWORD = "geheim/ä:@%41 \"'#?&"
 QUOTED = urllib.parse.quote(PASSWORD, safe="")
 
 
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory):
-    """Files: a server's and a client's certificates of one authority, and another authority's."""
-    folder = tmp_path_factory.mktemp("certificates")
-    authority, stranger = trustme.CA(), trustme.CA()
-    files = {}
-    for name, made in (("authority", authority), ("stranger", stranger)):
-        files[name] = str(folder / f"{name}.pem")
-        made.cert_pem.write_to_path(files[name])
-    for name, made in (
-        ("server", authority.issue_cert("127.0.0.1", "localhost")),
-        ("client", authority.issue_cert("worker@example.org")),
-        ("impostor", stranger.issue_cert("worker@example.org")),
-    ):
-        files[name] = str(folder / f"{name}.pem")
-        files[f"{name}-key"] = str(folder / f"{name}-key.pem")
-        for number, blob in enumerate(made.cert_chain_pems):
-            blob.write_to_path(files[name], append=number > 0)
-        made.private_key_pem.write_to_path(files[f"{name}-key"])
-    return files
-
-
 @pytest.fixture
 def tls(daemon, certificates, request):
     """A server that speaks TLS only and asks clients for certificates and a password."""
-    client = {
-        "ssl": True,
-        "ssl_ca_certs": certificates["authority"],
-        "ssl_certfile": certificates["client"],
-        "ssl_keyfile": certificates["client-key"],
-    }
-    return daemon(
-        *("--tls-cert-file", certificates["server"], "--tls-key-file", certificates["server-key"]),
-        *("--tls-ca-cert-file", certificates["authority"], "--tls-auth-clients", "yes"),
-        *("--requirepass", PASSWORD),
-        tls=client,
-    )
+    return daemon(*certificates.of_server, "--requirepass", PASSWORD, tls=certificates.of_client)
 
 
 def tls_url(server, certificates, password=QUOTED, authority="authority", client="client"):
@@ -120,11 +86,6 @@ def test_what_tls_keeps_out(tls, certificates, short_opening, how):
     with pytest.raises(redisacc.ServerError) as failure:
         redisacc.ConditionalAccumulator("float32", [1], "w", redis=url)
     assert secrets_in("".join(traceback.format_exception(failure.value))) == []
-
-
-@pytest.fixture
-def short_opening(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.5)
 
 
 def secrets_in(text):

@@ -11,7 +11,9 @@ from support.resharding import Move, wait_for_promotion
 from support.servers import executable
 
 import redisacc
+from redisacc._redis.connect import connect
 from redisacc._redis.slot_map import key_slot
+from redisacc.cli.doctor import examine
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -130,3 +132,18 @@ def test_a_whole_life_on_every_program(program):
                 assert next(iter(events)).kind == "applied"
             assert acc.take_grad(1).tolist() == [1] * 4
             acc.delete()
+
+
+def test_doctor_names_a_master_that_is_gone(make_cluster):
+    """Within seconds, although calls would wait for it for half a minute."""
+    cluster = make_cluster(3, dir=None, durable=False)
+    cluster.nodes[2].kill()
+    findings = [finding for finding in examine(connect(cluster.url), cluster.url) if finding.what != "trial"]
+    gone = next(finding for finding in findings if finding.what == "cluster")
+    assert gone.status == "bad"
+    assert f"the master 127.0.0.1:{cluster.nodes[2].port} does not answer" in gone.found
+    # Of the masters that answer, what is wrong with all is one finding.
+    memory = [finding.found for finding in findings if finding.what == "memory"]
+    assert len(memory) == 1
+    assert all(str(node.port) in memory[0] for node in cluster.nodes[:2])
+    assert len(findings) == len({finding.what for finding in findings})
