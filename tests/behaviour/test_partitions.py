@@ -153,6 +153,29 @@ def test_an_attempt_that_was_swept_is_refused_and_its_writer_begins_a_new_one(ac
     assert parts_of(client) == []
 
 
+def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(acc, keys, client, between):
+    """It dies before it has removed the first part."""
+
+    def begin_to_sweep(attempt):
+        client.zadd(keys.attempts, {str(attempt): 1})
+        assert PartitionScripts(connect(client), keys).sweep(limit=1) == [attempt]
+        assert len(parts_of(client)) == 3
+        given_up.append(attempt.id)
+
+    given_up = []
+    between(begin_to_sweep)
+    assert acc.apply_grad(gradient(1)).num_accumulated == 1
+    assert not [key for key in parts_of(client) if given_up[0] in key]
+    assert_same(acc.take_grad(1), gradient(1))
+    assert (parts_of(client), acc.info().attempts) == ([], 0)
+
+
+def test_a_gradient_that_is_refused_at_the_last_moment_leaves_nothing(acc, client, between):
+    between(lambda _: acc.set_global_step(5))
+    assert acc.apply_grad(gradient(1)).outcome == "stale"
+    assert (parts_of(client), acc.info().attempts) == ([], 0)
+
+
 def test_an_attempt_whose_lease_is_over_still_counts_if_nobody_has_swept_it(acc, keys, client, between):
     between(lambda attempt: client.zadd(keys.attempts, {str(attempt): 1}))
     assert acc.apply_grad(gradient(1))
