@@ -189,6 +189,7 @@ def _detail(view: View, figures: Figures, most_workers: int) -> dict[str, Any]:
             "reduction": info.reduction_type,
             "once_per_worker": info.once_per_worker,
             "max_staleness": info.max_staleness,
+            "partitions": len(info.partitions),
             "buffer_limit": info.buffer_limit,
             "created": _ms(info.created_at),
             "applied": info.applied,

@@ -9,8 +9,10 @@ import socket
 import click
 
 from redisacc._monitoring.monitor import Monitor
+from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc.cli.failures import EXIT_CODES, USAGE, fail, report_failures
 from redisacc.cli.options import Seconds, names_argument, redis_option, targets_of, transport_of
+from redisacc.errors import RedisAccError
 
 try:
     import uvicorn
@@ -84,6 +86,9 @@ def dashboard(*, names: tuple[str, ...], port: int, host: str, interval: float, 
         contextlib.closing(_listen(host, port)) as listening,
         contextlib.closing(Monitor(transport, *targets_of(names))) as monitor,
     ):
+        # In a cluster, it listens to the accumulators that it has read.
+        with contextlib.suppress(RedisAccError):
+            monitor.refresh(timeout=OPENING_TIMEOUT)
         feed = Feed(transport, monitor, interval)
         # No log of requests; the cookie and the token are in none of the others either.
         config = uvicorn.Config(

@@ -81,10 +81,16 @@ def export(*, names: tuple[str, ...], port: int, host: str, url: str | None) -> 
 _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ("global_step", "Current step.", lambda info: info.global_step),
     ("accumulated", "Gradients in the current round.", lambda info: info.num_accumulated),
+    ("accumulated_weight", "Sum of the weights of these gradients.", lambda info: info.total_weight),
     (
         "required",
         "Gradients that the first waiting taker requires; 0 if no taker is waiting.",
         lambda info: info.waiting[0].num_required if info.waiting else 0,
+    ),
+    (
+        "required_weight",
+        "Sum of weights that the first waiting taker requires; 0 if it requires none.",
+        lambda info: info.waiting[0].min_weight if info.waiting else 0,
     ),
     ("waiting_takers", "Takers waiting in the queue.", lambda info: len(info.waiting)),
     ("unacknowledged_rounds", "Rounds taken but not acknowledged.", lambda info: len(info.unacknowledged)),

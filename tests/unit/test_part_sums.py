@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from redisacc._protocol.reliance import Reliance
 from redisacc._redis.waits import BLOCKING
 
 KEYS = Keys("name")
+# Of the gradients, in turn.
+WEIGHTS = [1.0, 0.5, 3.0]
 ELEMENTS, ROWS = 45, 30
 
 
@@ -124,12 +127,14 @@ class Upload:
     """
 
     def __init__(self, number: int, spec: AccumulatorSpec, seed: int, size: int, wire: Wire = "float32") -> None:
-        self.gradient = encode(gradient_of(spec, seed), wire, spec.name_of)
+        weight = WEIGHTS[seed % len(WEIGHTS)] if spec.can_weigh else 1.0
+        self.gradient = replace(encode(gradient_of(spec, seed), wire, spec.name_of), factor=weight)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(buffered_format, "PART_SIZES", (size,))
             self.staged = buffered_format.stage(KEYS, f"g-{number}", self.gradient)
         self.parts = [command for command in self.staged.commands if command[0] == "SET"]
-        fields = {f"g-{number}".encode(): b"0 " + self.staged.header}
+        place = b"0" if weight == 1 else f"0*{weight}".encode()
+        fields = {f"g-{number}".encode(): place + b" " + self.staged.header}
         (self.buffered,) = buffered_format.parse(KEYS, fields, spec, ())
         self.place: int | None = None
         self.admitted = self.refused = False
@@ -139,11 +144,7 @@ class Upload:
         return b"".join(argument) if isinstance(argument, tuple) else bytes(argument)
 
     def at(self, place: int) -> BufferedGradient:
-        found = self.buffered
-        return BufferedGradient(
-            *(found.id, place, found.number, found.inline, found.sections),
-            *(found.lengths, found.sparse_bytes, found.nbytes, found.header_digest),
-        )
+        return replace(self.buffered, order=place)
 
 
 def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:

@@ -106,13 +106,14 @@ function showNodes(nodes) {
   setText(byId("memory-used"), used);
   setText(byId("memory-limit"), limit);
   memoryBar(byId("memory-bar"), sum);
+  byId("memory-bar").parentElement.hidden = !sum.maxmemory;
   byId("nodes-rows").replaceChildren(...(alone ? [] : nodes.map(nodeRow)));
 }
 
 function nodeRow(node) {
   const inner = element("i");
   memoryBar(inner, node);
-  const memory = element("td", {}, element("div", { class: "bar" }, inner), memoryText(node).join(""));
+  const memory = element("td", {}, ...(node.maxmemory ? [element("div", { class: "bar" }, inner)] : []), memoryText(node).join(""));
   const rate = (value, text) => cell(value === null ? "–" : text(value), "number");
   return element("tr", {}, cell(node.address, "mono"), cell(node.version), memory, rate(node.received_per_second, (x) => `${bytes(x)}/s`),
     rate(node.sent_per_second, (x) => `${bytes(x)}/s`), rate(node.commands_per_second, (x) => `${digits(x)}/s`), rate(node.clients, count));
@@ -188,7 +189,7 @@ function showFacts(found) {
   const created = element("dd");
   keepAge(created, () => `${seconds(ageOfClock(found.created))} ago`);
   const listed = [["Applied", count(found.applied)], ["Stale", count(found.stale)], ["Repeated", count(found.repeated)], ["Arrived twice", count(found.duplicates)], ["Rounds", count(found.takes)],
-    ["Max staleness", plural(found.max_staleness, "step")], ["Reducer", found.reducer ? found.reducer[0] : "none"]];
+    ["Max staleness", plural(found.max_staleness, "step")], ["Reducer", found.reducer ? found.reducer[0] : "none"], ...(found.partitions ? [["Partitions", count(found.partitions)]] : [])];
   byId("facts").replaceChildren(...listed.map(([dt, dd]) => element("div", {}, element("dt", { text: dt }), element("dd", { text: dd }))), element("div", {}, element("dt", { text: "Created" }), created));
 }
 
