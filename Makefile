@@ -10,7 +10,7 @@ T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: help demo server test test-fast test-all test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-network simulate conformance record lint types
-.PHONY: wheel compose docs examples foreign check again clean
+.PHONY: wheel compose docs recording examples foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
 help:
@@ -175,6 +175,10 @@ $(VENV)/.docs: pyproject.toml
 # Whether the code blocks work, `make test` finds out.
 docs: $(VENV)/.docs ## 30 s | build the documentation in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+
+# Shows a new run of the demo in the documentation: look at the file before you commit it.
+recording: $(VENV)/.demo ## 1 min | record `redisacc demo` for the documentation, as docs/images/demo.svg
+	$(BIN)/python docs/record.py docs/images/demo.svg -- $(BIN)/redisacc demo
 
 # torch has an environment of its own, because it is large. The examples that need JAX run there as well.
 $(TORCH)/.examples: $(TORCH)/.done pyproject.toml

@@ -25,39 +25,37 @@ def images():
 
 
 def loss_and_gradient(weights, x, y):
-    """Returns the cross-entropy, summed over the images, and its gradient."""
+    """Returns the mean cross-entropy of the images, and its gradient."""
     logits = x @ weights
     logits -= logits.max(axis=1, keepdims=True)
     log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    return -log_p[np.arange(len(y)), y].sum(), x.T @ (np.exp(log_p) - np.eye(CLASSES)[y])
+    return -log_p[np.arange(len(y)), y].mean(), x.T @ (np.exp(log_p) - np.eye(CLASSES)[y]) / len(y)
 
 
-def descend(weights, loss, gradient, count):
-    """Moves the weights by sums over `count` images; returns the new weights and the mean loss."""
-    return weights - RATE * (gradient / count + DECAY * weights), loss / count
+def descend(weights, gradient):
+    return weights - RATE * (gradient + DECAY * weights)
 
 
 def work():
-    """Runs a worker. Shards differ in size, so the number of images and the loss travel beside the gradient."""
+    """Runs a worker. Shards differ in size, so a gradient has the weight of its images. The loss travels beside it."""
     x, _, y, _ = images()
     with redisacc.Worker(NAME) as worker:
         share = slice(worker.number, None, worker.workers)
         x, y = x[share], y[share]
         for _, parameters in worker.steps():
             loss, gradient = loss_and_gradient(parameters["weights"], x, y)
-            worker.apply({"weights": gradient, "loss": loss, "images": float(len(y))})
+            worker.apply({"weights": gradient, "loss": loss}, weight=len(y))
 
 
 def train():
     """Runs the chief; returns the weights and the loss of each step, which also survive a restart."""
-    begin = {"weights": np.zeros((images()[0].shape[1], CLASSES)), "loss": 0.0, "images": 0.0}
-    with redisacc.Chief(NAME, begin, state=np.zeros(STEPS), reduction_type="SUM") as chief:
+    begin = {"weights": np.zeros((images()[0].shape[1], CLASSES)), "loss": 0.0}
+    with redisacc.Chief(NAME, begin, state=np.zeros(STEPS)) as chief:
         for taken in chief.rounds(until=STEPS):
-            total, losses = taken.gradient, chief.state.copy()
-            weights, losses[chief.step] = descend(
-                chief.parameters["weights"], total["loss"], total["weights"], total["images"]
-            )
-            chief.publish({"weights": weights, "loss": losses[chief.step], "images": total["images"]}, state=losses)
+            mean, losses = taken.gradient, chief.state.copy()
+            losses[chief.step] = mean["loss"]
+            weights = descend(chief.parameters["weights"], mean["weights"])
+            chief.publish({"weights": weights, "loss": mean["loss"]}, state=losses)
         return chief.parameters["weights"], chief.state
 
 
@@ -66,7 +64,8 @@ def train_alone():
     x, _, y, _ = images()
     weights, losses = np.zeros((x.shape[1], CLASSES)), []
     for _ in range(STEPS):
-        weights, loss = descend(weights, *loss_and_gradient(weights, x, y), len(y))
+        loss, gradient = loss_and_gradient(weights, x, y)
+        weights = descend(weights, gradient)
         losses.append(loss)
     return weights, losses
 

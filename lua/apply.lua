@@ -1,7 +1,7 @@
 -- Adds one gradient to the sums of the current round, row by row, in place.
 --
 -- KEYS record       redisacc:{NAME}            the record of the accumulator
--- KEYS sums         redisacc:{NAME}:sums       row -> packed count and sum; total -> "gradients rows"
+-- KEYS sums         redisacc:{NAME}:sums       row -> its packed head and sum; and their total
 -- KEYS workers      redisacc:{NAME}:workers    worker -> its number of gradients in this round, and traceparents
 -- KEYS sessions     redisacc:{NAME}:sessions   session id -> its last request, the outcome, and totals
 -- ARGV incarnation  text      the incarnation that the handle opened
@@ -13,6 +13,7 @@
 -- ARGV once         flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV trace        text      traceparent of the span that applies it; "" if it is not traced
 -- ARGV round_shape  text      the shape that all gradients of a round must share, such as "[16]"
+-- ARGV weight       number    by what the gradient is multiplied, before its staleness counts
 -- ARGV labels...    text      what the fields of each section begin with; "" for the only section
 -- ARGV elements...  text      how struct packs its elements: "f" or "d"
 -- ARGV limits...    text      the largest magnitude that its sums hold exactly; "" if there is no limit
@@ -26,6 +27,7 @@
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
 -- {'shape_mismatch', round_shape}             the round holds gradients of another shape; nothing changed
+-- {'unweighable', weight, total_weight}       this weight, or the total with it, is out of bounds; nothing changed
 -- {'inexact'}                                 a sum would exceed the limit; nothing changed: buffer the gradient
 -- {'superseded', sequence}                    a later request of this session has been executed; nothing changed
 -- {'forgotten', now_ms}                       the session is unknown and too old to be new; nothing changed
@@ -38,10 +40,13 @@
 -- #include "admit"
 -- #include "sums_total"
 -- #include "adder"
+-- #include "scaled"
 -- #bind
 
--- Each stored row begins with the number of gradients that held its index.
+-- Each stored row begins with the number of gradients that held its index. If a weight of the round differs from 1, the
+-- sum of the weights of these gradients follows.
 local COUNT, COUNT_BYTES = '<I8', 8
+local WEIGHTED, WEIGHTED_BYTES = '<I8d', 16
 local ELEMENT_BYTES = {f = 4, d = 8}
 -- unpack() and the arguments of a command share Lua's stack, which ends at about 8,000 values.
 local BATCH = 1000
@@ -56,12 +61,39 @@ total, refusal = read_total(keys.sums)
 if not total then
   return refusal
 end
+local weight, is_weighted = admission.weight, admission.total_weight > 0
+total.gradients = total.gradients + 1
+if is_weighted then
+  total.weight = (total.weight or total.gradients - 1) + weight
+elseif total.weight then
+  return {'corrupt', 'sums', total_text(total)}
+end
+
+-- Returns the head of a row with this gradient in it, and the length of the head that it has now. stored: the row, or
+-- false if it is new. Returns nil if redisacc did not write the row.
+local function head(stored, bytes)
+  if not stored then
+    return is_weighted and struct.pack(WEIGHTED, 1, weight) or struct.pack(COUNT, 1)
+  elseif #stored == COUNT_BYTES + bytes then
+    local count = struct.unpack(COUNT, stored)
+    local new = is_weighted and struct.pack(WEIGHTED, count + 1, count + weight) or struct.pack(COUNT, count + 1)
+    return new, COUNT_BYTES
+  elseif is_weighted and #stored == WEIGHTED_BYTES + bytes then
+    local count, row_weight = struct.unpack(WEIGHTED, stored)
+    return struct.pack(WEIGHTED, count + 1, row_weight + weight), WEIGHTED_BYTES
+  end
+  return nil
+end
 
 -- All sums are computed before the first is stored, because a corrupt row must not leave the gradient half added.
 local writes, size = {}, 0
 local function add_section(n)
   local add = adder(args.elements[n], ELEMENT_BYTES[args.elements[n]], tonumber(args.limits[n]))
   local rows, row_bytes = args.rows[n], args.row_bytes[n]
+  -- In a tree, this section counts which leaves the gradients have.
+  if weight ~= 1 and not (args.labels[n] == 'present' and redis.call('HGET', keys.record, 'normalize') == 'count') then
+    rows = scaled(rows, weight, args.elements[n], ELEMENT_BYTES[args.elements[n]])
+  end
   local fields, position = {}, 1
   size = size + #rows
   local function add_batch()
@@ -69,13 +101,13 @@ local function add_section(n)
     local write = {}
     for i, field in ipairs(fields) do
       local bytes = math.min(row_bytes, #rows - position + 1)
-      local count, row = 1
+      local new_head, head_bytes = head(stored[i], bytes)
+      if not new_head then
+        return {'corrupt', 'sums', string.sub(field, 1, 64)}
+      end
+      local row
       if stored[i] then
-        if #stored[i] ~= COUNT_BYTES + bytes then
-          return {'corrupt', 'sums', string.sub(field, 1, 64)}
-        end
-        count = struct.unpack(COUNT, stored[i]) + 1
-        row = add(stored[i], COUNT_BYTES + 1, rows, position, bytes)
+        row = add(stored[i], head_bytes + 1, rows, position, bytes)
         if not row then
           return {'inexact'}
         end
@@ -85,7 +117,7 @@ local function add_section(n)
       position = position + bytes
       total.rows = total.rows + 1
       write[2 * i - 1] = field
-      write[2 * i] = struct.pack(COUNT, count) .. row
+      write[2 * i] = new_head .. row
     end
     writes[#writes + 1] = write
     fields = {}
@@ -114,7 +146,7 @@ end
 
 local last_write = writes[#writes] or {}
 last_write[#last_write + 1] = 'total'
-last_write[#last_write + 1] = total_text(total.gradients + 1, total.rows)
+last_write[#last_write + 1] = total_text(total)
 writes[math.max(#writes, 1)] = last_write
 for _, write in ipairs(writes) do
   redis.call('HSET', keys.sums, unpack(write))

@@ -1,7 +1,7 @@
 -- Buffers one gradient in the current round, without adding it to the sums.
 --
 -- KEYS record          redisacc:{NAME}               the record of the accumulator
--- KEYS buffered        redisacc:{NAME}:buffered      gradient id -> "order header"
+-- KEYS buffered        redisacc:{NAME}:buffered      gradient id -> "order header", "order*weight header"
 -- KEYS inline          redisacc:{NAME}:inline        gradient id -> data of an inline gradient
 -- KEYS workers         redisacc:{NAME}:workers       worker -> its number of gradients in this round, traceparents
 -- KEYS sessions        redisacc:{NAME}:sessions      session id -> its last request, the outcome, and totals
@@ -18,6 +18,8 @@
 -- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV trace           text      traceparent of the span that applies it; "" if it is not traced
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
+-- ARGV weight          number    by what the gradient is multiplied, before its staleness counts
+-- ARGV summed_weight   text      if this is a sum: the weight that the gradient of this request has in it; else ""
 -- ARGV gradient        text      id of the gradient
 -- ARGV header          bytes     msgpack, opaque to this script; "" only asks whether it would be accepted
 -- ARGV data            bytes     all bytes of an inline gradient; "" if the gradient has parts
@@ -31,8 +33,12 @@
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
 -- {'would_accept'}                            the header is empty, and the gradient would be buffered; nothing changed
--- {'full', buffered_bytes, buffer_limit}      the gradient would exceed the limit; nothing changed
--- {'changed'}                                 a gradient that this one replaces is gone; nothing changed
+-- {'full', buffered_bytes, buffer_limit, weight}
+--                                             the gradient would exceed the limit; nothing changed. weight is what it
+--                                             would be admitted with now
+-- {'changed'}                                 a gradient that this one replaces is gone, or that of this request is in
+--                                             the sum with another weight than it has now; nothing changed
+-- {'unweighable', weight, total_weight}       this weight, or the total with it, is out of bounds; nothing changed
 -- {'shape_mismatch', round_shape}             the round holds gradients of another shape; nothing changed
 -- {'unstaged', part}                          this part is missing or has another length; nothing changed: stage again
 -- {'superseded', sequence}                    a later request of this session has been executed; nothing changed
@@ -44,6 +50,8 @@
 -- {'corrupt', where, text}                    a key or field holds what redisacc never writes; nothing changed
 
 -- #include "admit"
+-- #include "summed_as_now"
+-- #include "buffered_entry"
 -- #include "drop_strings"
 -- #include "even_when_full"
 -- #include "staged_parts"
@@ -84,6 +92,9 @@ for _, length in ipairs(args.lengths) do
   size = size + length
 end
 local bytes = record.buffered_bytes + size
+if not is_summed_as_now(admission.weight, args) then
+  return refuse({'changed'})
+end
 if #args.replaced > 0 then
   -- Together, because one by one took twice as long.
   local entries = redis.call('HMGET', keys.buffered, unpack(args.replaced))
@@ -102,7 +113,8 @@ for k, part in ipairs(keys.replaced_parts) do
 end
 bytes = math.max(bytes, 0)
 if bytes > record.buffer_limit then
-  return refuse({'full', count_text(record.buffered_bytes), count_text(record.buffer_limit)})
+  return refuse({'full', count_text(record.buffered_bytes), count_text(record.buffer_limit),
+    weight_text(admission.weight)})
 end
 if args.header == '' then
   return {'would_accept'}
@@ -113,7 +125,7 @@ if unstaged then
 end
 
 order = order or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
-redis.call('HSET', keys.buffered, args.gradient, order .. ' ' .. args.header)
+redis.call('HSET', keys.buffered, args.gradient, buffered_entry(order, admission.weight, args))
 if #args.data > 0 then
   redis.call('HSET', keys.inline, args.gradient, args.data)
 end

@@ -1,7 +1,7 @@
 -- Counts a gradient all of whose parts have been written to partitions, if its attempt still stands.
 --
 -- KEYS record          redisacc:{NAME}               the record of the accumulator
--- KEYS buffered        redisacc:{NAME}:buffered      gradient id -> "order header"
+-- KEYS buffered        redisacc:{NAME}:buffered      gradient id -> "order header", "order*weight header"
 -- KEYS inline          redisacc:{NAME}:inline        gradient id -> data of an inline gradient
 -- KEYS workers         redisacc:{NAME}:workers       worker -> its number of gradients in this round, traceparents
 -- KEYS sessions        redisacc:{NAME}:sessions      session id -> its last request, the outcome, and totals
@@ -15,6 +15,8 @@
 -- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV trace           text      traceparent of the span that applies it; "" if it is not traced
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
+-- ARGV weight          number    by what the gradient is multiplied, before its staleness counts
+-- ARGV summed_weight   text      if this is a sum: the weight that the gradient of this request has in it; else ""
 -- ARGV gradient        text      id of the gradient; that of the attempt is this, a hyphen and the place
 -- ARGV place           text      the place that register gave it
 -- ARGV header          bytes     msgpack, opaque to this script
@@ -31,8 +33,12 @@
 -- {'stale', global_step, num_accumulated}     local_step < global_step - max_staleness: the gradient was dropped
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
--- {'full', buffered_bytes, buffer_limit}      the gradient would exceed the limit
--- {'changed'}                                 a gradient that this one replaces is gone
+-- {'full', buffered_bytes, buffer_limit, weight}
+--                                             the gradient would exceed the limit. weight is what it would be
+--                                             admitted with now
+-- {'changed'}                                 a gradient that this one replaces is gone, or that of this request is in
+--                                             the sum with another weight than it has now
+-- {'unweighable', weight, total_weight}       this weight, or the total with it, is out of bounds
 -- {'shape_mismatch', round_shape}             the round holds gradients of another shape
 -- {'superseded', sequence}                    a later request of this session has been executed
 -- {'forgotten', now_ms}                       the session is unknown and too old to be new
@@ -44,6 +50,7 @@
 
 -- #include "admit"
 -- #include "room_in_round"
+-- #include "buffered_entry"
 -- #include "even_when_full"
 -- #bind
 
@@ -71,7 +78,7 @@ if lease_end == 0 then
 end
 local record = admission.record
 local room
-room, refusal = room_in_round(keys, args, record)
+room, refusal = room_in_round(keys, args, admission)
 if not room then
   return refuse(refusal)
 end
@@ -79,7 +86,7 @@ end
 -- These raise if a key has another type, before anything changes.
 redis.call('HLEN', keys.buffered)
 redis.call('HLEN', keys.inline)
-redis.call('HSET', keys.buffered, attempt, (room.order or args.place) .. ' ' .. args.header)
+redis.call('HSET', keys.buffered, attempt, buffered_entry(room.order or args.place, admission.weight, args))
 redis.call('ZREM', keys.attempts, member)
 if #args.replaced > 0 then
   redis.call('HDEL', keys.buffered, unpack(args.replaced))

@@ -9,9 +9,10 @@
 --
 -- Replies:
 -- {'left'}                                                 the token is not in the queue
--- {'granted', global_step, num_accumulated, round_shape, staleness}
+-- {'granted', global_step, num_accumulated, round_shape, staleness, total_weight}
 --                                                          the round belongs to this token, and must be delivered;
---                                                          staleness is "" unless max_staleness > 0
+--                                                          staleness is "" unless max_staleness > 0;
+--                                                          total_weight is "" if all weights are 1
 -- {'corrupt', where, text}                                 a key or field holds what redisacc never writes
 
 -- #include "granted_round"

@@ -1,7 +1,7 @@
 -- Opens the accumulator of a name, or creates it if the caller wants that.
 --
 -- KEYS record          redisacc:{NAME}            the record of the accumulator
--- KEYS sums            redisacc:{NAME}:sums       row index -> packed count and sum; total -> "gradients rows"
+-- KEYS sums            redisacc:{NAME}:sums       row index -> packed count and sum; and their total
 -- KEYS buffered        redisacc:{NAME}:buffered   gradient id -> "order header"
 -- KEYS inline          redisacc:{NAME}:inline     gradient id -> data of an inline gradient
 -- KEYS workers         redisacc:{NAME}:workers    worker -> its number of gradients in this round
@@ -20,13 +20,15 @@
 -- ARGV buffer_limit    text     bytes that the buffered gradients of a round may have in total
 -- ARGV once_per_worker text     "1" if a round accepts one gradient of each worker only, else "0"
 -- ARGV max_staleness   text     by how many steps a gradient's local_step may be below the global step
+-- ARGV staleness_weight text    "constant", "inverse_sqrt", or a factor for each staleness, with commas between them
+-- ARGV normalize       text     "weights" or "count": by what "MEAN" divides
 -- ARGV partitions      text     the numbers of the slots that hold the parts of gradients, such as "0,1,4"; "" if that
 --                               is the slot of the record
 -- ARGV create          flag     whether to create the accumulator if there is none
 --
 -- Replies:
 -- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, sparse_mean, missing, tree,
---     chunk, lease_ms, buffer_limit, once_per_worker, max_staleness, partitions}
+--     chunk, lease_ms, buffer_limit, once_per_worker, max_staleness, staleness_weight, normalize, partitions}
 --                             the accumulator as it was created. struct is "yes" if the server's Lua has that library;
 --                             now_ms is the server's clock
 -- {'deleting', incarnation}   the accumulator is being deleted by a client that may have died: finish, and open again
@@ -41,10 +43,11 @@
 
 local NAMES = {
   'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'sparse_mean', 'missing', 'tree',
-  'chunk', 'lease_ms', 'buffer_limit', 'once_per_worker', 'max_staleness', 'partitions',
+  'chunk', 'lease_ms', 'buffer_limit', 'once_per_worker', 'max_staleness', 'staleness_weight', 'normalize',
+  'partitions',
 }
--- A record has these fields only if the accumulator uses them.
-local ABSENT = {max_staleness = '0', partitions = ''}
+-- A record has these fields only if they differ from this.
+local ABSENT = {max_staleness = '0', staleness_weight = 'constant', normalize = 'weights', partitions = ''}
 
 forget_idle_sessions(keys.sessions)
 if redis.call('EXISTS', keys.record) == 0 then
@@ -65,8 +68,13 @@ if redis.call('EXISTS', keys.record) == 0 then
     'duplicates', '0', 'takes', '0', 'tickets', '0', 'places', '0', 'once_per_worker', args.once_per_worker,
     'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'wanted', '0', 'chunk', args.chunk, 'lease_ms',
     count_text(args.lease_ms), 'created_ms', count_text(now_ms()))
-  if args.max_staleness ~= '0' then
-    redis.call('HSET', keys.record, 'max_staleness', args.max_staleness)
+  local optional = {
+    max_staleness = args.max_staleness, staleness_weight = args.staleness_weight, normalize = args.normalize,
+  }
+  for name, value in pairs(optional) do
+    if value ~= ABSENT[name] then
+      redis.call('HSET', keys.record, name, value)
+    end
   end
   if args.partitions ~= '' then
     redis.call('HSET', keys.record, 'partitions', args.partitions)

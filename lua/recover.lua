@@ -17,9 +17,10 @@
 -- ARGV taker         text   name of the new taker
 --
 -- Replies:
--- {'granted', global_step, num_accumulated, round_shape, staleness}
+-- {'granted', global_step, num_accumulated, round_shape, staleness, total_weight}
 --                                                          the step that the round closed, and what it holds;
---                                                          staleness is "" unless max_staleness > 0
+--                                                          staleness is "" unless max_staleness > 0;
+--                                                          total_weight is "" if all weights are 1
 -- {'unknown'}                                              there is no such round
 -- {'missing'}                                              there is no such accumulator
 -- {'replaced'}                                             the accumulator was deleted and created again

@@ -1,7 +1,7 @@
 -- Registers an attempt to store a gradient in partitions, before the first of its parts is written.
 --
 -- KEYS record          redisacc:{NAME}               the record of the accumulator
--- KEYS buffered        redisacc:{NAME}:buffered      gradient id -> "order header"
+-- KEYS buffered        redisacc:{NAME}:buffered      gradient id -> "order header", "order*weight header"
 -- KEYS inline          redisacc:{NAME}:inline        gradient id -> data of an inline gradient
 -- KEYS workers         redisacc:{NAME}:workers       worker -> its number of gradients in this round, traceparents
 -- KEYS sessions        redisacc:{NAME}:sessions      session id -> its last request, the outcome, and totals
@@ -14,6 +14,8 @@
 -- ARGV local_step      int64     the step for which the gradient was computed
 -- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
+-- ARGV weight          number    by what the gradient is multiplied, before its staleness counts
+-- ARGV summed_weight   text      if this is a sum: the weight that the gradient of this request has in it; else ""
 -- ARGV gradient        text      id of the gradient; that of the attempt is this, a hyphen and the place
 -- ARGV parts           number    how many parts it has
 -- ARGV bytes           number    how many bytes they have together
@@ -28,8 +30,12 @@
 -- {'stale', global_step, num_accumulated}     local_step < global_step - max_staleness: the gradient was dropped
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
--- {'full', buffered_bytes, buffer_limit}      the gradient would exceed the limit; nothing changed
--- {'changed'}                                 a gradient that this one replaces is gone; nothing changed
+-- {'full', buffered_bytes, buffer_limit, weight}
+--                                             the gradient would exceed the limit. weight is what it would be
+--                                             admitted with now; nothing changed
+-- {'changed'}                                 a gradient that this one replaces is gone, or that of this request is in
+--                                             the sum with another weight than it has now; nothing changed
+-- {'unweighable', weight, total_weight}       this weight, or the total with it, is out of bounds; nothing changed
 -- {'shape_mismatch', round_shape}             the round holds gradients of another shape; nothing changed
 -- {'superseded', sequence}                    a later request of this session has been executed; nothing changed
 -- {'forgotten', now_ms}                       the session is unknown and too old to be new; nothing changed
@@ -50,7 +56,7 @@ if not admission then
   return refusal
 end
 local room
-room, refusal = room_in_round(keys, args, admission.record)
+room, refusal = room_in_round(keys, args, admission)
 if not room then
   return refusal
 end

@@ -1,7 +1,7 @@
 -- Gives a gradient whose parts are about to be staged a place in the order of its round, and announces it.
 --
 -- KEYS record          redisacc:{NAME}                    the record of the accumulator
--- KEYS buffered        redisacc:{NAME}:buffered           gradient id -> "order header"
+-- KEYS buffered        redisacc:{NAME}:buffered           gradient id -> "order header", "order*weight header"
 -- KEYS workers         redisacc:{NAME}:workers            worker -> its number of gradients in this round
 -- KEYS place           redisacc:{NAME}:staged:ID:place    the place of the gradient, with an expiry
 -- ARGV incarnation     text      the incarnation that the handle opened
@@ -9,6 +9,7 @@
 -- ARGV local_step      int64     the step for which the gradient was computed
 -- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
+-- ARGV weight          number    by what the gradient is multiplied, before its staleness counts
 -- ARGV gradient        text      id of the gradient
 -- ARGV header          text      its header, in hexadecimal, for the announcement
 -- ARGV expiry_ms       number    expiry of the place, in milliseconds: that of the parts
@@ -22,6 +23,8 @@
 
 -- #include "read_record"
 -- #include "accepted_staleness"
+-- #include "effective_weight"
+-- #include "weight_text"
 -- #bind
 
 -- A waiting taker adds the parts one by one while they arrive. This only saves time: a gradient without a place gets
@@ -31,14 +34,22 @@ local record, refusal = read_record(keys.record, args.incarnation, {'once_per_wo
 if not record then
   return refusal
 end
-if not accepted_staleness(record, args.local_step)
+local staleness = accepted_staleness(record, args.local_step)
+if not staleness
   or redis.call('HSTRLEN', keys.buffered, args.gradient) > 0
   or ((args.once or record.once_per_worker > 0) and redis.call('HSTRLEN', keys.workers, args.worker) > 0) then
   return {'ignored'}
+end
+-- The gradient has this weight unless the step grows before it is buffered.
+local weight
+weight, refusal = effective_weight(keys.record, record, args.weight, staleness)
+if not weight then
+  return refusal
 end
 -- If the request is sent again, it keeps its place.
 local place = redis.call('GET', keys.place) or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
 redis.call('SET', keys.place, place, 'PX', args.expiry_ms)
 redis.call('PUBLISH', keys.record .. ':wake',
-  string.format('gradient=%s place=%s shape=%s header=%s', args.gradient, place, args.round_shape, args.header))
+  string.format('gradient=%s place=%s%s shape=%s header=%s', args.gradient, place,
+    weight ~= 1 and '*' .. weight_text(weight) or '', args.round_shape, args.header))
 return {'placed', place}

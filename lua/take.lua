@@ -3,7 +3,7 @@
 --
 -- KEYS record          redisacc:{NAME}                        the record of the accumulator
 -- KEYS sums            redisacc:{NAME}:sums                   row index -> packed count and sum; and their total
--- KEYS buffered        redisacc:{NAME}:buffered               gradient id -> "order header"
+-- KEYS buffered        redisacc:{NAME}:buffered               gradient id -> "order header", "order*weight header"
 -- KEYS inline          redisacc:{NAME}:inline                 gradient id -> data of an inline gradient
 -- KEYS workers         redisacc:{NAME}:workers                worker -> its number of gradients in this round
 -- KEYS sessions        redisacc:{NAME}:sessions               session id -> its last request, the outcome, and totals
@@ -17,8 +17,9 @@
 -- ARGV incarnation     text     the incarnation that the handle opened
 -- ARGV token           text     id of this take; the same one again gets the same round
 -- ARGV num_required    number   the round is not granted while num_accumulated < num_required; at least 1
--- ARGV up_to           number   the round is granted if num_accumulated >= up_to; at least num_required
--- ARGV grace_ms        number   the round is granted this long after gradient num_required arrived
+-- ARGV min_weight      number   nor while the sum of its weights is less than this, apart from rounding; 0 for any
+-- ARGV up_to           number   a round that has both is granted if num_accumulated >= up_to; at least num_required
+-- ARGV grace_ms        number   or this long after the gradient with which it had both
 -- ARGV lease_ms        number   the taker loses its place in the queue unless it asks again within this time
 -- ARGV taker           text     name of the taker
 -- ARGV session         text     id of the sender
@@ -26,10 +27,11 @@
 -- ARGV acknowledged    number   the last request whose outcome the session knows; 0 if there is none
 --
 -- Replies:
--- {'granted', global_step, num_accumulated, round_shape, staleness}
+-- {'granted', global_step, num_accumulated, round_shape, staleness, total_weight}
 --                                                          the step that was closed, and what the round holds;
---                                                          staleness is "" unless max_staleness > 0
--- {'waiting', global_step, num_accumulated, ahead, grace_left_ms, num_required, up_to, grace_ms}
+--                                                          staleness is "" unless max_staleness > 0;
+--                                                          total_weight is "" if all weights are 1
+-- {'waiting', global_step, num_accumulated, ahead, grace_left_ms, total_weight, num_required, up_to, grace_ms}
 --                                                          the taker is in the queue, with `ahead` others before it;
 --                                                          grace_left_ms is "0" unless only the grace is missing; the
 --                                                          others are what the take requires
@@ -50,6 +52,9 @@
 -- #include "granted_round"
 -- #include "granted_text"
 -- #include "round_staleness"
+-- #include "round_weight"
+-- #include "optional_weight"
+-- #include "weight_text"
 -- #include "drop_expired_takers"
 -- #include "session_entry"
 -- #include "extend_leases"
@@ -89,26 +94,30 @@ elseif not entry and not (ticket and refusal[1] == 'forgotten') then
 end
 local num_required, up_to, grace_ms = args.num_required, args.up_to, args.grace_ms
 if num_required == 0 then
-  if record.num_required == 0 then
+  if record.num_required == 0 and args.min_weight == 0 then
     redis.call('ZREM', keys.queue, args.token)
     redis.call('HDEL', keys.takers, args.token)
     return {'unset'}
   end
   -- They are read for each check, so a taker that waits follows a change.
-  num_required, grace_ms = record.num_required, record.grace_ms
+  num_required, grace_ms = math.max(record.num_required, 1), record.grace_ms
   up_to = record.up_to > 0 and math.max(record.up_to, num_required) or MOST
 end
 local head = first_live_taker(keys.queue, keys.takers, args.token, now)
 local is_head = not head or head == args.token
-local is_enough = record.num_accumulated >= num_required
+local total_weight = round_weight(record)
+local is_enough = record.num_accumulated >= num_required and is_enough_weight(total_weight, args.min_weight)
 local has_grace = grace_ms > 0 and up_to > num_required
+local grace_weight = has_grace and optional_weight(keys.record, 'grace_weight') or 0
 
--- The record stores when gradient `grace_count` of this round arrived. If that was not noted, because no taker had
--- asked for a grace after this number, the grace begins now. A clock that was set back must not prolong it.
+-- The record stores when this round had `grace_count` gradients and the weight `grace_weight`. If that was not noted,
+-- because no taker had asked for a grace after as much, the grace begins now. A clock that was set back must not
+-- prolong it.
 local grace_began_ms = 0
 if is_enough and has_grace then
   grace_began_ms = record.grace_began_ms
-  if record.grace_count < num_required or grace_began_ms == 0 or grace_began_ms > now then
+  if record.grace_count < num_required or grace_weight < args.min_weight or grace_began_ms == 0
+    or grace_began_ms > now then
     grace_began_ms = now
   end
 end
@@ -145,7 +154,8 @@ if is_enough and grace_left <= 0 and is_head then
   redis.call('ZREM', keys.queue, args.token)
   redis.call('HDEL', keys.takers, args.token)
   local count = count_text(record.num_accumulated)
-  reply = {'granted', record.global_step, count, record.round_shape, staleness}
+  reply = {'granted', record.global_step, count, record.round_shape, staleness,
+    record.total_weight > 0 and weight_text(total_weight) or ''}
   redis.call('HSET', keys.taken, args.token, granted_text(reply, now, args.taker))
   entry = entry or {applied = 0, stale = 0}
   entry.sequence = args.sequence
@@ -160,6 +170,9 @@ if is_enough and grace_left <= 0 and is_head then
     'takes', count_text(record.takes + 1))
   if staleness ~= '' then
     redis.call('HDEL', keys.record, 'staleness')
+  end
+  if record.total_weight > 0 then
+    redis.call('HDEL', keys.record, 'total_weight')
   end
   if record.grace_began_ms > 0 then
     redis.call('HDEL', keys.record, 'grace_began_ms')
@@ -178,7 +191,7 @@ if not ticket then
     record.global_step, count_text(record.num_accumulated), num_required, args.taker))
 end
 redis.call('HSET', keys.takers, args.token,
-  string.format('%.0f%s %.0f %s', num_required,
+  string.format('%.0f%s%s %.0f %s', num_required, args.min_weight > 0 and '*' .. weight_text(args.min_weight) or '',
     has_grace and string.format('..%.0f+%.0f', up_to, grace_ms) or '', now + args.lease_ms, args.taker))
 -- The queue expires with its last live taker, so that takers which die in it leave no keys behind.
 for _, key in ipairs({keys.queue, keys.takers}) do
@@ -192,17 +205,29 @@ for i, number in ipairs({num_required, up_to, grace_ms}) do
 end
 local ahead = redis.call('ZRANK', keys.queue, args.token)
 if ahead > 0 then
-  return {'waiting', record.global_step, count_text(record.num_accumulated), ahead, '0', unpack(required)}
+  return {'waiting', record.global_step, count_text(record.num_accumulated), ahead, '0', weight_text(total_weight),
+    unpack(required)}
 end
--- The gradient that raises the count to this number wakes the taker.
+-- Stores a weight in a field that is absent if it is 0.
+local function write_weight(name, weight, before)
+  if weight > 0 and weight ~= before then
+    redis.call('HSET', keys.record, name, weight_text(weight))
+  elseif weight ~= before then
+    redis.call('HDEL', keys.record, name)
+  end
+end
+-- The gradient that raises the count to this number, and the total weight to that one, wakes the taker.
 local wanted = is_enough and up_to or num_required
 if record.wanted ~= wanted then
   redis.call('HSET', keys.record, 'wanted', count_text(math.min(wanted, MOST)))
 end
-if has_grace and (record.grace_count ~= num_required or record.grace_began_ms ~= grace_began_ms) then
+write_weight('wanted_weight', args.min_weight, optional_weight(keys.record, 'wanted_weight'))
+if has_grace and (record.grace_count ~= num_required or grace_weight ~= args.min_weight
+    or record.grace_began_ms ~= grace_began_ms) then
   -- The number outlives the round, so that the time is also noted if the gradients of the next one precede its take.
   redis.call('HSET', keys.record, 'grace_count', count_text(math.min(num_required, MOST)),
     'grace_began_ms', count_text(grace_began_ms))
+  write_weight('grace_weight', args.min_weight, grace_weight)
 end
 return {'waiting', record.global_step, count_text(record.num_accumulated), ahead,
-  count_text(is_enough and grace_left or 0), unpack(required)}
+  count_text(is_enough and grace_left or 0), weight_text(total_weight), unpack(required)}

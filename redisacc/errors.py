@@ -170,6 +170,8 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
             gone; only the message names them.
         num_missing: how many such workers there are. An accumulator may remember more than 10,000 sessions; then these
             are the missing ones among the first 10,000. If the round has more than 10,000 workers, nobody is named.
+        min_weight: what the sum of the weights had to be at least; 0 if the take required none.
+        total_weight: what it was.
     """
 
     def __init__(
@@ -181,8 +183,12 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         workers: Mapping[str, int],
         missing: Sequence[str] = (),
         num_missing: int = 0,
+        min_weight: float = 0.0,
+        total_weight: float = 0.0,
     ) -> None:
         super().__init__(message)
+        self.min_weight = min_weight
+        self.total_weight = total_weight
         self.num_required = num_required
         self.num_accumulated = num_accumulated
         self.workers = dict(workers)

@@ -3,6 +3,9 @@
 -- #include "extend_leases"
 -- #include "accepted_staleness"
 -- #include "round_staleness"
+-- #include "effective_weight"
+-- #include "add_weight"
+-- #include "optional_weight"
 -- #include "announce"
 -- #include "contribution"
 
@@ -38,7 +41,7 @@ end
 -- which count_gradient needs once the gradient is in; or nil and the reply.
 --
 -- keys: record, workers, sessions. request: incarnation, session, sequence, acknowledged, worker, local_step,
--- round_shape, once, trace. more: names of further counts to read from the record.
+-- round_shape, once, trace, weight. more: names of further counts to read from the record.
 local function admit(keys, request, more)
   local record, refusal = read_record(keys.record, request.incarnation,
     {'num_accumulated', 'applied', 'lease_ms', 'wanted', 'once_per_worker', 'max_staleness', 'grace_count',
@@ -82,9 +85,19 @@ local function admit(keys, request, more)
       return nil, refusal
     end
   end
+  local weight, total_weight = request.weight, 0
+  if weight ~= 1 or record.max_staleness > 0 or record.total_weight > 0 then
+    weight, refusal = effective_weight(keys.record, record, weight, staleness)
+    if weight then
+      total_weight, refusal = add_weight(record, weight)
+    end
+    if refusal then
+      return nil, refusal
+    end
+  end
   return {
     record = record, entry = entry, in_round = in_round, traces = traces, staleness = staleness,
-    staleness_text = staleness_text,
+    staleness_text = staleness_text, weight = weight, total_weight = total_weight,
   }
 end
 
@@ -101,20 +114,32 @@ local function count_gradient(keys, request, admission, size, buffered_id, ahead
   if admission.staleness_text then
     redis.call('HSET', keys.record, 'staleness', admission.staleness_text)
   end
-  if count == record.grace_count then
-    -- The grace of a take for this number of gradients begins now, even if no taker is waiting.
-    redis.call('HSET', keys.record, 'grace_began_ms', count_text(now_ms()))
+  local total = admission.total_weight > 0 and admission.total_weight or count
+  if admission.total_weight > 0 then
+    redis.call('HSET', keys.record, 'total_weight', weight_text(total))
+  end
+  if record.grace_count > 0 and count >= record.grace_count then
+    -- The grace of a take that requires as much begins with this gradient, even if no taker is waiting.
+    local weight = optional_weight(keys.record, 'grace_weight')
+    if is_enough_weight(total, weight)
+      and not (count > record.grace_count and is_enough_weight(round_weight(record), weight)) then
+      redis.call('HSET', keys.record, 'grace_began_ms', count_text(now_ms()))
+    end
   end
   write_contribution(keys.workers, request.worker, admission.in_round + 1, admission.traces, request.trace)
   write_session(keys.sessions, request.session, entry, reply, request.worker)
   extend_leases(record.lease_ms, keys.sessions, keys.workers)
-  local message = string.format('applied step=%s count=%s bytes=%.0f %s%sworker=%s', reply[2], reply[3], size,
+  local message = string.format('applied step=%s count=%s bytes=%.0f %s%s%sworker=%s', reply[2], reply[3], size,
     admission.staleness_text and string.format('staleness=%.0f ', admission.staleness) or '',
+    admission.weight ~= 1 and 'weight=' .. weight_text(admission.weight) .. ' ' or '',
     buffered_id and 'buffered=' .. buffered_id .. ' ' or '', request.worker)
   if ahead then
     announce(keys.record, message, string.format('applied step=%s count=%s buffered=%s', reply[2], reply[3], ahead))
   else
-    announce(keys.record, message, count >= record.wanted and message)
+    -- If no take has ever waited, `wanted` is 0.
+    local wakes = count >= record.wanted
+      and (record.wanted == 0 or is_enough_weight(total, optional_weight(keys.record, 'wanted_weight')))
+    announce(keys.record, message, wakes and message)
   end
   return reply
 end

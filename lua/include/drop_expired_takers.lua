@@ -15,7 +15,7 @@ local function first_live_taker(queue_key, takers_key, token, now)
   local entries = redis.call('HMGET', takers_key, unpack(tokens))
   local expired, live = {}, nil
   for i, queued in ipairs(tokens) do
-    local lease_end = parse_count(string.match(entries[i] or '', '^%d[%d.+]* (%d+) '))
+    local lease_end = parse_count(string.match(entries[i] or '', '^%d%S* (%d+) '))
     if queued == token or (lease_end and lease_end >= now) then
       live = queued
       break

@@ -1,10 +1,11 @@
 -- #include "integer_text"
 -- #include "count_text"
+-- #include "parse_weight"
 
 -- A round that was taken and not yet acknowledged is the field TOKEN of the taken hash, with the text
 -- "state global_step num_accumulated granted_ms round_shape taker". The state is "granted", or "acknowledged" while the
 -- parts of the round are being removed. If the accumulator counts the staleness of gradients, "staleness=TEXT " comes
--- before the shape.
+-- before the shape, and so does "weight=TEXT " if a weight of the round differs from 1.
 
 -- Returns the reply that hands out a round, or nil if the token has none, or has one that is being removed.
 local function granted_round(taken_key, token)
@@ -18,9 +19,13 @@ local function granted_round(taken_key, token)
   end
   local state, step, count, rest = string.match(text, '^(%a+) (%-?%d+) (%d+) %d+ (.*)$')
   local staleness, after = string.match(rest or '', '^staleness=([%d:,]+) (.*)$')
-  local shape = string.match(after or rest or '', '^(%S+) ')
-  if state ~= 'granted' or not is_integer_text(step) or not parse_count(count) or not shape then
+  rest = after or rest or ''
+  local weight
+  weight, after = string.match(rest, '^weight=(%S+) (.*)$')
+  local shape = string.match(after or rest, '^(%S+) ')
+  if state ~= 'granted' or not is_integer_text(step) or not parse_count(count) or not shape
+    or (weight and not parse_weight(weight)) then
     return {'corrupt', 'taken', string.sub(text, 1, 64)}
   end
-  return {'granted', step, count, shape, staleness or ''}
+  return {'granted', step, count, shape, staleness or '', weight or ''}
 end

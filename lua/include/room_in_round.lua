@@ -1,12 +1,18 @@
 -- #include "count_text"
+-- #include "weight_text"
+-- #include "summed_as_now"
 
 -- Decides whether the round has room for a gradient whose parts lie in partitions. Returns a table: the bytes of all
 -- buffered gradients with this one, and the place of the oldest gradient that it replaces, if it replaces any. Returns
 -- nil and the reply if there is no room, or if a gradient that it replaces is gone.
 --
--- keys: buffered, inline. request: bytes, replaced, replaced_bytes. record: buffered_bytes, buffer_limit.
-local function room_in_round(keys, request, record)
-  local order
+-- keys: buffered, inline. request: bytes, replaced, replaced_bytes, summed_weight. admission.record: buffered_bytes,
+-- buffer_limit.
+local function room_in_round(keys, request, admission)
+  local order, record = nil, admission.record
+  if not is_summed_as_now(admission.weight, request) then
+    return nil, {'changed'}
+  end
   local bytes = record.buffered_bytes + request.bytes - request.replaced_bytes
   if #request.replaced > 0 then
     -- Together, because one by one took twice as long.
@@ -20,7 +26,8 @@ local function room_in_round(keys, request, record)
     end
   end
   if bytes > record.buffer_limit then
-    return nil, {'full', count_text(record.buffered_bytes), count_text(record.buffer_limit)}
+    return nil, {'full', count_text(record.buffered_bytes), count_text(record.buffer_limit),
+      weight_text(admission.weight)}
   end
   return {bytes = math.max(bytes, 0), order = order}
 end

@@ -118,6 +118,7 @@ local function reals(round, final, digits)
   return {
     from_sum = same,
     add = function(a, b) return round(a + b) end,
+    multiply = function(a, weight) return round(a * round(weight)) end,
     divide = function(a, count) return round(a / round(count)) end,
     final = final, text = real_text(final == same and round or final, digits[1], digits[2]),
   }
@@ -223,6 +224,9 @@ local stored = {
   uint8 = integer(1, '<I1'), uint16 = integer(2, '<I2'), uint32 = integer(4, '<I4'), uint64 = {bytes = 8, read = eight},
 }
 
+-- The sums of the section that says which leaves of a tree the gradients have: of numbers of gradients, or of weights.
+local presence = reals(same, same, {15, 17})
+
 -- Returns how elements of a dtype are added: the number of components, the type of sums in place, and the arithmetic.
 local element_types = {}
 local function element_type(name)
@@ -290,13 +294,16 @@ end
 -- Parses a header: finds where each section lies in the bytes of the gradient. Checks that the header fits the sections
 -- and its parts, because anyone may have written it.
 local function parse(id, entry, sections)
-  local order, packed = string.match(entry, '^(%d+) (.*)$')
+  local order, weight, packed = string.match(entry, '^(%d+)%*?([%d.e+-]*) (.*)$')
   local function foreign()
     fail('gradient %s has a header that redisacc did not write', id)
   end
   local ok, header = pcall(cmsgpack.unpack, packed or '')
-  if not ok or type(header) ~= 'table' or header.version ~= 2 or type(header.sections) ~= 'table'
-      or #header.sections ~= #sections or type(header.gradients) ~= 'number' or header.gradients < 1 then
+  -- A sum of version 3 has weights in its values.
+  local weighted = type(header) == 'table' and header.version == 3
+  if not ok or type(header) ~= 'table' or (header.version ~= 2 and not weighted) or type(header.sections) ~= 'table'
+      or #header.sections ~= #sections or type(header.gradients) ~= 'number' or header.gradients < 1
+      or (weighted and type(header.weight) ~= 'number') or (weight ~= '' and not tonumber(weight)) then
     foreign()
   end
   local stop, placed = 0, {}
@@ -334,7 +341,9 @@ local function parse(id, entry, sections)
     starts[number] = start
     start = start + length
   end
-  return {id = id, order = tonumber(order), number = header.gradients, sections = placed, bytes = stop, parts = parts,
+  local factor = tonumber(weight) or 1
+  return {id = id, order = tonumber(order), number = header.gradients, factor = factor, weighted = weighted,
+    weight = weighted and header.weight or header.gradients * factor, sections = placed, bytes = stop, parts = parts,
     starts = starts}
 end
 
@@ -490,12 +499,13 @@ end
 -- the sums in place.
 --
 -- `row` is the index of a row as text, or nil for a dense section. `first` is the place of the first element in the row
--- or section. Returns the sum of each component, and how many gradients are in it: those added in place, and those
--- buffered.
-local function add_up(gradients, sections, number, row, first, shown, chunk)
+-- or section. `by_weights` says whether a mean divides by weights, and one of them differs from 1. Returns the sum of
+-- each component, how many gradients are in it, those added in place and those buffered, and the sum of their weights.
+-- Buffered sums have weights instead of numbers for each row, if they have weights at all.
+local function add_up(gradients, sections, number, row, first, shown, chunk, by_weights)
   local section = sections[number]
   local components, packed_as, arithmetic = section.components, section.packed_as, section.arithmetic
-  local total, in_place, buffered = {}, 0, 0
+  local total, in_place, buffered, weights = {}, 0, 0, 0
   local function add(data, how, convert, from)
     for i = 1, #data / how.bytes do
       local value = convert(how.read(data, (i - 1) * how.bytes + 1))
@@ -509,14 +519,26 @@ local function add_up(gradients, sections, number, row, first, shown, chunk)
     local of = gradient.sections[number]
     local place = not row and 0 or find(gradient, of, wanted)
     if place then
-      buffered = buffered + (not row and gradient.number
-        or of.summed and struct.unpack('<I8', bytes_of(gradient, of.counts + place * 8, 8)) or 1)
+      local held, weight = gradient.number, gradient.weight
+      if row and of.summed then
+        local has_weights = gradient.weighted and by_weights
+        held = struct.unpack(has_weights and '<d' or '<I8', bytes_of(gradient, of.counts + place * 8, 8))
+        weight = held
+      end
+      buffered = buffered + held
+      weights = weights + weight
+      local function convert(value)
+        value = section.from_stored(value)
+        -- A mean by number divides a leaf by the number of gradients that have it.
+        local is_plain = gradient.factor == 1 or (section.prefix == 'present:' and not by_weights)
+        return is_plain and value or arithmetic.multiply(value, gradient.factor)
+      end
       local from = place * section.elements + first
       if of.how == in_blocks then
-        add(shown > 0 and widened(gradient, of, from, shown) or '', stored.float32, same, 0)
+        add(shown > 0 and widened(gradient, of, from, shown) or '', stored.float32, convert, 0)
       else
         local element = of.how.bytes * components
-        add(bytes_of(gradient, of.values + from * element, shown * element), of.how, same, 0)
+        add(bytes_of(gradient, of.values + from * element, shown * element), of.how, convert, 0)
       end
     end
   end
@@ -524,22 +546,27 @@ local function add_up(gradients, sections, number, row, first, shown, chunk)
   local how = packed_as == 'f' and stored.float32 or stored.float64
   local element = how.bytes * components
   local from, stop = first, first + shown
+  local in_place_weight
   repeat
     local base = row and 0 or math.floor(from / chunk) * chunk
     local next_chunk = row and stop or math.min(base + chunk, stop)
     local field = section.prefix .. (row and string.gsub(row, '^0+(%d)', '%1') or string.format('%.0f', base / chunk))
     local packed = redis.call('HGET', record_key .. ':sums', field)
     if packed then
-      local data = string.sub(packed, 9 + (from - base) * element, 8 + (next_chunk - base) * element)
-      if #packed < 8 or #data ~= (next_chunk - from) * element then
+      -- A row begins with the number of gradients that held it. The sum of their weights may follow.
+      local elements = row and section.elements or math.min(chunk, section.elements - base)
+      local head = #packed - elements * element
+      if head ~= 8 and head ~= 16 then
         fail('row %s of the sums has %d bytes, so redisacc did not write it', field, #packed)
       end
+      local data = string.sub(packed, head + 1 + (from - base) * element, head + (next_chunk - base) * element)
       in_place = struct.unpack('<I8', packed)
+      in_place_weight = head == 16 and struct.unpack('<d', packed, 9) or in_place
       add(data, how, arithmetic.from_sum, (from - first) * components)
     end
     from = next_chunk
   until from >= stop
-  return total, in_place, buffered
+  return total, in_place, buffered, weights + (in_place_weight or 0)
 end
 
 -- Returns a section: whether it is sparse, its dtype, and its dimensions, or those of its rows. `prefix` begins its
@@ -551,7 +578,7 @@ local function section_of(sparse, dtype, dims, prefix)
     elements = elements * dim
   end
   return {sparse = sparse, dtype = dtype, dims = dims, elements = elements, components = components,
-    packed_as = packed_as, arithmetic = arithmetic, prefix = prefix}
+    packed_as = packed_as, arithmetic = arithmetic, from_stored = same, prefix = prefix}
 end
 
 -- Trees.
@@ -676,7 +703,12 @@ local function read_tree(path, missing)
     fail('%s', no_leaf(path, paths))
   end
   if missing == 'skip' then
-    sections[#sections + 1] = section_of(false, 'int32', {#paths}, 'present:')
+    local present = section_of(false, 'int32', {#paths}, 'present:')
+    present.arithmetic = presence
+    present.from_stored = function(value)
+      return type(value) == 'table' and value[1] * TWO_32 + value[2] or value
+    end
+    sections[#sections + 1] = present
   end
   return sections, found
 end
@@ -685,8 +717,11 @@ local function main()
   if not (rawget(_G, 'struct') and rawget(_G, 'cmsgpack')) then
     fail("this server's Lua has no struct or no cmsgpack: use `redisacc show NAME --index`")
   end
-  local kind, dtype, round_shape, step, accumulated, chunk, sparse_mean, missing = unpack(redis.call('HMGET',
-    record_key, 'kind', 'dtype', 'round_shape', 'global_step', 'num_accumulated', 'chunk', 'sparse_mean', 'missing'))
+  local kind, dtype, round_shape, step, accumulated, chunk, sparse_mean, missing, normalize, total_weight = unpack(
+    redis.call('HMGET', record_key, 'kind', 'dtype', 'round_shape', 'global_step', 'num_accumulated', 'chunk',
+      'sparse_mean', 'missing', 'normalize', 'total_weight'))
+  -- The field is absent while all weights are 1.
+  local by_weights = total_weight and normalize ~= 'count'
   chunk = tonumber(chunk)
   if not (kind and dtype and round_shape and step and accumulated and chunk) then
     fail('there is no accumulator %s; SMEMBERS redisacc:names lists them', record_key)
@@ -742,23 +777,31 @@ local function main()
   local first, number = span(coordinates, found.dims)
   local shown = math.min(number, most)
   local gradients = buffered_gradients(sections)
-  local total, in_place, buffered = add_up(gradients, sections, found.section, row, found.start + first, shown, chunk)
+  local total, in_place, buffered, weight = add_up(gradients, sections, found.section, row, found.start + first, shown,
+    chunk, by_weights)
   local count = in_place + buffered
   if not section.sparse and number > 0 and count ~= tonumber(accumulated) then
     fail('only %.0f of %s gradients were found: keys were evicted or removed by hand', count, accumulated)
   end
-  -- How many gradients have the leaf.
-  local holders = tonumber(accumulated)
+  -- How many gradients have the leaf, or the sum of their weights.
+  local holders = tonumber(by_weights and total_weight or accumulated)
   if leaf and missing == 'skip' then
-    local present = add_up(gradients, sections, #sections, nil, found.number, 1, chunk)[1] or {0, 0}
-    holders = math.min(present[1] * TWO_32 + present[2], holders)
-    say('present %.0f', holders)
+    local present = add_up(gradients, sections, #sections, nil, found.number, 1, chunk, by_weights)[1] or 0
+    holders = math.min(present, holders)
+    say('present %s', presence.text(holders))
+  end
+  if by_weights then
+    count = weight
   end
   if not section.sparse then
     count = holders
   end
-  say('count %.0f', count)
-  say('held in place %.0f, buffered %.0f', in_place, buffered)
+  if by_weights then
+    say('weight %s', presence.text(count))
+  else
+    say('count %.0f', count)
+    say('held in place %.0f, buffered %.0f', in_place, buffered)
+  end
   if count == 0 then
     return lines
   end

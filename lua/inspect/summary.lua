@@ -37,7 +37,8 @@ end
 local fields = redis.call('HMGET', record_key, 'kind', 'dtype', 'shape', 'reduction_type', 'global_step',
   'num_accumulated', 'round_shape', 'applied', 'stale', 'repeated', 'duplicates', 'takes', 'buffered_bytes',
   'buffer_limit', 'created_ms', 'incarnation', 'once_per_worker', 'sparse_mean', 'missing',
-  'max_staleness', 'staleness', 'num_required', 'up_to', 'grace_ms', 'partitions')
+  'max_staleness', 'staleness', 'num_required', 'up_to', 'grace_ms', 'partitions', 'staleness_weight', 'normalize',
+  'total_weight')
 for i = 1, 19 do
   if not fields[i] then
     return redis.error_reply(
@@ -47,6 +48,7 @@ end
 local kind, dtype, shape, reduction, step, count, round_shape, applied, stale, repeated, duplicates, takes,
   buffered_bytes, buffer_limit, created_ms, incarnation, once_per_worker, sparse_mean, missing = unpack(fields, 1, 19)
 local max_staleness, staleness, partitions = fields[20], fields[21], fields[25]
+local staleness_weight, normalize, total_weight = unpack(fields, 26, 28)
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -59,12 +61,17 @@ if kind == 'tree' then
   divisor = (missing == 'skip' and ' by the gradients that have the leaf' or ' by the gradients of the round')
     .. (sparse_mean == 'index' and ', of a row by those that held its index' or '')
 end
+if normalize == 'count' then
+  divisor = string.gsub(divisor == '' and ' by the gradients' or divisor, '^ by', ' by the number of')
+end
 say('%s: %s %s %s %s%s', record_key, kind, dtype, shape, reduction, divisor)
 if string.match(incarnation, '^deleted:') then
   say('this accumulator is being deleted')
 end
 local has_shape = round_shape ~= '' and kind ~= 'tree'
-say('step %s, %s gradients in this round%s', step, count, has_shape and ' of shape ' .. round_shape or '')
+-- The field is absent while all weights are 1.
+local weight = total_weight and ' with a weight of ' .. total_weight or ''
+say('step %s, %s gradients in this round%s%s', step, count, weight, has_shape and ' of shape ' .. round_shape or '')
 -- One field of the sums isn't a row but the total that they must add up to.
 local sums = math.max(redis.call('HLEN', record_key .. ':sums') - 1, 0)
 local buffered = redis.call('HLEN', record_key .. ':buffered')
@@ -82,6 +89,10 @@ end
 -- A record has these two only if gradients may be late.
 if max_staleness then
   say('gradients may be up to %s steps late; steps:gradients in this round: %s', max_staleness, staleness or 'none')
+end
+if staleness_weight then
+  local is_long = #staleness_weight > 80
+  say('weights by staleness: %s%s', string.sub(staleness_weight, 1, 80), is_long and '...' or '')
 end
 
 if fields[22] then
@@ -174,11 +185,16 @@ for _, token in ipairs(queue) do
   local entry = redis.call('HGET', record_key .. ':takers', token) or ''
   local required, more, lease_end, taker = string.match(entry, '^(%d+)(%S*) (%d+) (.*)$')
   if required then
-    -- A taker with a grace also says up to how many it waits for, and how long.
-    local up_to, grace_ms = string.match(more, '^%.%.(%d+)%+(%d+)$')
-    if up_to then
-      up_to = up_to == MOST and 'more' or up_to
-      required = string.format('%s, or up to %s within %.1f s', required, up_to, tonumber(grace_ms) / 1000)
+    -- A taker may also say what weight it waits for; and with a grace, up to how many gradients, and how long.
+    local min_weight, grace = string.match(more, '^%*([%d.e+-]-)(%.%..*)$')
+    min_weight = min_weight or string.match(more, '^%*([%d.e+-]+)$')
+    if min_weight then
+      required, more = required .. ' with a weight of ' .. min_weight, grace or ''
+    end
+    local limit, wait_ms = string.match(more, '^%.%.(%d+)%+(%d+)$')
+    if limit then
+      limit = limit == MOST and 'more' or limit
+      required = string.format('%s, or up to %s within %.1f s', required, limit, tonumber(wait_ms) / 1000)
     end
     say('  %s of %s: %s%s', count, required, taker, tonumber(lease_end) < now_ms and ' (gone)' or '')
   end
@@ -191,10 +207,12 @@ say('rounds taken and not acknowledged: %d', number)
 shown = math.min(#taken / 2, SHOWN)
 for i = 1, shown do
   local entry = string.gsub(taken[2 * i], '^(%a+ %-?%d+ %d+ %d+) staleness=%S+', '%1')
+  local taken_weight = string.match(entry, '^%a+ %-?%d+ %d+ %d+ weight=(%S+)')
+  entry = string.gsub(entry, '^(%a+ %-?%d+ %d+ %d+) weight=%S+', '%1')
   local state, closed, held, granted_ms, taker = string.match(entry, '^(%a+) (%-?%d+) (%d+) (%d+) %S+ (.*)$')
   if state then
-    say('  step %s with %s gradients, %s %s ago to %s, token %s', closed, held, state, ago(granted_ms), taker,
-      taken[2 * i - 1])
+    say('  step %s with %s gradients%s, %s %s ago to %s, token %s', closed, held,
+      taken_weight and ' of weight ' .. taken_weight or '', state, ago(granted_ms), taker, taken[2 * i - 1])
   end
 end
 rest(shown, number)

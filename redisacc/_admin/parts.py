@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from redisacc._data.tree_spec import Leaf, TreeSpec
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient, BufferedSection, PartMissingError
 from redisacc._format.keys import Keys
+from redisacc._protocol.buffered_sections import check_counts
 from redisacc._redis.transport import Transport
-from redisacc.errors import CorruptDataError
 
 # The number of commands in one pipeline.
 PIPELINED_COMMANDS = 500
@@ -150,7 +150,7 @@ class Filter:
         if self._target.present:
             number, place = self._target.present
             found.append(Section(gradient.sections[number].values[place : place + 1]))
-        self._sum.add(Gradient(tuple(found), gradient.number))
+        self._sum.add(replace(gradient, sections=tuple(found)))
 
 
 def read_part(
@@ -175,7 +175,7 @@ def read_part(
     if target.present:
         number, place = target.present
         found.append(Section(_read_elements(transport, keys, gradient, gradient.sections[number], start=place, size=1)))
-    return Gradient(tuple(found), gradient.number)
+    return Gradient(tuple(found), gradient.number, gradient.weight, gradient.factor)
 
 
 def _read_rows(
@@ -189,9 +189,8 @@ def _read_rows(
     if gradient.number > 1:
         first = section.counts[0]
         data = b"".join(_read(transport, keys, [(gradient, first + place * 8, 8) for place in places.values()]))
-        counts = np.frombuffer(data, "<u8")
-        if not ((counts >= 1) & (counts <= gradient.number)).all():
-            raise CorruptDataError(f"{keys.part(gradient.id, 0)}: counts of a sum of {gradient.number} gradients")
+        counts = np.frombuffer(data, section.counts_dtype)
+        check_counts(counts, gradient, keys.part(gradient.id, 0))
     return Section(rows.reshape(len(places), *row_shape), np.array(list(places), np.int64), counts)
 
 

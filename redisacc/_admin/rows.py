@@ -12,7 +12,7 @@ import numpy as np
 from redisacc._admin.parts import PIPELINED_COMMANDS, Filter, Target, find_rows, read_part
 from redisacc._data.dtypes import DType
 from redisacc._data.gradient import Section
-from redisacc._data.spec import AccumulatorSpec, SectionSpec
+from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, RoundSum, SparseSum
 from redisacc._data.tree_spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX, Array
@@ -39,12 +39,15 @@ class Rows:
 
     Attributes:
         indices: int64 ``[n]``, ascending. Indices that no gradient held are left out.
-        counts: uint64 ``[n]``: how many gradients held each index.
+        counts: ``[n]``: how many gradients held each index or, if a weight differs from 1 and means are divided by
+            weights, the sum of their weights.
         sums: ``[n, *row]``: the sums of the rows, in the dtype of the elements.
         results: ``[n, *row]``: the sums or means that a take would return now.
         global_step: the step at the same moment.
         num_accumulated: the number of gradients at the same moment.
-        num_present: how many of them have the leaf. Less than all only for a tree with ``missing="skip"``.
+        num_present: how many of them have the leaf, or the sum of their weights like ``counts``. Less than all only for
+            a tree with ``missing="skip"``.
+        total_weight: the sum of the weights of the gradients.
     """
 
     indices: Array
@@ -53,7 +56,8 @@ class Rows:
     results: Array
     global_step: int
     num_accumulated: int
-    num_present: int
+    num_present: float
+    total_weight: float
 
 
 def find_leaf(spec: TreeSpec, path: str) -> Leaf:
@@ -143,15 +147,17 @@ class CurrentRows:
         if self.leaf is not None and not self.is_sparse:
             return self._read_snapshot([])
 
-        def reduce(round_sum: RoundSum, number: int) -> tuple[Array, Array, Array, Array, int]:
+        def reduce(round_sum: RoundSum, divisor: float) -> tuple[Array, Array, Array, Array, float]:
             present = round_sum.sections[self._target.present[0]] if self._target.present else None
-            return self._reduce(round_sum.sections[self._target.section], present, number)
+            return self._reduce(round_sum.sections[self._target.section], present, divisor)
 
         found = read_round(self._transport, self._keys, self._spec, self._records, reduce)
         if found.gradient is None:
             return self._empty(found.global_step)
         indices, counts, sums, results, present = found.gradient
-        return Rows(indices, counts, sums, results, found.global_step, found.num_accumulated, present)
+        return Rows(
+            indices, counts, sums, results, found.global_step, found.num_accumulated, present, found.total_weight
+        )
 
     def some(self, indices: Sequence[int]) -> Rows:
         """Returns rows, if gradients hold rows. Nothing else is read: buffered gradients are searched for the indices.
@@ -184,9 +190,12 @@ class CurrentRows:
         transport, keys, target = self._transport, self._keys, self._target
         gradients = buffered_format.parse(keys, scan(transport, keys.current.buffered), self._spec, shape)
         reduced_shape = self._spec.section_shapes(shape)[target.section] if target.shape is None else target.shape
-        round_sum = RoundSum([target.spec.empty_sum(reduced_shape, keys.current.sums)], keys.current.sums)
+        round_sum = RoundSum(
+            [target.spec.empty_sum(reduced_shape, keys.current.sums, self._spec.normalize)], keys.current.sums
+        )
         if target.present:
-            round_sum.sections.append(DenseSum(self._spec.sections[target.present[0]].dtype, (1,)))
+            of_present = self._spec.sections[target.present[0]]
+            round_sum.sections.append(of_present.empty_sum((1,), keys.current.sums, self._spec.normalize))
         large = [gradient for gradient in gradients if not gradient.inline]
         places = dict(zip((g.id for g in large), find_rows(transport, keys, large, target, wanted), strict=True))
         inline = InlineReader(transport, keys.current, gradients)
@@ -202,13 +211,13 @@ class CurrentRows:
         else:
             self._add_elements(round_sum, number)
         if target.present:
-            of = self._spec.sections[target.present[0]]
-            found = self._elements_in_place(of, target.present[1], 1)
+            found = self._elements_in_place(target.present[0], target.present[1], 1)
             if found is not None:
                 round_sum.sections[1].add(Section(found[0]))
         present = round_sum.sections[1] if target.present else None
-        indices, counts, sums, results, holders = self._reduce(round_sum.sections[0], present, number)
-        return Rows(indices, counts, sums, results, record.global_step, number, holders)
+        divisor = self._spec.divisor(number, record.given_weight)
+        indices, counts, sums, results, holders = self._reduce(round_sum.sections[0], present, divisor)
+        return Rows(indices, counts, sums, results, record.global_step, number, holders, record.total_weight)
 
     def _add_rows(self, round_sum: RoundSum, wanted: list[int], number: int, row_shape: tuple[int, ...]) -> None:
         """Adds rows that the server summed in place."""
@@ -216,7 +225,8 @@ class CurrentRows:
         found = self._transport.call("HMGET", where, *[f"{target.prefix}{index}" for index in wanted])
         rows = {str(index).encode(): row for index, row in zip(wanted, found, strict=True) if row is not None}
         if rows:
-            section, _ = in_place.unpack_rows(rows, number, target.spec, row_shape, where)
+            by_weights = self._spec.normalize == "weights"
+            section, _ = in_place.unpack_rows(rows, number, target.spec, row_shape, where, by_weights=by_weights)
             round_sum.sections[0].add(section)
 
     def _add_elements(self, round_sum: RoundSum, number: int) -> None:
@@ -224,7 +234,7 @@ class CurrentRows:
         target = self._target
         assert target.shape is not None
         size = math.prod(target.shape)
-        found = self._elements_in_place(target.spec, target.start, size)
+        found = self._elements_in_place(target.section, target.start, size)
         if found is not None:
             elements, summed = found
             round_sum.sections[0].add(Section(elements.reshape(target.shape)))
@@ -235,21 +245,26 @@ class CurrentRows:
                 "(set maxmemory-policy noeviction) or removed"
             )
 
-    def _elements_in_place(self, spec: SectionSpec, start: int, size: int) -> tuple[Array, int] | None:
+    def _elements_in_place(self, number: int, start: int, size: int) -> tuple[Array, int] | None:
         """Returns elements of a dense section that the server summed in place, and of how many gradients.
 
         None if there are none.
         """
-        where, chunk = self._keys.current.sums, self._spec.chunk
+        where, chunk, spec = self._keys.current.sums, self._spec.chunk, self._spec.sections[number]
+        total = math.prod(self._spec.section_shapes(())[number])
         first = start // chunk
-        fields = [f"{spec.label}:{number}" for number in range(first, -(-(start + size) // chunk))]
+        chunks = range(first, -(-(start + size) // chunk))
+        fields = [f"{spec.label}:{place}" for place in chunks]
         rows: list[bytes | None] = []
         for at in range(0, len(fields), PIPELINED_COMMANDS):
             rows += self._transport.call("HMGET", where, *fields[at : at + PIPELINED_COMMANDS])
-        there = [row for row in rows if row is not None]
-        if not there:
+        unpacked = [
+            in_place.unpack_chunk(row, spec, min(chunk, total - place * chunk), where)
+            for place, row in zip(chunks, rows, strict=True)
+            if row is not None
+        ]
+        if not unpacked:
             return None
-        unpacked = [in_place.unpack_chunk(row, spec, where) for row in there]
         elements = np.concatenate([elements for elements, _ in unpacked])[start - first * chunk :][:size]
         summed = {number for _, number in unpacked}
         if len(summed) != 1 or len(elements) != size:
@@ -258,24 +273,24 @@ class CurrentRows:
 
     def _empty(self, step: int) -> Rows:
         nothing = np.empty((0, 0), self._target.spec.dtype.storage)
-        return Rows(np.empty(0, np.int64), np.empty(0, np.uint64), nothing, nothing, step, 0, 0)
+        return Rows(np.empty(0, np.int64), np.empty(0, np.uint64), nothing, nothing, step, 0, 0, 0.0)
 
     def _reduce(
-        self, section: DenseSum | SparseSum, present: DenseSum | SparseSum | None, number: int
-    ) -> tuple[Array, Array, Array, Array, int]:
-        """Returns indices, counts, sums and results, and how many gradients have the leaf.
+        self, section: DenseSum | SparseSum, present: DenseSum | SparseSum | None, divisor: float
+    ) -> tuple[Array, Array, Array, Array, float]:
+        """Returns indices, counts, sums and results, and how many gradients have the leaf, or the sum of their weights.
 
         Args:
             section: the sum of the section.
             present: the sum of the section that says which leaves gradients have, or of the element of this leaf.
-            number: the number of gradients.
+            divisor: the number of gradients, or the sum of their weights.
         """
         target, dtype = self._target, self._target.spec.dtype
-        holders = number
+        holders = divisor
         if present is not None:
             assert target.present is not None
             every = present.sum().values
-            holders = min(int(every[target.present[1] if len(every) > 1 else 0]), number)
+            holders = min(type(divisor)(every[target.present[1] if len(every) > 1 else 0]), divisor)
         held = section.sum()
         if isinstance(section, SparseSum):
             assert held.indices is not None
@@ -290,7 +305,7 @@ class CurrentRows:
         if not holders:
             # A take returns None for such a leaf.
             sums, results = sums[:0], results[:0]
-        return np.arange(len(sums)), np.full(len(sums), holders, np.uint64), sums, results, holders
+        return np.arange(len(sums)), np.full(len(sums), holders), sums, results, holders
 
 
 def _stored(sums: Array, dtype: DType) -> Array:

@@ -75,7 +75,7 @@ class DType:
     @cached_property
     def is_integer(self) -> bool:
         """Whether results are integers, so that a mean truncates toward zero."""
-        return self.storage.kind in "iu"
+        return self.sum.kind in "iu"
 
 
 def _table() -> dict[str, DType]:
@@ -106,6 +106,9 @@ def _table() -> dict[str, DType]:
 
 
 TABLE = _table()
+
+# Of the section that says which leaves of a tree a gradient has. Its sums are sums of weights.
+PRESENCE = DType("int32", np.dtype(np.int32), np.dtype(np.int32), np.dtype(np.float64), "d")
 
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 

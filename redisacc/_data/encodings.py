@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import ml_dtypes
 import numpy as np
 
-from redisacc._data.dtypes import DType
+from redisacc._data.dtypes import PRESENCE, DType
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.validation import Array
 from redisacc._text import shown
@@ -97,6 +98,9 @@ def stored_dtype(dtype: DType, name: object) -> np.dtype[Any]:
         ValueError: it is not the name of the storage dtype, of the sum dtype, or of an encoding.
     """
     known = {dtype.storage.name: dtype.storage, dtype.sum.name: dtype.sum}
+    if dtype is PRESENCE:
+        # Compacted sums of versions before 0.2 are integers.
+        known["int64"] = np.dtype(np.int64)
     if dtype.storage == _FLOAT32:
         known |= {"bfloat16": _BFLOAT16, "int8": BLOCKS}
     if not isinstance(name, str) or name not in known:
@@ -178,7 +182,7 @@ def encode(gradient: Gradient, wire: Wire, name_of: NameOf) -> Gradient:
             else:
                 _check_finite(section, number, name_of)
         sections.append(encoded)
-    return Gradient(tuple(sections), gradient.number)
+    return replace(gradient, sections=tuple(sections))
 
 
 def check_finite(gradient: Gradient, name_of: NameOf) -> None:

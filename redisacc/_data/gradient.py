@@ -24,7 +24,8 @@ class Section:
     Attributes:
         arrays: the values, as they were given.
         indices: strictly increasing int64 ``[n]`` of a sparse section; None for a dense one.
-        counts: uint64 ``[n]``: how many gradients held each index, if this is a sparse sum of several; else None.
+        counts: ``[n]``: how many gradients held each index (uint64) or the sum of their weights (float64), if this is a
+            sparse sum of several; else None.
         ours: whether the arrays are our own memory, which may be written to and handed out. A caller's arrays are not.
     """
 
@@ -83,10 +84,15 @@ class Gradient:
         sections: one for a dense or a sparse accumulator. The gradient of a tree has one for all dense leaves of a
             dtype, and one for each sparse leaf (``TreeSpec``).
         number: how many gradients this is the sum of.
+        weight: the sum of their weights; None if all are 1.
+        factor: by what the values still have to be multiplied: the weight of a single gradient. In a sum, the weights
+            are in the values.
     """
 
     sections: tuple[Section, ...]
     number: int = 1
+    weight: float | None = None
+    factor: float = 1.0
 
     @property
     def nbytes(self) -> int:

@@ -76,6 +76,7 @@ class Round(Generic[G_co]):
         staleness: how stale they were: number of steps → number of gradients. A gradient counts under 0 if its
             ``local_step`` was not below the step when it was accepted, as all are unless the accumulator has a
             ``max_staleness``.
+        total_weight: the sum of their weights; ``num_accumulated`` if all are 1.
 
     Example:
         >>> import redisacc
@@ -92,3 +93,4 @@ class Round(Generic[G_co]):
     num_accumulated: int
     workers: dict[str, int] = field(default_factory=dict)
     staleness: dict[int, int] = field(default_factory=dict)
+    total_weight: float = 0.0

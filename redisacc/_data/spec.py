@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -20,9 +20,16 @@ Kind = Literal["dense", "sparse", "tree"]
 # What the sum of a row is divided by for "MEAN": the number of gradients that held its index, or that of the round.
 SparseMean = Literal["index", "round"]
 
+# What a mean divides by: the sum of the weights of gradients, or their number.
+Normalize = Literal["weights", "count"]
+
 # The number of elements in a row of a dense section that is summed in place. A row costs Redis 2 to 3 microseconds, so
 # it is long enough for the additions to outweigh that, and short enough to be read with HGET.
 CHUNK = 256
+
+
+# The label of the section that says which leaves of a tree a gradient has: what the means of leaves are divided by.
+PRESENT = "present"
 
 
 # Compared by identity, because specifications are keys of caches on the way of every gradient.
@@ -42,17 +49,19 @@ class SectionSpec:
     is_sparse: bool
     bound: int | None = None
 
-    def empty_sum(self, shape: tuple[int, ...], where: str) -> DenseSum | SparseSum:
+    def empty_sum(self, shape: tuple[int, ...], where: str, normalize: Normalize = "weights") -> DenseSum | SparseSum:
         """Returns an empty sum for this section of the gradients of one round.
 
         Args:
             shape: the shape of the section, or of each row of a sparse one.
             where: the source of the gradients, for errors.
+            normalize: what means are divided by.
         """
+        by_weights = normalize == "weights"
         if self.is_sparse:
             _check_rows(shape, where)
-            return SparseSum(self.dtype, shape, bound=self.bound, where=where)
-        return DenseSum(self.dtype, shape)
+            return SparseSum(self.dtype, shape, bound=self.bound, where=where, counts_weights=by_weights)
+        return DenseSum(self.dtype, shape, has_weights=by_weights or self.label != PRESENT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +72,14 @@ class AccumulatorSpec(ABC):
         reduction_type: "MEAN" or "SUM".
         sparse_mean: what the sum of a row is divided by: the number of gradients that held its "index", or of all
             gradients of the "round". Without meaning for a dense accumulator.
+        normalize: what means are divided by: the sum of the "weights" of gradients, or their "count".
         chunk: the number of elements of a dense section that one field of the ``sums`` hash holds.
     """
 
     reduction_type: str
     sparse_mean: SparseMean
     chunk: int
+    normalize: Normalize = field(default="weights", kw_only=True)
 
     @property
     @abstractmethod
@@ -128,13 +139,27 @@ class AccumulatorSpec(ABC):
         """
 
     @abstractmethod
-    def result(self, round_sum: RoundSum, num_accumulated: int) -> Any:
+    def result(self, round_sum: RoundSum, divisor: float) -> Any:
         """Returns the reduced gradient, in the form in which a take hands it out.
 
         Args:
             round_sum: a sum from ``empty_sum()``. It cannot be used afterwards, because its memory may be reused.
-            num_accumulated: how many gradients the round holds.
+            divisor: what ``divisor`` returns for the round.
         """
+
+    def divisor(self, number: int, weight: float | None) -> float:
+        """Returns what the mean of a round is divided by: the number of gradients (int), or their weights (float).
+
+        Args:
+            number: how many gradients the round holds.
+            weight: the sum of their weights; None if all are 1.
+        """
+        return number if weight is None or self.normalize == "count" else weight
+
+    @property
+    def can_weigh(self) -> bool:
+        """Whether gradients may have other weights than 1: not if a result is an integer."""
+        return not any(section.dtype.is_integer for section in self.sections)
 
     def empty_sum(self, round_shape: tuple[int, ...], *, where: str) -> RoundSum:
         """Returns an empty sum for the gradients of one round.
@@ -145,7 +170,11 @@ class AccumulatorSpec(ABC):
         """
         shapes = self.section_shapes(round_shape)
         return RoundSum(
-            [section.empty_sum(shape, where) for section, shape in zip(self.sections, shapes, strict=True)], where
+            [
+                section.empty_sum(shape, where, self.normalize)
+                for section, shape in zip(self.sections, shapes, strict=True)
+            ],
+            where,
         )
 
 
@@ -228,12 +257,12 @@ class ArraySpec(AccumulatorSpec):
         """Returns the beginning of the only array."""
         return 0, None
 
-    def result(self, round_sum: RoundSum, num_accumulated: int) -> Any:
+    def result(self, round_sum: RoundSum, divisor: float) -> Any:
         """Returns an array for a dense accumulator, and ``IndexedSlices`` for a sparse one."""
         (section,) = round_sum.sections
         if isinstance(section, DenseSum):
-            return section.result(self.reduction_type, num_accumulated)
-        indices, values = section.result(self.reduction_type, num_accumulated, self.sparse_mean)
+            return section.result(self.reduction_type, divisor)
+        indices, values = section.result(self.reduction_type, divisor, self.sparse_mean)
         return sparse_result(indices, values, self.section.bound)
 
 

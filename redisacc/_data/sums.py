@@ -18,6 +18,9 @@ WINDOW_BYTES = 16 * 2**20
 # Up to this many bytes, all rows are divided, even those that only one gradient held: finding the others took longer.
 DIVIDE_ALL_BYTES = 64 * 1024
 
+# Sums of weights may differ by this share of them if they were formed in different orders.
+ROUNDING = 1e-9
+
 # The union of indices is found through a table of all rows if the table has at most this many entries for each index.
 DENSE_UNION = 32
 
@@ -47,12 +50,39 @@ def _mean(total: Array, counts: Any, dtype: DType) -> Array:
     return total
 
 
-def _sum_of_one(section: Section, dtype: DType) -> Array:
-    """Returns the values of a section in the sum dtype, in memory that may be written to.
+def _scaled(values: Array, factor: float, dtype: DType, out: Array | None = None) -> Array:
+    """Returns values multiplied by a factor in the sum dtype, which rounds the factor and each product once.
+
+    Args:
+        values: the values.
+        factor: a weight.
+        dtype: the element type.
+        out: where the products go; None: new memory.
+    """
+    widened = values.astype(dtype.sum, order="C", copy=False)
+    products = np.empty(widened.shape, dtype.sum) if out is None else out
+    real = dtype.sum.type(0).real.dtype
+    # A complex product with a real factor would round more than once, so both parts are multiplied separately.
+    with _ieee():
+        for part, to in _real_parts(widened, products, dtype):
+            np.multiply(part, real.type(factor), out=to)
+    return products
+
+
+def _real_parts(values: Array, others: Array, dtype: DType) -> list[tuple[Array, Array]]:
+    if dtype.components == 2:
+        return [(values.real, others.real), (values.imag, others.imag)]
+    return [(values, others)]
+
+
+def _sum_of_one(section: Section, factor: float, dtype: DType) -> Array:
+    """Returns the values of a section, multiplied by a factor, in the sum dtype, in memory that may be written to.
 
     They are not added to zeros, so -0.0 stays -0.0.
     """
     values = section.values
+    if factor != 1:
+        return _scaled(values, factor, dtype)
     if section.ours and values.dtype == dtype.sum and values.flags.c_contiguous:
         return values
     return values.astype(dtype.sum, order="C")
@@ -64,14 +94,16 @@ class DenseSum:
     Args:
         dtype: the element type.
         shape: the shape of each section.
+        has_weights: whether sections are multiplied by their weights.
 
     Attributes:
         shape: the shape of each section.
     """
 
-    def __init__(self, dtype: DType, shape: tuple[int, ...]) -> None:
+    def __init__(self, dtype: DType, shape: tuple[int, ...], *, has_weights: bool = True) -> None:
         self._dtype = dtype
         self.shape = shape
+        self._has_weights = has_weights
         self._sum: Array | None = None
 
     @property
@@ -79,23 +111,31 @@ class DenseSum:
         """The dtype of the sum."""
         return self._dtype.sum
 
-    def add(self, section: Section) -> None:
-        """Adds a section."""
+    def add(self, section: Section, factor: float = 1.0) -> None:
+        """Adds a section, multiplied by its weight."""
+        factor = factor if self._has_weights else 1.0
         if self._sum is None:
-            self._sum = _sum_of_one(section, self._dtype)
+            self._sum = _sum_of_one(section, factor, self._dtype)
             return
+        values = section.values if factor == 1 else _scaled(section.values, factor, self._dtype)
         with _ieee():
-            np.add(self._sum, section.values, out=self._sum, casting="unsafe")
+            np.add(self._sum, values, out=self._sum, casting="unsafe")
 
-    def add_piece(self, start: int, elements: Array, *, begins: bool) -> None:
-        """Adds consecutive elements of a section, and keeps no reference to them.
+    def add_piece(self, start: int, elements: Array, factor: float = 1.0, *, begins: bool) -> None:
+        """Adds consecutive elements of a section, multiplied by its weight, and keeps no reference to them.
 
         Args:
             start: the place of the first element in the section.
             elements: the elements.
+            factor: the weight.
             begins: whether they are the first elements that are added there. They replace whatever the memory holds.
         """
         piece = self.piece(start, len(elements))
+        if factor != 1 and self._has_weights:
+            if begins:
+                _scaled(elements, factor, self._dtype, piece)
+                return
+            elements = _scaled(elements, factor, self._dtype)
         if begins:
             # They are not added to zeros, so -0.0 stays -0.0.
             np.copyto(piece, elements, casting="unsafe")
@@ -117,17 +157,18 @@ class DenseSum:
         """Returns everything that was added, as one section of the sum dtype."""
         return Section(np.zeros(self.shape, self._dtype.sum) if self._sum is None else self._sum)
 
-    def result(self, reduction_type: str, num_accumulated: int | Array) -> Array:
-        """Returns the sum or, for "MEAN", the sum divided by ``num_accumulated``, in the accumulator's dtype.
+    def result(self, reduction_type: str, divisor: float | Array) -> Array:
+        """Returns the sum or, for "MEAN", the sum divided by ``divisor``, in the accumulator's dtype.
 
         Args:
             reduction_type: "MEAN" or "SUM".
-            num_accumulated: the number of gradients, or such a number for each element.
+            divisor: the number of gradients (int) or the sum of their weights (float), or such a number for each
+                element.
         """
         total = np.zeros(self.shape, self._dtype.sum) if self._sum is None else self._sum
         with _ieee():
-            if reduction_type == "MEAN" and not (isinstance(num_accumulated, int) and num_accumulated <= 1):
-                total = _mean(total, num_accumulated, self._dtype)
+            if reduction_type == "MEAN" and not (isinstance(divisor, int) and divisor <= 1):
+                total = _mean(total, divisor, self._dtype)
             return _returned(total, self._dtype)
 
 
@@ -143,24 +184,29 @@ class SparseSum:
         shape: the shape of a row.
         bound: the declared dimension 0, below which all indices must be; None if it was not declared.
         where: the source of the gradients, for errors.
+        counts_weights: whether the mean of a row is divided by the weights of the gradients that held its index, and
+            not by their number.
     """
 
-    def __init__(self, dtype: DType, shape: tuple[int, ...], *, bound: int | None, where: str) -> None:
+    def __init__(
+        self, dtype: DType, shape: tuple[int, ...], *, bound: int | None, where: str, counts_weights: bool = True
+    ) -> None:
         self._dtype = dtype
         self._shape = shape
         self._bound = bound
         self._where = where
-        # Once there is a sum, it is the first of them.
-        self._waiting: list[Section] = []
+        self._counts_weights = counts_weights
+        # Each with the factor by which it is multiplied. Once there is a sum, it is the first of them.
+        self._waiting: list[tuple[Section, float]] = []
         self._bytes = 0
         self._sum_bytes = 0
 
-    def add(self, section: Section) -> None:
-        """Adds a section with strictly increasing indices."""
+    def add(self, section: Section, factor: float = 1.0) -> None:
+        """Adds a section with strictly increasing indices, multiplied by its weight."""
         if not len(_indices_of(section)):
             # Nothing to add: beside it, a single other section needs no copy.
             return
-        self._waiting.append(section)
+        self._waiting.append((section, factor))
         self._bytes += section.nbytes
         if self._bytes > self._sum_bytes + max(self._sum_bytes // 2, WINDOW_BYTES):
             self._add_up()
@@ -169,11 +215,16 @@ class SparseSum:
         """Makes the sum empty."""
         self._waiting, self._bytes, self._sum_bytes = [], 0, 0
 
-    def result(self, reduction_type: str, num_accumulated: int, sparse_mean: str = "index") -> tuple[Array, Array]:
+    def result(self, reduction_type: str, divisor: float, sparse_mean: str = "index") -> tuple[Array, Array]:
         """Returns the sorted unique indices, and the reduced row of each in the accumulator's dtype.
 
-        For "MEAN", the sum of a row is divided by the number of gradients that held its index or, if ``sparse_mean`` is
-        "round", by ``num_accumulated``.
+        For "MEAN", the sum of a row is divided by the number of gradients that held its index, or their weights; or, if
+        ``sparse_mean`` is "round", by ``divisor``.
+
+        Args:
+            reduction_type: "MEAN" or "SUM".
+            divisor: the number of gradients (int) or the sum of their weights (float).
+            sparse_mean: "index" or "round".
 
         Raises:
             CorruptDataError: an index is out of bounds, or more gradients held it than the round has.
@@ -185,20 +236,19 @@ class SparseSum:
             )
         # .max() would be slower, because it goes through a Python function.
         most = np.maximum.reduce(counts, initial=0)
-        if most > num_accumulated:
-            raise CorruptDataError(
-                f"{self._where}: an index occurs in {most} gradients, but the round has only {num_accumulated}"
-            )
+        if is_above(most, divisor):
+            what = "gradients" if isinstance(divisor, int) else "weights in total"
+            raise CorruptDataError(f"{self._where}: an index occurs in {most} {what}, but the round has only {divisor}")
         with _ieee():
-            if reduction_type == "MEAN" and num_accumulated > 1:
+            if reduction_type == "MEAN" and not (isinstance(divisor, int) and divisor <= 1):
                 by_round = sparse_mean == "round"
-                total = _mean(total, num_accumulated, self._dtype) if by_round else self._mean_of_rows(total, counts)
+                total = _mean(total, divisor, self._dtype) if by_round else self._mean_of_rows(total, counts)
             return indices, _returned(total, self._dtype)
 
     def _mean_of_rows(self, total: Array, counts: Array) -> Array:
         if total.nbytes <= DIVIDE_ALL_BYTES:
             return _mean(total, _column(counts, total), self._dtype)
-        (several,) = (counts > 1).nonzero()
+        (several,) = (counts != 1).nonzero()
         if 2 * len(several) > len(counts):
             return _mean(total, _column(counts, total), self._dtype)
         # Dividing by 1 changes nothing.
@@ -206,29 +256,49 @@ class SparseSum:
         _put_rows(total, several, rows)
         return total
 
-    def sum(self) -> Section:
-        """Returns everything that was added, as one section of the sum dtype."""
+    def sum(self, *, has_weights: bool = False) -> Section:
+        """Returns everything that was added, as one section of the sum dtype.
+
+        Args:
+            has_weights: whether a weight of the round differs from 1, though perhaps none of these sections has it.
+        """
         indices, total, counts = self._add_up()
-        return Section(total, indices, counts)
+        return Section(total, indices, counts.astype(np.float64) if has_weights and self._counts_weights else counts)
 
     def _add_up(self) -> tuple[Array, Array, Array]:
         if len(self._waiting) == 1:
-            (section,) = self._waiting
+            ((section, factor),) = self._waiting
             indices = _indices_of(section).astype(np.int64, copy=not section.ours)
-            total = _sum_of_one(section, self._dtype)
-            counts = np.ones(len(indices), np.uint64) if section.counts is None else section.counts
+            total = _sum_of_one(section, factor, self._dtype)
+            counts = np.full(len(indices), self._share(factor)) if section.counts is None else section.counts
             return self._summed(indices, total, counts)
-        indices, places = _union([_indices_of(section) for section in self._waiting], self._bound)
+        indices, places = _union([_indices_of(section) for section, _ in self._waiting], self._bound)
         total = np.empty((len(indices), *self._shape), self._dtype.sum)
-        counts = np.zeros(len(indices), np.uint64)
+        counts = np.zeros(len(indices), self._counts_dtype)
         with _ieee():
-            for section, at in zip(self._waiting, places, strict=True):
-                _add_rows(total, counts, section, at)
+            for (section, factor), at in zip(self._waiting, places, strict=True):
+                values = section.values.astype(total.dtype, copy=False)
+                if factor != 1:
+                    values = _scaled(values, factor, self._dtype)
+                _add_rows(total, counts, values, self._share(factor) if section.counts is None else section.counts, at)
         return self._summed(indices, total, counts)
+
+    def _share(self, factor: float) -> np.number[Any]:
+        """Returns for how much a gradient of this weight counts at its indices."""
+        return np.float64(factor) if factor != 1 and self._counts_weights else np.uint64(1)
+
+    @property
+    def _counts_dtype(self) -> np.dtype[Any]:
+        """What holds the counts of all waiting sections: uint64 while all weights are 1."""
+        has_weights = self._counts_weights and any(
+            factor != 1 or (section.counts is not None and section.counts.dtype == np.float64)
+            for section, factor in self._waiting
+        )
+        return np.dtype(np.float64 if has_weights else np.uint64)
 
     def _summed(self, indices: Array, total: Array, counts: Array) -> tuple[Array, Array, Array]:
         whole = Section(total, indices, counts, ours=True)
-        self._waiting, self._bytes, self._sum_bytes = [whole], whole.nbytes, whole.nbytes
+        self._waiting, self._bytes, self._sum_bytes = [(whole, 1.0)], whole.nbytes, whole.nbytes
         return indices, total, counts
 
 
@@ -237,17 +307,16 @@ def _indices_of(section: Section) -> Array:
     return section.indices
 
 
-def _add_rows(total: Array, counts: Array, section: Section, at: Array) -> None:
-    """Adds the rows of a section at their places, which are all different.
+def _add_rows(total: Array, counts: Array, values: Array, held: Any, at: Array) -> None:
+    """Adds rows at their places, which are all different, and what they count there.
 
     Where the count is 0, the total is undefined: the first row that arrives there is copied. That takes a third of the
     time of an addition through places, and -0.0 stays -0.0.
     """
-    values = section.values.astype(total.dtype, copy=False)
     before = counts.take(at)
     (again,) = before.nonzero()
     if len(again) == len(total):
-        # The section holds every index of the union, and none of them is new.
+        # There is a row for every index of the union, and none of them is new.
         total += values
     elif len(again):
         places = at.take(again)
@@ -257,7 +326,7 @@ def _add_rows(total: Array, counts: Array, section: Section, at: Array) -> None:
         _put_rows(total, places, sums)
     else:
         _put_rows(total, at, values)
-    counts.put(at, before + (1 if section.counts is None else section.counts))
+    counts.put(at, before + held)
 
 
 def _put_rows(total: Array, at: Array, rows: Array) -> None:
@@ -292,6 +361,14 @@ def _union(every: list[Array], bound: int | None) -> tuple[Array, list[Array]]:
     return union, np.split(inverse, np.cumsum([len(indices) for indices in every])[:-1])
 
 
+def is_above(weight: Any, total: float) -> Any:
+    """Returns whether a number of gradients or a sum of weights, or each of several, is above one that contains it.
+
+    Sums of weights may be above it by what rounding explains.
+    """
+    return weight > (total if isinstance(total, int) else total * (1 + ROUNDING))
+
+
 def _returned(total: Array, dtype: DType) -> Array:
     """Returns a total in the accumulator's dtype, in memory that the caller may keep and write to."""
     result = total if total.dtype == dtype.storage else total.astype(dtype.storage)
@@ -311,19 +388,40 @@ class RoundSum:
         sections: the sum of each section.
         where: the source of the gradients, for errors.
         number: how many gradients are in the sum.
+        weight: the sum of their weights; None if all are 1.
     """
 
     def __init__(self, sections: list[DenseSum | SparseSum], where: str) -> None:
         self.sections = sections
         self.where = where
         self.number = 0
+        self.weight: float | None = None
 
     def add(self, gradient: Gradient) -> None:
-        """Adds a gradient."""
-        self.number += gradient.number
+        """Adds a gradient, multiplied by its weight."""
+        self.count(gradient.number, gradient.weight, gradient.factor)
         for total, section in zip(self.sections, gradient.sections, strict=True):
-            total.add(section)
+            total.add(section, gradient.factor)
+
+    def count(self, number: int, weight: float | None, factor: float) -> None:
+        """Counts gradients whose sections have been added.
+
+        Args:
+            number: how many.
+            weight: the sum of their weights, if these are in their values; None if all are 1.
+            factor: by what a single one was multiplied.
+        """
+        if weight is None and factor != 1:
+            weight = factor
+        if self.weight is not None or weight is not None:
+            self.weight = (self.number if self.weight is None else self.weight) + (number if weight is None else weight)
+        self.number += number
 
     def sum(self) -> Gradient:
         """Returns everything that was added, as one gradient whose sections have the sum dtypes."""
-        return Gradient(tuple([section.sum() for section in self.sections]), self.number)
+        has_weights = self.weight is not None
+        sections = [
+            section.sum() if isinstance(section, DenseSum) else section.sum(has_weights=has_weights)
+            for section in self.sections
+        ]
+        return Gradient(tuple(sections), self.number, self.weight)

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from redisacc._data import foreign, validation
-from redisacc._data.dtypes import TABLE, DType, find_dtype
-from redisacc._data.spec import CHUNK, AccumulatorSpec, SectionSpec, SparseMean, sparse_result
-from redisacc._data.sums import DenseSum, RoundSum
+from redisacc._data.dtypes import PRESENCE, TABLE, DType, find_dtype
+from redisacc._data.spec import CHUNK, PRESENT, AccumulatorSpec, SectionSpec, SparseMean, sparse_result
+from redisacc._data.sums import DenseSum, RoundSum, is_above
 from redisacc._data.tree import Structure, flatten, parse_structure
 from redisacc._data.validation import INT64_MAX, Array, Shape, shape_text
 from redisacc._text import shown
@@ -29,9 +29,6 @@ Missing = Literal["zero", "skip"]
 MAX_ELEMENTS = INT64_MAX // 16
 
 _LEAF = re.compile(r"(sparse )?([a-z0-9]{1,16}) (\[[0-9,-]*\])")
-
-# The section that says which leaves a gradient has: one number for each leaf, 0 or 1 before anything is added.
-_PRESENT = "present"
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ class TreeSpec(AccumulatorSpec):
                 )
             shapes[number] = (size,)
         if missing == "skip":
-            sections.append(SectionSpec(_PRESENT, TABLE["int32"], False))
+            sections.append(SectionSpec(PRESENT, PRESENCE, False))
             shapes.append((len(leaves),))
         return cls(
             reduction_type, sparse_mean, chunk, missing, structure, tuple(leaves), tuple(sections), tuple(shapes)
@@ -239,7 +236,7 @@ class TreeSpec(AccumulatorSpec):
         # without elements begins where the next one does.
         return leaves[0] if leaves[0].is_sparse else [leaf for leaf in leaves if leaf.start <= element][-1]
 
-    def result(self, round_sum: RoundSum, num_accumulated: int) -> Any:
+    def result(self, round_sum: RoundSum, divisor: float) -> Any:
         """Returns the tree of reduced leaves: arrays that share memory, and ``IndexedSlices`` for sparse leaves.
 
         A leaf that every gradient lacks is None if ``missing`` is "skip", and otherwise holds zeros or no rows.
@@ -247,11 +244,12 @@ class TreeSpec(AccumulatorSpec):
         Raises:
             CorruptDataError: an index is out of bounds, or more gradients held it, or a leaf, than there are.
         """
-        present = self._present(round_sum, num_accumulated) if self.missing == "skip" else None
+        present = self._present(round_sum, divisor) if self.missing == "skip" else None
         reduced: dict[int, Any] = {}
         results = []
         for number, leaf in enumerate(self.leaves):
-            holders = num_accumulated if present is None else int(present[number])
+            # Counts remain integers, like the divisor.
+            holders = divisor if present is None else type(divisor)(present[number])
             if leaf.is_sparse:
                 section = round_sum.sections[leaf.section]
                 assert not isinstance(section, DenseSum)
@@ -259,34 +257,38 @@ class TreeSpec(AccumulatorSpec):
                 value: Any = sparse_result(indices, values, self.packed[leaf.section].bound)
             else:
                 if leaf.section not in reduced:
-                    divisor = num_accumulated if present is None else self._divisors(leaf.section, present)
-                    reduced[leaf.section] = _dense(round_sum, leaf.section).result(self.reduction_type, divisor)
+                    divisors = divisor if present is None else self._divisors(leaf.section, present)
+                    reduced[leaf.section] = _dense(round_sum, leaf.section).result(self.reduction_type, divisors)
                 value = reduced[leaf.section][leaf.start : leaf.start + leaf.size].reshape(leaf.shape)
             results.append(value if holders else None)
         return self.structure.build(results)
 
-    def _present(self, round_sum: RoundSum, num_accumulated: int) -> Array:
-        """Returns for each leaf how many gradients have it.
+    def _present(self, round_sum: RoundSum, divisor: float) -> Array:
+        """Returns for each leaf how many gradients have it, or the sum of their weights.
 
         Raises:
             CorruptDataError: that is not between 0 and the number of gradients.
         """
         present = _dense(round_sum, len(self.packed) - 1).sum().values
-        (wrong,) = ((present < 0) | (present > num_accumulated)).nonzero()
+        # NaN is in no range.
+        right = (present >= 0) & ~is_above(present, divisor)
+        if isinstance(divisor, int):
+            right &= present == np.trunc(present)
+        (wrong,) = (~right).nonzero()
         if len(wrong):
             path, number = self.leaves[wrong[0]].path, present[wrong[0]]
             raise CorruptDataError(
-                f"{round_sum.where}: {number} gradients are counted for the leaf {shown(path)} of a round of "
-                f"{num_accumulated}"
+                f"{round_sum.where}: {number:g} gradients are counted for the leaf {shown(path)} of a round of "
+                f"{divisor:g}"
             )
         return present
 
     def _divisors(self, section: int, present: Array) -> Array:
-        """Returns for each element of a dense section how many gradients had its leaf, and 1 if none had it."""
-        divisors = np.ones(self.shapes[section], np.int64)
+        """Returns for each element of a dense section what ``_present`` says of its leaf, and 1 if none had it."""
+        divisors = np.ones(self.shapes[section], np.float64)
         for number, leaf in enumerate(self.leaves):
             if leaf.section == section:
-                divisors[leaf.start : leaf.start + leaf.size] = max(int(present[number]), 1)
+                divisors[leaf.start : leaf.start + leaf.size] = present[number] or 1
         return divisors
 
 

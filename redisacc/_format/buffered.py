@@ -29,8 +29,10 @@ from redisacc._data.encodings import BLOCKS, decode, stored_bytes, stored_dtype,
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.validation import INT64_MAX, Array
+from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format.keys import Keys
 from redisacc._format.staging import parts_arrived
+from redisacc._format.weights import parse_weight
 from redisacc._redis.fast_socket import Command, Pieces
 from redisacc._redis.transport import Hint
 from redisacc._text import printable, shown
@@ -59,9 +61,12 @@ ALIGNMENT = 8
 PART_ALIGNMENT = 16
 
 _HEADER_VERSION = 2
+# Of a sum in whose values weights are. Earlier versions of redisacc, which know of no weights, refuse it.
+_WEIGHTED_VERSION = 3
 
 INDEX = np.dtype("<i8")
 COUNT = np.dtype("<u8")
+WEIGHT = np.dtype("<f8")
 
 
 class BufferedSection(NamedTuple):
@@ -74,6 +79,7 @@ class BufferedSection(NamedTuple):
         indices: the first byte of its indices, and the one after the last; equal if it has none.
         counts: the same for its counts.
         values: the same for its values.
+        counts_dtype: whether its counts are numbers of gradients (COUNT) or sums of their weights (WEIGHT).
     """
 
     is_sparse: bool
@@ -82,6 +88,7 @@ class BufferedSection(NamedTuple):
     indices: tuple[int, int]
     counts: tuple[int, int]
     values: tuple[int, int]
+    counts_dtype: np.dtype[Any] = COUNT
 
 
 @dataclass(slots=True)
@@ -91,7 +98,9 @@ class BufferedGradient:
     Attributes:
         id: the gradient's id, which is the field of the hash.
         order: its place in the order of the round.
+        factor: by what its values have to be multiplied: its weight. In a sum, the weights are in the values.
         number: how many gradients it is the sum of.
+        weight: the sum of their weights, if it is a sum and one of them differs from 1; else None.
         inline: whether its bytes are a field of the ``inline`` hash; otherwise they are in parts.
         sections: where its sections lie in its bytes.
         lengths: the length of each part in bytes; empty for an inline gradient.
@@ -102,13 +111,20 @@ class BufferedGradient:
 
     id: str
     order: int
+    factor: float
     number: int
+    weight: float | None
     inline: bool
     sections: tuple[BufferedSection, ...]
     lengths: tuple[int, ...]
     sparse_bytes: int
     nbytes: int
     header_digest: str
+
+    @property
+    def total_weight(self) -> float:
+        """The sum of the weights of the gradients that it is the sum of."""
+        return self.number * self.factor if self.weight is None else self.weight
 
 
 class PartMissingError(Exception):
@@ -124,7 +140,10 @@ class PartMissingError(Exception):
 
 
 def _lay_out(
-    described: Sequence[tuple[np.dtype[Any], tuple[int, ...]]], specs: Sequence[SectionSpec], number: int
+    described: Sequence[tuple[np.dtype[Any], tuple[int, ...]]],
+    specs: Sequence[SectionSpec],
+    number: int,
+    counts_dtype: np.dtype[Any],
 ) -> tuple[tuple[BufferedSection, ...], int, int]:
     """Returns where sections lie in the bytes of a gradient, how many bytes are before the dense ones, and in total.
 
@@ -132,6 +151,7 @@ def _lay_out(
         described: what the values of each section are stored as, and their shape.
         specs: what the sections are.
         number: how many gradients it is the sum of. Sparse sections of a sum have counts.
+        counts_dtype: what these are.
     """
     end = 0
 
@@ -152,7 +172,7 @@ def _lay_out(
                 indices = place(shape[0] * INDEX.itemsize if is_sparse else 0)
                 counts = place(shape[0] * COUNT.itemsize if is_sparse and number > 1 else 0)
                 values = place(stored_bytes(dtype, math.prod(shape)))
-                sections[at] = BufferedSection(is_sparse, dtype, shape, indices, counts, values)
+                sections[at] = BufferedSection(is_sparse, dtype, shape, indices, counts, values, counts_dtype)
     return tuple(sections), sparse_bytes, end
 
 
@@ -195,13 +215,19 @@ class Staged(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _header(described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...], number: int, parts: tuple[int, ...]) -> bytes:
+def _header(
+    described: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...],
+    number: int,
+    weight: float | None,
+    parts: tuple[int, ...],
+) -> bytes:
     """Returns a header for ``_parse_header``. It is cached, because most gradients of an accumulator have the same."""
     packed: bytes = msgpack.packb(
         {
-            "version": _HEADER_VERSION,
+            "version": _HEADER_VERSION if weight is None else _WEIGHTED_VERSION,
             "sections": [[stored_name(dtype), list(shape)] for dtype, shape in described],
             "gradients": number,
+            **({} if weight is None else {"weight": weight}),
             "parts": list(parts),
         }
     )
@@ -224,10 +250,10 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
             data = b"".join([array.tobytes() for array in (*sparse, *dense)[0]])
         else:
             data = b"".join(_aligned([*sparse, *dense]))
-        return Staged(_header(described, gradient.number, ()), data, [], [])
+        return Staged(_header(described, gradient.number, gradient.weight, ()), data, [], [])
     parts = _parts(sparse, dense)
     lengths = [part.nbytes for part in parts]
-    header = _header(described, gradient.number, tuple(lengths))
+    header = _header(described, gradient.number, gradient.weight, tuple(lengths))
     commands: list[Command] = []
     unannounced = 0
     for number, part in enumerate(parts):
@@ -244,7 +270,8 @@ def partitioned(keys: Keys, gradient: Gradient) -> PartitionedGradient:
     """Prepares a gradient of more than INLINE_BYTES for its way to the partitions."""
     parts = _parts(*_arrays(gradient), len(keys.partitions))
     described = tuple([(section.dtype, section.shape) for section in gradient.sections])
-    return PartitionedGradient(_header(described, gradient.number, tuple([part.nbytes for part in parts])), parts)
+    lengths = tuple([part.nbytes for part in parts])
+    return PartitionedGradient(_header(described, gradient.number, gradient.weight, lengths), parts)
 
 
 def part_size(nbytes: int, partitions: int = 1) -> int:
@@ -383,17 +410,22 @@ def parse(
 
 
 # The fields of BufferedGradient after its order.
-_Description = tuple[int, bool, tuple[BufferedSection, ...], tuple[int, ...], int, int, str]
+_Description = tuple[int, float | None, bool, tuple[BufferedSection, ...], tuple[int, ...], int, int, str]
 
 
 def _parse_one(field: bytes, entry: bytes, spec: AccumulatorSpec, round_shape: tuple[int, ...]) -> BufferedGradient:
     if len(field) > 64 or not field.replace(b"-", b"").isalnum():
         raise ValueError("the field is not an id")
-    order, _, packed = entry.partition(b" ")
+    place, _, packed = entry.partition(b" ")
+    order, has_factor, factor_text = place.partition(b"*")
     if not (order.isdigit() and len(order) <= 15):
         raise ValueError("the order is missing")
+    factor = parse_weight(factor_text.decode()) if has_factor else 1.0
     described = _parse_header if len(packed) <= CACHED_BYTES else _parse_header.__wrapped__
-    return BufferedGradient(field.decode(), int(order), *described(packed, spec, round_shape))
+    gradient = BufferedGradient(field.decode(), int(order), factor, *described(packed, spec, round_shape))
+    if factor != 1 and (gradient.number > 1 or not spec.can_weigh):
+        raise ValueError("it has a weight, and is a sum or has integers")
+    return gradient
 
 
 # The largest header that is parsed, in bytes: a tree of 100,000 leaves needs about four times as much as one of 10,000.
@@ -408,21 +440,26 @@ CACHED_BYTES = 1024
 @lru_cache(maxsize=256)
 def _parse_header(packed: bytes, spec: AccumulatorSpec, round_shape: tuple[int, ...]) -> _Description:
     header = _unpacked(packed)
-    if not isinstance(header, dict) or header["version"] != _HEADER_VERSION:
+    if not isinstance(header, dict) or header["version"] not in (_HEADER_VERSION, _WEIGHTED_VERSION):
         raise ValueError("its version is unknown")
-    number, listed = header["gradients"], header["sections"]
+    number, listed, weight = header["gradients"], header["sections"], None
+    if header["version"] == _WEIGHTED_VERSION:
+        weight = header["weight"]
+        if type(weight) is not float or not LEAST_WEIGHT <= weight <= MOST_WEIGHT or not spec.can_weigh:
+            raise ValueError("its weight is invalid")
     if type(number) is not int or not 1 <= number <= EXACT_IN_DOUBLE:
         raise ValueError("its number of gradients is invalid")
     if not isinstance(listed, list) or len(listed) != len(spec.sections):
         raise ValueError("it has another number of sections")
     shapes = spec.section_shapes(round_shape)
     described = [_described(*parts) for parts in zip(listed, spec.sections, shapes, strict=True)]
-    sections, sparse_bytes, nbytes = _lay_out(described, spec.sections, number)
+    counts_dtype = COUNT if weight is None or spec.normalize == "count" else WEIGHT
+    sections, sparse_bytes, nbytes = _lay_out(described, spec.sections, number, counts_dtype)
     parts = _sizes(header["parts"], "parts")
     if parts and (sum(parts) != nbytes or not all(parts)):
         raise ValueError(f"its parts cannot have {sum(parts)} bytes")
     digest = hashlib.blake2b(packed, digest_size=16).hexdigest()
-    return number, not parts, sections, tuple(parts), sparse_bytes, nbytes, digest
+    return number, weight, not parts, sections, tuple(parts), sparse_bytes, nbytes, digest
 
 
 def _described(listed: Any, spec: SectionSpec, shape: tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -509,7 +546,7 @@ def section_view(section: BufferedSection, data: Any, where: str) -> Section:
     return Section(
         values.reshape(section.shape),
         _view(data, INDEX, section.indices) if section.is_sparse else None,
-        _view(data, COUNT, section.counts) if has_counts else None,
+        _view(data, section.counts_dtype, section.counts) if has_counts else None,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from redisacc._format.keys import Keys
 from redisacc._format.staleness import parse_staleness
+from redisacc._format.weights import parse_weight
 from redisacc._telemetry.traceparent import TraceParent, parse_traceparent
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
@@ -18,6 +19,8 @@ LONGEST_ENTRY = 8192
 ANY_NUMBER = 10**15 - 1
 # How the entry of a taken round goes on before its shape if the accumulator counts the staleness of gradients.
 STALENESS = b"staleness="
+# The same for the sum of the weights of its gradients, if one of them differs from 1.
+WEIGHT = b"weight="
 # The largest length of the entry of a taken round, in bytes: with a number of gradients for each staleness.
 LONGEST_ROUND = LONGEST_ENTRY + 32768
 
@@ -50,6 +53,7 @@ class WaitingTaker:
         up_to: with a grace, the number of gradients that ends it early; None if any number may come, or without a
             grace.
         grace: how long it waits for more gradients than it requires, in seconds; 0 if it does not.
+        min_weight: what the sum of their weights must be at least; 0 if any will do.
     """
 
     token: str
@@ -58,6 +62,7 @@ class WaitingTaker:
     lease_ends_at: datetime.datetime
     up_to: int | None = None
     grace: float = 0.0
+    min_weight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class UnacknowledgedRound:
         taker: name of the taker.
         granted_at: when it was granted, by the server's clock.
         staleness: how stale the gradients were, as in ``Round``.
+        total_weight: the sum of their weights.
     """
 
     token: str
@@ -87,6 +93,7 @@ class UnacknowledgedRound:
     taker: str
     granted_at: datetime.datetime
     staleness: dict[int, int] = field(default_factory=dict)
+    total_weight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,10 @@ def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, Unacknowled
         if shape.startswith(STALENESS):
             # It comes before the shape, if the accumulator counts it.
             staleness = shape.removeprefix(STALENESS)
+            shape, taker = _fields(taker, 2)
+        weight = None
+        if shape.startswith(WEIGHT):
+            weight = parse_weight(shape.removeprefix(WEIGHT).decode())
             _, taker = _fields(taker, 2)
         if state not in (b"granted", b"acknowledged") or len(token) > LONGEST_ENTRY:
             raise ValueError("the state or the token is unknown")
@@ -193,6 +204,7 @@ def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, Unacknowled
             taker.decode(),
             time_of(_integer(granted_ms, 15)),
             parse_staleness(staleness.decode(), number),
+            float(number) if weight is None else weight,
         )
         return state.decode(), taken
     except (ValueError, OverflowError, OSError) as error:
@@ -273,7 +285,8 @@ def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:
         if len(token) > LONGEST_ENTRY:
             raise ValueError("the token is too long")
         required, lease_end, taker = _fields(text, 3)
-        number, has_grace, grace_text = required.partition(b"..")
+        quantity, has_grace, grace_text = required.partition(b"..")
+        number, has_weight, weight_text = quantity.partition(b"*")
         up_to, grace = None, 0.0
         if has_grace:
             up_to_text, _, grace_ms = grace_text.partition(b"+")
@@ -285,6 +298,7 @@ def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:
             time_of(_integer(lease_end, 15)),
             None if up_to == ANY_NUMBER else up_to,
             grace,
+            parse_weight(weight_text.decode()) if has_weight else 0.0,
         )
     except (ValueError, OverflowError, OSError) as error:
         raise CorruptDataError(f"{keys.takers}: {shown(text)} is not the entry of a taker") from error

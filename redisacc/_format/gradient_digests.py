@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from redisacc._format.buffered import BufferedGradient
+from redisacc._format.weights import weight_text
 
 # In bytes: long enough that two rounds never have the same digest by chance.
 _SIZE = 16
@@ -21,10 +22,11 @@ DIGEST = re.compile(rf"[0-9a-f]{{{2 * _SIZE}}}")
 def digest_of(gradients: Iterable[BufferedGradient]) -> str:
     """Returns the digest of gradients in this order, as hexadecimal digits.
 
-    It covers the id of each, which no two gradients share, its place, and its header: the number of gradients that it
-    is the sum of, the dtype and shape of each section, and the length of each part.
+    It covers the id of each, which no two gradients share, its place, its weight, and its header: the number of
+    gradients that it is the sum of and their weight, the dtype and shape of each section, and the length of each part.
     """
     found = hashlib.blake2b(digest_size=_SIZE)
     for gradient in gradients:
-        found.update(f"{gradient.id} {gradient.order} {gradient.header_digest} ".encode())
+        place = f"{gradient.order}*{weight_text(gradient.factor)}"
+        found.update(f"{gradient.id} {place} {gradient.header_digest} ".encode())
     return found.hexdigest()

@@ -1,9 +1,11 @@
 """The ``sums`` hash: gradients that the server sums in place, as rows that Lua's ``struct`` packs and unpacks.
 
-Each field is an index. Its value is the number of gradients that held the index, followed by the sum of their rows. A
+Each field is an index. Its value is the number of gradients that held the index, followed by the sum of their rows.
+Between the two stands the sum of their weights if a weight of the round differed from 1 when the row was written. A
 dense section is cut into rows of ``chunk`` elements, which are numbered from 0, and these numbers are its indices. In
 the gradients of a tree, which have several sections, the label of the section and a colon come before the index. One
-more field, ``total``, holds how many gradients were added, and how many rows they had together.
+more field, ``total``, holds how many gradients were added, how many rows they had together and, if a weight of the
+round differs from 1, the sum of their weights.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +23,20 @@ from redisacc._data.dtypes import EXACT_IN_DOUBLE, DType
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.validation import Array
+from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
+from redisacc._format.weights import parse_weight
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
+# The head of a row: how many gradients held it and, perhaps, the sum of their weights.
 _COUNT = np.dtype("<u8")
+_WEIGHT = np.dtype("<f8")
+_WEIGHTED = np.dtype([("count", _COUNT), ("weight", _WEIGHT)])
 # The number of digits of the largest int64.
 _DIGITS = 19
 # The one field that is not a row: lua/include/sums_total.lua.
 _TOTAL = b"total"
-_TOTAL_TEXT = re.compile(rb"([0-9]{1,15}) ([0-9]{1,15})")
+_TOTAL_TEXT = re.compile(rb"([0-9]{1,15}) ([0-9]{1,15})(?: ([0-9.e+-]{1,24}))?")
 
 # Up to this number, rows are sorted in Python: with cold caches, numpy's code took longer.
 FEW_ROWS = 512
@@ -59,6 +67,9 @@ class PackedRows:
 # Looking up, packing and storing a row costs the server as much as adding this many elements.
 ROW_COST = 24
 
+# Multiplying an element by a weight costs the server about as much as adding it.
+WEIGHT_COST = 2
+
 # Each further section of a tree's gradient costs as much as three rows, because it is looked up and stored on its own.
 SECTION_COST = 3 * ROW_COST
 
@@ -68,18 +79,20 @@ def can_add(spec: AccumulatorSpec) -> bool:
     return all(section.dtype.in_place is not None for section in spec.sections)
 
 
-def fits(gradient: Gradient, spec: AccumulatorSpec, limit: int) -> bool:
+def fits(gradient: Gradient, spec: AccumulatorSpec, limit: int, *, has_weight: bool = False) -> bool:
     """Returns whether a gradient may be added in place.
 
     It may if it costs the server no more than ``limit`` elements, and if each of its elements is exact in the type in
     which Lua adds. Integers of up to 32 bits always are. Only sums of rows can be larger: if a gradient repeats an
-    index, its rows were added up beforehand.
+    index, its rows were added up beforehand. If it has a weight, by which the server multiplies it, an element counts
+    twice.
     """
     cost = -SECTION_COST
+    each = WEIGHT_COST if has_weight else 1
     for section in gradient.sections:
         rows = _rows(section, spec.chunk)
         if rows:
-            cost += section.size + ROW_COST * rows + SECTION_COST
+            cost += each * section.size + ROW_COST * rows + SECTION_COST
         if cost > limit:
             return False
     return all(map(_is_exact, gradient.sections, spec.sections))
@@ -141,19 +154,20 @@ def unpack(fields: Mapping[bytes, bytes], spec: AccumulatorSpec, round_shape: tu
     Raises:
         CorruptDataError: the fields are not those that ``total`` promises, or redisacc did not write them.
     """
-    rows, number, held = _parse_total(fields, where)
+    rows, number, held, weight = _parse_total(fields, where)
+    by_weights = spec.normalize == "weights"
     shapes = spec.section_shapes(round_shape)
     sections, found = [], 0
     for rows_of, section, shape in zip(_by_section(rows, spec, where), spec.sections, shapes, strict=True):
         if section.is_sparse:
-            unpacked, rows_held = unpack_rows(rows_of, number, section, shape, where)
+            unpacked, rows_held = unpack_rows(rows_of, number, section, shape, where, by_weights=by_weights)
         else:
-            unpacked = _unpack_dense(rows_of, section, spec.chunk, shape, where, number=number)
+            unpacked = _unpack_dense(rows_of, section, spec.chunk, shape, where, number=number, weight=weight)
             rows_held = len(rows_of) * number
         found += rows_held
         sections.append(unpacked)
     _check_held(found, held, where)
-    return Gradient(tuple(sections), number)
+    return Gradient(tuple(sections), number, weight)
 
 
 def _by_section(rows: dict[bytes, bytes], spec: AccumulatorSpec, where: str) -> list[dict[bytes, bytes]]:
@@ -170,16 +184,23 @@ def _by_section(rows: dict[bytes, bytes], spec: AccumulatorSpec, where: str) -> 
 
 
 def unpack_rows(
-    rows: Mapping[bytes, bytes], number: int, spec: SectionSpec, row_shape: tuple[int, ...], where: str
+    rows: Mapping[bytes, bytes],
+    number: int,
+    spec: SectionSpec,
+    row_shape: tuple[int, ...],
+    where: str,
+    *,
+    by_weights: bool = True,
 ) -> tuple[Section, int]:
     """Returns rows of a sparse section, and how many rows of single gradients went into them.
 
     Args:
-        rows: index → count and packed row.
+        rows: index → head and packed row.
         number: how many gradients were summed in place. No count may exceed it.
         spec: what the section is.
         row_shape: the shape of a row.
         where: the hash's name in errors.
+        by_weights: whether the counts are sums of weights, if the rows have these.
 
     Raises:
         CorruptDataError: redisacc did not write these rows.
@@ -189,24 +210,48 @@ def unpack_rows(
         empty = np.empty((0, *row_shape), dtype.sum)
         return Section(empty, np.empty(0, np.int64), np.empty(0, np.uint64), ours=True), 0
     numbers = _parse_indices(rows, where)
-    expected = _COUNT.itemsize + math.prod(row_shape) * dtype.components * dtype.in_place_dtype.itemsize
-    if set(map(len, rows.values())) != {expected}:
-        raise CorruptDataError(f"{where}: not all rows have {expected} bytes")
-    order = _order(numbers)
+    nbytes = math.prod(row_shape) * dtype.components * dtype.in_place_dtype.itemsize
     stored = list(rows.values())
+    lengths = set(map(len, stored))
+    head: np.dtype[Any] = _COUNT
+    if lengths != {_COUNT.itemsize + nbytes}:
+        stored, head = [_weighted(row, nbytes, where) for row in stored], _WEIGHTED
+    order = _order(numbers)
     indices = _as_int64([numbers[i] for i in order], where)
-    packed = np.frombuffer(b"".join([stored[i] for i in order]), np.uint8).reshape(len(order), expected)
-    counts = packed[:, : _COUNT.itemsize].copy().view(_COUNT).reshape(-1)
+    packed = np.frombuffer(b"".join([stored[i] for i in order]), np.uint8).reshape(len(order), head.itemsize + nbytes)
+    heads: Array = packed[:, : head.itemsize].copy().view(head).reshape(-1)
+    counts = heads if head == _COUNT else heads["count"]
     # Python integers, so that their sum cannot wrap.
     held = counts.tolist()
     if min(held) < 1 or max(held) > number:
         raise CorruptDataError(f"{where}: the count of an index is not between 1 and {number}, the number of gradients")
-    elements = _elements(packed[:, _COUNT.itemsize :].copy().reshape(-1), dtype, where)
+    if head == _WEIGHTED and by_weights:
+        counts = heads["weight"].astype(np.float64)
+        if not ((counts >= LEAST_WEIGHT) & (counts <= MOST_WEIGHT)).all():
+            raise CorruptDataError(f"{where}: the weight of an index is not one that redisacc writes")
+    elements = _elements(packed[:, head.itemsize :].copy().reshape(-1), dtype, where)
     return Section(elements.reshape(len(indices), *row_shape), indices, counts, ours=True), sum(held)
 
 
+def _weighted(row: bytes, nbytes: int, where: str) -> bytes:
+    """Returns a row with a weight in its head. If it has none, all its gradients have the weight 1."""
+    if len(row) == _WEIGHTED.itemsize + nbytes:
+        return row
+    if len(row) != _COUNT.itemsize + nbytes:
+        raise CorruptDataError(f"{where}: not all rows have {_COUNT.itemsize + nbytes} bytes")
+    count = row[: _COUNT.itemsize]
+    return count + np.array([int.from_bytes(count, "little")], _WEIGHT).tobytes() + row[_COUNT.itemsize :]
+
+
 def _unpack_dense(
-    rows: Mapping[bytes, bytes], spec: SectionSpec, chunk: int, shape: tuple[int, ...], where: str, *, number: int
+    rows: Mapping[bytes, bytes],
+    spec: SectionSpec,
+    chunk: int,
+    shape: tuple[int, ...],
+    where: str,
+    *,
+    number: int,
+    weight: float | None,
 ) -> Section:
     dtype, size = spec.dtype, math.prod(shape)
     if not rows:
@@ -219,35 +264,42 @@ def _unpack_dense(
     if len(order) != math.ceil(size / chunk) or [numbers[i] for i in order] != list(range(len(order))):
         raise CorruptDataError(f"{where}: the chunks are not those of a gradient of {size} elements")
     head = number.to_bytes(_COUNT.itemsize, "little")
-    if any(row[: _COUNT.itemsize] != head for row in stored):
-        raise CorruptDataError(f"{where}: the chunks have different counts of gradients")
-    data = bytearray().join(stored[i][_COUNT.itemsize :] for i in order)
+    if weight is not None:
+        # Every gradient has every chunk, so their heads agree with the total to the last bit.
+        head += np.array([weight], _WEIGHT).tobytes()
+    if any(not row.startswith(head) for row in stored):
+        raise CorruptDataError(f"{where}: the chunks have other counts or weights of gradients than the total")
+    data = bytearray().join(stored[i][len(head) :] for i in order)
     if len(data) != size * dtype.components * dtype.in_place_dtype.itemsize:
         raise CorruptDataError(f"{where}: there are {len(data)} bytes for {size} elements of {dtype.name}")
     return Section(_elements(data, dtype, where).reshape(shape), ours=True)
 
 
-def unpack_chunk(row: bytes, spec: SectionSpec, where: str) -> tuple[Array, int]:
+def unpack_chunk(row: bytes, spec: SectionSpec, size: int, where: str) -> tuple[Array, int]:
     """Returns the sums in a row of a dense section, and how many gradients were summed.
 
     Args:
-        row: the packed row: the count of gradients and the sums.
+        row: the packed row: the count of gradients, perhaps their weight, and the sums.
         spec: what the section is.
+        size: the number of elements in the row.
         where: the hash's name in errors.
 
     Raises:
         CorruptDataError: redisacc did not write this row.
     """
     dtype = spec.dtype
-    size = len(row) - _COUNT.itemsize
-    if size < 0 or size % (dtype.components * dtype.in_place_dtype.itemsize):
+    head = len(row) - size * dtype.components * dtype.in_place_dtype.itemsize
+    if head not in (_COUNT.itemsize, _WEIGHTED.itemsize):
         raise CorruptDataError(f"{where}: a row of {spec.label} has {len(row)} bytes")
     number = int.from_bytes(row[: _COUNT.itemsize], "little")
-    return _elements(bytearray(row[_COUNT.itemsize :]), dtype, where), number
+    return _elements(bytearray(row[head:]), dtype, where), number
 
 
-def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes, bytes], int, int]:
-    """Returns the rows of a ``sums`` hash, and how many gradients and rows of gradients they must be the sum of."""
+def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes, bytes], int, int, float | None]:
+    """Returns the rows of a ``sums`` hash, and of what they must be the sum.
+
+    These are the number of gradients, that of all their rows, and the sum of the weights, or None if all are 1.
+    """
     rows = dict(fields)
     total = rows.pop(_TOTAL, b"")
     match = _TOTAL_TEXT.fullmatch(total)
@@ -256,7 +308,11 @@ def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes,
             f"{where}: the field total is {shown(total)}, so the hash was evicted (set maxmemory-policy noeviction) or "
             "removed by hand"
         )
-    return rows, int(match[1]), int(match[2])
+    try:
+        weight = None if match[3] is None else parse_weight(match[3].decode())
+    except ValueError as error:
+        raise CorruptDataError(f"{where}: the field total is {shown(total)}, and {error}") from None
+    return rows, int(match[1]), int(match[2]), weight
 
 
 def _check_held(held: int, wanted: int, where: str) -> None:

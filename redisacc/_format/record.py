@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from redisacc._data.dtypes import TABLE
-from redisacc._data.spec import AccumulatorSpec, ArraySpec, SparseMean
+from redisacc._data.spec import AccumulatorSpec, ArraySpec, Normalize, SparseMean
 from redisacc._data.tree_spec import TreeSpec
+from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
 from redisacc._format.settings import SETTINGS, Settings
 from redisacc._format.shapes import LONGEST_SHAPE, parse_leaves, parse_shape, round_shape_of
 from redisacc._format.staleness import MOST_STALENESS, parse_staleness
+from redisacc._format.weights import parse_rule, parse_weight
 from redisacc._text import printable, shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
 
@@ -31,7 +34,15 @@ _NUMBERS = (
     "max_staleness",
 )
 # Fields that a record has only if the accumulator uses them, and what their absence means.
-_ABSENT = {"max_staleness": b"0", "staleness": b"", "partitions": b"", **dict.fromkeys(SETTINGS, b"")}
+_ABSENT = {
+    "max_staleness": b"0",
+    "staleness": b"",
+    "staleness_weight": CONSTANT.encode(),
+    "normalize": b"weights",
+    "total_weight": b"",
+    "partitions": b"",
+    **dict.fromkeys(SETTINGS, b""),
+}
 
 
 # The version of the data model, in every record.
@@ -79,6 +90,9 @@ class Record:
         once_per_worker: whether a round accepts one gradient of each worker only.
         max_staleness: by how many steps a gradient may be late.
         staleness: how stale the gradients of the current round were: staleness → number of gradients.
+        staleness_weight: what staleness does to weights: "constant", "inverse_sqrt", or a factor for each staleness.
+        normalize: what means are divided by: "weights" or "count", not yet checked.
+        given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         settings: what a take waits for that does not say so itself.
 
@@ -87,7 +101,10 @@ class Record:
         CorruptDataError: redisacc did not write the record.
     """
 
-    FIELDS = ("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "partitions", *SETTINGS)
+    FIELDS = (
+        *("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "partitions", *SETTINGS),
+        *("staleness_weight", "normalize", "total_weight"),
+    )
 
     def __init__(self, keys: Keys, reply: object) -> None:
         if not isinstance(reply, list) or len(reply) != len(self.FIELDS):
@@ -124,6 +141,12 @@ class Record:
             self.staleness = parse_staleness(texts["staleness"], self.num_accumulated, self.max_staleness)
         except ValueError:
             raise self._foreign("staleness", texts["staleness"]) from None
+        self.normalize = texts["normalize"]
+        try:
+            self.staleness_weight = parse_rule(texts["staleness_weight"], self.max_staleness)
+        except ValueError:
+            raise self._foreign("staleness_weight", texts["staleness_weight"]) from None
+        self.given_weight = self._parse_total(None if reply[-1] is None else texts["total_weight"])
         try:
             self.partitions = parse_partitions(texts["partitions"])
         except ValueError:
@@ -133,6 +156,22 @@ class Record:
         self.shape = None if is_tree else parse_shape(keys, self.shape_text)
         self.num_leaves = parse_leaves(keys, self.shape_text) if is_tree else None
         self.round_shape = round_shape_of(keys, round_shape)
+
+    def _parse_total(self, text: str | None) -> float | None:
+        if text is None:
+            return None
+        try:
+            total = parse_weight(text)
+        except ValueError:
+            raise self._foreign("total_weight", text) from None
+        if not self.num_accumulated:
+            raise self._foreign("total_weight", text)
+        return total
+
+    @property
+    def total_weight(self) -> float:
+        """The sum of the weights of the gradients of the current round."""
+        return float(self.num_accumulated) if self.given_weight is None else self.given_weight
 
     @classmethod
     def command(cls, keys: Keys) -> tuple[str, ...]:
@@ -156,6 +195,12 @@ class Record:
             raise self._foreign("missing", self.missing)
         if self.chunk < 1:
             raise self._foreign("chunk", str(self.chunk))
+        if self.normalize not in ("weights", "count"):
+            raise self._foreign("normalize", self.normalize)
+        normalize: Normalize = "count" if self.normalize == "count" else "weights"
+        return replace(self._plain_spec(tree), normalize=normalize)
+
+    def _plain_spec(self, tree: object) -> AccumulatorSpec:
         sparse_mean: SparseMean = "round" if self.sparse_mean == "round" else "index"
         if self.kind == "tree":
             return self._tree_spec(tree, sparse_mean)
@@ -225,6 +270,6 @@ def _right(name: str, value: bytes) -> bool:
         return value.isdigit() and len(value) <= 15
     if name in SETTINGS:
         return not value or (value.isdigit() and len(value) <= 15)
-    if name in ("staleness", "partitions"):
+    if name in ("staleness", "staleness_weight", "partitions"):
         return value.isascii()
     return len(value) <= LONGEST_SHAPE and value.isascii()

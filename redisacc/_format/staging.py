@@ -16,7 +16,9 @@ from typing import NamedTuple
 # A longer header is not announced. One of a tree with 50 sparse leaves has about 1.5 kB.
 ANNOUNCED_HEADER = 8 * 1024
 
-_BEGUN = re.compile(r"gradient=([0-9a-z-]{1,64}) place=(\d{1,15}) shape=(\[[\d,]*\]) header=([0-9a-f]*)")
+_BEGUN = re.compile(
+    r"gradient=([0-9a-z-]{1,64}) place=(\d{1,15}(?:\*[0-9.e+-]{1,24})?) shape=(\[[\d,]*\]) header=([0-9a-f]*)"
+)
 _SUM_STORED = re.compile(r"sum=([0-9a-f]{32}) part=(\d{1,6})")
 _ARRIVED = re.compile(r"gradient=([0-9a-z-]{1,64}) parts=(\d{1,6})")
 

@@ -20,11 +20,19 @@ from redisacc._data.encodings import Wire, checked_wire
 from redisacc._data.finite import check_finite
 from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult, Round, Tally
-from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.spec import AccumulatorSpec, Normalize
+from redisacc._data.weights import (
+    CONSTANT,
+    StalenessWeight,
+    checked_normalize,
+    checked_staleness_weight,
+    checked_weight,
+)
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import MOST_PARTITIONS
 from redisacc._format.settings import Settings, SettingsChange
 from redisacc._format.staleness import MOST_STALENESS
+from redisacc._format.weights import rule_text
 from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol import private_leases
 from redisacc._protocol.applier import IN_PLACE_LIMIT, Applier
@@ -38,7 +46,7 @@ from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._protocol.partition_writer import PartitionWriter
 from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.requests import Requests
-from redisacc._protocol.requirement import Requirement
+from redisacc._protocol.requirement import Demand
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.snapshot import read_round
 from redisacc._protocol.step_wait import wait_for_step
@@ -109,6 +117,13 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         max_staleness: a gradient is accepted if its ``local_step >= global_step - max_staleness``, from 0 to 1000,
             given at creation and for all handles. 0 is TensorFlow's rule. The server decides, by the step at which the
             gradient arrives. None: 0, or what the accumulator was created with.
+        staleness_weight: by what the server multiplies the weight of a gradient when it accepts it, given at creation
+            together with ``max_staleness``, and for all handles: "constant" (1), "inverse_sqrt" (1 / sqrt(1 +
+            staleness), where staleness is the number of steps by which the gradient is late), or a number for each
+            staleness from 0 to ``max_staleness``. None: "constant", or what the accumulator was created with.
+        normalize: what "MEAN" divides by, given at creation and for all handles: "weights" for the sum of the weights
+            of gradients; "count" for their number, so that gradients of less weight move the result less. None:
+            "weights", or what the accumulator was created with.
         partitions: among how many slots of a Redis Cluster the parts of gradients are spread, from 1 to 1000, given at
             creation. Each node then has its share of the bytes; everything else, and gradients of up to 64 KiB, stay
             in one slot. "auto": as many as there are masters, but no more than a gradient has MiB; 1 on a single
@@ -123,7 +138,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         InvalidArgumentError: an argument is invalid.
         AccumulatorNotFoundError: there is no accumulator of this name, and ``create`` is False.
         SchemaMismatchError: the shared name exists with another kind, dtype, shape, tree, reduction, buffer limit,
-            ``once_per_worker``, ``max_staleness`` or ``partitions``.
+            ``once_per_worker``, ``max_staleness``, ``staleness_weight``, ``normalize`` or ``partitions``.
         ServerUnavailableError: no server answers. The message says how to start one.
     """
 
@@ -145,6 +160,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         buffer_limit: int | None,
         once_per_worker: bool | None,
         max_staleness: int | None,
+        staleness_weight: StalenessWeight | None,
+        normalize: Normalize | None,
         partitions: int | Literal["auto"] | None,
         create: bool,
         min_replicas: int,
@@ -154,16 +171,16 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._dtypes = [section.dtype for section in spec.sections]
         self._wire = checked_wire(wire, self._dtypes)
         self._finite = validation.flag(finite, "finite")
-        given_in_place_limit = in_place_limit
-        if in_place_limit is None:
-            in_place_limit = IN_PLACE_LIMIT
-        in_place_limit = validation.integer(in_place_limit, "in_place_limit", low=0)
+        used_limit = IN_PLACE_LIMIT
+        if in_place_limit is not None:
+            used_limit = validation.integer(in_place_limit, "in_place_limit", low=0)
         if buffer_limit is not None:
             buffer_limit = validation.integer(buffer_limit, "buffer_limit", low=0)
         if once_per_worker is not None:
             once_per_worker = validation.flag(once_per_worker, "once_per_worker")
         if max_staleness is not None:
             max_staleness = validation.integer(max_staleness, "max_staleness", low=0, high=MOST_STALENESS)
+        rule, normalize = _checked_weighting(spec, max_staleness, staleness_weight, normalize)
         partitions = _checked_partitions(partitions)
         create = validation.flag(create, "create")
         if isinstance(shared_name, str) and not shared_name:
@@ -182,7 +199,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             "worker": self._given_worker,
             "wire": wire,
             "finite": finite,
-            "in_place_limit": given_in_place_limit,
+            "in_place_limit": in_place_limit,
             "min_replicas": min_replicas,
         }
         self._where = picklable_where(redis)
@@ -205,6 +222,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
             max_staleness=max_staleness,
+            staleness_weight=rule,
+            normalize=normalize,
             partitions=partitions,
             create=create,
             lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
@@ -216,7 +235,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             self._transport.call("WAIT", 0, 1, beside=self._keys.record)
         self._keys = Keys(self._keys.name, opened.partitions)
         self._scripts.bind(self._keys, opened.incarnation)
-        self._spec = spec = dataclasses.replace(spec, chunk=opened.chunk)
+        self._spec = spec = dataclasses.replace(
+            spec, chunk=opened.chunk, normalize="count" if opened.normalize == "count" else "weights"
+        )
         self._records = RecordReader(self._transport, self._keys, opened.incarnation, self._lifetime)
         self._sessions = SessionPool(opened.now_ms)
         self._requests = Requests(self._transport, self._scripts, self._sessions)
@@ -237,7 +258,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
                 if opened.partitions
                 else None,
             ),
-            in_place_limit=in_place_limit if opened.can_add_in_place else 0,
+            in_place_limit=used_limit if opened.can_add_in_place else 0,
+            staleness_weighs=opened.staleness_weight != CONSTANT,
             min_replicas=min_replicas,
         )
         self._taker: Taker[G] = Taker(
@@ -502,6 +524,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self,
         num_required: int | None = None,
         *,
+        min_weight: float | None = None,
         up_to: int | None = None,
         grace: float | None = None,
         timeout: float | None = None,
@@ -523,6 +546,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Args:
             num_required: as for ``take_grad``: the round is granted when at least that many gradients are there.
+            min_weight: as for ``take_grad``.
             up_to: as for ``take_grad``.
             grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None: forever.
@@ -541,7 +565,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``retry()`` acknowledges.
         """
-        taken = self._take(Requirement.of(num_required, up_to, grace), timeout, None, describe, cancel)
+        taken = self._take(Demand.of(num_required, up_to, grace, min_weight), timeout, None, describe, cancel)
         yield taken.round
         self._taker.acknowledge(taken, None)
 
@@ -595,7 +619,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _take(
         self,
-        required: Requirement | None,
+        demand: Demand,
         timeout: object,
         name: object,
         describe: Callable[[], str] | None = None,
@@ -607,16 +631,16 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         worker = self._worker
         with self._telemetry.observe("take", worker) as operation:
             taken = self._taker.take(
-                required, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
+                demand, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
             )
             _note_round(operation, taken)
         return taken
 
     def _take_gradient(
-        self, required: Requirement | None, timeout: float | None, name: str | None, form: Callable[[Any], Value]
+        self, demand: Demand, timeout: float | None, name: str | None, form: Callable[[Any], Value]
     ) -> Value:
         """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns."""
-        taken = self._take(required, timeout, name)
+        taken = self._take(demand, timeout, name)
         return self._taker.acknowledge(taken, form(taken.round.gradient))
 
     def _apply(
@@ -625,12 +649,15 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         *,
         local_step: int,
         round_shape: tuple[int, ...],
+        weight: object,
         once_per_worker: object,
         wire: object,
         label: str,
     ) -> ApplyResult:
         once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
         used = self._wire_of(wire)
+        # Most gradients have the default weight.
+        checked = 1.0 if type(weight) is float and weight == 1 else self._checked_weight(weight)
         self._lifetime.check()
         if self._finite:
             check_finite(gradient, self._spec, used)
@@ -640,6 +667,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
                 gradient,
                 local_step=local_step,
                 round_shape=round_shape,
+                weight=checked,
                 once=once,
                 worker=worker,
                 wire=used,
@@ -649,12 +677,21 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             operation.note_gradient(gradient, local_step, result.outcome, result.global_step)
         return result
 
-    def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object) -> G:
+    def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object, weight: object) -> G:
         """Returns what a round gets of a gradient, in the form of the result of a take."""
         round_sum = self._spec.empty_sum(round_shape, where=self._keys.record)
-        round_sum.add(self._applier.as_sent(gradient, self._wire_of(wire)))
+        round_sum.add(self._applier.as_sent(gradient, self._wire_of(wire), self._checked_weight(weight)))
         sent: G = self._spec.result(round_sum, 1)
         return sent
+
+    def _checked_weight(self, weight: object) -> float:
+        checked = checked_weight(weight)
+        if checked != 1 and not self._spec.can_weigh:
+            names = ", ".join(sorted({dtype.name for dtype in self._dtypes if dtype.is_integer}))
+            raise InvalidArgumentError(
+                f"weight must be 1 for gradients of {names}, not {checked:g}: a sum of integers has no fractions"
+            )
+        return checked
 
     def _wire_of(self, wire: object) -> Wire:
         """Returns how a gradient travels, given what the caller has said about it."""
@@ -713,11 +750,23 @@ def _reopen(
         buffer_limit=None,
         once_per_worker=None,
         max_staleness=None,
+        staleness_weight=None,
+        normalize=None,
         partitions=None,
         create=True,
         **arguments,
     )
     return handle
+
+
+def _checked_weighting(
+    spec: AccumulatorSpec, max_staleness: int | None, staleness_weight: object, normalize: object
+) -> tuple[str | None, Normalize | None]:
+    """Returns what staleness does to weights, as text, and what means are divided by; None for what was not given."""
+    rule = None
+    if staleness_weight is not None:
+        rule = rule_text(checked_staleness_weight(staleness_weight, max_staleness, can_weigh=spec.can_weigh))
+    return rule, None if normalize is None else checked_normalize(normalize)
 
 
 def _checked_partitions(value: object) -> int | Literal["auto"] | None:

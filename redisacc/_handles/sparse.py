@@ -13,9 +13,11 @@ from redisacc._data.gradient import Gradient, Section
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
 from redisacc._data.sparse_rows import check_whole, sparse_section
+from redisacc._data.spec import Normalize
 from redisacc._data.validation import Array
+from redisacc._data.weights import StalenessWeight
 from redisacc._handles.array import ArrayAccumulatorBase
-from redisacc._protocol.requirement import Requirement
+from redisacc._protocol.requirement import Demand
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -76,6 +78,8 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
         max_staleness: int | None = None,
+        staleness_weight: StalenessWeight | None = None,
+        normalize: Normalize | None = None,
         partitions: int | Literal["auto"] | None = None,
         create: bool = True,
         min_replicas: int = 0,
@@ -95,6 +99,8 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
             max_staleness=max_staleness,
+            staleness_weight=staleness_weight,
+            normalize=normalize,
             partitions=partitions,
             create=create,
             min_replicas=min_replicas,
@@ -108,6 +114,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         local_step: int = 0,
         name: str | None = None,
         *,
+        weight: float = 1.0,
         once_per_worker: bool = False,
         wire: Wire | None = None,
     ) -> ApplyResult:
@@ -131,6 +138,9 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
                 set.
             name: labels log records.
+            weight: by what the gradient is multiplied, and how much it counts in a mean: a number in [1.2e-38, 3.4e38].
+                Integer dtypes accept 1 only. The server multiplies it by what ``staleness_weight`` says for the
+                staleness of the gradient.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
@@ -161,6 +171,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             Gradient((section,)),
             local_step=step,
             round_shape=section.values.shape[1:],
+            weight=weight,
             once_per_worker=once_per_worker,
             wire=wire,
             label=label,
@@ -172,6 +183,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         local_step: int = 0,
         name: str | None = None,
         *,
+        weight: float = 1.0,
         once_per_worker: bool = False,
         wire: Wire | None = None,
     ) -> ApplyResult:
@@ -189,6 +201,9 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
                 set.
             name: labels log records.
+            weight: by what the gradient is multiplied, and how much it counts in a mean: a number in [1.2e-38, 3.4e38].
+                Integer dtypes accept 1 only. The server multiplies it by what ``staleness_weight`` says for the
+                staleness of the gradient.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
@@ -217,11 +232,18 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 f"JAX, TensorFlow or scipy, not {shown(grad)}. IndexedSlices.from_dense() makes one of a dense array"
             )
         return self.apply_grad(
-            rows.indices, rows.values, rows.dense_shape, local_step, name, once_per_worker=once_per_worker, wire=wire
+            rows.indices,
+            rows.values,
+            rows.dense_shape,
+            local_step,
+            name,
+            weight=weight,
+            once_per_worker=once_per_worker,
+            wire=wire,
         )
 
     def as_sent(
-        self, grad_indices: npt.ArrayLike, grad_values: npt.ArrayLike, *, wire: Wire | None = None
+        self, grad_indices: npt.ArrayLike, grad_values: npt.ArrayLike, *, wire: Wire | None = None, weight: float = 1.0
     ) -> IndexedSlices:
         """Returns what a round gets of a gradient: its rows, rounded if they travel encoded. Sends nothing.
 
@@ -231,6 +253,8 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             grad_indices: as for ``apply_grad``.
             grad_values: as for ``apply_grad``.
             wire: as for ``apply_grad``.
+            weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient that has one may
+                be buffered, and then travels encoded.
 
         Returns:
             The rows, sorted by index, each index once, in memory of their own.
@@ -239,7 +263,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             InvalidArgumentError: the gradient or ``wire`` is invalid.
         """
         section = self._section(grad_indices, grad_values)
-        return self._as_sent(Gradient((section,)), section.values.shape[1:], wire)
+        return self._as_sent(Gradient((section,)), section.values.shape[1:], wire, weight)
 
     def _section(self, grad_indices: npt.ArrayLike, grad_values: npt.ArrayLike) -> Section:
         """Returns a gradient as rows with strictly increasing indices."""
@@ -251,6 +275,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         num_required: int | None = None,
         name: str | None = None,
         *,
+        min_weight: float | None = None,
         up_to: int | None = None,
         grace: float | None = None,
         timeout: float | None = None,
@@ -263,13 +288,16 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         Args:
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
                 more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say
-                (``configure``), also if they change while the take waits.
+                (``configure``), also if they change while the take waits. If they say none, it is 1, provided that
+                ``min_weight`` is given.
             name: labels log records.
+            min_weight: the round is not granted either while the sum of the weights of its gradients is less than this
+                (apart from a part in 10^9, for rounding). None: any sum will do.
             up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
                 ``num_required``. None: however many arrive before the grace ends.
-            grace: seconds to wait for more gradients after the one with number ``num_required`` arrived, from 0 to a
-                week. The server's clock decides, and remembers the moment: a take that starts again does not start
-                the grace again. None: the round is granted at once.
+            grace: seconds to wait for more gradients after the one with which it had enough, from 0 to a week. The
+                server's clock decides, and remembers the moment: a take that starts again does not start the grace
+                again. None: the round is granted at once.
             timeout: seconds to wait at most, 0 or more. None: forever.
 
         Returns:
@@ -279,8 +307,9 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             dimension 0 (-1 if there is none) followed by the dimensions of a row.
 
         Raises:
-            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or ``num_required``
-                is None, and ``up_to`` or ``grace`` is not, or the settings do not say it, or no longer.
+            InvalidArgumentError: ``num_required``, ``min_weight``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or
+                ``num_required`` is None, and ``up_to`` or ``grace`` is not. Or neither it nor ``min_weight`` is given,
+                and the settings do not say how many, or no longer.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
@@ -297,7 +326,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 the round stays, listed in ``info().unacknowledged``.
         """
         return self._take_gradient(
-            Requirement.of(num_required, up_to, grace),
+            Demand.of(num_required, up_to, grace, min_weight),
             timeout,
             name,
             lambda slices: (slices.indices, slices.values, slices.dense_shape),
@@ -308,6 +337,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         num_required: int | None = None,
         name: str | None = None,
         *,
+        min_weight: float | None = None,
         up_to: int | None = None,
         grace: float | None = None,
         timeout: float | None = None,
@@ -317,6 +347,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         Args:
             num_required: as for ``take_grad``.
             name: labels log records.
+            min_weight: as for ``take_grad``.
             up_to: as for ``take_grad``.
             grace: as for ``take_grad``.
             timeout: seconds to wait at most, 0 or more. None: forever.
@@ -328,6 +359,6 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             RedisAccError: any error that ``take_grad`` raises.
         """
         slices: IndexedSlices = self._take_gradient(
-            Requirement.of(num_required, up_to, grace), timeout, name, lambda slices: slices
+            Demand.of(num_required, up_to, grace, min_weight), timeout, name, lambda slices: slices
         )
         return slices

@@ -8,10 +8,12 @@ from typing import Any, Literal, Self
 from redisacc._data import validation
 from redisacc._data.encodings import Wire
 from redisacc._data.results import ApplyResult
+from redisacc._data.spec import Normalize
 from redisacc._data.tree_gradient import tree_gradient
 from redisacc._data.tree_spec import TreeSpec, described_by, described_like
+from redisacc._data.weights import StalenessWeight
 from redisacc._handles.base import ConditionalAccumulatorBase
-from redisacc._protocol.requirement import Requirement
+from redisacc._protocol.requirement import Demand
 
 
 class TreeAccumulator(ConditionalAccumulatorBase[Any]):
@@ -73,6 +75,8 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         buffer_limit: int | None = None,
         once_per_worker: bool | None = None,
         max_staleness: int | None = None,
+        staleness_weight: StalenessWeight | None = None,
+        normalize: Normalize | None = None,
         partitions: int | Literal["auto"] | None = None,
         create: bool = True,
         min_replicas: int = 0,
@@ -94,6 +98,8 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             buffer_limit=buffer_limit,
             once_per_worker=once_per_worker,
             max_staleness=max_staleness,
+            staleness_weight=staleness_weight,
+            normalize=normalize,
             partitions=partitions,
             create=create,
             min_replicas=min_replicas,
@@ -146,6 +152,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         local_step: int = 0,
         name: str | None = None,
         *,
+        weight: float = 1.0,
         once_per_worker: bool = False,
         wire: Wire | None = None,
     ) -> ApplyResult:
@@ -164,6 +171,9 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
                 than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
                 set.
             name: labels log records.
+            weight: by what the gradient is multiplied, and how much it counts in a mean: a number in [1.2e-38, 3.4e38].
+                Integer dtypes accept 1 only. The server multiplies it by what ``staleness_weight`` says for the
+                staleness of the gradient.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
@@ -193,12 +203,13 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             tree_gradient(self._spec, grad, "grad"),
             local_step=step,
             round_shape=(),
+            weight=weight,
             once_per_worker=once_per_worker,
             wire=wire,
             label=label,
         )
 
-    def as_sent(self, grad: object, *, wire: Wire | None = None) -> Any:
+    def as_sent(self, grad: object, *, wire: Wire | None = None, weight: float = 1.0) -> Any:
         """Returns what a round gets of a gradient: the same tree, rounded if it travels encoded. Sends nothing.
 
         The difference is what an encoding loses; a worker may add it to its next gradient (error feedback).
@@ -206,6 +217,8 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         Args:
             grad: as for ``apply_grad``.
             wire: as for ``apply_grad``.
+            weight: as for ``apply_grad``. The result is not multiplied by it, but a small gradient that has one may
+                be buffered, and then travels encoded.
 
         Returns:
             A tree like the result of ``take_grad``, in memory of its own.
@@ -213,13 +226,14 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         Raises:
             InvalidArgumentError: the gradient or ``wire`` is invalid.
         """
-        return self._as_sent(tree_gradient(self._spec, grad, "grad"), (), wire)
+        return self._as_sent(tree_gradient(self._spec, grad, "grad"), (), wire, weight)
 
     def take_grad(
         self,
         num_required: int | None = None,
         name: str | None = None,
         *,
+        min_weight: float | None = None,
         up_to: int | None = None,
         grace: float | None = None,
         timeout: float | None = None,
@@ -232,13 +246,16 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         Args:
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
                 more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say
-                (``configure``), also if they change while the take waits.
+                (``configure``), also if they change while the take waits. If they say none, it is 1, provided that
+                ``min_weight`` is given.
             name: labels log records.
+            min_weight: the round is not granted either while the sum of the weights of its gradients is less than this
+                (apart from a part in 10^9, for rounding). None: any sum will do.
             up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
                 ``num_required``. None: however many arrive before the grace ends.
-            grace: seconds to wait for more gradients after the one with number ``num_required`` arrived, from 0 to a
-                week. The server's clock decides, and remembers the moment: a take that starts again does not start
-                the grace again. None: the round is granted at once.
+            grace: seconds to wait for more gradients after the one with which it had enough, from 0 to a week. The
+                server's clock decides, and remembers the moment: a take that starts again does not start the grace
+                again. None: the round is granted at once.
             timeout: seconds to wait at most, 0 or more. None: forever.
 
         Returns:
@@ -247,8 +264,9 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             leaves of one dtype share memory, so that a small leaf which is kept keeps all of them.
 
         Raises:
-            InvalidArgumentError: ``num_required``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or ``num_required``
-                is None, and ``up_to`` or ``grace`` is not, or the settings do not say it, or no longer.
+            InvalidArgumentError: ``num_required``, ``min_weight``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or
+                ``num_required`` is None, and ``up_to`` or ``grace`` is not. Or neither it nor ``min_weight`` is given,
+                and the settings do not say how many, or no longer.
             TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
                 Nothing was taken.
             CancelledError: the handle was closed.
@@ -264,4 +282,4 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
                 the round stays, listed in ``info().unacknowledged``.
         """
-        return self._take_gradient(Requirement.of(num_required, up_to, grace), timeout, name, lambda tree: tree)
+        return self._take_gradient(Demand.of(num_required, up_to, grace, min_weight), timeout, name, lambda tree: tree)

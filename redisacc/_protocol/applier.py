@@ -38,6 +38,7 @@ class Applier:
         requests: sends requests exactly once.
         buffer_writer: buffers gradients.
         in_place_limit: the number of elements up to which a gradient is added in place; 0: every gradient is buffered.
+        staleness_weighs: whether the server multiplies gradients by what their staleness says.
         min_replicas: how many replicas have to confirm a gradient; 0: none.
     """
 
@@ -50,6 +51,7 @@ class Applier:
         requests: Requests,
         buffer_writer: BufferWriter,
         in_place_limit: int,
+        staleness_weighs: bool,
         min_replicas: int,
     ) -> None:
         self._keys = keys
@@ -58,6 +60,7 @@ class Applier:
         self._requests = requests
         self._buffer_writer = buffer_writer
         self._in_place_limit = in_place_limit if in_place.can_add(spec) else 0
+        self._staleness_weighs = staleness_weighs
         self._min_replicas = min_replicas
         # Gradients of step 0 that were dropped as stale since the last one that was not. None: there was a warning.
         self._stale_of_step_0: int | None = 0
@@ -68,6 +71,7 @@ class Applier:
         *,
         local_step: int,
         round_shape: tuple[int, ...],
+        weight: float,
         once: bool,
         worker: str,
         wire: Wire,
@@ -80,6 +84,7 @@ class Applier:
             gradient: as the specification describes it.
             local_step: the step that it was computed for.
             round_shape: dense: its shape; sparse: that of its rows; tree: ().
+            weight: by what it is multiplied, before its staleness counts.
             once: whether it is dropped if the round has a gradient of this worker.
             worker: the name under which it is counted.
             wire: how its elements of float32 travel if it is buffered.
@@ -90,12 +95,12 @@ class Applier:
             InvalidArgumentError: ``wire`` is "int8", and an element is infinite or NaN.
         """
         spec = self._spec
-        adds_in_place = self._adds_in_place(gradient)
+        adds_in_place = self._adds_in_place(gradient, weight)
         if wire != "float32":
-            gradient = self.as_sent(gradient, wire)
+            gradient = self.as_sent(gradient, wire, weight)
 
         def send(session: Session, sequence: int) -> Counted:
-            request = Request(session, sequence, worker, local_step, round_shape, once, trace)
+            request = Request(session, sequence, worker, local_step, round_shape, once, trace, weight)
             if adds_in_place:
                 counted = self._scripts.apply(request, in_place.pack_rows(gradient, spec))
                 if counted is not None:
@@ -133,21 +138,24 @@ class Applier:
         result: ApplyResult = self._requests.execute(Attempt(send, finish, worker, f"{label}: to apply a gradient"))
         return result
 
-    def as_sent(self, gradient: Gradient, wire: Wire) -> Gradient:
+    def as_sent(self, gradient: Gradient, wire: Wire, weight: float) -> Gradient:
         """Returns a gradient as it is sent: encoded, unless it is small enough to be added in place.
 
         Raises:
             InvalidArgumentError: ``wire`` is "int8", and an element is infinite or NaN.
         """
-        if not self._adds_in_place(gradient):
+        if not self._adds_in_place(gradient, weight):
             return encode(gradient, wire, self._spec.name_of)
         if wire == "int8":
             # Whether a gradient is refused must not depend on how many elements it has.
             check_finite(gradient, self._spec.name_of)
         return gradient
 
-    def _adds_in_place(self, gradient: Gradient) -> bool:
-        return self._in_place_limit > 0 and in_place.fits(gradient, self._spec, self._in_place_limit)
+    def _adds_in_place(self, gradient: Gradient, weight: float) -> bool:
+        has_weight = weight != 1 or self._staleness_weighs
+        return self._in_place_limit > 0 and in_place.fits(
+            gradient, self._spec, self._in_place_limit, has_weight=has_weight
+        )
 
     def _warn_of_step_0(self, counted: Counted, label: str) -> None:
         """Logs one warning if gradients are stale again and again because nobody says what step they are for."""

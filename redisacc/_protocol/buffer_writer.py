@@ -84,7 +84,13 @@ class BufferWriter:
                 )
 
     def _send(
-        self, gradient: Gradient, request: Request, replaced: Sequence[BufferedGradient] = (), *, ask: bool = False
+        self,
+        gradient: Gradient,
+        request: Request,
+        replaced: Sequence[BufferedGradient] = (),
+        summed_weight: float = 1.0,
+        *,
+        ask: bool = False,
     ) -> Reply:
         # A request that is sent again has the same id, so that it writes the same keys. A sum has an id of its own,
         # so that a late copy of parts that were staged before cannot replace it.
@@ -93,7 +99,7 @@ class BufferWriter:
             name += f"-{secrets.token_hex(4)}"
         if self._partitions is not None and gradient.nbytes > buffered_format.INLINE_BYTES:
             # Registering asks whether it would be accepted.
-            return self._partitions.send(gradient, request, name, replaced)
+            return self._partitions.send(gradient, request, name, replaced, summed_weight)
         announced = gradient.nbytes >= buffered_format.ANNOUNCED_BYTES and not replaced
         staged = buffered_format.stage(self._keys, name, gradient, announced=announced)
         announced = announced and len(staged.commands) > 0 and len(staged.header) <= ANNOUNCED_HEADER and not ask
@@ -109,4 +115,5 @@ class BufferWriter:
             announced=announced,
             replaced=[buffered.id for buffered in replaced] if replaced else (),
             replaced_parts=[key for buffered in replaced for key in buffered_format.part_keys(self._keys, buffered)],
+            summed_weight=summed_weight,
         )

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from redisacc._data.gradient import Gradient, Section
-from redisacc._data.sums import RoundSum
-from redisacc._format.buffered import BufferedGradient, BufferedSection, section_view
+from redisacc._data.sums import RoundSum, is_above
+from redisacc._data.validation import Array
+from redisacc._data.weights import LEAST_WEIGHT
+from redisacc._format.buffered import WEIGHT, BufferedGradient, BufferedSection, section_view
 from redisacc.errors import CorruptDataError
 
 
@@ -24,8 +26,8 @@ def whole_gradient(gradient: BufferedGradient, data: Any, where: str) -> Gradien
         CorruptDataError: its indices are not ascending, its counts are invalid, or the scale of a block is.
     """
     ours = isinstance(data, np.ndarray)
-    sections = [_checked(section, gradient.number, data, where, ours=ours) for section in gradient.sections]
-    return Gradient(tuple(sections), gradient.number)
+    sections = [_checked(section, gradient, data, where, ours=ours) for section in gradient.sections]
+    return Gradient(tuple(sections), gradient.number, gradient.weight, gradient.factor)
 
 
 def add_sparse_sections(round_sum: RoundSum, gradient: BufferedGradient, data: Any, where: str) -> None:
@@ -42,17 +44,28 @@ def add_sparse_sections(round_sum: RoundSum, gradient: BufferedGradient, data: A
     """
     for section, of in zip(gradient.sections, round_sum.sections, strict=True):
         if section.is_sparse:
-            of.add(_checked(section, gradient.number, data, where, ours=True))
+            of.add(_checked(section, gradient, data, where, ours=True), gradient.factor)
 
 
-def _checked(section: BufferedSection, number: int, data: Any, where: str, *, ours: bool) -> Section:
-    """Returns a section of a gradient that is the sum of ``number``, checked."""
+def _checked(section: BufferedSection, gradient: BufferedGradient, data: Any, where: str, *, ours: bool) -> Section:
+    """Returns a section of a gradient, checked."""
     found = section_view(section, data, where)
     indices, counts = found.indices, found.counts
     if indices is not None and len(indices):
         if indices[0] < 0 or not np.logical_and.reduce(indices[1:] > indices[:-1]):
             raise CorruptDataError(f"{where}: indices that are not ascending")
-        if counts is not None and not ((counts >= 1) & (counts <= number)).all():
-            raise CorruptDataError(f"{where}: counts of a sum of {number} gradients")
+        if counts is not None:
+            check_counts(counts, gradient, where)
     found.ours = ours
     return found
+
+
+def check_counts(counts: Array, gradient: BufferedGradient, where: str) -> None:
+    """Raises CorruptDataError unless each count of indices is one that the gradient can have, of which it is a sum."""
+    if counts.dtype == WEIGHT:
+        assert gradient.weight is not None
+        right = (counts >= LEAST_WEIGHT) & ~is_above(counts, gradient.weight)
+    else:
+        right = (counts >= 1) & (counts <= gradient.number)
+    if not right.all():
+        raise CorruptDataError(f"{where}: counts of a sum of {gradient.number} gradients")

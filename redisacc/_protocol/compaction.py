@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from redisacc._data.gradient import Gradient
@@ -44,8 +45,9 @@ COMPACTING_PAUSE = 0.01
 
 Reply = Counted | Full | Literal["would_accept", "changed", "unstaged"]
 
-# Sends a gradient, given the request and the buffered gradients that it replaces.
-Send = Callable[[Gradient, Request, Sequence[BufferedGradient]], Reply]
+# Sends a gradient, given the request, the buffered gradients that it replaces, and the weight that the gradient of the
+# request has in it.
+Send = Callable[[Gradient, Request, Sequence[BufferedGradient], float], Reply]
 
 
 class Compactor:
@@ -113,7 +115,7 @@ class Compactor:
             if more not in choices:
                 choices.append(more)
         for chosen in choices:
-            reply = self._swap(gradient, request, send, chosen)
+            reply = self._swap(gradient, request, send, chosen, full.weight)
             if isinstance(reply, Counted):
                 operation.note_compacted(len(chosen))
             # If others took the round or buffered gradients meanwhile, this does not show what compacting can do.
@@ -122,13 +124,16 @@ class Compactor:
             full = reply
         raise no_room(self._keys, gradient, full, "compacting does not help")
 
-    def _swap(self, gradient: Gradient, request: Request, send: Send, chosen: Sequence[BufferedGradient]) -> Reply:
+    def _swap(
+        self, gradient: Gradient, request: Request, send: Send, chosen: Sequence[BufferedGradient], weight: float
+    ) -> Reply:
         round_sum = self._spec.empty_sum(request.round_shape, where=self._keys.current.sums)
         inline = InlineReader(self._transport, self._keys.current, chosen)
         PartSums(self._transport, self._keys, round_sum).complete(chosen, inline)
-        round_sum.add(gradient)
+        # The server admits the sum only if the gradient still has this weight: it depends on the staleness.
+        round_sum.add(replace(gradient, factor=weight))
         logger.debug("%s: compacting %d buffered gradients", self._keys.name, len(chosen))
-        reply = send(round_sum.sum() if chosen else gradient, request, chosen)
+        reply = send(round_sum.sum() if chosen else gradient, request, chosen, weight)
         if isinstance(reply, Counted):
             free_dropped(self._transport, self._keys, chosen)
         return reply

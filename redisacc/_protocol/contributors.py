@@ -24,6 +24,7 @@ class Contributors:
         missing: workers without a gradient in the round, the one that was seen most recently first.
         gone: such workers that were last seen ``GONE_AFTER`` seconds ago or longer, in the same order.
         ever_applied: whether the accumulator has ever accepted or dropped a gradient.
+        none_to_come: whether a round accepts one gradient of each worker, and has one of every worker that is known.
         complete: whether these are all. If not, the accumulator has more workers or sessions than are read.
         read_at: the time of the server's clock when this was read.
     """
@@ -32,6 +33,7 @@ class Contributors:
     missing: list[WorkerInfo]
     gone: list[WorkerInfo]
     ever_applied: bool
+    none_to_come: bool
     complete: bool
     read_at: datetime.datetime
 
@@ -55,7 +57,11 @@ def read_contributors(transport: Transport, keys: Keys) -> Contributors:
     """
     hashes = (keys.current.workers, keys.sessions)
     totals, clock, *firsts = transport.pipeline(
-        [("HMGET", keys.record, "applied", "stale"), ("TIME",), *(scan_command(key) for key in hashes)]
+        [
+            ("HMGET", keys.record, "applied", "stale", "once_per_worker"),
+            ("TIME",),
+            *(scan_command(key) for key in hashes),
+        ]
     )
     (workers, all_workers), (sessions, all_sessions) = (
         scan_some(transport, key, first, READ) for key, first in zip(hashes, firsts, strict=True)
@@ -69,7 +75,8 @@ def read_contributors(transport: Transport, keys: Keys) -> Contributors:
         workers=in_round,
         missing=missing,
         gone=gone,
-        ever_applied=totals != [b"0", b"0"],
+        ever_applied=totals[:2] != [b"0", b"0"],
+        none_to_come=totals[2] == b"1" and all_workers and all_sessions and not (missing or gone),
         complete=all_workers and all_sessions,
         read_at=read_at,
     )

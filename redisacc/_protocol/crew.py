@@ -7,6 +7,8 @@ import os
 import re
 import threading
 import time
+import weakref
+from collections import deque
 from dataclasses import dataclass
 
 from redisacc._format.entries import clock_ms
@@ -57,11 +59,13 @@ class Crew:
         name: the name.
         holder: the random id of this process, or of its place in a run.
         who: what people call this process.
+
+    Attributes:
+        transport: the way to the server.
     """
 
     def __init__(self, transport: Transport, name: str, *, holder: str, who: str) -> None:
-        self._transport = transport
-        self.waits = transport.waits
+        self.transport = transport
         self._key = Keys(name).crew
         self._scripts = CrewScripts(transport, Keys(name))
         self._name = name
@@ -70,14 +74,14 @@ class Crew:
 
     def blocking(self) -> Crew:
         """Returns the same for a thread of its own."""
-        return Crew(self._transport.blocking, self._name, holder=self._holder, who=self._who)
+        return Crew(self.transport.blocking, self._name, holder=self._holder, who=self._who)
 
     def members(self) -> list[Member]:
         """Returns all leases that somebody holds, or held within the last hour and did not give back."""
-        clock, first = self._transport.pipeline([("TIME",), scan_command(self._key)])
+        clock, first = self.transport.pipeline([("TIME",), scan_command(self._key)])
         now = clock_ms(clock)
         members = []
-        for field, entry in scan_whole(self._transport, self._key, first).items():
+        for field, entry in scan_whole(self.transport, self._key, first).items():
             place, held = _PLACE.fullmatch(field), _ENTRY.fullmatch(entry)
             if place is None or held is None:
                 raise CorruptDataError(
@@ -159,7 +163,7 @@ class Crew:
                     taken.left,
                     extra={"accumulator": self._name},
                 )
-            self.waits.sleep(min(taken.left, 0.5) + 0.01)
+            self.transport.waits.sleep(min(taken.left, 0.5) + 0.01)
 
     def take_number(self) -> int:
         """Takes the lease of a number, and returns that number.
@@ -183,6 +187,65 @@ class Crew:
         self._scripts.release_lease(place=place, holder=self._holder, timeout=timeout)
 
 
+class _Renewals:
+    """Extends the leases that are held over one transport, in one thread, which runs while there are any."""
+
+    def __init__(self) -> None:
+        # Guards what follows.
+        self._lock = threading.Lock()
+        # When to extend which lease, on time.monotonic()'s clock. As all are extended equally often, they are in order.
+        self._due: deque[tuple[float, Lease]] = deque()
+        self._running = False
+        self.wake = threading.Event()
+
+    def add(self, lease: Lease) -> None:
+        """Extends a lease until it is over."""
+        with self._lock:
+            self._due.append((time.monotonic() + LEASE / RENEWALS, lease))
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="redisacc-crew", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self.wake.clear()
+            with self._lock:
+                while self._due and self._due[0][1].is_over:
+                    self._due.popleft()
+                if not self._due:
+                    self._running = False
+                    return
+                due, lease = self._due[0]
+                pause = due - time.monotonic()
+                if pause <= 0:
+                    self._due.popleft()
+                    self._due.append((time.monotonic() + LEASE / RENEWALS, lease))
+            if pause > 0:
+                # Not beyond, lest a lease live on with this frame.
+                del lease
+                self.wake.wait(pause)
+            else:
+                lease.extend(LEASE / RENEWALS)
+
+
+_renewals: weakref.WeakKeyDictionary[Transport, _Renewals] = weakref.WeakKeyDictionary()
+_renewals_lock = threading.Lock()
+
+
+def _renewals_over(transport: Transport) -> _Renewals:
+    with _renewals_lock:
+        return _renewals.setdefault(transport, _Renewals())
+
+
+def _after_fork_in_child() -> None:
+    # The threads stay with the parent, and so do the leases.
+    global _renewals, _renewals_lock
+    _renewals, _renewals_lock = weakref.WeakKeyDictionary(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Lease:
     """A lease that this process holds. A thread extends it until it is given back.
 
@@ -195,7 +258,7 @@ class Lease:
         # A task could not extend the lease while another one keeps the event loop for itself, which a step of a
         # training may do for long.
         self._crew = crew.blocking()
-        self._waits = crew.waits
+        self._waits = crew.transport.waits
         self._place = place
         self._pid = os.getpid()
         self._lost_to: str | None = None
@@ -205,12 +268,18 @@ class Lease:
         self._over = threading.Event()
         # Held while the lease is extended, so that it is not extended after it was given back.
         self._extending = threading.Lock()
-        threading.Thread(target=self._extend, name=f"redisacc-lease-{place}", daemon=True).start()
+        self._renewals = _renewals_over(self._crew.transport)
+        self._renewals.add(self)
 
     @property
     def lost(self) -> bool:
         """Whether somebody else holds the lease."""
         return self._lost_to is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lease was given back, or lost."""
+        return self._over.is_set() or self.lost
 
     def check(self) -> None:
         """Raises LeaseLostError if somebody else holds the lease.
@@ -240,6 +309,7 @@ class Lease:
 
     def _give_back(self) -> None:
         self._over.set()
+        self._renewals.wake.set()
         held = self._extending.acquire(timeout=2.0)
         try:
             self._crew.release(self._place, timeout=2.0)
@@ -261,13 +331,13 @@ class Lease:
             else:
                 self._lost_to = taken.who
 
-    def _extend(self) -> None:
-        pause = LEASE / RENEWALS
-        while not self._over.wait(pause):
-            try:
-                self._hold_again(pause)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
-                logger.debug("cannot extend the lease of the %s: %s", self._place, error)
-                continue
-            if self._lost_to is not None:
-                return
+    def extend(self, timeout: float) -> None:
+        """Tries to extend the lease, and raises nothing.
+
+        Args:
+            timeout: how long to try to reach the server, in seconds.
+        """
+        try:
+            self._hold_again(timeout)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
+            logger.debug("cannot extend the lease of the %s: %s", self._place, error)

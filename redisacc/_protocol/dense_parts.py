@@ -119,7 +119,7 @@ class DenseParts:
         pieces = upload.cut[cell.number]
         key, lane = upload.key(self._keys, number), cell.number % self._lanes
         part = Part(key, lane, upload, number, length, None, cell, cell.turn, begins=place == 0)
-        if part.begins and len(pieces) == 1 and pieces[0].nbytes == length:
+        if part.begins and len(pieces) == 1 and pieces[0].nbytes == length and upload.gradient.factor == 1:
             place_in_sum = self._piece_of_sum(pieces[0])
             if place_in_sum.dtype == pieces[0].dtype:
                 part.memory, part.placed = place_in_sum.view(np.uint8), True
@@ -158,7 +158,7 @@ class DenseParts:
                 section = self._sum.sections[piece.section]
                 assert isinstance(section, DenseSum)
                 for first, elements in piece.elements(memory, part.key):
-                    section.add_piece(first, elements, begins=part.begins)
+                    section.add_piece(first, elements, part.upload.gradient.factor, begins=part.begins)
         cell.added += 1
         self._offer(cell)
 

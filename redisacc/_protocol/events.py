@@ -29,7 +29,7 @@ LAST_EVENTS_GRACE = 1.0
 # Maximum number of events that wait for a slow reader. Beyond it they are dropped, and "missed" says so.
 KEPT = 10_000
 
-_FIELD = re.compile(r"(\w+)=([\w-]{1,64})(?: |$)")
+_FIELD = re.compile(r"(\w+)=([\w.+-]{1,64})(?: |$)")
 _NAME = re.compile(r"(worker|taker)=(.*)", re.DOTALL)
 
 
@@ -56,8 +56,8 @@ class Event:
         who: the name of the worker or taker; None if the event does not say.
         details: everything else, as text: ``local_step`` of a gradient that was dropped, ``num_required`` of a taker
             that waits, ``taken`` (how many gradients a round had), the settings after a change, and of a gradient that
-            was applied, ``bytes`` (its size), ``staleness`` (with a ``max_staleness``), ``buffered`` (its id, if it was
-            buffered).
+            was applied, ``bytes`` (its size), ``staleness`` (with a ``max_staleness``), ``weight`` (if it is not 1),
+            ``buffered`` (its id, if it was buffered).
     """
 
     kind: str

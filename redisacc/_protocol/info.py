@@ -75,6 +75,10 @@ class AccumulatorInfo:
         once_per_worker: whether a round accepts one gradient of each worker only.
         max_staleness: by how many steps ``local_step`` may be below the step for a gradient to be accepted.
         staleness: how stale the gradients of the current round were: number of steps → number of gradients.
+        staleness_weight: by what the weight of a gradient is multiplied for its staleness: "constant" (1),
+            "inverse_sqrt", or a tuple of a factor for each staleness from 0 on.
+        normalize: what a mean is divided by: the sum of the "weights" of gradients, or their "count".
+        total_weight: the sum of the weights of the gradients in the current round; ``num_accumulated`` if all are 1.
         partitions: the numbers p of the slots ``{NAME/p}`` that hold the parts of gradients; empty if that is the slot
             of the accumulator itself.
         attempts: how many gradients are being written to partitions, or have parts there that are still to be removed;
@@ -114,6 +118,9 @@ class AccumulatorInfo:
     once_per_worker: bool
     max_staleness: int
     staleness: dict[int, int]
+    staleness_weight: str | tuple[float, ...]
+    normalize: str
+    total_weight: float
     partitions: tuple[int, ...]
     attempts: int
     settings: Settings
@@ -245,6 +252,9 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         once_per_worker=fields.once_per_worker,
         max_staleness=fields.max_staleness,
         staleness=fields.staleness,
+        staleness_weight=fields.staleness_weight,
+        normalize=fields.normalize,
+        total_weight=fields.total_weight,
         partitions=fields.partitions,
         attempts=len(attempts),
         settings=fields.settings,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.tree import difference, parse_structure
+from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import NAMES, Keys
 from redisacc._format.partitions import automatic_partitions, choose_partitions
 from redisacc._format.record import FORMAT
@@ -33,6 +34,8 @@ def open_accumulator(
     buffer_limit: int | None,
     once_per_worker: bool | None,
     max_staleness: int | None,
+    staleness_weight: str | None,
+    normalize: str | None,
     partitions: int | Literal["auto"] | None,
     lease_ms: int,
     create: bool,
@@ -50,6 +53,9 @@ def open_accumulator(
             does, and no for a new one.
         max_staleness: by how many steps a gradient may be late; None: as with an existing accumulator, and 0 for a new
             one.
+        staleness_weight: what staleness does to weights, as text; None: as with an existing accumulator, and nothing
+            for a new one.
+        normalize: what means are divided by; None: as with an existing accumulator, and the weights for a new one.
         partitions: among how many slots the parts of its gradients are spread; "auto": as many as there are masters,
             if its gradients are large enough; None: as with an existing accumulator, and 1 for a new one.
         lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0: it is shared, and stays.
@@ -72,6 +78,8 @@ def open_accumulator(
                 buffer_limit=BUFFER_LIMIT if buffer_limit is None else buffer_limit,
                 once_per_worker=bool(once_per_worker),
                 max_staleness=max_staleness or 0,
+                staleness_weight=staleness_weight or CONSTANT,
+                normalize=normalize or "weights",
                 partitions=chosen,
                 create=create and incarnation is None,
             )
@@ -99,6 +107,8 @@ def open_accumulator(
         buffer_limit=buffer_limit,
         once_per_worker=once_per_worker,
         max_staleness=max_staleness,
+        staleness_weight=staleness_weight,
+        normalize=normalize,
         partitions=partitions,
     )
     if not lease_ms:
@@ -126,6 +136,8 @@ def _check_schema(
     buffer_limit: int | None,
     once_per_worker: bool | None,
     max_staleness: int | None,
+    staleness_weight: str | None,
+    normalize: str | None,
     partitions: int | Literal["auto"] | None,
 ) -> None:
     num_partitions = len(opened.partitions) or 1
@@ -147,6 +159,8 @@ def _check_schema(
                 opened.once_per_worker if once_per_worker is None else once_per_worker,
             ),
             ("max_staleness", opened.max_staleness, opened.max_staleness if max_staleness is None else max_staleness),
+            ("staleness_weight", opened.staleness_weight, staleness_weight or opened.staleness_weight),
+            ("normalize", opened.normalize, normalize or opened.normalize),
             ("partitions", num_partitions, partitions if isinstance(partitions, int) else num_partitions),
         )
         if there != here and not (is_tree and what in ("dtype", "shape"))

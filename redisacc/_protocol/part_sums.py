@@ -313,7 +313,8 @@ class PartSums:
         assert self._done == len(gradients)
         if not gradients:
             self._dense.clear()
-        self._sum.number += sum([gradient.number for gradient in gradients])
+        for gradient in gradients:
+            self._sum.count(gradient.number, gradient.weight, gradient.factor)
 
     def _settled(self, gradient: BufferedGradient) -> Upload:
         """Returns the upload of a gradient of the round: the one that is known, if it is the same."""
@@ -355,7 +356,7 @@ class PartSums:
             self._transport.fetch(whole)
             data, where = whole.data, self._keys.part(gradient.id, 0)
         for section, of in zip(whole_gradient(gradient, data, where).sections, self._sum.sections, strict=True):
-            of.add(section)
+            of.add(section, gradient.factor)
 
     def _fetch(self) -> None:
         """Fetches what is wanted. If a part of a reducer's sum is forged, it does without the reducer."""
@@ -408,4 +409,4 @@ class PartSums:
 
 def _alike(one: BufferedGradient, other: BufferedGradient) -> bool:
     """Returns whether the bytes of two descriptions of a gradient mean the same, at the same place."""
-    return (one.order, one.header_digest) == (other.order, other.header_digest)
+    return (one.order, one.factor, one.header_digest) == (other.order, other.factor, other.header_digest)

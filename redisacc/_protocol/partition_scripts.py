@@ -10,6 +10,7 @@ from typing import Literal
 from redisacc._data.validation import shape_text
 from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
+from redisacc._format.weights import weight_text
 from redisacc._protocol.scripts import Counted, Full, Request, Scripts
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -68,11 +69,13 @@ class Replaced:
         ids: their ids, the oldest first.
         attempts: those of them that have parts.
         nbytes: how many bytes these have in the partitions.
+        summed_weight: the weight that the gradient of the request has in the sum.
     """
 
     ids: tuple[str, ...] = ()
     attempts: tuple[StoredAttempt, ...] = ()
     nbytes: int = 0
+    summed_weight: float = 1.0
 
 
 class PartitionScripts(Scripts):
@@ -125,6 +128,8 @@ class PartitionScripts(Scripts):
                     "local_step": request.local_step,
                     "once": int(request.once),
                     "round_shape": shape_text(request.round_shape),
+                    "weight": weight_text(request.weight),
+                    "summed_weight": weight_text(replaced.summed_weight) if replaced.ids else "",
                     "gradient": gradient,
                     "parts": parts,
                     "bytes": nbytes,
@@ -189,6 +194,8 @@ class PartitionScripts(Scripts):
                     "once": int(request.once),
                     "trace": request.trace,
                     "round_shape": shape_text(request.round_shape),
+                    "weight": weight_text(request.weight),
+                    "summed_weight": weight_text(replaced.summed_weight) if replaced.ids else "",
                     "gradient": gradient,
                     "place": place,
                     "header": header,
@@ -236,6 +243,6 @@ class PartitionScripts(Scripts):
         match reply:
             case [b"changed"]:
                 return "changed"
-            case [b"full", buffered, limit]:
-                return Full(self._number(buffered, "buffered_bytes"), self._number(limit, "buffer_limit"))
+            case [b"full", buffered, limit, weight]:
+                return self._full(buffered, limit, weight)
         return self._counted(reply, request.round_shape, replicas)

@@ -53,7 +53,12 @@ class PartitionWriter:
         self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
 
     def send(
-        self, gradient: Gradient, request: Request, gradient_id: str, replaced: Sequence[BufferedGradient] = ()
+        self,
+        gradient: Gradient,
+        request: Request,
+        gradient_id: str,
+        replaced: Sequence[BufferedGradient] = (),
+        summed_weight: float = 1.0,
     ) -> Reply:
         """Makes one attempt to buffer a gradient.
 
@@ -62,6 +67,7 @@ class PartitionWriter:
             request: the request that applies it.
             gradient_id: its id.
             replaced: the buffered gradients whose sum is part of it, the oldest first.
+            summed_weight: the weight that the gradient of the request has in that sum.
 
         Returns:
             The outcome; or, with nothing changed, `Full`, "changed" if a gradient that it replaces is gone, or
@@ -72,7 +78,7 @@ class PartitionWriter:
             "gradient": gradient_id,
             "parts": len(of.parts),
             "nbytes": of.nbytes,
-            "replaced": _replaced(replaced),
+            "replaced": _replaced(replaced, summed_weight),
         }
         place = self._scripts.register(request, **what, lease_ms=ATTEMPT_MS + of.nbytes // BYTES_PER_MS)
         if not isinstance(place, str):
@@ -145,10 +151,11 @@ class PartitionWriter:
         return ("PEXPIRE", key, self._lease_ms) if self._lease_ms else ("PERSIST", key)
 
 
-def _replaced(gradients: Sequence[BufferedGradient]) -> Replaced:
+def _replaced(gradients: Sequence[BufferedGradient], summed_weight: float) -> Replaced:
     in_parts = [gradient for gradient in gradients if not gradient.inline]
     return Replaced(
         tuple(gradient.id for gradient in gradients),
         tuple(StoredAttempt(gradient.id, len(gradient.lengths)) for gradient in in_parts),
         sum(gradient.nbytes for gradient in in_parts),
+        summed_weight,
     )

@@ -1,10 +1,11 @@
-"""How many gradients a take waits for: a number, and a grace in which more of them may arrive."""
+"""What a take waits for: a number of gradients, a grace in which more of them may arrive, and a sum of weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from redisacc._data import validation
+from redisacc._data.weights import checked_weight
 from redisacc._format.entries import ANY_NUMBER
 from redisacc._format.settings import LONGEST_GRACE, milliseconds
 from redisacc._text import shown
@@ -58,3 +59,26 @@ class Requirement:
             return str(self.num_required)
         most = "more" if self.up_to == ANY_NUMBER else str(self.up_to)
         return f"{self.num_required}, or up to {most} within {self.grace_ms / 1000:g} s"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a caller of a take asks for. All of it is needed.
+
+    Attributes:
+        required: the gradients that a round must have. None: what the settings of the accumulator say.
+        min_weight: what the sum of their weights must be at least; 0: any sum will do.
+    """
+
+    required: Requirement | None
+    min_weight: float = 0.0
+
+    @classmethod
+    def of(cls, num_required: object, up_to: object, grace: object, min_weight: object) -> Demand:
+        """Returns what a caller's arguments ask for.
+
+        Raises:
+            InvalidArgumentError: as ``Requirement.of``, or ``min_weight`` is no weight.
+        """
+        weight = 0.0 if min_weight is None else checked_weight(min_weight, "min_weight")
+        return cls(Requirement.of(num_required, up_to, grace), weight)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from redisacc._data.spec import AccumulatorSpec
-from redisacc._data.sums import RoundSum
+from redisacc._data.sums import ROUNDING, RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
 from redisacc._format.buffered import BufferedGradient
@@ -119,7 +120,12 @@ class RoundReader:
         return left_out
 
     def add_up(
-        self, contents: RoundContents, shape: tuple[int, ...], num_accumulated: int, num_required: int = 0
+        self,
+        contents: RoundContents,
+        shape: tuple[int, ...],
+        num_accumulated: int,
+        total_weight: float | None,
+        num_required: int = 0,
     ) -> RoundSum:
         """Adds up all gradients of a round: those that are buffered, in the order of their places, then the sums.
 
@@ -127,11 +133,12 @@ class RoundReader:
             contents: the round's hashes.
             shape: the shape that binds the round.
             num_accumulated: how many gradients the round was counted to hold.
+            total_weight: what the sum of their weights was counted to be; None if all are 1.
             num_required: how many the taker asked for: a reducer has bet on as many.
 
         Raises:
             PartMissingError: a part of a buffered gradient is not there, or no longer.
-            CorruptDataError: gradients that were counted are missing.
+            CorruptDataError: gradients that were counted are missing, or have other weights.
         """
         # If another taker got the round that was begun, this may be one of another shape.
         part_sums, round_sum = self._growing.sums_of(shape, num_required)
@@ -144,6 +151,14 @@ class RoundReader:
             raise CorruptDataError(
                 f"{self._keys.record}: of {num_accumulated} gradients only {round_sum.number} were found: keys were "
                 "evicted (set maxmemory-policy noeviction) or removed"
+            )
+        found = round_sum.number if round_sum.weight is None else round_sum.weight
+        wanted = num_accumulated if total_weight is None else total_weight
+        # They may have been added in another order.
+        if not math.isclose(found, wanted, rel_tol=ROUNDING):
+            raise CorruptDataError(
+                f"{self._keys.record}: the weights of the gradients add up to {found:g}, but the total weight was "
+                f"counted to be {wanted:g}"
             )
         return round_sum
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NoReturn, Protocol
 
 from redisacc._data.validation import shape_text
+from redisacc._data.weights import CONSTANT, LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import STAGING_MS
 from redisacc._format.in_place import PackedRows
@@ -20,6 +21,7 @@ from redisacc._format.keys import DELETING, Keys
 from redisacc._format.partitions import parse_partitions, partitions_text
 from redisacc._format.record import check_format
 from redisacc._format.settings import SettingsChange
+from redisacc._format.weights import parse_weight, weight_text
 from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.script_replies import Deletion, corrupt, deletion_of
 from redisacc._protocol.sessions import Session
@@ -68,6 +70,8 @@ class Opened:
         buffer_limit: bytes that the buffered gradients of a round may have in total.
         once_per_worker: whether a round accepts one gradient of each worker only.
         max_staleness: by how many steps a gradient may be late.
+        staleness_weight: what staleness does to weights, as text.
+        normalize: what means are divided by, as text.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         can_add_in_place: whether the server's Lua can add.
     """
@@ -80,6 +84,8 @@ class Opened:
     buffer_limit: int
     once_per_worker: bool
     max_staleness: int
+    staleness_weight: str
+    normalize: str
     partitions: tuple[int, ...]
     can_add_in_place: bool
 
@@ -103,6 +109,7 @@ class Request:
         round_shape: the shape of a dense gradient, or of the rows of a sparse one. All gradients of a round share it.
         once: whether the gradient is dropped if the round has one of this worker.
         trace: the traceparent of the span that applies it; "" if it is not traced.
+        weight: by what the gradient is multiplied, before its staleness counts.
     """
 
     session: Session
@@ -112,6 +119,7 @@ class Request:
     round_shape: tuple[int, ...]
     once: bool = False
     trace: str = ""
+    weight: float = 1.0
 
 
 Outcome = Literal["applied", "stale", "repeated", "set", "lowered", "configured", "taken"]
@@ -145,10 +153,17 @@ class Counted:
 
 @dataclass(frozen=True)
 class Full:
-    """The gradient would exceed the limit of the buffered gradients. Nothing was changed."""
+    """The gradient would exceed the limit of the buffered gradients. Nothing was changed.
+
+    Attributes:
+        buffered_bytes: the size of the buffered gradients.
+        buffer_limit: the limit.
+        weight: the weight with which the gradient would be admitted now.
+    """
 
     buffered_bytes: int
     buffer_limit: int
+    weight: float = 1.0
 
 
 @dataclass(slots=True)
@@ -161,6 +176,7 @@ class Granted:
         num_accumulated: the gradients in the round.
         round_shape: the shape that they share, as text.
         staleness: how stale they were, as text; "" if the accumulator does not count that.
+        given_weight: the sum of their weights; None if all are 1.
         replicas: how many replicas have the grant, if they were asked.
     """
 
@@ -169,6 +185,7 @@ class Granted:
     num_accumulated: int
     round_shape: str
     staleness: str = ""
+    given_weight: float | None = None
     replicas: int = 0
 
 
@@ -177,6 +194,7 @@ class Queued:
     """A place in the queue of takers, ``ahead`` of which others come first.
 
     ``grace_left_ms`` is how long the grace lasts, in milliseconds, if nothing else is missing; otherwise 0.
+    ``total_weight`` is the sum of the weights of the gradients.
     ``required`` is what the settings say that the take requires; None if it has said so itself.
     """
 
@@ -184,6 +202,7 @@ class Queued:
     num_accumulated: int
     ahead: int
     grace_left_ms: int = 0
+    total_weight: float = 0.0
     required: Requirement | None = None
 
 
@@ -262,6 +281,8 @@ class Scripts:
         buffer_limit: int,
         once_per_worker: bool,
         max_staleness: int,
+        staleness_weight: str = CONSTANT,
+        normalize: str = "weights",
         partitions: tuple[int, ...] = (),
         create: bool = True,
     ) -> Opened | Deleting:
@@ -275,6 +296,8 @@ class Scripts:
             buffer_limit: bytes that the buffered gradients of a round may have in total.
             once_per_worker: whether a round accepts one gradient of each worker only.
             max_staleness: by how many steps a gradient may be late.
+            staleness_weight: what staleness does to weights, as text.
+            normalize: what means are divided by: "weights" or "count".
             partitions: the numbers of the slots that hold the parts of gradients; empty: the slot of the record.
             create: whether to create the accumulator if there is none.
 
@@ -308,6 +331,8 @@ class Scripts:
                         "buffer_limit": buffer_limit,
                         "once_per_worker": int(once_per_worker),
                         "max_staleness": max_staleness,
+                        "staleness_weight": staleness_weight,
+                        "normalize": normalize,
                         "partitions": partitions_text(partitions),
                         "create": int(create),
                     },
@@ -339,6 +364,8 @@ class Scripts:
                 limit,
                 once,
                 staleness,
+                staleness_weight_,
+                normalize_,
                 numbers,
             ]:
                 return Opened(
@@ -350,6 +377,8 @@ class Scripts:
                     buffer_limit=self._number(limit, "buffer_limit"),
                     once_per_worker=bool(self._number(once, "once_per_worker")),
                     max_staleness=self._number(staleness, "max_staleness"),
+                    staleness_weight=_text(staleness_weight_),
+                    normalize=_text(normalize_),
                     partitions=self._partitions(numbers),
                     can_add_in_place=struct == b"yes",
                 )
@@ -369,6 +398,8 @@ class Scripts:
             "buffer_limit",
             "once_per_worker",
             "max_staleness",
+            "staleness_weight",
+            "normalize",
             "partitions",
         )
         reply = self._transport.call("HMGET", self._keys.record, *names, timeout=OPENING_TIMEOUT)
@@ -383,6 +414,8 @@ class Scripts:
                 bytes() as limit,
                 bytes() as once,
                 staleness,
+                staleness_weight,
+                normalize,
                 numbers,
             ] if all(isinstance(text, bytes) for text in schema) and not incarnation.startswith(DELETING.encode()):
                 return Opened(
@@ -395,6 +428,8 @@ class Scripts:
                     once_per_worker=bool(self._number(once, "once_per_worker")),
                     # A record has these fields only if the accumulator uses them.
                     max_staleness=0 if staleness is None else self._number(staleness, "max_staleness"),
+                    staleness_weight=CONSTANT if staleness_weight is None else _text(staleness_weight),
+                    normalize="weights" if normalize is None else _text(normalize),
                     partitions=() if numbers is None else self._partitions(numbers),
                     can_add_in_place=False,
                 )
@@ -432,6 +467,7 @@ class Scripts:
                     "once": int(request.once),
                     "trace": request.trace,
                     "round_shape": shape_text(request.round_shape),
+                    "weight": weight_text(request.weight),
                     "labels": [section.label for section in packed],
                     "elements": [section.element for section in packed],
                     "limits": [section.limit for section in packed],
@@ -458,6 +494,7 @@ class Scripts:
         announced: bool = False,
         replaced: Sequence[str] = (),
         replaced_parts: Sequence[str] = (),
+        summed_weight: float = 1.0,
     ) -> Counted | Full | Literal["would_accept", "changed", "unstaged"]:
         """Buffers a gradient in the round.
 
@@ -471,10 +508,12 @@ class Scripts:
             announced: whether the gradient is announced before its parts, and gets a place in the order then.
             replaced: ids of the buffered gradients whose sum is part of this one, the oldest first.
             replaced_parts: keys of their parts.
+            summed_weight: the weight that the gradient of this request has in the sum that replaces them.
 
         Returns:
             The outcome; or, with nothing changed: `Full`; "would_accept" if the header is empty and the gradient would
-            be accepted; "changed" if a gradient that this one replaces is gone; "unstaged" if a part wasn't there when
+            be accepted; "changed" if a gradient that this one replaces is gone, or ``summed_weight`` is not the weight
+            with which the gradient would be admitted; "unstaged" if a part wasn't there when
             the script ran, so that the request has to be sent again.
 
         Raises:
@@ -506,6 +545,8 @@ class Scripts:
                     "once": int(request.once),
                     "trace": request.trace,
                     "round_shape": shape_text(request.round_shape),
+                    "weight": weight_text(request.weight),
+                    "summed_weight": weight_text(summed_weight) if replaced else "",
                     "gradient": gradient,
                     "header": header,
                     "data": data,
@@ -524,8 +565,8 @@ class Scripts:
                 return "changed"
             case [b"unstaged", _]:
                 return "unstaged"
-            case [b"full", buffered, limit]:
-                return Full(self._number(buffered, "buffered_bytes"), self._number(limit, "buffer_limit"))
+            case [b"full", buffered, limit, weight]:
+                return self._full(buffered, limit, weight)
         return self._counted(reply, request.round_shape, replicas)
 
     def stage(self, request: Request, *, gradient: str, header: bytes) -> Hint:
@@ -551,6 +592,7 @@ class Scripts:
                     "local_step": request.local_step,
                     "once": int(request.once),
                     "round_shape": shape_text(request.round_shape),
+                    "weight": weight_text(request.weight),
                     "gradient": gradient,
                     "header": header.hex(),
                     "expiry_ms": STAGING_MS,
@@ -565,6 +607,7 @@ class Scripts:
         session: Session,
         sequence: int,
         num_required: int | None,
+        min_weight: float = 0.0,
         up_to: int | None = None,
         grace_ms: int = 0,
         lease_ms: int,
@@ -577,10 +620,11 @@ class Scripts:
             token: id of the take: the session's id and the sequence number. The same one again gets the same round.
             session: who sends it.
             sequence: its number.
-            num_required: the round is not granted while it has fewer gradients; at least 1. None: this and the next two
-                are what the settings say whenever the take is tried.
+            num_required: the round is not granted while it has fewer gradients; at least 1. None: this, ``up_to`` and
+                ``grace_ms`` are what the settings say whenever the take is tried.
+            min_weight: nor while the sum of their weights is less; 0 for any.
             up_to: the round is granted at once if it has at least this many; at least num_required. None: num_required.
-            grace_ms: the round is granted this long after gradient num_required arrived, in milliseconds.
+            grace_ms: the round is granted this long after the gradient with which it had enough, in milliseconds.
             lease_ms: the taker loses its place in the queue unless it asks again within this time, in milliseconds.
             taker: name of the taker.
             read: commands that read the round if it is granted. They travel along.
@@ -607,6 +651,7 @@ class Scripts:
                     "incarnation": self.incarnation,
                     "token": token,
                     "num_required": num_required or 0,
+                    "min_weight": weight_text(min_weight),
                     "up_to": (num_required or 0) if up_to is None else up_to,
                     "grace_ms": grace_ms,
                     "lease_ms": lease_ms,
@@ -622,12 +667,15 @@ class Scripts:
         def attempt(*, timeout: float = TIMEOUT) -> tuple[Granted | Queued, list[Any]]:
             reply, pieces = self._transport.repeat(call, timeout=timeout)
             match reply:
-                case [b"waiting", step, count, ahead, grace_left, required, most, grace]:
+                case [b"waiting", step, count, ahead, grace_left, weight, required, most, grace]:
+                    number = self._number(count, "num_accumulated")
                     queued = Queued(
                         self._step(step),
-                        self._number(count, "num_accumulated"),
+                        number,
                         self._number(ahead, "queue"),
                         self._number(grace_left, "grace_left_ms"),
+                        # 0 is no weight, but the sum of none.
+                        self._weight(weight) if number else 0.0,
                     )
                     if num_required is None:
                         queued.required = Requirement(
@@ -927,14 +975,26 @@ class Scripts:
                     f"a gradient for {shown(self._keys.name)} must have the shape of the other gradients in the "
                     f"current round, {printable(bound, QUOTED)}, not {shape_text(round_shape)}"
                 )
+            case [b"unweighable", weight, total]:
+                raise InvalidArgumentError(
+                    f"a gradient for {shown(self._keys.name)} cannot be counted: its weight would be "
+                    f"{printable(weight, QUOTED)} and that of the round {printable(total, QUOTED)}, and "
+                    f"both must be in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}]. Nothing was changed"
+                )
         self._refuse(reply)
 
     def _granted(self, token: str, reply: list[bytes], replicas: Sequence[Any] = ()) -> Granted:
         match reply:
-            case [b"granted", step, count, shape, staleness]:
-                number = self._number(count, "num_accumulated")
-                confirmed = self._confirmed(replicas) if replicas else 0
-                return Granted(token, self._step(step), number, _text(shape), _text(staleness), confirmed)
+            case [b"granted", step, count, shape, staleness, weight]:
+                return Granted(
+                    token,
+                    self._step(step),
+                    self._number(count, "num_accumulated"),
+                    _text(shape),
+                    _text(staleness),
+                    self._weight(weight) if weight else None,
+                    self._confirmed(replicas) if replicas else 0,
+                )
         self._refuse(reply)
 
     def _step(self, text: bytes) -> int:
@@ -952,6 +1012,15 @@ class Scripts:
                 f"{self._keys.record}: {what} is {shown(text)}, not a number from {least} to 10^15 - 1"
             )
         return int(text)
+
+    def _full(self, buffered: bytes, limit: bytes, weight: bytes) -> Full:
+        return Full(self._number(buffered, "buffered_bytes"), self._number(limit, "buffer_limit"), self._weight(weight))
+
+    def _weight(self, text: bytes) -> float:
+        try:
+            return parse_weight(_text(text))
+        except ValueError as error:
+            raise CorruptDataError(f"{self._keys.record}: a weight is {shown(text)}: {error}") from None
 
     def _partitions(self, text: bytes) -> tuple[int, ...]:
         try:

@@ -85,7 +85,7 @@ def read_round(
     keys: Keys,
     spec: AccumulatorSpec,
     records: RecordReader,
-    reduce: Callable[[RoundSum, int], Any],
+    reduce: Callable[[RoundSum, float], Any],
 ) -> Round[Any]:
     """Returns the current round. Its gradient is None if the round is empty.
 
@@ -94,7 +94,7 @@ def read_round(
         keys: the keys of the accumulator.
         spec: what it was created as.
         records: reads its record.
-        reduce: makes the gradient from the sum and the number of gradients in it.
+        reduce: makes the gradient from the sum and what a mean divides it by.
 
     Raises:
         PeekTimeoutError, CorruptDataError: as ``snapshot``.
@@ -118,9 +118,10 @@ def read_round(
                 raise CorruptDataError(f"{keys.record}: a round of {record.num_accumulated} gradients has no shape")
             reader = RoundReader(transport, keys, spec)
             contents = reader.contents(current, pieces, shape)
-            round_sum = reader.add_up(contents, shape, record.num_accumulated)
-            gradient = reduce(round_sum, record.num_accumulated)
-            found = Round(gradient, record.global_step, record.num_accumulated, contents.workers, record.staleness)
+            number, weight = record.num_accumulated, record.given_weight
+            round_sum = reader.add_up(contents, shape, number, weight)
+            gradient = reduce(round_sum, spec.divisor(number, weight))
+            found = Round(gradient, record.global_step, number, contents.workers, record.staleness, record.total_weight)
             return found, not contents.buffered and read_whole(pieces)
 
         return StartedRead(record, finish)

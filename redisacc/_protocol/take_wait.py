@@ -96,6 +96,7 @@ class TakeWait:
         scripts: its scripts.
         session: used only by this take while it waits.
         required: how many gradients the take waits for. None: as many as the settings of the accumulator say.
+        min_weight: what the sum of their weights must be at least; 0: any sum will do.
         deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
         taker: the name of the taker.
         label: the accumulator's name in log records and errors.
@@ -111,6 +112,7 @@ class TakeWait:
     scripts: Scripts
     session: Session
     required: Requirement | None
+    min_weight: float
     deadline: float
     taker: str
     label: str
@@ -145,6 +147,7 @@ class TakeWait:
             session=self.session,
             sequence=self._sequence,
             num_required=self.required.num_required if self.required else None,
+            min_weight=self.min_weight,
             up_to=self.required.up_to if self.required else None,
             grace_ms=self.required.grace_ms if self.required else 0,
             lease_ms=TAKER_LEASE_MS,
@@ -351,6 +354,8 @@ class TakeWait:
             workers=found.workers if found else {},
             missing=[worker.name for worker in found.missing[:LISTED]] if found else (),
             num_missing=len(found.missing) if found else 0,
+            min_weight=self.min_weight,
+            total_weight=self._seen.total_weight if self._seen else 0.0,
         )
         error.__cause__ = self._outage.error
         return error
@@ -368,10 +373,13 @@ class TakeWait:
     def _state(self, what: str, found: Contributors | None) -> str:
         seen = self._seen
         required = self.required or (seen.required if seen else "as many gradients as the settings say")
-        text = f"{self.label}: a take of {required} {what}"
+        weight = f" with a weight of {self.min_weight:g}" if self.min_weight else ""
+        text = f"{self.label}: a take of {required}{weight} {what}"
         if seen is None:
             return f"{text}: the server did not report how many gradients there are"
-        text += f": {seen.num_accumulated} of {self.num_required} gradients had arrived at step {seen.global_step}"
+        weight = f", with a weight of {seen.total_weight:g} of {self.min_weight:g}," if self.min_weight else ""
+        text += f": {seen.num_accumulated} of {self.num_required} gradients{weight} had arrived at step "
+        text += str(seen.global_step)
         if seen.grace_left_ms:
             text += f", and {seen.grace_left_ms / 1000:.1f} s of the grace were left"
         if found is not None and found.workers:
@@ -380,6 +388,11 @@ class TakeWait:
             text += "; missing: " + _some(_last_seen(found.missing, found), found)
         if found is not None and found.gone:
             text += "; gone: " + _some(_last_seen(found.gone, found), found)
+        if found is not None and found.none_to_come and seen.total_weight < self.min_weight:
+            text += (
+                "; every worker has contributed, and a round accepts one gradient of each, so the weight cannot be "
+                "reached unless more workers join"
+            )
         if found is not None and not found.ever_applied:
             text += "; nobody has ever applied a gradient to this accumulator, so check its name"
         if seen.ahead:

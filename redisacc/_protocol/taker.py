@@ -20,7 +20,7 @@ from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._protocol.recovery import take_over
 from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.replication import check_replicated
-from redisacc._protocol.requirement import Requirement
+from redisacc._protocol.requirement import Demand
 from redisacc._protocol.round_reader import RoundReader, read_commands
 from redisacc._protocol.scripts import ForgottenError, Granted
 from redisacc._protocol.sessions import Session, SessionPool
@@ -90,7 +90,7 @@ class Taker(Generic[G]):
 
     def take(
         self,
-        required: Requirement | None,
+        demand: Demand,
         *,
         deadline: float,
         name: str,
@@ -101,7 +101,7 @@ class Taker(Generic[G]):
         """Blocks until a round of enough gradients is granted, then reads and reduces it.
 
         Args:
-            required: how many gradients are enough. None: as many as the settings of the accumulator say.
+            demand: what is enough.
             deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
             name: the name of the taker.
             label: the accumulator's name in log records and errors.
@@ -116,7 +116,8 @@ class Taker(Generic[G]):
                 keys=self._keys,
                 scripts=self._scripts,
                 session=session,
-                required=required,
+                required=demand.required,
+                min_weight=demand.min_weight,
                 deadline=deadline,
                 taker=name,
                 label=label,
@@ -287,10 +288,12 @@ class Taker(Generic[G]):
             raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
         contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
         # The acknowledgement also removes what is left of gradients that are left out.
-        buffered, number = contents.buffered, granted.num_accumulated
+        buffered, number, weight = contents.buffered, granted.num_accumulated, granted.given_weight
         if skip_lost:
             lost = reader.leave_out_lost(contents)
             number -= sum(gradient.number for gradient in lost)
+            if weight is not None:
+                weight -= sum(gradient.total_weight for gradient in lost)
             if lost:
                 logger.warning(
                     "%s: the round of step %d is handed out without the gradients of which parts are lost: %s",
@@ -299,9 +302,10 @@ class Taker(Generic[G]):
                     ", ".join(gradient.id for gradient in lost),
                     extra={"accumulator": self._keys.name, "global_step": granted.global_step, "token": granted.token},
                 )
-        round_sum = reader.add_up(contents, shape, number, num_required)
-        gradient: G | None = self._spec.result(round_sum, number) if number else None
-        taken = Round(gradient, granted.global_step, number, contents.workers, staleness)
+        round_sum = reader.add_up(contents, shape, number, weight, num_required)
+        gradient: G | None = self._spec.result(round_sum, self._spec.divisor(number, weight)) if number else None
+        total = float(number) if weight is None else weight
+        taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total)
         return TakenRound(granted.token, taken, buffered, contents.traces)
 
     def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from redisacc._data import validation
 from redisacc._data.results import Round
 from redisacc._data.tree import flatten
+from redisacc._data.weights import checked_weight
 from redisacc._handles.environment import WORKERS, place
 from redisacc._protocol.take_wait import TAKER_LEASE_MS
 from redisacc._training.crew_text import crew_text
@@ -81,6 +82,8 @@ class Chief(Participant):
             ``workers="all"`` the one with number ``minimum``, in seconds, from 0 to a week. A chief that is started
             again does not start the grace again. None: it does not wait; with ``workers="all"``, it waits for
             everybody.
+        min_weight: a step does not go on either while the sum of the weights of its gradients is less (see
+            ``Worker.apply``). None: any sum will do.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
             fetch it.
         sparse: the paths of leaves of which gradients hold rows (``IndexedSlices``). For a single array: True or False.
@@ -121,6 +124,7 @@ class Chief(Participant):
         *,
         workers: int | Literal["all"] | None = None,
         minimum: int | None = None,
+        min_weight: float | None = None,
         up_to: int | None = None,
         grace: float | None = None,
         state: Any = None,
@@ -144,6 +148,7 @@ class Chief(Participant):
                 raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
         # Raises now, before anything is opened, if they are invalid.
         quorum = Quorum.of(workers, minimum, up_to, grace)
+        self._min_weight = None if min_weight is None else checked_weight(min_weight, "min_weight")
         super().__init__("chief", shared_name, here, redis=redis, patience=patience, wire=wire)
         self._rounds_parameters = wire == "bfloat16"
         # The round that the body of the loop has, and the block that acknowledges it.
@@ -300,7 +305,9 @@ class Chief(Participant):
         self._quorum.follow()
         try:
             return stack.enter_context(
-                self._accumulator.take(cancel=self._is_over, describe=lambda: crew_text(self._crew))
+                self._accumulator.take(
+                    min_weight=self._min_weight, cancel=self._is_over, describe=lambda: crew_text(self._crew)
+                )
             )
         except InvalidArgumentError:
             if self._accumulator.settings().num_required is not None:

@@ -41,21 +41,23 @@ def open_gradients(
     return ConditionalAccumulator(array.dtype, array.shape, shared_name, **options)
 
 
-def gradient_as_sent(accumulator: ConditionalAccumulatorBase[Any], gradient: Any) -> Any:
+def gradient_as_sent(accumulator: ConditionalAccumulatorBase[Any], gradient: Any, weight: float) -> Any:
     """Returns what a round gets of a gradient. A single sparse one is IndexedSlices, or a tuple as for an apply."""
     if isinstance(accumulator, SparseConditionalAccumulator):
         indices, values = gradient if type(gradient) is tuple else (gradient.indices, gradient.values)
-        return accumulator.as_sent(indices, values)
+        return accumulator.as_sent(indices, values, weight=weight)
     assert isinstance(accumulator, (ConditionalAccumulator, TreeAccumulator))
-    return accumulator.as_sent(gradient)
+    return accumulator.as_sent(gradient, weight=weight)
 
 
-def apply_gradient(accumulator: ConditionalAccumulatorBase[Any], gradient: Any, step: int) -> ApplyResult:
+def apply_gradient(
+    accumulator: ConditionalAccumulatorBase[Any], gradient: Any, weight: float, step: int
+) -> ApplyResult:
     """Applies a gradient. A single sparse one is IndexedSlices, or a tuple of indices and values."""
     if isinstance(accumulator, SparseConditionalAccumulator):
         if type(gradient) is tuple:
             indices, values = gradient
-            return accumulator.apply_grad(indices, values, local_step=step)
-        return accumulator.apply_indexed_slices_grad(gradient, step)
+            return accumulator.apply_grad(indices, values, local_step=step, weight=weight)
+        return accumulator.apply_indexed_slices_grad(gradient, step, weight=weight)
     assert isinstance(accumulator, (ConditionalAccumulator, TreeAccumulator))
-    return accumulator.apply_grad(gradient, step)
+    return accumulator.apply_grad(gradient, step, weight=weight)

@@ -117,6 +117,7 @@ class Worker(Participant):
         # The step of the parameters that the loop got last; the gradient of that step, and what became of it.
         self._step: int | None = None
         self._gradient: Any = None
+        self._weight = 1.0
         self._has_applied = False
         self._next_check = self._next_look = 0.0
         self._pause = LOOK_AFTER
@@ -253,7 +254,7 @@ class Worker(Participant):
                 "the gradient of step %s is not in the round, because the server has lost it; applying it again",
                 step,
             )
-            self._apply(self._gradient, step)
+            self._apply(self._gradient, self._weight, step)
 
     def _describe(self) -> str:
         contributed = None
@@ -266,7 +267,7 @@ class Worker(Participant):
                 logger.debug("%s: %s", self.shared_name, error)
         return crew_text(self._crew, contributed=contributed)
 
-    def apply(self, gradient: Any) -> ApplyResult:
+    def apply(self, gradient: Any, *, weight: float = 1.0) -> ApplyResult:
         """Applies the gradient of this worker for the current step of ``steps()``.
 
         Blocks for a round trip, and waits through an outage. However often the call is repeated, by this process or by
@@ -276,13 +277,16 @@ class Worker(Participant):
             gradient: a tree like the parameters, as ``TreeAccumulator.apply_grad`` takes it. If the parameters are a
                 single array: an array, or for a sparse one ``IndexedSlices`` or a tuple of indices and values. It must
                 not be written to before the next step.
+            weight: by what the gradient is multiplied, and how much it counts in the mean: a number in [1.2e-38,
+                3.4e38], such as that of the examples which the gradient is the mean of. Integer dtypes accept 1 only.
 
         Returns:
             The result. Its ``outcome`` is "applied"; "repeated" if the round has a gradient of this worker; or "stale"
             if the round has been taken. The loop goes on in all three cases.
 
         Raises:
-            InvalidArgumentError: the gradient is invalid. The message names the first path where that is so.
+            InvalidArgumentError: the gradient is invalid, and the message names the first path where that is so; or the
+                weight is.
             NotFiniteError: with ``finite=True``, if an element is NaN or infinite. Another gradient may follow.
             LeaseLostError: another process has this worker's number now.
             AccumulatorNotFoundError: the training was deleted.
@@ -293,11 +297,11 @@ class Worker(Participant):
         if step is None:
             raise InvalidArgumentError("apply() needs the step of a loop over steps()")
         self._check_lease()
-        result = self._apply(gradient, step)
-        self._gradient, self._has_applied = gradient, True
+        result = self._apply(gradient, weight, step)
+        self._gradient, self._weight, self._has_applied = gradient, weight, True
         return result
 
-    def as_sent(self, gradient: Any) -> Any:
+    def as_sent(self, gradient: Any, *, weight: float = 1.0) -> Any:
         """Returns what the round gets of a gradient: the same, rounded if it travels encoded (``wire``).
 
         The difference is what the encoding loses. A worker may add it to its next gradient if ``apply`` was successful
@@ -305,6 +309,8 @@ class Worker(Participant):
 
         Args:
             gradient: as for ``apply``.
+            weight: as for ``apply``. The result is not multiplied by it, but a small gradient that has one may be
+                buffered, and then travels encoded.
 
         Returns:
             A tree like the chief's gradients, an array, or ``IndexedSlices``, in memory of its own.
@@ -315,19 +321,19 @@ class Worker(Participant):
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         gradients = self._patience.call(self._gradients, "to open the accumulator")
-        return gradient_as_sent(gradients, gradient)
+        return gradient_as_sent(gradients, gradient, weight)
 
-    def _apply(self, gradient: Any, step: int) -> ApplyResult:
+    def _apply(self, gradient: Any, weight: float, step: int) -> ApplyResult:
         what = f"to apply the gradient of step {step}"
         while True:
             try:
-                return self._patience.call(lambda: self._apply_once(gradient, step), what)
+                return self._patience.call(lambda: self._apply_once(gradient, weight, step), what)
             except (DataLossError, StaleSequenceError) as error:
                 # The handle has noticed that the server lost something. Applying it again cannot count it twice.
                 self._warn("%s", error)
 
-    def _apply_once(self, gradient: Any, step: int) -> ApplyResult:
-        return apply_gradient(self._gradients(), gradient, step)
+    def _apply_once(self, gradient: Any, weight: float, step: int) -> ApplyResult:
+        return apply_gradient(self._gradients(), gradient, weight, step)
 
     def _gradients(self) -> Any:
         """Returns the accumulator, and opens it first if it is not open yet."""

@@ -168,10 +168,17 @@ def with_arguments_of(
     method: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
     """Gives a constructor the arguments of that of a blocking class."""
+    signature = inspect.signature(method)
 
     def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
-        constructor.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
-        return constructor
+        @functools.wraps(constructor)
+        def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            # Raises a TypeError here, and not where the handle is opened.
+            signature.bind(self, *args, **kwargs)
+            constructor(self, *args, **kwargs)
+
+        construct.__signature__ = signature  # type: ignore[attr-defined]
+        return construct
 
     return decorate
 

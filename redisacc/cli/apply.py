@@ -30,6 +30,7 @@ __all__ = ["apply"]
     help="Step that the gradient was computed for.  [default: the current one]",
 )
 @click.option("--worker", metavar="NAME", help="Worker that the gradient is counted for.  [default: host:pid]")
+@click.option("--weight", type=float, default=1.0, metavar="W", help="Weight of the gradient.  [default: 1]")
 @click.option("--once-per-worker", is_flag=True, help="Drop it if the round has a gradient of this worker.")
 @click.option(
     "--wire",
@@ -45,6 +46,7 @@ def apply(
     file: str,
     local_step: int | None,
     worker: str | None,
+    weight: float,
     once_per_worker: bool,
     wire: Wire | None,
     url: str | None,
@@ -68,7 +70,7 @@ def apply(
     step = accumulator.global_step() if local_step is None else local_step
     counted_for = worker or host_and_process(os.getpid())
     info = accumulator.info()
-    result = form.apply(arrays, file, step, once_per_worker=once_per_worker, wire=wire)
+    result = form.apply(arrays, file, step, weight=weight, once_per_worker=once_per_worker, wire=wire)
     if counted_for not in {known.name for known in info.known_workers}:
         # A worker that exists for one gradient would be missing from every later round.
         forget_worker(transport, keys, info.incarnation, counted_for)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
 import click
 
 from redisacc._monitoring.monitor import Monitor
+from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc.cli.failures import EXIT_CODES, USAGE, fail, report_failures
 from redisacc.cli.options import Seconds, names_argument, redis_option, targets_of, transport_of
+from redisacc.errors import RedisAccError
 
 try:
     import uvicorn
@@ -77,28 +80,28 @@ def dashboard(*, names: tuple[str, ...], port: int, host: str, interval: float, 
             USAGE,
         )
     transport = transport_of(url)
-    listening = _listen(host, port)
-    monitor = Monitor(transport, *targets_of(names))
-    feed = Feed(transport, monitor, interval)
-    # No log of requests; the cookie and the token are in none of the others either.
-    config = uvicorn.Config(
-        make_app(feed, token),
-        access_log=False,
-        log_level="error",
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=_LAST_SECONDS,
-    )
     shown = f"[{host}]" if ":" in host else host
-    click.echo(
-        f"dashboard of {transport.address} at http://{shown}:{listening.getsockname()[1]}/"
-        f"{', which asks for the token' if token else ''}, Ctrl-C stops"
-    )
-    try:
+    asks = ", which asks for the token" if token else ""
+    with (
+        contextlib.closing(_listen(host, port)) as listening,
+        contextlib.closing(Monitor(transport, *targets_of(names))) as monitor,
+    ):
+        # In a cluster, it listens to the accumulators that it has read.
+        with contextlib.suppress(RedisAccError):
+            monitor.refresh(timeout=OPENING_TIMEOUT)
+        feed = Feed(transport, monitor, interval)
+        # No log of requests; the cookie and the token are in none of the others either.
+        config = uvicorn.Config(
+            make_app(feed, token),
+            access_log=False,
+            log_level="error",
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_LAST_SECONDS,
+        )
+        where = f"http://{shown}:{listening.getsockname()[1]}/"
+        click.echo(f"dashboard of {transport.address} at {where}{asks}, Ctrl-C stops")
         _Server(config, feed).run(sockets=[listening])
-    finally:
-        listening.close()
-        monitor.close()
 
 
 class _Server(uvicorn.Server):

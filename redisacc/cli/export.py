@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -58,33 +59,38 @@ def export(*, names: tuple[str, ...], port: int, host: str, url: str | None) -> 
       redisacc export 'train-*' --port 9464
     """
     transport = transport_of(url)
-    metrics = Metrics(transport, names)
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except (OSError, UnicodeError) as error:
-        # The name of a host that no domain can have raises a UnicodeError.
-        fail(f"cannot listen on {host}:{port}: {error}")
-    click.echo(f"metrics of {transport.address} at http://{host}:{server.server_port}/metrics, Ctrl-C stops")
-    try:
-        # Short waits, because an endless one blocks Ctrl-C on some platforms.
-        while thread.is_alive():
-            threading.Event().wait(1.0)
-    finally:
-        server.shutdown()
-        server.server_close()
-        metrics.close()
+    with contextlib.closing(Metrics(transport, names)) as metrics:
+        registry = CollectorRegistry()
+        registry.register(metrics)
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except (OSError, UnicodeError) as error:
+            # The name of a host that no domain can have raises a UnicodeError.
+            fail(f"cannot listen on {host}:{port}: {error}")
+        click.echo(f"metrics of {transport.address} at http://{host}:{server.server_port}/metrics, Ctrl-C stops")
+        try:
+            # Short waits, because an endless one blocks Ctrl-C on some platforms.
+            while thread.is_alive():
+                threading.Event().wait(1.0)
+        finally:
+            server.shutdown()
+            server.server_close()
 
 
 # The name without its prefix, the help text, and how to read the value.
 _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ("global_step", "Current step.", lambda info: info.global_step),
     ("accumulated", "Gradients in the current round.", lambda info: info.num_accumulated),
+    ("accumulated_weight", "Sum of the weights of these gradients.", lambda info: info.total_weight),
     (
         "required",
         "Gradients that the first waiting taker requires; 0 if no taker is waiting.",
         lambda info: info.waiting[0].num_required if info.waiting else 0,
+    ),
+    (
+        "required_weight",
+        "Sum of weights that the first waiting taker requires; 0 if it requires none.",
+        lambda info: info.waiting[0].min_weight if info.waiting else 0,
     ),
     ("waiting_takers", "Takers waiting in the queue.", lambda info: len(info.waiting)),
     ("unacknowledged_rounds", "Rounds taken but not acknowledged.", lambda info: len(info.unacknowledged)),

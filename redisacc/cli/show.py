@@ -13,6 +13,7 @@ from redisacc._admin.memory import Memory, memory
 from redisacc._admin.rows import CurrentRows, Rows, read_spec
 from redisacc._data.tree_spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX, Array
+from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.settings import Settings
 from redisacc._protocol.info import AccumulatorInfo, read_info
@@ -199,17 +200,36 @@ def _rows_title(name: str, path: str | None, rows: Rows) -> str:
     """Returns what the rows are of: the accumulator, the leaf, and the gradients of the round."""
     title = printable(name) if path is None else f"{printable(name)}, leaf {printable(path)}"
     text = f"{title}: step {rows.global_step}, {count_text(rows.num_accumulated, 'gradient')}"
+    if isinstance(rows.num_present, float):
+        weight = f", with a weight of {number_text(rows.total_weight)}"
+        has_all = rows.num_present == rows.total_weight
+        return text + weight + ("" if has_all else f", {number_text(rows.num_present)} of it with this leaf")
     return text + (f", {rows.num_present} with this leaf" if rows.num_present < rows.num_accumulated else "")
 
 
 def _mean_text(info: AccumulatorInfo) -> str:
     """Returns what a mean divides by, where that is not what a reader expects; else nothing."""
+    counted = "by the number of" if info.normalize == "count" else "by"
     if info.kind != "tree":
-        by_round = info.sparse_mean == "round"
-        return "divides by the gradients of the round, not by those that held an index" if by_round else ""
+        if info.sparse_mean == "round":
+            return f"divides {counted} the gradients of the round, not by those that held an index"
+        return "divides by the number of gradients, whatever their weights" if info.normalize == "count" else ""
     divisor = "that have the leaf" if info.missing_leaves == "skip" else "of the round"
     rows = ", and a row by those that held its index" if info.sparse_mean == "index" else ""
-    return f"divides by the gradients {divisor}{rows}"
+    return f"divides {counted} the gradients {divisor}{rows}"
+
+
+def _rules_of(info: AccumulatorInfo) -> Iterator[tuple[str, str]]:
+    """Yields lines, each with its label, about which gradients are accepted and what they weigh."""
+    if info.once_per_worker:
+        yield "accepts", "one gradient of each worker in a round"
+    if info.max_staleness:
+        yield "accepts", f"gradients up to {count_text(info.max_staleness, 'step')} late"
+        yield "late", f"in this round: {staleness_text(info.staleness)}"
+    if info.staleness_weight != CONSTANT:
+        yield "weights", f"by staleness: {_rule_text(info.staleness_weight)}"
+    if info.total_weight != info.num_accumulated:
+        yield "weight", f"{number_text(info.total_weight)} in this round"
 
 
 def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memory]) -> None:
@@ -234,11 +254,8 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
     line("in total", f"{info.applied} applied, {dropped}, {info.duplicates} sent twice, {info.takes} taken")
     if mean := _mean_text(info):
         line("mean", mean)
-    if info.once_per_worker:
-        line("accepts", "one gradient of each worker in a round")
-    if info.max_staleness:
-        line("accepts", f"gradients up to {count_text(info.max_staleness, 'step')} late")
-        line("late", f"in this round: {staleness_text(info.staleness)}")
+    for label, text in _rules_of(info):
+        line(label, text)
     if info.settings != Settings():
         line("settings", str(info.settings))
     line("last active", f"{ago(info.last_activity)} ago")
@@ -267,7 +284,8 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
             gone = " (its lease has expired)" if waiting.lease_ends_at < info.read_at else ""
             most = "more" if waiting.up_to is None else str(waiting.up_to)
             grace = f", or up to {most} within {waiting.grace:g} s" if waiting.grace else ""
-            click.echo(f"  {printable(waiting.taker)} requires {waiting.num_required}{grace}{gone}")
+            weight = f" with a weight of {number_text(waiting.min_weight)}" if waiting.min_weight else ""
+            click.echo(f"  {printable(waiting.taker)} requires {waiting.num_required}{weight}{grace}{gone}")
     if info.unacknowledged:
         click.echo("\nrounds taken but not acknowledged")
         for taken in info.unacknowledged:
@@ -333,6 +351,7 @@ def _select_rows(current: CurrentRows, indices: Sequence[int], top: int | None, 
         rows.global_step,
         rows.num_accumulated,
         rows.num_present,
+        rows.total_weight,
     )
 
 
@@ -370,7 +389,7 @@ def _print_rows(
         return
     click.echo(_rows_title(name, path, rows))
     for n, index in enumerate(rows.indices):
-        click.echo(f"row {index}  in {count_text(int(rows.counts[n]), 'gradient')}  norm {norms[n]:.6g}")
+        click.echo(f"row {index}  in {_held_text(rows.counts[n])}  norm {norms[n]:.6g}")
         echo_wrapped(f"  sum   {_elements(rows.sums[n])}", indent=8)
         if reduction == "mean":
             echo_wrapped(f"  mean  {_elements(rows.results[n])}", indent=8)
@@ -378,6 +397,21 @@ def _print_rows(
     for index in wanted:
         if index not in held:
             click.echo(f"row {index}  in no gradient of this round")
+
+
+def _held_text(count: Any) -> str:
+    """Returns how many gradients held a row, or the sum of their weights."""
+    if isinstance(count, (int, np.integer)):
+        return count_text(int(count), "gradient")
+    return f"gradients with a weight of {number_text(count)}"
+
+
+def _rule_text(rule: str | tuple[float, ...]) -> str:
+    """Returns a rule for weights of staleness as people read it; of many factors, the first ones."""
+    if isinstance(rule, str):
+        return rule
+    text = ", ".join(map(number_text, rule[:_ELEMENTS]))
+    return text + (f" … and {len(rule) - _ELEMENTS} more" if len(rule) > _ELEMENTS else "")
 
 
 def _elements(row: Array) -> str:

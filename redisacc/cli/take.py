@@ -37,6 +37,7 @@ __all__ = ["check_form", "naming_file", "report_round", "take", "write_gradient"
 @click.command(epilog=EXIT_CODES)
 @name_argument
 @click.argument("num_required", type=click.IntRange(min=1), required=False)
+@click.option("--min-weight", type=float, metavar="W", help="Wait until the weights of the gradients add up to W.")
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="File for the gradient: .npy, .npz, or -."
 )
@@ -53,6 +54,7 @@ def take(
     *,
     name: str,
     num_required: int | None,
+    min_weight: float | None,
     output: Path | None,
     discard: bool,
     grace: float | None,
@@ -73,7 +75,8 @@ def take(
     float32. The round is acknowledged once the file is safely written; if that fails, `redisacc recover` gets the
     round. If another process recovers the round meanwhile, the command fails with exit code 1, and the file that it has
     written must not be used. With --grace, the take waits for more gradients, until they are --up-to many or S seconds
-    have passed since NUM_REQUIRED were there. Exit code 4 means that too few gradients arrived in time.
+    have passed since NUM_REQUIRED were there. With --min-weight, NUM_REQUIRED may be left out; if both are given, both
+    are needed. Exit code 4 means that too few gradients arrived in time.
 
     \b
       redisacc take embeddings 4 --output round.npz --timeout 60
@@ -85,8 +88,8 @@ def take(
         confirm(f"Take the next round of {printable(name)} and discard its gradient for good?", yes=yes)
     with (
         naming_file(output),
-        _waiting(accumulator, num_required),
-        accumulator.take(num_required, up_to=up_to, grace=grace, timeout=timeout) as taken,
+        _waiting(accumulator, 1 if num_required is None and min_weight is not None else num_required),
+        accumulator.take(num_required, min_weight=min_weight, up_to=up_to, grace=grace, timeout=timeout) as taken,
     ):
         if output is not None:
             write_gradient(taken.gradient, form, output)
@@ -144,6 +147,7 @@ def report_round(verb: str, taken: Round[Any], output: Path | None, *, as_json: 
             {
                 "global_step": taken.global_step,
                 "num_accumulated": taken.num_accumulated,
+                "total_weight": taken.total_weight,
                 "workers": taken.workers,
                 "file": None if output is None else str(output),
             }

@@ -35,6 +35,7 @@ def test_the_limit_is_shown_and_belongs_to_the_accumulator(open_dense):
     assert open_dense("float32", [3], "other").info().buffer_limit == 256 * 2**20
 
 
+@pytest.mark.asyncio_too
 @pytest.mark.every_server
 def test_a_dense_round_of_many_times_the_limit(client, open_dense):
     acc = open_dense("float32", [100], "w", reduction_type="SUM", in_place_limit=0, buffer_limit=2000)
@@ -121,6 +122,7 @@ def test_a_stale_gradient_is_not_uploaded(client, real_server, open_dense):
     assert acc.info().stale == 1
 
 
+@pytest.mark.asyncio_too
 def test_many_clients_share_the_room(real_server, open_dense):
     """Exact numbers reveal a gradient that is lost or counted twice."""
     workers, each = 6, 40

@@ -351,9 +351,9 @@ def test_parts_end_with_blocks(open_tree, client, monkeypatch):
     pieces = []
     add_piece = DenseSum.add_piece
 
-    def noting(self, start, elements, **options):
+    def noting(self, start, elements, *factor, **options):
         pieces.append((elements.dtype.name, start, len(elements)))
-        add_piece(self, start, elements, **options)
+        add_piece(self, start, elements, *factor, **options)
 
     monkeypatch.setattr(DenseSum, "add_piece", noting)
     np.testing.assert_array_equal(

@@ -94,6 +94,7 @@ def test_what_it_says_of_itself(open_parameters):
     assert "closed" in repr(weights)
 
 
+@pytest.mark.asyncio_too
 @pytest.mark.parametrize("size", [10, 50_000, 1_500_000], ids=["small", "one part", "several parts"])
 def test_one_version_after_the_other(open_parameters, size):
     writer, reader = open_parameters(), open_parameters()
@@ -697,6 +698,7 @@ def test_readers_never_see_a_mixture(open_parameters, background):
         monkeypatch.undo()
 
 
+@pytest.mark.blocking
 def test_a_reader_that_was_overtaken_by_another_thread(open_parameters):
     """It fails because its version is gone, and what the other thread has read stays as it is."""
     writer, reader = open_parameters(), open_parameters()

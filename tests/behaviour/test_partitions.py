@@ -153,6 +153,29 @@ def test_an_attempt_that_was_swept_is_refused_and_its_writer_begins_a_new_one(ac
     assert parts_of(client) == []
 
 
+def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(acc, keys, client, between):
+    """It dies before it has removed the first part."""
+
+    def begin_to_sweep(attempt):
+        client.zadd(keys.attempts, {str(attempt): 1})
+        assert PartitionScripts(connect(client), keys).sweep(limit=1) == [attempt]
+        assert len(parts_of(client)) == 3
+        given_up.append(attempt.id)
+
+    given_up = []
+    between(begin_to_sweep)
+    assert acc.apply_grad(gradient(1)).num_accumulated == 1
+    assert not [key for key in parts_of(client) if given_up[0] in key]
+    assert_same(acc.take_grad(1), gradient(1))
+    assert (parts_of(client), acc.info().attempts) == ([], 0)
+
+
+def test_a_gradient_that_is_refused_at_the_last_moment_leaves_nothing(acc, client, between):
+    between(lambda _: acc.set_global_step(5))
+    assert acc.apply_grad(gradient(1)).outcome == "stale"
+    assert (parts_of(client), acc.info().attempts) == ([], 0)
+
+
 def test_an_attempt_whose_lease_is_over_still_counts_if_nobody_has_swept_it(acc, keys, client, between):
     between(lambda attempt: client.zadd(keys.attempts, {str(attempt): 1}))
     assert acc.apply_grad(gradient(1))
@@ -263,6 +286,30 @@ def test_gradients_are_compacted_at_the_limit(open_dense, client):
     assert_same(acc.take_grad(4), gradient(15))
     acc.delete()
     assert parts_of(client) == []
+
+
+def test_gradients_have_weights(open_dense):
+    options = {"max_staleness": 1, "staleness_weight": [1, 0.5], "partitions": 3, "in_place_limit": 0}
+    acc = open_dense("float32", SHAPE, "w", **options, buffer_limit=2 * 4 * 30)
+    acc.set_global_step(1)
+    for number, weight, step in ((1, 4.0, 1), (2, 1.0, 0), (8, 0.25, 1), (4, 2.0, 0)):
+        assert acc.apply_grad(gradient(number), step, weight=weight)
+    assert acc.info().buffered < 4
+    assert (acc.info().total_weight, acc.peek().total_weight) == (5.75, 5.75)
+    np.testing.assert_array_equal(acc.take_grad(4), gradient(11) / np.float32(5.75))
+    acc.delete()
+
+
+@pytest.mark.forges
+def test_a_round_without_its_lost_gradients_weighs_less(acc, client):
+    for number, weight in ((1, 4.0), (2, 0.5)):
+        acc.apply_grad(gradient(number), weight=weight)
+    client.delete(next(key for key in parts_of(client) if key.rpartition(":")[0].endswith("-1")))
+    with pytest.raises(redisacc.DataLossError):
+        acc.take_grad(2)
+    with acc.recover(skip_lost=True) as taken:
+        assert (taken.num_accumulated, taken.total_weight) == (1, 0.5)
+        assert_same(taken.gradient, gradient(1))
 
 
 def test_a_round_is_recovered_with_all_of_its_parts(acc, client):

@@ -23,6 +23,7 @@ def test_what_apply_returns(open_dense_stored):
         good.outcome = "stale"
 
 
+@pytest.mark.blocking
 @pytest.mark.servers("fakeredis", "valkey")
 def test_attributes_of_an_accumulator(open_dense, open_sparse):
     dense = open_dense("float32", [2, None], "both", name="d", reduction_type="SUM")

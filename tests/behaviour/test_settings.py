@@ -107,6 +107,20 @@ def test_arguments_of_the_take_win(open_dense, background, until):
     assert take.result().tolist() == [1.0]
 
 
+def test_a_weight_is_asked_for_beside_the_settings(open_dense, background, until):
+    acc = open_dense("float32", [1], "w", worker="chief")
+    acc.configure(num_required=3)
+    take = background(acc.take_grad, min_weight=5)
+    until(lambda: acc.info().waiting)
+    for _ in range(2):
+        acc.apply_grad([1.0], weight=2)
+    acc.configure(num_required=2)
+    until(lambda: [taker.num_required for taker in acc.info().waiting] == [2])
+    assert take.running
+    acc.apply_grad([4.0], weight=2)
+    assert take.result().tolist() == [2.0]
+
+
 @pytest.mark.every_server
 def test_settings_that_are_left_out_stay(open_dense, stored):
     acc, other = (open_dense("float32", [1], "w", worker=name) for name in ("one", "other"))

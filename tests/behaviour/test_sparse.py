@@ -17,6 +17,7 @@ def check(taken, indices, values, shape, dtype=np.float32):
     assert [int(dim) for dim in taken[2]] == shape
 
 
+@pytest.mark.asyncio_too
 def test_each_row_is_divided_by_the_number_of_gradients_that_held_it(open_sparse_stored):
     acc = open_sparse_stored("float32", [4])
     acc.apply_grad([0, 1], [1.0, 2.0])

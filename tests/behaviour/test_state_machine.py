@@ -89,6 +89,18 @@ def tree_model(dtype: str, which: int, reduction: str) -> model.Tree:
     return model.Tree.of(leaves, reduction, ("zero", "skip")[which % 2], ("round", "index")[which // 2 % 2])
 
 
+def weigh_by_staleness(m: Any, late: int, which: int) -> None:
+    """Sets how late gradients may be, what that does to their weights, and what means are divided by."""
+    m.max_staleness = late
+    if late and m.dtypes.isdisjoint(model.INTEGERS):
+        m.staleness_weight = ("constant", "inverse_sqrt", tuple(1 / (1 + steps) for steps in range(late + 1)))[
+            which % 3
+        ]
+    m.normalize = ("weights", "count")[which // 3]
+    if m.kind == "tree":
+        m._clear()
+
+
 class Unfinished(Exception):
     """Raised inside a take() block, so that its round isn't acknowledged."""
 
@@ -121,6 +133,7 @@ class Accumulators(RuleBasedStateMachine):
     def _open(self, m: Any, name: str, **options: Any) -> Any:
         """Opens an accumulator as a model describes it."""
         options |= {"shared_name": name, "reduction_type": m.reduction, "max_staleness": m.max_staleness}
+        options |= {"staleness_weight": m.staleness_weight, "normalize": m.normalize}
         if m.kind == "tree":
             spec = {
                 path: redisacc.Sparse(dtype, shape) if kind == "sparse" else (dtype, shape)
@@ -151,12 +164,14 @@ class Accumulators(RuleBasedStateMachine):
         tree=st.tuples(st.sampled_from(model.DTYPES), st.integers(0, 6)),
         reduction=st.sampled_from(REDUCTIONS),
         late=st.sampled_from(LATE),
+        rule=st.integers(0, 5),
     )
-    def begin(self, sparse, dense, tree, reduction, late):
+    def begin(self, sparse, dense, tree, reduction, late, rule):
         self.names["a"] = Living("a", model.Sparse(sparse, (9, None), reduction))
         self.names["b"] = Living("b", model.Dense(dense, (None, 3), reduction))
         self.names["t"] = Living("t", tree_model(*tree, reduction))
-        self.names["a"].model.max_staleness = self.names["t"].model.max_staleness = late
+        for name in ("a", "t"):
+            weigh_by_staleness(self.names[name].model, late, rule)
         for name in ("a", "b", "t"):
             for client, limit, worker in ((0, 10**9, "ann"), (1, 10**9, "bob"), (1, 0, "bob")):
                 self._handle(self.names[name], client, limit, worker)
@@ -168,16 +183,17 @@ class Accumulators(RuleBasedStateMachine):
         which=st.integers(0, 6),
         reduction=st.sampled_from(REDUCTIONS),
         late=st.sampled_from(LATE),
+        rule=st.integers(0, 5),
         client=st.integers(0, 1),
         limit=st.sampled_from(LIMITS),
         worker=st.sampled_from(WORKERS),
     )
-    def open(self, name, kind, dtype, which, reduction, late, client, limit, worker):
+    def open(self, name, kind, dtype, which, reduction, late, rule, client, limit, worker):
         if kind == "tree":
             asked = tree_model(dtype, which, reduction)
         else:
             asked = {"dense": model.Dense, "sparse": model.Sparse}[kind](dtype, SHAPES[kind][which], reduction)
-        asked.max_staleness = late
+        weigh_by_staleness(asked, late, rule)
         living = self.names.get(name)
         if living is None:
             living = self.names[name] = Living(name, asked)
@@ -230,7 +246,7 @@ class Accumulators(RuleBasedStateMachine):
         local_step = min(max(m.step + step, -(2**63)), 2**63 - 1)
         if m.kind == "tree":
             arguments: tuple[Any, ...] = (self._random_tree(rng, m, count, faults),)
-            self._apply(handle, arguments, local_step, elements=0, once=rng.random() < 0.2)
+            self._apply(handle, arguments, local_step, elements=0, once=rng.random() < 0.2, weight=self._weight(rng, m))
             return
         if handle.living.sparse:
             row_rank = max(len(m.shape) - 1, 0) if m.shape is not None else int(rng.integers(0, 2))
@@ -254,7 +270,14 @@ class Accumulators(RuleBasedStateMachine):
                 shape = tuple(int(dim) for dim in rng.integers(0, 4, int(rng.integers(0, 3))))
             arguments = (model.numbers(rng, m.dtype, shape),)
         elements = arguments[-1 - handle.living.sparse].size
-        self._apply(handle, arguments, local_step, elements=elements, once=rng.random() < 0.2)
+        once, weight = rng.random() < 0.2, self._weight(rng, m)
+        self._apply(handle, arguments, local_step, elements=elements, once=once, weight=weight)
+
+    @staticmethod
+    def _weight(rng: np.random.Generator, m: Any) -> float:
+        """1 in most cases, and nearly always for integers, which accept no other."""
+        has_weight = rng.random() < (0.4 if m.dtypes.isdisjoint(model.INTEGERS) else 0.05)
+        return float(rng.choice([0.5, 2.0, 0.1, 3.7, 1e-6])) if has_weight else 1.0
 
     def _random_tree(self, rng: np.random.Generator, m: model.Tree, count: int, faults: float) -> dict[str, Any]:
         """Leaves by path; some of them missing, and some of another shape or with an index that is out of bounds."""
@@ -273,15 +296,24 @@ class Accumulators(RuleBasedStateMachine):
                 grad[path] = (indices, model.numbers(rng, dtype, (count, *row)))
         return grad
 
-    def _apply(self, handle: Handle, arguments: tuple[Any, ...], local_step: Any, *, elements: int, once: bool) -> None:
-        living, options = handle.living, {"local_step": local_step, "once_per_worker": once}
+    def _apply(
+        self,
+        handle: Handle,
+        arguments: tuple[Any, ...],
+        local_step: Any,
+        *,
+        elements: int,
+        once: bool,
+        weight: float,
+    ) -> None:
+        living, options = handle.living, {"local_step": local_step, "once_per_worker": once, "weight": weight}
         given = (model.nested(arguments[0]),) if living.model.kind == "tree" else arguments
         if not living.alive:
             with pytest.raises((redisacc.AccumulatorNotFoundError, redisacc.InvalidArgumentError)):
                 handle.acc.apply_grad(*given, **options)
             return
         try:
-            expected = living.model.apply(*arguments, local_step, handle.worker, once)
+            expected = living.model.apply(*arguments, local_step, handle.worker, once, weight)
         except model.Refused:
             with pytest.raises(redisacc.InvalidArgumentError):
                 handle.acc.apply_grad(*given, **options)
@@ -291,7 +323,9 @@ class Accumulators(RuleBasedStateMachine):
             assert actual == (expected.outcome, expected.global_step, expected.num_accumulated)
             assert bool(result) == (expected.outcome == "applied")
             if result:
-                living.ways.add(self._way(handle, elements))
+                # An element that is multiplied counts twice.
+                is_weighed = weight != 1 or living.model.staleness_weight != "constant"
+                living.ways.add(self._way(handle, elements * (2 if is_weighed else 1)))
         self.compare(living.name)
 
     def _way(self, handle: Handle, elements: int) -> str | None:
@@ -400,8 +434,9 @@ class Accumulators(RuleBasedStateMachine):
         # An hour never ends here. How a grace ends is tested elsewhere.
         options=st.sampled_from([{}] * 5 + [{"grace": 0}, {"grace": 3600}])
         | st.fixed_dictionaries({"up_to": st.integers(1, 4), "grace": st.sampled_from([0, 3600, 3600])}),
+        weight=st.sampled_from([{}] * 3 + [{"min_weight": 0.5}, {"min_weight": 2.1}]),
     )
-    def take(self, pick, required, how, options):
+    def take(self, pick, required, how, options, weight):
         handle = self._pick(pick)
         living, acc = handle.living, handle.acc
         if required is None and options:
@@ -412,6 +447,7 @@ class Accumulators(RuleBasedStateMachine):
             with pytest.raises(redisacc.InvalidArgumentError, match="up_to must be in"):
                 acc.take_grad(required, timeout=0, **options)
             return
+        options = {**options, **weight}
         if not living.alive:
             with pytest.raises(redisacc.AccumulatorNotFoundError):
                 acc.take_grad(required, timeout=0, **options)
@@ -428,9 +464,10 @@ class Accumulators(RuleBasedStateMachine):
             with pytest.raises(redisacc.TakeTimeoutError) as failure:
                 acc.take_grad(required, timeout=0, **options)
             error = failure.value
-            wanted = living.model.settings["num_required"] if required is None else required
+            wanted = required or living.model.settings["num_required"] or 1
             assert (error.num_required, error.num_accumulated) == (wanted, living.model.count)
             assert error.workers == living.model.workers
+            assert (error.min_weight, error.total_weight) == (weight.get("min_weight", 0), living.model.total_weight)
             self.compare(living.name)
             return
         except model.Overflowing:
@@ -573,7 +610,8 @@ class Accumulators(RuleBasedStateMachine):
         assert (info.applied, info.stale, info.repeated) == (m.applied, m.stale, m.repeated)
         assert (info.takes, info.duplicates) == (m.takes, 0)
         assert info.round_shape == (m.round_shape if m.count else None)
-        assert info.max_staleness == m.max_staleness
+        assert (info.max_staleness, info.staleness_weight) == (m.max_staleness, m.staleness_weight)
+        assert info.normalize == m.normalize
         if living.ways == {"buffered"}:
             assert info.buffered == m.count
 
@@ -585,7 +623,7 @@ class Accumulators(RuleBasedStateMachine):
         acc = next(handle.acc for handle in self.opened if handle.living is living)
         info, m = acc.info(), living.model
         assert (info.global_step, info.num_accumulated, info.workers) == (m.step, m.count, m.workers)
-        assert info.staleness == m.staleness
+        assert (info.staleness, info.total_weight) == (m.staleness, m.total_weight)
         assert dataclasses.asdict(info.settings) == m.settings
         assert info.waiting == []
         assert len(info.unacknowledged) == len(living.stray)
@@ -593,7 +631,7 @@ class Accumulators(RuleBasedStateMachine):
     def _compare_round(self, living, taken, expected, ways):
         assert (taken.global_step, taken.num_accumulated) == (expected.global_step, expected.num_accumulated)
         assert taken.workers == expected.workers
-        assert taken.staleness == expected.staleness
+        assert (taken.staleness, taken.total_weight) == (expected.staleness, expected.total_weight)
         self._compare_gradient(living, taken.gradient, expected, ways)
 
     def _compare_gradient(self, living, actual, expected, ways):

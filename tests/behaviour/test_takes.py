@@ -93,6 +93,7 @@ def test_stale_and_refused_gradients_serve_nobody(open_dense, background, waitin
     assert take.result().tolist() == [9.0]
 
 
+@pytest.mark.asyncio_too
 @pytest.mark.every_server(storage="in_place")
 def test_takers_are_served_in_order_of_arrival(open_dense_stored, background, waiting):
     acc = open_dense_stored("float32", [1])
@@ -105,6 +106,7 @@ def test_takers_are_served_in_order_of_arrival(open_dense_stored, background, wa
         assert take.result().tolist() == [number]
 
 
+@pytest.mark.asyncio_too
 def test_the_head_of_the_queue_blocks_those_behind_it(open_dense, background, waiting, server):
     acc = open_dense("float32", [1], "queue")
     other = open_dense("float32", [1], "queue", redis=server.client())
@@ -143,6 +145,7 @@ def test_a_head_that_gives_up_lets_the_next_one_through(open_dense, background, 
     assert second.result().tolist() == [4.0]
 
 
+@pytest.mark.asyncio_too
 @pytest.mark.every_server
 def test_a_head_that_is_closed_lets_the_next_one_through(open_dense, background, waiting, server):
     acc = open_dense("float32", [1], "queue")
@@ -159,6 +162,7 @@ def test_a_head_that_is_closed_lets_the_next_one_through(open_dense, background,
     other.delete()
 
 
+@pytest.mark.asyncio_too
 def test_close_ends_every_wait_of_the_handle(open_dense, background, waiting):
     acc = open_dense("float32", [1], "closing")
     watcher = open_dense("float32", [1], "closing")
@@ -173,6 +177,7 @@ def test_close_ends_every_wait_of_the_handle(open_dense, background, waiting):
     watcher.delete()
 
 
+@pytest.mark.asyncio_too
 def test_a_closed_handle_refuses_everything(open_dense, open_sparse):
     dense, sparse = open_dense("float32", [1], "a"), open_sparse("float32", [1], "b")
     for acc in (dense, sparse):
@@ -199,6 +204,7 @@ def test_a_closed_handle_refuses_everything(open_dense, open_sparse):
     open_sparse("float32", [1], "b").delete()
 
 
+@pytest.mark.asyncio_too
 def test_a_timeout_says_how_many_had_come_and_from_whom(open_dense, open_sparse):
     for kind in ("dense", "sparse"):
         opener, args = (open_dense, (one(),)) if kind == "dense" else (open_sparse, ([0], one()))

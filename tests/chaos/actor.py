@@ -59,11 +59,15 @@ ROBBED_AFTER = datetime.timedelta(seconds=1.5)
 NEVER = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
+# By what the weights of gradients are multiplied that are 0, 1 and 2 steps late. Like the weights themselves, these are
+# powers of two, so that all sums are exact, and show every gradient that is lost, or counted twice.
+STALENESS_WEIGHT = (1.0, 0.5, 0.25)
+
 # A sparse leaf like the sparse accumulator, and dense ones. Only gradients with an even index have one of them, and one
 # travels encoded.
 TREE = {
     "rows": redisacc.Sparse("float64", (None, ROW)),
-    "dense": [("float64", (2,)), ("int32", ())],
+    "dense": [("float64", (2,)), ("float32", ())],
     "even": ("float64", ()),
     "coded": ("float32", (CODED,)),
 }
@@ -112,6 +116,7 @@ def opened(
         "partitions": partitions,
         # A worker learns the step from the reply to its last gradient, so it is often late.
         "max_staleness": 2,
+        "staleness_weight": STALENESS_WEIGHT,
     }
     if kind == "tree":
         return redisacc.TreeAccumulator(TREE, NAME, missing="skip", wire=wire, **options)
@@ -128,29 +133,46 @@ def gradient(kind: str, index: int) -> tuple[Any, ...]:
     return ({"rows": (indices, values), "dense": [[1.0, index], 1], "even": even, "coded": coded},)
 
 
+def weight_of(index: int) -> float:
+    """Returns the weight with which the gradient of an index is applied."""
+    return 2.0 ** (index % 3 - 1)
+
+
 def coded_element(index: int) -> float:
     """Returns each element of the leaf that travels encoded: a number that every encoding keeps."""
-    return 127.0 * 2 ** (index % 3)
+    return 127.0 * 2 ** (index % 2)
 
 
-def indices_of(taken: Any) -> list[int]:
-    """Returns the indices of the gradients in a round, after checking its sums."""
+def indices_of(taken: Any, total_weight: float | None = None) -> list[int]:
+    """Returns the indices of the gradients in a round, after checking its sums.
+
+    Args:
+        taken: the sum of the gradients.
+        total_weight: what the round says that their weights add up to; None: it is not known.
+    """
     slices = taken if isinstance(taken, redisacc.IndexedSlices) else taken["rows"]
     indices, values = slices.indices, slices.values
     assert indices[0] == 0, f"row 0 is missing: {indices[:10]}"
     number = len(indices) - 1
-    assert (values[0] == number).all(), f"{number} gradients sum to {values[0]} in row 0"
-    wrong = (values[1:] != indices[1:, None] + 0.5).any(axis=1)
-    assert not wrong.any(), f"the gradients {indices[1:][wrong][:10]} are {values[1:][wrong][:10]}"
     listed = list(map(int, indices[1:]))
+    # Nobody but the server knows how late each was.
+    weights = values[1:, 0] / (indices[1:] + 0.5)
+    allowed = np.outer(np.array([weight_of(index) for index in listed]), STALENESS_WEIGHT)
+    wrong = (weights[:, None] != allowed).all(axis=1) | (values[1:] != values[1:, :1]).any(axis=1)
+    assert not wrong.any(), f"the gradients {indices[1:][wrong][:10]} are {values[1:][wrong][:10]}"
+    total = float(weights.sum())
+    assert (values[0] == total).all(), f"gradients of weight {total} sum to {values[0]} in row 0"
+    assert total_weight in (None, total), f"gradients of weight {total} are counted as {total_weight}"
+    weighted = list(zip(listed, weights.tolist(), strict=True))
     if slices is not taken:
-        # Integers below 2**53, whose sums are exact.
-        found = [taken["dense"][0].tolist(), int(taken["dense"][1])]
-        assert found == [[number, sum(listed)], number], f"{number} gradients sum to {found} in the dense leaves"
-        even = [index for index in listed if index % 2 == 0]
+        # Multiples of 1/8 below 2**50, whose sums are exact.
+        found = [taken["dense"][0].tolist(), float(taken["dense"][1])]
+        by_index = sum(index * weight for index, weight in weighted)
+        assert found == [[total, by_index], total], f"{number} gradients sum to {found} in the dense leaves"
+        even = [index * weight for index, weight in weighted if index % 2 == 0]
         assert (taken["even"] is None) == (not even), f"even is {taken['even']} of {even[:10]}"
         assert not even or taken["even"] == sum(even), f"even sums to {taken['even']}, not {sum(even)}"
-        coded = sum(map(coded_element, listed))
+        coded = sum(coded_element(index) * weight for index, weight in weighted)
         assert (taken["coded"] == coded).all(), f"coded sums to {taken['coded'][:3]}, not {coded}"
     return listed
 
@@ -258,7 +280,8 @@ class Actor:
                     return
                 self._journal.note(f"begin {index} {index + BLOCK - 1}")
             try:
-                result = finished(partial(acc.apply_grad, *gradient(self._kind, index), local_step=step))
+                arguments, weight = gradient(self._kind, index), weight_of(index)
+                result = finished(partial(acc.apply_grad, *arguments, local_step=step, weight=weight))
             except (redisacc.ServerUnavailableError, redisacc.AccumulatorFullError):
                 self._journal.note(f"dropped {index}")
                 continue
@@ -325,6 +348,8 @@ class Actor:
             # A reducer learns once a second how many gradients takes require.
             required: int | None = self._random.choice([4] * 9 + [30] if self._in_parts else [1, 30, 300])
             options: dict[str, Any] = {"timeout": self._random.choice([0.5, 2.0, 5.0])}
+            if self._random.random() < 0.2:
+                options["min_weight"] = self._random.choice([0.5, 4.0, 100.0])
             if self._random.random() < 0.3:
                 options |= {
                     "up_to": self._random.choice([None, 300, 1000]),
@@ -334,7 +359,7 @@ class Actor:
                 if self._random.random() < 0.3:
                     # Takes of others that wait for the settings follow this change.
                     change = {"num_required": required, "up_to": None, "grace": None, **options}
-                    options = {"timeout": change.pop("timeout")}
+                    options = {name: change.pop(name) for name in ("timeout", "min_weight") if name in change}
                     finished(partial(acc.configure, **change))
                     self._journal.note("configured")
                     required = None
@@ -386,7 +411,8 @@ class Actor:
             self._journal.note("robbed")
 
     def _use(self, taken: Any, block: Any) -> None:
-        self._journal.note_round(taken.global_step, taken.num_accumulated, indices_of(taken.gradient))
+        indices = indices_of(taken.gradient, taken.total_weight)
+        self._journal.note_round(taken.global_step, taken.num_accumulated, indices)
         if self._random.random() < 0.3:
             # The round is in use: a process that is killed here leaves a round that is handed out again.
             time.sleep(2 * self._random.random())

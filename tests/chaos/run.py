@@ -289,10 +289,10 @@ class Chaos:
         while accumulator.info().unacknowledged:
             with accumulator.recover() as taken:
                 assert taken is not None
-                tale.add_round(taken.global_step, taken.num_accumulated, indices_of(taken.gradient))
+                tale.add_round(taken.global_step, taken.num_accumulated, indices_of(taken.gradient, taken.total_weight))
         if accumulator.num_accumulated():
             with accumulator.take(1, timeout=30) as taken:
-                tale.add_round(taken.global_step, taken.num_accumulated, indices_of(taken.gradient))
+                tale.add_round(taken.global_step, taken.num_accumulated, indices_of(taken.gradient, taken.total_weight))
         # A taker that was killed, or whose request arrived late, is in the queue until its lease runs out.
         deadline = time.monotonic() + 30
         while accumulator.info().waiting and time.monotonic() < deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -62,9 +63,10 @@ def test_export_of_late_gradients(real_server, open_dense):
     for step in (5, 4, 4):
         acc.apply_grad([1.0], step)
     plain.apply_grad([1.0])
-    registry = CollectorRegistry()
-    registry.register(Metrics(connect(real_server.url), []))
-    lines = generate_latest(registry).decode().splitlines()
+    with contextlib.closing(Metrics(connect(real_server.url), [])) as metrics:
+        registry = CollectorRegistry()
+        registry.register(metrics)
+        lines = generate_latest(registry).decode().splitlines()
     assert [
         line for line in lines if line.startswith(("redisacc_accumulated_staleness", "redisacc_max_staleness"))
     ] == [
@@ -75,11 +77,49 @@ def test_export_of_late_gradients(real_server, open_dense):
     ]
 
 
+def test_histograms(real_server, open_dense, open_parameters, until):
+    """Two rounds of two gradients of 12 bytes, of which one is a step late; nobody had to wait for the second."""
+    acc = open_dense("float32", [3], "w", max_staleness=2)
+    metrics = Metrics(connect(real_server.url), ["w"])
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    try:
+        for steps in ((0, 0), (0, 1)):
+            for step in steps:
+                acc.apply_grad([1.0, 2.0, 3.0], step)
+            acc.take_grad(2)
+
+        def lines():
+            # Events are heard a moment after what they announce.
+            found = generate_latest(registry).decode().splitlines()
+            return found if 'redisacc_round_bytes_count{accumulator="w"} 2.0' in found else None
+
+        found = until(lines)
+    finally:
+        metrics.close()
+    for line in (
+        'redisacc_round_bytes_sum{accumulator="w"} 48.0',
+        'redisacc_round_bytes_bucket{accumulator="w",le="1024.0"} 2.0',
+        'redisacc_round_bytes_bucket{accumulator="w",le="+Inf"} 2.0',
+        'redisacc_staleness_steps_bucket{accumulator="w",le="0.0"} 3.0',
+        'redisacc_staleness_steps_bucket{accumulator="w",le="1.0"} 4.0',
+        'redisacc_staleness_steps_sum{accumulator="w"} 1.0',
+        'redisacc_round_seconds_count{accumulator="w"} 1.0',
+        'redisacc_gathering_seconds_count{accumulator="w"} 2.0',
+        # Whether the first take waited was not known yet.
+        'redisacc_take_wait_seconds_bucket{accumulator="w",le="0.001"} 1.0',
+        'redisacc_take_wait_seconds_count{accumulator="w"} 1.0',
+    ):
+        assert line in found
+    acc.delete()
+
+
 def test_export_without_a_server_says_so_in_a_metric(monkeypatch):
     monkeypatch.setattr("redisacc.cli.export._TIMEOUT", 0.1)
-    registry = CollectorRegistry()
-    registry.register(Metrics(connect("redis://127.0.0.1:1"), []))
-    assert "redisacc_up 0.0" in generate_latest(registry).decode()
+    with contextlib.closing(Metrics(connect("redis://127.0.0.1:1"), [])) as metrics:
+        registry = CollectorRegistry()
+        registry.register(metrics)
+        assert "redisacc_up 0.0" in generate_latest(registry).decode()
 
 
 def test_export_on_a_port_that_is_taken(cli, real_server):

@@ -23,7 +23,13 @@ def test_take_into_npy(cli, cli_json, accumulator, tmp_path):
     accumulator.apply_grad([1, 2, 3])
     accumulator.apply_grad([3, 2, 1])
     said = cli_json("take", "w", 2, "-o", tmp_path / "g.npy")
-    assert said == {"global_step": 0, "num_accumulated": 2, "workers": {"ann": 2}, "file": str(tmp_path / "g.npy")}
+    assert said == {
+        "global_step": 0,
+        "num_accumulated": 2,
+        "total_weight": 2.0,
+        "workers": {"ann": 2},
+        "file": str(tmp_path / "g.npy"),
+    }
     assert np.load(tmp_path / "g.npy").tolist() == [2, 2, 2]
     assert os.listdir(tmp_path) == ["g.npy"]
     accumulator.apply_grad([1, 2, 3], 1)

@@ -7,6 +7,8 @@ import contextlib
 import gc
 import inspect
 import pickle
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -97,6 +99,17 @@ async def test_a_handle_is_opened_by_await_as_well(real_server):
         await handle.num_accumulated()
 
 
+def test_an_argument_that_does_not_exist_is_noticed_at_once():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shapes'"):
+        redisacc.asyncio.ConditionalAccumulator("float32", shapes=[2])
+
+
+def test_what_is_missing_says_how_to_get_it():
+    program = "import sys; sys.modules['greenlet'] = None; import redisacc.asyncio"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "ImportError: redisacc.asyncio needs greenlet: pip install 'redisacc[asyncio]'" in done.stderr
+
+
 async def test_handles_of_one_server_share_their_connections(real_server, real_client):
     before = len(real_client.client_list())
     async with contextlib.AsyncExitStack() as stack:
@@ -171,16 +184,6 @@ async def test_a_client_of_the_wrong_kind_is_refused_with_the_right_one(real_ser
 async def test_a_server_that_is_not_there():
     with pytest.raises(redisacc.ServerUnavailableError, match="redisacc server"):
         await accumulator("redis://127.0.0.1:1")
-
-
-@pytest.mark.servers("cluster")
-async def test_a_cluster_by_its_url(real_server):
-    async with accumulator(real_server.url) as acc:
-        taking = asyncio.create_task(acc.take_grad(2))
-        await acc.apply_grad([1.0, 2.0])
-        await acc.apply_grad([3.0, 4.0])
-        assert (await taking).tolist() == [2, 3]
-        await acc.delete()
 
 
 def test_another_event_loop_is_refused(real_server):

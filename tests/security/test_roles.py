@@ -14,7 +14,9 @@ from support.servers import contents
 
 import redisacc
 from redisacc._admin import acl as _access
+from redisacc._monitoring.monitor import Monitor
 from redisacc._redis import script_loader
+from redisacc._redis.connect import connect
 from redisacc.cli import main
 
 pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62"), pytest.mark.every_server]
@@ -104,6 +106,10 @@ def worker_works(place):
         assert weights.latest()[0] == step
     with pytest.raises(redisacc.ParametersTimeoutError):
         weights.wait(after=step, timeout=0.01)
+    # More than the limit allows, in partitions.
+    spread = place.open("worker", "train-spread", in_place_limit=0, buffer_limit=500_000, partitions=3)
+    for _ in range(4):
+        assert spread.apply_grad(np.ones(50_000, np.float32))
     many = place.open("worker", "train-many", in_place_limit=0, buffer_limit=3_000)
     for _ in range(6):
         assert many.apply_grad(np.ones(200, np.float32))
@@ -129,6 +135,10 @@ def taker_works(place, background, until):
             raise ZeroDivisionError
         with acc.recover() as found:
             assert found.gradient.tolist() == [1] * size
+    spread = place.open(None, "train-spread", in_place_limit=0, partitions=3)
+    place.apply(spread, 50_000)
+    assert place.open("taker", "train-spread").take_grad(1, timeout=20).tolist() == [1] * 50_000
+    assert spread.info().attempts == 0
     place.apply(worker, local_step=acc.global_step())
     # Somebody takes this taker for dead.
     with pytest.raises(redisacc.RoundRecoveredError), acc.take(1, timeout=20), worker.recover():
@@ -159,6 +169,13 @@ def observer_works(place):
     for size in (200_000, 200_000):
         place.apply(buffered, size)
     assert place.open("observer", "train-buffered").peek().num_accumulated == 2
+    monitor = Monitor(connect(place.client("observer")), ["train-*"])
+    place.apply(place.shared)
+    monitor.refresh()
+    monitor.close()
+    assert list(monitor.views) == ["train-1", "train-buffered"]
+    assert monitor.figures["train-1"].last is not None
+    assert monitor.nodes[0].used_memory
     return acc
 
 

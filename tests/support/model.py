@@ -6,6 +6,7 @@ no regard for speed: integers are Python's own, rows are held in a dict, and ope
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,7 @@ class ModelRound:
     # How far another order of addition may move a result. Only rounds that mix both ways of storage have one.
     magnitude: Any = None
     staleness: dict[int, int] = field(default_factory=dict)
+    total_weight: float = 0.0
 
 
 def storage_dtype(name: str) -> np.dtype[Any]:
@@ -79,11 +81,26 @@ def truncated_quotient(total: int, count: int) -> int:
 class Sum:
     """One array under accumulation: wide enough, added to in order of arrival, rounded once."""
 
-    def __init__(self, dtype: str, first: np.ndarray) -> None:
+    def __init__(self, dtype: str, first: np.ndarray, weight: float = 1.0) -> None:
         self.dtype = dtype
         self.storage = storage_dtype(dtype)
         self.value = self._widened(first)
         self.magnitude = self._magnitude(first)
+        self.scale(weight)
+
+    def scale(self, weight: float) -> None:
+        """Multiplies by a weight, which is rounded to the type of the sum first."""
+        if weight == 1:
+            return
+        real = self.value.real.dtype.type
+        with np.errstate(all="ignore"):
+            if self.value.dtype.kind == "c":
+                product = np.empty_like(self.value)
+                product.real, product.imag = self.value.real * real(weight), self.value.imag * real(weight)
+                self._set(product)
+            else:
+                self._set(self.value * real(weight))
+            self.magnitude = self.magnitude * weight
 
     def _widened(self, array: np.ndarray) -> np.ndarray:
         if is_integer(self.dtype):
@@ -103,35 +120,33 @@ class Sum:
         # numpy turns arrays of rank 0 into plain numbers.
         self.value = np.asarray(value, self.value.dtype)
 
-    def add(self, array: np.ndarray) -> None:
-        with np.errstate(all="ignore"):
-            self._set(self.value + self._widened(array))
-            self.magnitude = self.magnitude + self._magnitude(array)
+    def add(self, array: np.ndarray, weight: float = 1.0) -> None:
+        self.add_sum(Sum(self.dtype, array, weight))
 
     def add_sum(self, other: Sum) -> None:
         with np.errstate(all="ignore"):
             self._set(self.value + other.value)
             self.magnitude = self.magnitude + other.magnitude
 
-    def result(self, count: int, reduction: str) -> np.ndarray:
+    def result(self, divisor: float, reduction: str) -> np.ndarray:
         if is_integer(self.dtype):
             wide = np.dtype(np.int64) if self.dtype in SMALL_INTEGERS else self.storage
             out = np.empty(self.value.shape, self.storage)
             for position in np.ndindex(self.value.shape):
                 total = wrap(int(self.value[position]), wide)
                 if reduction == "MEAN":
-                    total = truncated_quotient(total, count)
+                    total = truncated_quotient(total, int(divisor))
                 out[position] = wrap(total, self.storage)
             return out
         with np.errstate(all="ignore"):
             value = self.value
             if reduction == "MEAN" and value.dtype.kind == "c":
                 # One true division for each part, because numpy's complex division rounds twice.
-                divisor, divided = value.real.dtype.type(count), np.empty_like(value)
-                divided.real, divided.imag = value.real / divisor, value.imag / divisor
+                real, divided = value.real.dtype.type(divisor), np.empty_like(value)
+                divided.real, divided.imag = value.real / real, value.imag / real
                 value = divided
             elif reduction == "MEAN":
-                value = value / value.dtype.type(count)
+                value = value / value.dtype.type(divisor)
             return np.asarray(value).astype(self.storage)
 
 
@@ -193,6 +208,10 @@ class Accumulator:
     max_staleness: int = 0
     # How many gradients of the round were how many steps late.
     staleness: dict[int, int] = field(default_factory=dict)
+    # "constant", "inverse_sqrt", or a factor for each staleness.
+    staleness_weight: str | tuple[float, ...] = "constant"
+    normalize: str = "weights"
+    total_weight: float = 0.0
     # What a take waits for that does not say so itself.
     settings: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("num_required", "up_to", "grace")))
 
@@ -204,15 +223,27 @@ class Accumulator:
 
     @property
     def schema(self) -> tuple[Any, ...]:
-        return self.kind, self.dtype, self.shape, self.reduction, self.max_staleness
+        return self.kind, self.dtype, self.shape, self.reduction, *self._options
+
+    @property
+    def _options(self) -> tuple[Any, ...]:
+        return self.max_staleness, self.staleness_weight, self.normalize
+
+    @property
+    def dtypes(self) -> set[str]:
+        return {self.dtype}
 
     @property
     def storage(self) -> np.dtype[Any]:
         return storage_dtype(self.dtype)
 
-    def _admit(self, local_step: Any, shape: tuple[int, ...], worker: str, once: bool) -> Outcome | None:
-        """Returns "stale" or "repeated", or None if it is to be added; raises if the round refuses it. Call it last."""
+    def _admit(
+        self, local_step: Any, shape: tuple[int, ...], worker: str, once: bool, weight: float
+    ) -> Outcome | float:
+        """Returns "stale" or "repeated", or what it weighs; raises if it, or the round, refuses it. Call it last."""
         step = checked_step(local_step)
+        if weight != 1 and not self.dtypes.isdisjoint(INTEGERS):
+            raise Refused(f"weight {weight} for integers")
         if step < self.step - self.max_staleness:
             self.stale += 1
             return Outcome("stale", self.step, self.count)
@@ -227,7 +258,16 @@ class Accumulator:
         self.workers[worker] = self.workers.get(worker, 0) + 1
         late = max(self.step - step, 0)
         self.staleness[late] = self.staleness.get(late, 0) + 1
-        return None
+        if self.staleness_weight == "inverse_sqrt":
+            weight *= 1 / math.sqrt(1 + late)
+        elif not isinstance(self.staleness_weight, str):
+            weight *= self.staleness_weight[late]
+        self.total_weight += weight
+        return weight
+
+    @property
+    def divisor(self) -> float:
+        return self.count if self.normalize == "count" else self.total_weight
 
     def set_global_step(self, step: Any) -> None:
         self.step = checked_step(step)
@@ -241,17 +281,25 @@ class Accumulator:
             raise Refused(f"no take accepts {found}")
         self.settings = found
 
-    def take(self, num_required: int | None, up_to: int | None = None, grace: float | None = None) -> ModelRound:
+    def take(
+        self,
+        num_required: int | None,
+        up_to: int | None = None,
+        grace: float | None = None,
+        min_weight: float | None = None,
+    ) -> ModelRound:
         """Takes at a moment when no grace has ended that is longer than 0."""
         if num_required is None:
-            if (up_to, grace) != (None, None) or self.settings["num_required"] is None:
+            set_number = self.settings["num_required"]
+            if (up_to, grace) != (None, None) or (set_number is None and min_weight is None):
                 raise Refused("nobody says how many")
-            num_required, up_to, grace = self.settings.values()
+            num_required, up_to, grace = self.settings.values() if set_number is not None else (1, None, None)
         if num_required < 1:
             raise Refused(f"num_required = {num_required}")
         if up_to is not None and (grace is None or up_to < num_required):
             raise Refused(f"up_to = {up_to} for {num_required} and a grace of {grace}")
-        if self.count < num_required or (grace and (up_to is None or self.count < up_to)):
+        too_light = min_weight is not None and self.total_weight < min_weight * (1 - 1e-9)
+        if too_light or self.count < num_required or (grace and (up_to is None or self.count < up_to)):
             raise Insufficient
         if self.step == STEP_MAX:
             raise Overflowing
@@ -261,13 +309,15 @@ class Accumulator:
         self.count = 0
         self.workers = {}
         self.staleness = {}
+        self.total_weight = 0.0
         self.round_shape = None
         self._clear()
         return taken
 
     def peek(self) -> ModelRound:
         gradient, magnitude = self._reduced() if self.count else (None, None)
-        return ModelRound(gradient, self.step, self.count, dict(self.workers), magnitude, dict(self.staleness))
+        found = gradient, self.step, self.count, dict(self.workers), magnitude, dict(self.staleness)
+        return ModelRound(*found, self.total_weight)
 
     def _reduced(self) -> tuple[Any, Any]:
         raise NotImplementedError
@@ -280,7 +330,7 @@ class Dense(Accumulator):
     kind = "dense"
     sum: Sum | None = None
 
-    def apply(self, grad: Any, local_step: Any, worker: str, once: bool = False) -> Outcome:
+    def apply(self, grad: Any, local_step: Any, worker: str, once: bool = False, weight: float = 1.0) -> Outcome:
         array = converted(grad, self.dtype)
         checked_step(local_step)
         if self.shape is not None and (
@@ -288,20 +338,20 @@ class Dense(Accumulator):
             or any(dim not in (None, have) for dim, have in zip(self.shape, array.shape, strict=True))
         ):
             raise Refused(f"shape {array.shape} for {self.shape}")
-        dropped = self._admit(local_step, array.shape, worker, once)
-        if dropped:
-            return dropped
+        admitted = self._admit(local_step, array.shape, worker, once, weight)
+        if isinstance(admitted, Outcome):
+            return admitted
         if self.count == 1:
-            self.sum = Sum(self.dtype, array)
+            self.sum = Sum(self.dtype, array, admitted)
         else:
             assert self.sum is not None
-            self.sum.add(array)
+            self.sum.add(array, admitted)
         return Outcome("applied", self.step, self.count)
 
     def _reduced(self) -> tuple[np.ndarray, np.ndarray]:
         assert self.sum is not None
-        magnitude = self.sum.magnitude / (self.count if self.reduction == "MEAN" else 1)
-        return self.sum.result(self.count, self.reduction), magnitude
+        magnitude = self.sum.magnitude / (self.divisor if self.reduction == "MEAN" else 1)
+        return self.sum.result(self.divisor, self.reduction), magnitude
 
     def _clear(self) -> None:
         self.sum = None
@@ -309,16 +359,23 @@ class Dense(Accumulator):
 
 class Sparse(Accumulator):
     kind = "sparse"
-    # What the sum of a row is divided by; None: the number of gradients that held its index.
-    divisor: int | None = None
+    # What the sum of a row is divided by; None: the number, or the weights, of the gradients that held its index.
+    row_divisor: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rows: dict[int, Sum] = {}
-        self.row_counts: dict[int, int] = {}
+        self.row_counts: dict[int, float] = {}
 
     def apply(
-        self, indices: Any, values: Any, grad_shape: Any, local_step: Any, worker: str, once: bool = False
+        self,
+        indices: Any,
+        values: Any,
+        grad_shape: Any,
+        local_step: Any,
+        worker: str,
+        once: bool = False,
+        weight: float = 1.0,
     ) -> Outcome:
         index_array = np.asarray(indices)
         if index_array.size == 0 and not isinstance(indices, np.ndarray):
@@ -352,15 +409,16 @@ class Sparse(Accumulator):
                 own[place].add(row_array)
             else:
                 own[place] = Sum(self.dtype, row_array)
-        dropped = self._admit(local_step, row_shape, worker, once)
-        if dropped:
-            return dropped
+        admitted = self._admit(local_step, row_shape, worker, once, weight)
+        if isinstance(admitted, Outcome):
+            return admitted
         for place, row_sum in own.items():
+            row_sum.scale(admitted)
             if place in self.rows:
                 self.rows[place].add_sum(row_sum)
             else:
                 self.rows[place] = row_sum
-            self.row_counts[place] = self.row_counts.get(place, 0) + 1
+            self.row_counts[place] = self.row_counts.get(place, 0) + (1 if self.normalize == "count" else admitted)
         return Outcome("applied", self.step, self.count)
 
     def _check_grad_shape(self, grad_shape: Any) -> None:
@@ -379,7 +437,7 @@ class Sparse(Accumulator):
         values = np.zeros((len(places), *self.round_shape), storage_dtype(self.dtype))
         magnitude = np.zeros(values.shape)
         for position, place in enumerate(places):
-            count = self.row_counts[place] if self.divisor is None else self.divisor
+            count = self.row_counts[place] if self.row_divisor is None else self.row_divisor
             values[position] = self.rows[place].result(count, self.reduction)
             magnitude[position] = self.rows[place].magnitude / (count if self.reduction == "MEAN" else 1)
         first = self.shape[0] if self.shape else None
@@ -419,48 +477,56 @@ class Tree(Accumulator):
     @property
     def schema(self) -> tuple[Any, ...]:
         leaves = tuple(self.leaves.items())
-        return self.kind, self.dtype, self.reduction, leaves, self.missing, self.sparse_mean, self.max_staleness
+        return self.kind, self.dtype, self.reduction, leaves, self.missing, self.sparse_mean, *self._options
+
+    @property
+    def dtypes(self) -> set[str]:
+        return {dtype for _, dtype, _ in self.leaves.values()}
 
     def _leaf(self, path: str) -> Dense | Sparse:
         kind, dtype, shape = self.leaves[path]
-        return Dense(dtype, shape, self.reduction) if kind == "dense" else Sparse(dtype, shape, self.reduction)
+        leaf_kind = Dense if kind == "dense" else Sparse
+        return leaf_kind(dtype, shape, self.reduction, normalize=self.normalize)
 
-    def apply(self, grad: dict[str, Any], local_step: Any, worker: str, once: bool = False) -> Outcome:
+    def apply(
+        self, grad: dict[str, Any], local_step: Any, worker: str, once: bool = False, weight: float = 1.0
+    ) -> Outcome:
         """Applies a gradient: path -> an array, a pair of indices and rows, or None."""
         if grad.keys() != self.leaves.keys():
             raise Refused(f"{set(grad)} for {set(self.leaves)}")
         for path, leaf in grad.items():
-            self._apply_leaf(self._leaf(path), leaf)
-        dropped = self._admit(local_step, (), worker, once)
-        if dropped:
-            return dropped
+            self._apply_leaf(self._leaf(path), leaf, 1.0)
+        admitted = self._admit(local_step, (), worker, once, weight)
+        if isinstance(admitted, Outcome):
+            return admitted
         for path, leaf in grad.items():
-            self._apply_leaf(self._sums[path], leaf)
-            self._holders[path] += leaf is not None
+            self._apply_leaf(self._sums[path], leaf, admitted)
+            if leaf is not None:
+                self._holders[path] += 1 if self.normalize == "count" else admitted
         return Outcome("applied", self.step, self.count)
 
     @staticmethod
-    def _apply_leaf(leaf: Dense | Sparse, grad: Any) -> None:
+    def _apply_leaf(leaf: Dense | Sparse, grad: Any, weight: float) -> None:
         if isinstance(leaf, Dense):
             # A leaf that is missing counts as zeros.
-            leaf.apply(np.zeros(leaf.shape, leaf.storage) if grad is None else grad, 0, "")
+            leaf.apply(np.zeros(leaf.shape, leaf.storage) if grad is None else grad, 0, "", weight=weight)
             return
         indices, values = ([], np.zeros((0, *leaf.shape[1:]), leaf.storage)) if grad is None else grad
         # Unlike in a sparse accumulator, rows cannot have more dimensions than declared.
         if np.shape(values)[1:] != tuple(leaf.shape[1:]):
             raise Refused(f"rows of shape {np.shape(values)[1:]} for {leaf.shape}")
-        leaf.apply(indices, values, None, 0, "")
+        leaf.apply(indices, values, None, 0, "", weight=weight)
 
     def _reduced(self) -> tuple[dict[str, Any], dict[str, Any]]:
         gradients: dict[str, Any] = {}
         magnitudes: dict[str, Any] = {}
         for path, leaf in self._sums.items():
-            holders = self._holders[path] if self.missing == "skip" else self.count
+            holders = self._holders[path] if self.missing == "skip" else self.divisor
             gradients[path] = magnitudes[path] = None
             if holders == 0:
                 continue
             if isinstance(leaf, Sparse):
-                leaf.divisor = holders if self.sparse_mean == "round" else None
+                leaf.row_divisor = holders if self.sparse_mean == "round" else None
                 gradients[path], magnitudes[path] = leaf._reduced()
             else:
                 assert leaf.sum is not None
@@ -470,7 +536,7 @@ class Tree(Accumulator):
 
     def _clear(self) -> None:
         self._sums = {path: self._leaf(path) for path in self.leaves}
-        self._holders = dict.fromkeys(self.leaves, 0)
+        self._holders: dict[str, float] = dict.fromkeys(self.leaves, 0)
 
 
 def flat(tree: Any, path: str = "") -> dict[str, Any]:

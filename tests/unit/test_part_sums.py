@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from redisacc._protocol.reliance import Reliance
 from redisacc._redis.waits import BLOCKING
 
 KEYS = Keys("name")
+# Of the gradients, in turn.
+WEIGHTS = [1.0, 0.5, 3.0]
 ELEMENTS, ROWS = 45, 30
 
 
@@ -124,12 +127,14 @@ class Upload:
     """
 
     def __init__(self, number: int, spec: AccumulatorSpec, seed: int, size: int, wire: Wire = "float32") -> None:
-        self.gradient = encode(gradient_of(spec, seed), wire, spec.name_of)
+        weight = WEIGHTS[seed % len(WEIGHTS)] if spec.can_weigh else 1.0
+        self.gradient = replace(encode(gradient_of(spec, seed), wire, spec.name_of), factor=weight)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(buffered_format, "PART_SIZES", (size,))
             self.staged = buffered_format.stage(KEYS, f"g-{number}", self.gradient)
         self.parts = [command for command in self.staged.commands if command[0] == "SET"]
-        fields = {f"g-{number}".encode(): b"0 " + self.staged.header}
+        place = b"0" if weight == 1 else f"0*{weight}".encode()
+        fields = {f"g-{number}".encode(): place + b" " + self.staged.header}
         (self.buffered,) = buffered_format.parse(KEYS, fields, spec, ())
         self.place: int | None = None
         self.admitted = self.refused = False
@@ -139,11 +144,7 @@ class Upload:
         return b"".join(argument) if isinstance(argument, tuple) else bytes(argument)
 
     def at(self, place: int) -> BufferedGradient:
-        found = self.buffered
-        return BufferedGradient(
-            *(found.id, place, found.number, found.inline, found.sections),
-            *(found.lengths, found.sparse_bytes, found.nbytes, found.header_digest),
-        )
+        return replace(self.buffered, order=place)
 
 
 def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
@@ -216,7 +217,10 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
             if heard:
                 # Anybody may forge the place.
                 forged = data.draw(st.sampled_from([0, 0, 0, 5, -5]))
-                sums.announce(upload.at(max(upload.place + forged, 0)))
+                described = upload.at(max(upload.place + forged, 0))
+                # Or the step moves before it is admitted, and with it the weight.
+                moved = data.draw(st.sampled_from([1.0, 1.0, 0.5])) if spec.can_weigh else 1.0
+                sums.announce(replace(described, factor=described.factor * moved))
         elif what == "part" and found.lengths:
             part = data.draw(st.integers(0, len(found.lengths) - 1))
             stage(upload, part)
@@ -306,6 +310,29 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
         if expected.indices is not None:
             np.testing.assert_array_equal(found.indices, expected.indices)
             np.testing.assert_array_equal(found.counts, expected.counts)
+
+
+def test_a_weight_that_has_changed_since_the_upload_began() -> None:
+    """The step has moved before the gradient was admitted, and with it the staleness."""
+    spec, server = SPECS["both"], Server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        upload = Upload(0, spec, 1, 64)
+    round_sum = spec.empty_sum((), where="the test")
+    sums = PartSums(server, KEYS, round_sum, bets=1)  # type: ignore[arg-type]
+    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+    found = upload.at(0)
+    sums.announce(replace(found, factor=2 * found.factor))
+    for part in range(len(found.lengths)):
+        server.strings[KEYS.staged(found.id, part)] = server.strings[KEYS.part(found.id, part)] = upload.bytes_of(part)
+        sums.arrive(found.id, part + 1)
+    sums.look_ahead(inline, lambda: False)
+    sums.complete([found], inline)
+    wanted = spec.empty_sum((), where="the test")
+    wanted.add(upload.gradient)
+    assert round_sum.weight == wanted.weight == upload.gradient.factor != 1
+    for section, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
+        np.testing.assert_array_equal(section.values, expected.values)
 
 
 def test_what_was_added_ahead_is_not_fetched_again() -> None:

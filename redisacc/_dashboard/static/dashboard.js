@@ -106,13 +106,14 @@ function showNodes(nodes) {
   setText(byId("memory-used"), used);
   setText(byId("memory-limit"), limit);
   memoryBar(byId("memory-bar"), sum);
+  byId("memory-bar").parentElement.hidden = !sum.maxmemory;
   byId("nodes-rows").replaceChildren(...(alone ? [] : nodes.map(nodeRow)));
 }
 
 function nodeRow(node) {
   const inner = element("i");
   memoryBar(inner, node);
-  const memory = element("td", {}, element("div", { class: "bar" }, inner), memoryText(node).join(""));
+  const memory = element("td", {}, ...(node.maxmemory ? [element("div", { class: "bar" }, inner)] : []), memoryText(node).join(""));
   const rate = (value, text) => cell(value === null ? "–" : text(value), "number");
   return element("tr", {}, cell(node.address, "mono"), cell(node.version), memory, rate(node.received_per_second, (x) => `${bytes(x)}/s`),
     rate(node.sent_per_second, (x) => `${bytes(x)}/s`), rate(node.commands_per_second, (x) => `${digits(x)}/s`), rate(node.clients, count));
@@ -188,7 +189,7 @@ function showFacts(found) {
   const created = element("dd");
   keepAge(created, () => `${seconds(ageOfClock(found.created))} ago`);
   const listed = [["Applied", count(found.applied)], ["Stale", count(found.stale)], ["Repeated", count(found.repeated)], ["Arrived twice", count(found.duplicates)], ["Rounds", count(found.takes)],
-    ["Max staleness", plural(found.max_staleness, "step")], ["Reducer", found.reducer ? found.reducer[0] : "none"]];
+    ["Max staleness", plural(found.max_staleness, "step")], ["Reducer", found.reducer ? found.reducer[0] : "none"], ...(found.partitions ? [["Partitions", count(found.partitions)]] : [])];
   byId("facts").replaceChildren(...listed.map(([dt, dd]) => element("div", {}, element("dt", { text: dt }), element("dd", { text: dd }))), element("div", {}, element("dt", { text: "Created" }), created));
 }
 
@@ -199,7 +200,8 @@ function showFilling() {
   setText(byId("filling-title"), `Round of step ${filling.step}`);
   fillBar(byId("filling-bar"), { count: filling.count, required });
   setText(byId("filling-count"), head ? `${count(filling.count)} of ${plural(head.required, "gradient")}` : plural(filling.count, "gradient"));
-  setText(byId("filling-for"), head ? `for ${head.taker}${waiting.length > 1 ? ` and ${waiting.length - 1} more` : ""}` : "and no taker is waiting");
+  const weight = head?.weight ? `, with a weight of ${+head.weight.toPrecision(6)}` : "";
+  setText(byId("filling-for"), head ? `for ${head.taker}${weight}${waiting.length > 1 ? ` and ${waiting.length - 1} more` : ""}` : "and no taker is waiting");
   keepAge(byId("filling-times"), () => [
     filling.began === null ? "" : `began ${seconds(ageOfHeard(filling.began))} ago`,
     filling.first === null ? "" : `first gradient ${seconds(ageOfHeard(filling.first))} ago`,
@@ -208,7 +210,7 @@ function showFilling() {
   const notes = [];
   const note = (text, kind = "") => notes.push(element("li", { class: kind, text }));
   if (filling.buffered_bytes) note(`buffered ${bytes(filling.buffered_bytes)} of ${bytes(facts.buffer_limit)}`, filling.buffered_bytes > 0.85 * facts.buffer_limit ? "warn" : "");
-  if (filling.total_weight !== null && filling.count) note(`total weight ${+filling.total_weight.toPrecision(6)}`);
+  if (filling.total_weight !== filling.count) note(`total weight ${+filling.total_weight.toPrecision(6)}`);
   if (filling.staleness.length) note(filling.staleness.map(([steps, n]) => `${n} by ${plural(steps, "step")}`).join(", ") + " late");
   if (facts.reducer) note(`the reducer ${facts.reducer[1]}`, facts.reducer[1] === "is late" ? "warn" : "");
   byId("notes").replaceChildren(...notes);

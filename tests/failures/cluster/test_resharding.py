@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -11,6 +12,7 @@ from support.resharding import Move, migrate_at_once
 from support.selection import thorough
 
 import redisacc
+from redisacc._format.keys import Keys
 from redisacc._protocol import take_wait
 from redisacc._redis.faults import ReplyError
 from redisacc._redis.node import Node
@@ -18,14 +20,15 @@ from redisacc._redis.slot_map import key_slot
 
 WORKERS = 3
 # Elements of a gradient: summed in place, buffered in a field, and buffered in parts.
-SIZES = {"in_place": (8, 10**9), "inline": (8, 0), "parts": (100_000, 0)}
+SIZES = {"in_place": (8, 10**9), "inline": (8, 0), "parts": (100_000, 0), "partitions": (100_000, 0)}
 
 
 class Load:
     """Workers that apply numbers until they are told to stop, and a chief that takes their sum."""
 
-    def __init__(self, url, name, size, in_place_limit):
+    def __init__(self, url, name, size, in_place_limit, partitions=None):
         self._options = {"redis": url, "in_place_limit": in_place_limit, "reduction_type": "SUM"}
+        self._options["partitions"] = partitions
         self._schema = ("int32", [size], name)
         # Numbers of each worker that were applied, and of all that were taken.
         self._sent = [0] * WORKERS
@@ -104,15 +107,18 @@ def moves_of(cluster, key):
     ("how", "size"),
     thorough(
         [(how, size) for how in ("key by key", "at once") for size in SIZES],
-        usual=[("key by key", "parts"), ("at once", "in_place")],
+        usual=[("key by key", "parts"), ("at once", "in_place"), ("key by key", "partitions")],
     ),
 )
 def test_nothing_is_lost_or_doubled(shared_cluster, background, until, seen, how, size):
-    load = Load(shared_cluster.url, f"moving {how} {size}", *SIZES[size])
-    key = load.acc.accumulator_ref
-    slot = key_slot(key)
+    load = Load(shared_cluster.url, f"moving {how} {size}", *SIZES[size], 3 if size == "partitions" else None)
+    # With partitions, all four slots move, one after the other.
+    of = Keys(f"moving {how} {size}", load.acc.info().partitions)
+    turns = itertools.cycle([of.record, *of.homes])
 
     def move():
+        key = next(turns)
+        slot = key_slot(key)
         source, target, others = moves_of(shared_cluster, key)
         if how == "at once":
             migrate_at_once(slot, source, target, until)

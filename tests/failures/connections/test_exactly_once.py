@@ -169,16 +169,16 @@ class ApplyStale(Operation):
 
 
 class ApplyLate(Operation):
-    """It stays as late as it was when it arrived first, whatever the step is when a copy arrives."""
+    """It stays as late, and weighs as much, as when it arrived first, whatever the step is when a copy arrives."""
 
     def open(self, where, **options):
-        return super().open(where, max_staleness=2, **options)
+        return super().open(where, max_staleness=2, staleness_weight=[1, 0.5, 0.25], **options)
 
     def prepare(self, scene):
         scene.direct.set_global_step(3)
 
     def do(self, scene):
-        return scene.through.apply_grad(scene.grad(1.0), local_step=2)
+        return scene.through.apply_grad(scene.grad(1.0), local_step=2, weight=4)
 
     def check(self, scene, value):
         assert (value.outcome, value.global_step) == ("applied", 3)
@@ -188,6 +188,18 @@ class ApplyLate(Operation):
     def again(self, scene):
         info = scene.direct.info()
         assert (info.num_accumulated, info.applied, info.stale, info.staleness) == (1, 1, 0, {1: 1})
+        looked = scene.direct.peek()
+        elements = self.elements(looked.gradient)
+        assert (info.total_weight, looked.total_weight, elements[0], elements[-1]) == (2, 2, 2, 2)
+
+
+class ApplyLateBuffered(ApplyLate):
+    limit = 0
+
+
+class ApplyLateInParts(ApplyLate):
+    limit = 0
+    size = IN_PARTS
 
 
 class ApplyRefused(Operation):
@@ -227,7 +239,7 @@ class ApplyWithRoomToMake(Operation):
             assert scene.direct.apply_grad(scene.grad(value))
 
     def do(self, scene):
-        return scene.through.apply_grad(scene.grad(8.0))
+        return scene.through.apply_grad(scene.grad(8.0), weight=0.5)
 
     def check(self, scene, value):
         assert value.num_accumulated == 4
@@ -237,7 +249,8 @@ class ApplyWithRoomToMake(Operation):
         info = scene.direct.info()
         assert (info.num_accumulated, info.applied) == (4, 4)
         assert info.buffered < 4
-        assert set(self.elements(scene.direct.peek().gradient).tolist()) == {15.0}
+        assert info.total_weight == 3.5
+        assert set(self.elements(scene.direct.peek().gradient).tolist()) == {11.0}
 
 
 class ApplyWithRoomToMakeInParts(ApplyWithRoomToMake):
@@ -527,6 +540,8 @@ OPERATIONS = [
     ApplyEncoded,
     ApplyStale,
     ApplyLate,
+    ApplyLateBuffered,
+    ApplyLateInParts,
     ApplyRefused,
     ApplyWithRoomToMake,
     ApplyWithRoomToMakeInParts,
@@ -552,7 +567,10 @@ OPERATIONS = [
     TakeTreeInParts,
 ]
 # The others differ less from those of their kind.
-UNUSUAL_OPERATIONS = (ApplyTree, TakeTree, ApplyLate, TakeWithAGrace, TakeWithSettings, TakeInVainWithAGrace, Configure)
+UNUSUAL_OPERATIONS = (
+    *(ApplyTree, TakeTree, ApplyLate, ApplyLateBuffered, ApplyLateInParts, TakeWithAGrace, TakeWithSettings),
+    *(TakeInVainWithAGrace, Configure),
+)
 USUAL_OPERATIONS = [kind for kind in OPERATIONS if kind not in UNUSUAL_OPERATIONS]
 
 

@@ -155,13 +155,13 @@ def arguments(draw):
             words += [option, draw(st.sampled_from(paths))]
         elif needed:
             words += [option, draw(st.sampled_from(["0", "0.01", "1", "nan", "-1", "x", ""]))]
-        elif (name, parameter.name) == ("export", "host"):
+        elif name in ("export", "dashboard") and parameter.name == "host":
             # Names that no resolver has to be asked for.
             words += [
                 option,
                 draw(st.sampled_from(["127.0.0.1", "a..b", "", "\udcff", "x" * 300, "999.1.1.1.1", "\x00"])),
             ]
-        elif (name, parameter.name) == ("export", "port"):
+        elif name in ("export", "dashboard") and parameter.name == "port":
             words += [option, draw(st.sampled_from(["0", "-1", "65536", "nan", "1"]))]
         else:
             words += [option, draw(TEXTS)]
@@ -191,6 +191,7 @@ def run(real_server, monkeypatch, tmp_path):
         return server, thread
 
     monkeypatch.setattr("redisacc.cli.export.start_http_server", serve_briefly)
+    monkeypatch.setattr("redisacc.cli.dashboard._Server.run", lambda server, sockets: None)
 
     def invoke(name, words, data):
         (tmp_path / "file").write_bytes(data)

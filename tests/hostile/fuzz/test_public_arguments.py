@@ -77,6 +77,8 @@ NAMES = (
     "buffer_limit",
     "once_per_worker",
     "max_staleness",
+    "staleness_weight",
+    "normalize",
     "partitions",
     "create",
     "min_replicas",

@@ -1,0 +1,13 @@
+-- The field `total_weight` of the record is the sum of the weights of the gradients of the current round, in the order
+-- in which they were admitted. It is absent while all of them have the weight 1, and record.total_weight is then 0.
+
+-- Returns the sum of the weights.
+local function round_weight(record)
+  return record.total_weight > 0 and record.total_weight or record.num_accumulated
+end
+
+-- Returns whether a round has as much weight as a taker requires. Sums of weights are rounded, so that ten times 0.1 is
+-- less than 1: what is missing may be rounding.
+local function is_enough_weight(total, required)
+  return total >= required * (1 - 1e-9)
+end

@@ -1,0 +1,112 @@
+"""Weights of gradients: their bounds, and checks of what callers give."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from redisacc._data import foreign
+from redisacc._data.spec import Normalize
+from redisacc._text import shown
+from redisacc.errors import InvalidArgumentError
+
+# The bounds of a weight, and of a sum of weights: those of the normal numbers of float32. So each of them is also a
+# number in the type in which gradients are multiplied and divided by it.
+LEAST_WEIGHT = 2.0**-126
+MOST_WEIGHT = (2 - 2.0**-23) * 2.0**127
+
+# By what the weight of a gradient is multiplied for its staleness: 1, 1/sqrt(1 + staleness), or a factor for each.
+StalenessWeight = Literal["constant", "inverse_sqrt"] | Sequence[float]
+
+CONSTANT = "constant"
+INVERSE_SQRT = "inverse_sqrt"
+
+
+def checked_weight(value: object, what: str = "weight") -> float:
+    """Returns a weight as a float.
+
+    Args:
+        value: a real number, or an array of rank 0 that holds one, of any library. Booleans are refused.
+        what: the argument's name in errors.
+
+    Raises:
+        InvalidArgumentError: it is no number in [LEAST_WEIGHT, MOST_WEIGHT].
+    """
+    if type(value) is float and LEAST_WEIGHT <= value <= MOST_WEIGHT:
+        return value
+    number = math.nan
+    given = foreign.host_array(value, what)
+    if isinstance(given, np.ndarray) and given.ndim == 0 and given.dtype.kind in "iuf":
+        given = given.item()
+    if isinstance(given, numbers.Real) and not isinstance(given, (bool, np.bool_)):
+        with contextlib.suppress(OverflowError):
+            number = float(given)
+    if not LEAST_WEIGHT <= number <= MOST_WEIGHT:
+        raise InvalidArgumentError(
+            f"{what} must be a number in [{LEAST_WEIGHT:.3g}, {MOST_WEIGHT:.3g}], not {shown(value)}"
+        )
+    return number
+
+
+def checked_staleness_weight(value: object, max_staleness: int | None, *, can_weigh: bool) -> str | tuple[float, ...]:
+    """Returns the rule by which staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
+
+    Args:
+        value: what the caller has given.
+        max_staleness: what the caller has given for that.
+        can_weigh: whether gradients of the accumulator may have weights.
+
+    Raises:
+        InvalidArgumentError: it is no such rule, or does not fit ``max_staleness``.
+    """
+    if isinstance(value, str) and value == CONSTANT:
+        return CONSTANT
+    rule: str | tuple[float, ...]
+    if isinstance(value, str) and value == INVERSE_SQRT:
+        rule = INVERSE_SQRT
+    elif isinstance(value, np.ndarray) and value.ndim == 1:
+        rule = _factors(value.tolist())
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        rule = _factors(value)
+    else:
+        raise InvalidArgumentError(
+            "staleness_weight must be 'constant', 'inverse_sqrt' or a sequence of max_staleness + 1 numbers, not "
+            f"{shown(value)}"
+        )
+    if not max_staleness:
+        raise InvalidArgumentError(
+            f"staleness_weight={shown(value)} needs a max_staleness of at least 1 beside it: without that, no gradient "
+            "is late"
+        )
+    if not isinstance(rule, str) and len(rule) != max_staleness + 1:
+        raise InvalidArgumentError(
+            f"staleness_weight must have a number for each staleness from 0 to max_staleness, {max_staleness + 1} "
+            f"together, not {len(rule)}: {shown(value)}"
+        )
+    if not can_weigh:
+        raise InvalidArgumentError(
+            f"staleness_weight must be 'constant' for gradients of integers, not {shown(value)}: their weight is 1"
+        )
+    return rule
+
+
+def _factors(values: Sequence[object]) -> tuple[float, ...]:
+    return tuple([checked_weight(factor, f"staleness_weight[{number}]") for number, factor in enumerate(values)])
+
+
+def checked_normalize(value: object) -> Normalize:
+    """Returns what means are divided by: "weights" or "count".
+
+    Raises:
+        InvalidArgumentError: it is something else.
+    """
+    if isinstance(value, str) and value == "weights":
+        return "weights"
+    if isinstance(value, str) and value == "count":
+        return "count"
+    raise InvalidArgumentError(f"normalize must be 'weights' or 'count', not {shown(value)}")

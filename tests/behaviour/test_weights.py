@@ -1,0 +1,553 @@
+"""Gradients of different weights: sums, means, what a round says about them, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.model import nested
+from support.selection import REAL, thorough
+
+import redisacc
+from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
+from redisacc._format import buffered as buffered_format
+
+WEIGHTS = [0.1, 1.0, 3.0, 0.7, 1e-3, 1.0, 12345.678]
+SUM_DTYPES = {
+    "float32": np.float32,
+    "float64": np.float64,
+    "float16": np.float32,
+    "bfloat16": np.float32,
+    "complex64": np.complex64,
+    "complex128": np.complex128,
+}
+TREE = {"a": ("float32", (2,)), "b": ("float64", ()), "s": redisacc.Sparse("float32", (9, 2))}
+
+
+def weighted(values, weight, dtype):
+    """What numpy says that ``weight * values`` is in the dtype of sums."""
+    real = np.dtype(dtype).type(0).real.dtype.type
+    values = np.asarray(values).astype(dtype)
+    if weight == 1:
+        return values
+    if np.dtype(dtype).kind == "c":
+        return (values.real * real(weight) + 1j * (values.imag * real(weight))).astype(dtype)
+    return values * real(weight)
+
+
+def total_of(gradients, weights, dtype):
+    """Their weighted sum, added in this order in the dtype of sums."""
+    total = None
+    for gradient, weight in zip(gradients, weights, strict=True):
+        product = weighted(gradient, weight, dtype)
+        total = product if total is None else total + product
+    return total
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("name", thorough(SUM_DTYPES, usual=["float32", "float16", "complex128"]))
+@pytest.mark.parametrize("reduction", thorough(["MEAN", "SUM"], usual=["MEAN"]))
+def test_a_dense_sum_is_numpys_to_the_last_bit(open_dense_stored, name, reduction):
+    dtype = getattr(ml_dtypes, name, None) or np.dtype(name)
+    acc = open_dense_stored(name, [19], reduction_type=reduction)
+    rng = np.random.default_rng(7)
+    gradients = [rng.normal(size=19) for _ in WEIGHTS]
+    if np.dtype(dtype).kind == "c":
+        gradients = [gradient + 1j * rng.normal(size=19) for gradient in gradients]
+    gradients = [gradient.astype(dtype) for gradient in gradients]
+    for gradient, weight in zip(gradients, WEIGHTS, strict=True):
+        assert acc.apply_grad(gradient, weight=weight)
+    expected = total_of(gradients, WEIGHTS, SUM_DTYPES[name])
+    if reduction == "MEAN":
+        divisor = np.dtype(SUM_DTYPES[name]).type(0).real.dtype.type(sum(WEIGHTS))
+        if np.dtype(dtype).kind == "c":
+            expected = (expected.real / divisor + 1j * (expected.imag / divisor)).astype(dtype)
+        else:
+            expected = expected / divisor
+    assert acc.peek().gradient.tobytes() == expected.astype(dtype).tobytes()
+    assert acc.take_grad(len(WEIGHTS)).tobytes() == expected.astype(dtype).tobytes()
+
+
+@pytest.mark.every_server
+def test_a_round_says_its_total_weight(open_dense_stored, client):
+    acc = open_dense_stored("float32", [2], "w")
+    acc.apply_grad([1.0, 2.0])
+    assert (acc.peek().total_weight, acc.info().total_weight) == (1, 1)
+    # What all weights of 1 need is stored, and nothing more.
+    assert client.hget("redisacc:{w}", "total_weight") is None
+    acc.apply_grad([3.0, 4.0], weight=0.5)
+    acc.apply_grad([5.0, 6.0], weight=1)
+    assert client.hget("redisacc:{w}", "total_weight") == b"2.5"
+    info = acc.info()
+    assert (info.num_accumulated, info.total_weight, acc.peek().total_weight) == (3, 2.5, 2.5)
+    with acc.take(3) as taken:
+        assert (taken.num_accumulated, taken.total_weight) == (3, 2.5)
+        assert taken.gradient.tolist() == [np.float32(7.5) / np.float32(2.5), np.float32(10) / np.float32(2.5)]
+        assert [left.total_weight for left in acc.info().unacknowledged] == [2.5]
+    assert client.hget("redisacc:{w}", "total_weight") is None
+    assert acc.info().total_weight == 0
+
+
+def test_a_recovered_round_keeps_its_weight(open_dense_stored):
+    acc = open_dense_stored("float32", [1], max_staleness=1, worker="weight=9 x")
+    acc.apply_grad([1.0], weight=4)
+    with pytest.raises(RuntimeError), acc.take(1):
+        raise RuntimeError
+    (left,) = acc.info().unacknowledged
+    assert (left.total_weight, left.staleness, left.taker) == (4, {0: 1}, "weight=9 x")
+    with acc.recover() as taken:
+        assert (taken.total_weight, taken.gradient.tolist()) == (4, [1])
+
+
+@pytest.mark.parametrize("sparse_mean", ["index", "round"])
+@pytest.mark.parametrize("normalize", ["weights", "count"])
+@pytest.mark.every_server
+def test_a_sparse_row_is_divided_by_the_weights_of_those_that_held_it(open_sparse_stored, sparse_mean, normalize):
+    acc = open_sparse_stored("float32", [9, 1], sparse_mean=sparse_mean, normalize=normalize)
+    acc.apply_grad([5, 1, 1], [[8.0], [1.0], [2.0]])
+    acc.apply_grad([1, 2], [[4.0], [8.0]], weight=0.5)
+    acc.apply_grad([], np.empty((0, 1)), weight=4)
+    acc.apply_grad([2], [[2.0]], weight=2)
+    indices, values, _ = acc.take_grad(4)
+    sums = np.array([5, 8, 8], np.float32)
+    held = {"weights": [1.5, 2.5, 1], "count": [2, 2, 1]}[normalize]
+    whole = {"weights": 7.5, "count": 4}[normalize]
+    divisors = np.array(held if sparse_mean == "index" else [whole] * 3, np.float32)
+    assert indices.tolist() == [1, 2, 5]
+    assert values.ravel().tolist() == (sums / divisors).tolist()
+
+
+@pytest.mark.parametrize("missing", ["zero", "skip"])
+@pytest.mark.parametrize("normalize", ["weights", "count"])
+def test_a_leaf_is_divided_by_the_weights_of_those_that_have_it(open_tree_stored, missing, normalize):
+    acc = open_tree_stored(TREE, missing=missing, normalize=normalize)
+    acc.apply_grad({"a": [1.0, 2.0], "b": None, "s": ([1], [[1.0, 1.0]])})
+    acc.apply_grad({"a": [8.0, 8.0], "b": 3.0, "s": None}, weight=0.25)
+    acc.apply_grad({"a": None, "b": 5.0, "s": ([1, 2], [[2.0, 4.0], [4.0, 8.0]])}, weight=2)
+    whole = {"a": [1, 0.25], "b": [0.25, 2], "s": [1, 2]}
+    divisors = {}
+    for path, weights in whole.items():
+        if missing == "zero":
+            divisors[path] = 3.25 if normalize == "weights" else 3
+        else:
+            divisors[path] = sum(weights) if normalize == "weights" else len(weights)
+    found = acc.take_grad(3)
+    np.testing.assert_array_equal(found["a"], np.array([3, 4], np.float32) / np.float32(divisors["a"]))
+    assert found["b"] == 10.75 / divisors["b"]
+    rows = np.array([[5, 9], [8, 16]], np.float32) / np.float32(divisors["s"])
+    np.testing.assert_array_equal(found["s"].values, rows)
+
+
+def test_a_leaf_that_nobody_has_is_none(open_tree_stored):
+    acc = open_tree_stored(nested({"a": ("float32", (1,)), "b": ("float32", (1,))}), missing="skip")
+    for weight in (0.5, 0.25):
+        acc.apply_grad({"a": [3.0], "b": None}, weight=weight)
+    found = acc.take_grad(2)
+    assert (found["a"].tolist(), found["b"]) == ([3], None)
+
+
+def test_gradients_in_place_and_buffered_share_a_round(open_sparse, monkeypatch):
+    monkeypatch.setattr(buffered_format, "INLINE_BYTES", 100)
+    accs = [open_sparse("float64", [99, 2], "mixed", in_place_limit=limit) for limit in (10**6, 0)]
+    rng = np.random.default_rng(3)
+    sums, weights = np.zeros((99, 2)), np.zeros(99)
+    for number in range(12):
+        indices = np.sort(rng.choice(99, int(rng.integers(1, 40)), replace=False))
+        rows = rng.integers(-8, 8, (len(indices), 2)).astype(float)
+        weight = float(2.0 ** rng.integers(-3, 4))
+        accs[number % 2].apply_grad(indices, rows, weight=weight)
+        sums[indices] += weight * rows
+        weights[indices] += weight
+    found, values, _ = accs[0].take_grad(12)
+    np.testing.assert_array_equal(found, np.flatnonzero(weights))
+    np.testing.assert_array_equal(values, (sums / np.maximum(weights, 1e-9)[:, None])[found])
+
+
+@pytest.mark.parametrize("inline", [0, 2**16])
+@pytest.mark.parametrize("normalize", ["weights", "count"])
+def test_compacting_keeps_the_weights(open_sparse, open_tree, open_dense, client, monkeypatch, inline, normalize):
+    monkeypatch.setattr(buffered_format, "INLINE_BYTES", inline)
+    options = {"in_place_limit": 0, "buffer_limit": 350, "normalize": normalize}
+    dense = open_dense("float64", [10], "d", **options)
+    sparse = open_sparse("float64", [30, 2], "s", **options)
+    tree = open_tree({"w": ("float64", (10,)), "s": redisacc.Sparse("float64", (9,))}, "t", missing="skip", **options)
+    weights = [2.0 ** (number % 5 - 2) for number in range(16)]
+    for number, weight in enumerate(weights):
+        dense.apply_grad(np.full(10, float(number)), weight=weight)
+        sparse.apply_grad([number % 4, 20], [[1.0, 2.0], [4.0, number]], weight=weight)
+        tree.apply_grad({"w": None if number % 2 else np.ones(10), "s": ([number % 3], [1.0])}, weight=weight)
+    for acc in (dense, sparse, tree):
+        assert acc.info().buffered < 16
+        assert acc.info().total_weight == sum(weights)
+    by_weight = normalize == "weights"
+    counted = weights if by_weight else [1.0] * 16
+    total = sum(number * weight for number, weight in enumerate(weights))
+    assert set(dense.take_grad(16)) == {total / sum(counted)}
+    indices, values, _ = sparse.take_grad(16)
+    assert indices.tolist() == [0, 1, 2, 3, 20]
+    for index in range(4):
+        ratio = sum(weights[index::4]) / sum(counted[index::4])
+        assert values[index].tolist() == [ratio, 2 * ratio]
+    assert values[4].tolist() == [4 * sum(weights) / sum(counted), total / sum(counted)]
+    found = tree.take_grad(16)
+    assert set(found["w"]) == {sum(weights[::2]) / sum(counted[::2])}
+    every = found["s"].values * sum(counted)
+    assert every.tolist() == pytest.approx([sum(weights[index::3]) for index in range(3)])
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_encoded_gradients_are_multiplied_after_they_are_widened(open_dense, wire):
+    acc = open_dense("float32", [700], wire=wire, reduction_type="SUM")
+    rng = np.random.default_rng(1)
+    gradients = [rng.normal(size=700).astype(np.float32) for _ in range(3)]
+    sent = [acc.as_sent(gradient, weight=0.3) for gradient in gradients]
+    # With a weight, they are too large to be added in place.
+    assert (sent[0] != gradients[0]).any()
+    for gradient in gradients:
+        acc.apply_grad(gradient, weight=0.3)
+    assert acc.take_grad(3).tobytes() == total_of(sent, [0.3] * 3, np.float32).tobytes()
+
+
+def test_negative_zero_and_infinities_survive(open_dense_stored):
+    acc = open_dense_stored("float32", [4], reduction_type="SUM")
+    acc.apply_grad([-0.0, np.inf, 3e38, np.nan], weight=2)
+    assert acc.take_grad(1).tobytes() == np.array([-0.0, np.inf, np.inf, np.nan], np.float32).tobytes()
+
+
+STALE = {
+    "inverse_sqrt": ("inverse_sqrt", [1, 1 / math.sqrt(2), 1 / math.sqrt(3)]),
+    "table": ((1, 0.5, 0.125), [1, 0.5, 0.125]),
+    "fresh ones count less": (np.array([0.5, 4, 1]), [0.5, 4, 1]),
+}
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("rule", STALE)
+@pytest.mark.parametrize("normalize", ["weights", "count"])
+def test_staleness_changes_weights(open_dense_stored, rule, normalize):
+    given, factors = STALE[rule]
+    acc = open_dense_stored("float64", [2], max_staleness=2, staleness_weight=given, normalize=normalize)
+    acc.set_global_step(10)
+    total, weight = np.zeros(2), 0.0
+    for number, (step, own) in enumerate([(10, 1.0), (9, 3.0), (8, 0.5), (12, 2.0), (9, 1.0)]):
+        gradient = np.array([1.0, number])
+        acc.apply_grad(gradient, step, weight=own)
+        effective = own * factors[max(10 - step, 0)]
+        total += effective * gradient
+        weight += effective
+    info = acc.info()
+    assert info.staleness_weight == ("inverse_sqrt" if isinstance(given, str) else tuple(map(float, given)))
+    assert (info.total_weight, info.normalize) == (weight, normalize)
+    assert not acc.apply_grad([1.0, 1.0], 7)
+    assert acc.take_grad(5).tolist() == (total / (weight if normalize == "weights" else 5)).tolist()
+
+
+def test_the_step_at_which_a_gradient_arrives_decides_its_weight(open_dense):
+    acc = open_dense("float64", [1], max_staleness=1, staleness_weight=[1, 0.25])
+    acc.set_global_step(5)
+    acc.apply_grad([8.0], 4)
+    acc.set_global_step(4)
+    acc.apply_grad([8.0], 4)
+    assert (acc.info().total_weight, acc.take_grad(2).tolist()) == (1.25, [8])
+
+
+def test_compacting_uses_the_weight_of_the_step_at_which_it_succeeds(open_dense):
+    acc = open_dense(
+        "float64", [64], in_place_limit=0, buffer_limit=1200, max_staleness=1, staleness_weight=[1, 0.5],
+        reduction_type="SUM",
+    )  # fmt: skip
+    acc.set_global_step(1)
+    for _ in range(2):
+        acc.apply_grad(np.ones(64), 1)
+    # Another process moves the step while the third is added to the first two.
+    real, moves = acc._applier._buffer_writer._compactor._swap, []
+
+    def swap(*args):
+        if not moves:
+            moves.append(acc.set_global_step(2))
+        return real(*args)
+
+    acc._applier._buffer_writer._compactor._swap = swap
+    acc.apply_grad(np.ones(64), 1)
+    assert moves
+    info = acc.info()
+    assert (info.buffered < 3, info.total_weight, info.staleness) == (True, 2.5, {0: 2, 1: 1})
+    assert set(acc.take_grad(3)) == {2.5}
+
+
+def test_every_opener_agrees(open_dense, open_sparse):
+    open_dense("float32", [1], "k", max_staleness=1, staleness_weight=[1, 0.5], normalize="count")
+    info = open_dense("float32", [1], "k").info()
+    assert (info.staleness_weight, info.normalize) == ((1, 0.5), "count")
+    open_dense("float32", [1], "k", max_staleness=1, staleness_weight=(1.0, 0.5), normalize="count")
+    for options, message in (
+        ({"max_staleness": 1, "staleness_weight": [1, 0.25]}, "its staleness_weight is 1,0.5, not 1,0.25"),
+        ({"staleness_weight": "constant"}, "its staleness_weight is 1,0.5, not constant"),
+        ({"normalize": "weights"}, "its normalize is count, not weights"),
+    ):
+        with pytest.raises(redisacc.SchemaMismatchError, match=message):
+            open_dense("float32", [1], "k", **options)
+    open_sparse("float32", [3], "plain")
+    assert open_sparse("float32", [3], "plain", normalize="weights", staleness_weight="constant").info().normalize
+
+
+INVALID = {
+    "zero": 0,
+    "negative": -1.0,
+    "NaN": math.nan,
+    "infinite": math.inf,
+    "subnormal": 5e-324,
+    "below float32": 1e-39,
+    "beyond float32": 1e39,
+    "beyond floats": 10**400,
+    "text": "1",
+    "bytes": b"1",
+    "boolean": True,
+    "None": None,
+    "complex": 1j,
+    "list": [1.0],
+    "vector": np.array([1.0]),
+    "matrix": np.ones((2, 2)),
+    "boolean array": np.array(True),
+    "object": object(),
+}
+
+
+def test_an_invalid_weight_changes_nothing(open_dense, open_sparse, open_tree, client):
+    accs = [open_dense("float32", [1], "d"), open_sparse("float32", [3], "s"), open_tree({"w": ("float32", ())}, "t")]
+    before = [client.hgetall(acc.accumulator_ref) for acc in accs]
+    dense, sparse, tree = accs
+    for value in INVALID.values():
+        for apply in (
+            lambda value=value: dense.apply_grad([1.0], weight=value),
+            lambda value=value: sparse.apply_grad([1], [1.0], weight=value),
+            lambda value=value: sparse.apply_indexed_slices_grad(redisacc.IndexedSlices([1.0], [1]), weight=value),
+            lambda value=value: tree.apply_grad({"w": 1.0}, weight=value),
+            lambda value=value: dense.as_sent([1.0], weight=value),
+        ):
+            with pytest.raises(redisacc.InvalidArgumentError, match="weight must be a number in"):
+                apply()
+        if value is not None:
+            for wait in (
+                lambda value=value: dense.take_grad(1, min_weight=value),
+                lambda value=value: tree.take(min_weight=value).__enter__(),
+            ):
+                with pytest.raises(redisacc.InvalidArgumentError, match="min_weight must be a number in"):
+                    wait()
+    assert [client.hgetall(acc.accumulator_ref) for acc in accs] == before
+
+
+@pytest.mark.parametrize("value", [2, 0.5, np.float32(0.5), np.int8(3), Fraction(1, 4), np.array(0.5), np.float16(2)])
+def test_numbers_of_every_kind_are_weights(open_dense, value):
+    acc = open_dense("float32", [1])
+    acc.apply_grad([1.0], weight=value)
+    assert acc.info().total_weight == float(value)
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_weights_beyond_the_bounds_are_refused_by_the_server(open_dense, client, limit):
+    acc = open_dense("float64", [1], "w", in_place_limit=limit, max_staleness=1, staleness_weight=[1, 1e-20])
+    acc.set_global_step(1)
+    acc.apply_grad([1.0], 1, weight=MOST_WEIGHT)
+    before = client.hgetall("redisacc:{w}")
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"cannot be counted: its weight would be 1e\+35 and that"):
+        acc.apply_grad([1.0], 1, weight=1e35)
+    with pytest.raises(redisacc.InvalidArgumentError, match="its weight would be 1e-50 and"):
+        acc.apply_grad([1.0], 0, weight=1e-30)
+    assert client.hgetall("redisacc:{w}") == before
+    acc.apply_grad([1.0], 1, weight=LEAST_WEIGHT)
+    assert acc.take_grad(2).tolist() == [1]
+
+
+@pytest.mark.parametrize("name", ["int8", "uint32", "int64", "qint8"])
+def test_integers_have_no_weights(open_dense, open_tree, name):
+    acc = open_dense(name, [1])
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"weight must be 1 for gradients of {name}, not 0.5"):
+        acc.apply_grad([1], weight=0.5)
+    acc.apply_grad([1], weight=1)
+    assert acc.take_grad(1, min_weight=1).tolist() == [1]
+    with pytest.raises(redisacc.InvalidArgumentError, match="staleness_weight must be 'constant' for gradients of int"):
+        open_dense(name, [1], max_staleness=1, staleness_weight=[1, 1])
+    tree = open_tree({"w": ("float32", ()), "n": (name, ())})
+    with pytest.raises(redisacc.InvalidArgumentError, match=f"weight must be 1 for gradients of {name}"):
+        tree.apply_grad({"w": 1.0, "n": None}, weight=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"staleness_weight": "linear", "max_staleness": 1}, "staleness_weight must be 'constant', 'inverse_sqrt' or"),
+        ({"staleness_weight": 0.5, "max_staleness": 1}, "staleness_weight must be"),
+        ({"staleness_weight": b"constant", "max_staleness": 1}, "staleness_weight must be"),
+        ({"staleness_weight": True, "max_staleness": 1}, "staleness_weight must be"),
+        ({"staleness_weight": np.ones((2, 2)), "max_staleness": 1}, "staleness_weight must be"),
+        ({"staleness_weight": [1, 1]}, "needs a max_staleness"),
+        ({"staleness_weight": "inverse_sqrt", "max_staleness": 0}, "needs a max_staleness"),
+        ({"staleness_weight": [1], "max_staleness": 1}, "2 together, not 1"),
+        ({"staleness_weight": [1, 1, 1], "max_staleness": 1}, "2 together, not 3"),
+        ({"staleness_weight": [], "max_staleness": 1}, "2 together, not 0"),
+        ({"staleness_weight": [1, 0], "max_staleness": 1}, r"staleness_weight\[1\] must be a number in"),
+        ({"staleness_weight": [1, math.nan], "max_staleness": 1}, r"staleness_weight\[1\]"),
+        ({"staleness_weight": ["1", 1], "max_staleness": 1}, r"staleness_weight\[0\]"),
+        ({"staleness_weight": [[1], 1], "max_staleness": 1}, r"staleness_weight\[0\]"),
+        ({"normalize": "number"}, "normalize must be 'weights' or 'count', not 'number'"),
+        ({"normalize": True}, "normalize must be"),
+    ],
+)
+def test_invalid_rules(open_dense, open_tree, options, message):
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        open_dense("float32", [1], **options)
+    with pytest.raises(redisacc.InvalidArgumentError, match=message):
+        open_tree({"w": ("float32", ())}, **options)
+
+
+@pytest.mark.every_server
+def test_a_take_waits_for_a_weight(open_dense_stored, background, until):
+    acc = open_dense_stored("float32", [1], "w")
+    take = background(acc.take_grad, min_weight=2.5, timeout=60)
+    until(lambda: acc.info().waiting)
+    (waiting,) = acc.info().waiting
+    assert (waiting.num_required, waiting.min_weight) == (1, 2.5)
+    for weight in (1.0, 0.5, 0.5):
+        acc.apply_grad([3.0], weight=weight)
+    assert acc.info().waiting
+    acc.apply_grad([3.0], weight=0.5)
+    assert take.result().tolist() == [3]
+    # The next take asks for neither more nor less than it says.
+    acc.apply_grad([1.0], 1)
+    assert acc.take_grad(1, timeout=1).tolist() == [1]
+
+
+def test_a_take_needs_all_that_it_asks_for(open_dense):
+    acc = open_dense("float32", [1], worker="ann")
+    acc.apply_grad([1.0], weight=3)
+    message = (
+        r"a take of 2 with a weight of 2 timed out after .* s: 1 of 2 gradients, with a weight of 3 of 2, had arrived"
+    )
+    with pytest.raises(redisacc.TakeTimeoutError, match=message) as caught:
+        acc.take_grad(2, min_weight=2, timeout=0)
+    assert (caught.value.min_weight, caught.value.total_weight) == (2, 3)
+    acc.apply_grad([1.0], weight=0.5)
+    with pytest.raises(redisacc.TakeTimeoutError, match=r"2 of 2 gradients, with a weight of 3.5 of 4, had arrived"):
+        acc.take_grad(2, min_weight=4, timeout=0)
+    assert acc.take_grad(2, min_weight=3.5, timeout=0).tolist() == [1]
+    with pytest.raises(redisacc.InvalidArgumentError, match="num_required is missing"):
+        acc.take_grad(None)
+
+
+def test_sums_of_weights_that_are_rounded_suffice(open_dense):
+    acc = open_dense("float32", [1])
+    for _ in range(10):
+        acc.apply_grad([1.0], weight=0.1)
+    assert acc.info().total_weight < 1
+    assert acc.take_grad(min_weight=1, timeout=0).tolist() == pytest.approx([1])
+
+
+def test_a_weight_that_cannot_be_reached(open_dense):
+    acc = open_dense("float32", [1], "w", once_per_worker=True, worker="ann")
+    acc.apply_grad([1.0], weight=0.5)
+    with pytest.raises(redisacc.TakeTimeoutError, match="so the weight cannot be reached unless more workers join"):
+        acc.take_grad(min_weight=1, timeout=0)
+    other = open_dense("float32", [1], "w", worker="bob")
+    other.apply_grad([1.0], weight=0.5)
+    acc.take_grad(min_weight=1, timeout=0)
+    # Bob may still come.
+    acc.apply_grad([1.0], 1, weight=0.5)
+    with pytest.raises(redisacc.TakeTimeoutError) as caught:
+        acc.take_grad(min_weight=1, timeout=0)
+    assert "cannot be reached" not in str(caught.value)
+
+
+def test_a_grace_begins_when_there_is_enough_weight(open_dense, client):
+    acc = open_dense("float32", [1], "w")
+    acc.apply_grad([1.0])
+    with pytest.raises(redisacc.TakeTimeoutError):
+        acc.take_grad(2, min_weight=4, up_to=5, grace=600, timeout=0)
+    fields = "grace_count", "grace_weight", "wanted", "wanted_weight", "grace_began_ms"
+    assert client.hmget("redisacc:{w}", fields) == [b"2", b"4", b"2", b"4", b"0"]
+    acc.apply_grad([1.0])
+    assert client.hget("redisacc:{w}", "grace_began_ms") == b"0"
+    acc.apply_grad([1.0], weight=2)
+    began = client.hget("redisacc:{w}", "grace_began_ms")
+    assert int(began) > 0
+    acc.apply_grad([1.0], weight=2)
+    assert client.hget("redisacc:{w}", "grace_began_ms") == began
+    with pytest.raises(redisacc.TakeTimeoutError, match=r"of the grace were left"):
+        acc.take_grad(2, min_weight=4, up_to=5, grace=600, timeout=0)
+    acc.apply_grad([1.0])
+    assert acc.take_grad(2, min_weight=4, up_to=5, grace=600, timeout=0).tolist() == [1]
+    with pytest.raises(redisacc.TakeTimeoutError):
+        acc.take_grad(2, grace=600, timeout=0)
+    assert client.hmget("redisacc:{w}", fields[:4]) == [b"2", None, b"2", None]
+
+
+def test_an_event_says_the_weight(open_dense):
+    acc = open_dense("float32", [1], worker="ann")
+    with acc.events(timeout=5) as events:
+        acc.apply_grad([1.0], weight=1e-5)
+        acc.apply_grad([1.0])
+        heard = [next(events) for _ in range(2)]
+    assert [event.details.get("weight") for event in heard] == ["1e-05", None]
+    assert [event.who for event in heard] == ["ann", "ann"]
+
+
+FORGED = [b"", b"0", b"-1", b"nan", b"inf", b"1e999", b"0x10", b"1e-40", b"3 ", b"1" * 25]
+
+
+def test_a_forged_total(open_dense_stored, client):
+    acc = open_dense_stored("float32", [1], "forged")
+    for weight in (1.0, 0.5):
+        acc.apply_grad([1.0], weight=weight)
+    before = client.hgetall("redisacc:{forged}")
+    # Uploads reserve a place before anything is decided.
+    del before[b"places"]
+    for text in FORGED:
+        client.hset("redisacc:{forged}", "total_weight", text)
+        for call in (acc.peek, acc.info, lambda: acc.apply_grad([1.0]), lambda: acc.take_grad(2, timeout=0)):
+            with pytest.raises(redisacc.CorruptDataError, match="total_weight"):
+                call()
+        assert {**before, b"total_weight": text}.items() <= client.hgetall("redisacc:{forged}").items()
+    # It is a weight, and only the gradients tell that it is wrong.
+    client.hset("redisacc:{forged}", "total_weight", "2.25")
+    for call in (acc.peek, lambda: acc.take_grad(2, timeout=0)):
+        with pytest.raises(redisacc.CorruptDataError, match=r"add up to 1\.5, but the total weight was .* 2\.25"):
+            call()
+
+
+def test_a_total_that_is_gone(open_dense_stored, client):
+    acc = open_dense_stored("float32", [1], "forged")
+    acc.apply_grad([1.0], weight=0.5)
+    client.hdel("redisacc:{forged}", "total_weight")
+    with pytest.raises(redisacc.CorruptDataError, match="the total weight was counted to be 1"):
+        acc.peek()
+    acc.delete()
+
+
+@pytest.mark.parametrize("text", [b"linear", b"1", b"1,2,3", b"1,x", b"1,-1", b"1,0", b"", b"1;2"])
+def test_a_forged_rule(open_dense, client, text):
+    acc = open_dense("float32", [1], "forged", max_staleness=1, staleness_weight=[1, 0.5])
+    acc.set_global_step(1)
+    client.hset("redisacc:{forged}", "staleness_weight", text)
+    with pytest.raises(redisacc.CorruptDataError, match="staleness_weight"):
+        acc.info()
+    if text != b"1,2,3":
+        with pytest.raises(redisacc.CorruptDataError, match="staleness_weight"):
+            acc.apply_grad([1.0], 0)
+
+
+@pytest.mark.servers(*REAL)
+def test_records_and_rounds_without_weights_still_work(open_sparse, client):
+    """A round that an earlier version began: nothing in it knows of weights."""
+    acc = open_sparse("float32", [9, 1], "old")
+    acc.apply_grad([1, 2], [[2.0], [4.0]])
+    row = client.hget("redisacc:{old}:sums", "1")
+    assert (len(row), client.hget("redisacc:{old}:sums", "total")) == (12, b"1 2")
+    acc.apply_grad([2, 3], [[8.0], [1.0]], weight=3)
+    # Rows that no gradient of another weight has touched remain as they were.
+    assert client.hget("redisacc:{old}:sums", "1") == row
+    assert len(client.hget("redisacc:{old}:sums", "2")) == 20
+    assert client.hget("redisacc:{old}:sums", "total") == b"2 4 4"
+    assert acc.take_grad(2)[1].ravel().tolist() == [2, 7, 1]

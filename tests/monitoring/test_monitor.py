@@ -1,0 +1,115 @@
+"""The monitor, on a single server and on a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from redisacc._format.keys import Keys
+from redisacc._monitoring import round_listener
+from redisacc._monitoring.monitor import Monitor
+from redisacc._monitoring.nodes import parse_info, read_nodes
+from redisacc._redis.connect import connect
+
+
+@pytest.fixture
+def watch(real_server):
+    """Makes a monitor of the test's server, which is closed when the test ends."""
+    made = []
+
+    def monitor(*patterns, keys=()):
+        made.append(Monitor(connect(real_server.url), patterns, keys))
+        return made[-1]
+
+    yield monitor
+    for each in made:
+        each.close()
+
+
+@pytest.mark.servers("valkey", "cluster")
+def test_every_accumulator_is_read_and_heard(watch, real_server, open_dense, open_parameters, until, server_name):
+    accs = {name: open_dense("float32", [2], name) for name in ("a", "b", "c")}
+    parameters = open_parameters("b")
+    monitor = watch("*")
+    monitor.refresh()
+    assert [view.info for view in monitor.views.values()] == [acc.info() for acc in accs.values()]
+    assert len(monitor.nodes) == (3 if server_name == "cluster" else 1)
+    assert all(node.used_memory > 0 and node.version for node in monitor.nodes)
+    for acc in accs.values():
+        acc.apply_grad([1.0, 2.0])
+        acc.take_grad(1)
+    parameters.publish([1.0], 1)
+
+    def all_heard():
+        monitor.refresh()
+        return all(figures.rounds for figures in monitor.figures.values()) and monitor.figures["b"].rounds[0].published
+
+    until(all_heard)
+    assert [figures.rounds[0].nbytes for figures in monitor.figures.values()] == [8, 8, 8]
+    accs["c"].delete()
+    monitor.refresh()
+    assert list(monitor.views) == list(monitor.figures) == ["a", "b"]
+    for name in ("a", "b"):
+        accs[name].delete()
+
+
+@pytest.mark.servers("valkey")
+def test_a_private_accumulator_can_be_named(watch, open_dense, until):
+    acc, other = open_dense("float32", [2]), open_dense("float32", [2], "other")
+    name = acc.info().name
+    monitor = watch(keys=[Keys(name)])
+    acc.apply_grad([1.0, 2.0])
+    acc.take_grad(1)
+    until(lambda: monitor.refresh() or monitor.figures[name].rounds)
+    assert list(monitor.views) == [name]
+    other.delete()
+
+
+@pytest.mark.servers("cluster")
+def test_a_cluster_with_many_accumulators_is_heard_in_part(watch, open_dense, monkeypatch, until):
+    monkeypatch.setattr(round_listener, "MOST_IN_A_CLUSTER", 2)
+    accs = [open_dense("float32", [1], f"w-{n}") for n in range(3)]
+    monitor = watch("*")
+    monitor.refresh()
+    for acc in accs:
+        acc.apply_grad([1.0])
+        acc.take_grad(1)
+    until(lambda: monitor.refresh() or len([name for name, of in monitor.figures.items() if of.rounds]) == 2)
+    # Everything that the record tells is there for all of them.
+    assert [view.info.takes for view in monitor.views.values()] == [1, 1, 1]
+    for acc in accs:
+        acc.delete()
+
+
+@pytest.mark.servers("valkey")
+def test_names_that_anybody_makes_up_fill_no_memory(watch, real_client, open_dense, monkeypatch, until):
+    monkeypatch.setattr(round_listener, "MOST", 10)
+    monitor = watch("*")
+    for n in range(50):
+        real_client.publish(f"redisacc:{{made-up-{n}}}:events", "applied step=0 count=1 worker=x")
+    listener = monitor._listen()
+    until(lambda: len(listener._histories) == 10)
+    acc = open_dense("float32", [1], "w")
+    monitor.refresh()
+    assert len(listener._histories) == 0
+    acc.apply_grad([1.0])
+    until(lambda: list(listener._histories) == ["w"])
+    acc.delete()
+
+
+@pytest.mark.servers("valkey")
+def test_a_user_who_may_not_run_info_sees_no_numbers(real_server, real_client):
+    real_client.execute_command("ACL", "SETUSER", "blind", "on", ">secret", "~*", "&*", "+@all", "-info")
+    try:
+        transport = connect(real_server.url.replace("redis://", "redis://blind:secret@"))
+        (node,) = read_nodes(transport)
+        assert (node.address, node.version, node.used_memory) == (transport.address, "", None)
+    finally:
+        real_client.execute_command("ACL", "DELUSER", "blind")
+
+
+def test_lines_of_info_that_are_not_numbers():
+    assert parse_info(b"# Memory\r\nused_memory:12\r\nmaxmemory:\xff\r\nx\r\n") == {
+        "used_memory": "12",
+        "maxmemory": "\\xff",
+    }
+    assert parse_info(None) == {}
