@@ -23,7 +23,7 @@ EARLY, LATE = 30, 240
 # Over how many seconds the loss is averaged, because it goes up and down from step to step.
 SMOOTH = 10
 # The losses that the plot shows: all settings begin alike.
-RANGE = 3e-4, 2e-2
+RANGE = 2e-4, 2e-2
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ LATE_ONES = {
     "n = 4, 4 steps late": Setting(4, max_staleness=4),
     "n = 1, 4 steps late": Setting(1, max_staleness=4),
     "n = 1, any": Setting(1, max_staleness=None),
+    "n = 1, any, inverse_sqrt": Setting(1, max_staleness=None, staleness_weight="inverse_sqrt"),
 }
 # Name of the file → its panels, by title.
 PLOTS: dict[str, dict[str, Panel]] = {

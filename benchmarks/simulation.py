@@ -77,6 +77,7 @@ class Setting:
         up_to: ends the grace.
         grace: in seconds.
         max_staleness: by how many steps a gradient may be late; None: by any number.
+        staleness_weight: "constant", or "inverse_sqrt": a gradient that is τ steps late counts 1/√(1 + τ).
     """
 
     workers: int | Literal["all"]
@@ -84,6 +85,7 @@ class Setting:
     up_to: int | None = None
     grace: float | None = None
     max_staleness: int | None = 0
+    staleness_weight: Literal["constant", "inverse_sqrt"] = "constant"
 
 
 @dataclass
@@ -207,7 +209,9 @@ class Training:
             self._outcome.stale += 1
         else:
             noise = worker.noise.normal(scale=self._problem.noise, size=self._problem.size)
-            self._sum = self._sum + self._problem.curvatures * worker.weights + noise
+            is_lighter = self._setting.staleness_weight == "inverse_sqrt"
+            weight = 1 / math.sqrt(1 + self._step - worker.step) if is_lighter else 1.0
+            self._sum = self._sum + weight * (self._problem.curvatures * worker.weights + noise)
             self._count += 1
             self._contributors.add(number)
             self._outcome.used += 1

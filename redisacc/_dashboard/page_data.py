@@ -10,7 +10,6 @@ import dataclasses
 import datetime
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -203,15 +202,20 @@ def _detail(view: View, figures: Figures, most_workers: int) -> dict[str, Any]:
             "step": str(info.global_step),
             "count": info.num_accumulated,
             "buffered_bytes": info.buffered_bytes,
-            # Only accumulators with weights have it.
-            "total_weight": _weight(getattr(info, "total_weight", None)),
+            "total_weight": info.total_weight,
             "staleness": [[steps, number] for steps, number in info.staleness.items()] if info.max_staleness else [],
             "began": _heard(figures.began),
             "first": _heard(figures.first) if info.num_accumulated else None,
             "last": _heard(figures.last) if info.num_accumulated else None,
         },
         "waiting": [
-            {"taker": printable(of.taker, NAME), "required": of.num_required, "up_to": of.up_to, "grace": of.grace}
+            {
+                "taker": printable(of.taker, NAME),
+                "required": of.num_required,
+                "up_to": of.up_to,
+                "grace": of.grace,
+                "weight": of.min_weight,
+            }
             for of in info.waiting[:MOST_ENTRIES]
         ],
         "unacknowledged": [
@@ -269,10 +273,6 @@ def _bars(histogram: Histogram) -> list[list[Any]]:
     while found and not found[-1][1]:
         found.pop()
     return found
-
-
-def _weight(weight: object) -> float | None:
-    return float(weight) if isinstance(weight, int | float) and math.isfinite(weight) else None
 
 
 def _ms(moment: datetime.datetime) -> int:

@@ -270,8 +270,8 @@ def partitioned(keys: Keys, gradient: Gradient) -> PartitionedGradient:
     """Prepares a gradient of more than INLINE_BYTES for its way to the partitions."""
     parts = _parts(*_arrays(gradient), len(keys.partitions))
     described = tuple([(section.dtype, section.shape) for section in gradient.sections])
-    header = _header(described, gradient.number, gradient.weight, tuple([part.nbytes for part in parts]))
-    return PartitionedGradient(header, parts)
+    lengths = tuple([part.nbytes for part in parts])
+    return PartitionedGradient(_header(described, gradient.number, gradient.weight, lengths), parts)
 
 
 def part_size(nbytes: int, partitions: int = 1) -> int:

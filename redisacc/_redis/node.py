@@ -23,7 +23,7 @@ from redisacc._redis.fast_socket import (
     get_commands,
     put,
 )
-from redisacc._redis.faults import FAULTS, BrokenError, ReplyError
+from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError
 from redisacc._redis.lanes import Lanes, fetch_over
 from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
 from redisacc._redis.waits import BLOCKING, Waits
@@ -98,7 +98,9 @@ class Node:
             BrokenError, OSError: the connection broke, or could not be made.
             RejectedError: the server refuses the connection.
         """
-        connection = self._borrow(deadline)
+        if self._turns is not None:
+            deadline += self._turns.take()
+        connection = self._borrow()
         try:
             replies = _exchange_over(connection, commands, deadline)
         except BaseException as error:
@@ -129,7 +131,9 @@ class Node:
             ReplyError: a reply is a refusal that passes by itself, or a redirection to another node.
             RedisAccError: another refusal, or what ``talk`` raises.
         """
-        connection = self._borrow(deadline)
+        if self._turns is not None:
+            deadline += self._turns.take()
+        connection = self._borrow()
 
         def send(command: Command) -> Any:
             # ASKING lasts for one command.
@@ -159,7 +163,9 @@ class Node:
 
     def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
         """GETs strings straight into the memory where they are used, over one connection or several."""
-        connection = self._borrow(deadline)
+        if self._turns is not None:
+            deadline += self._turns.take()
+        connection = self._borrow()
         more = self._lanes.borrow(connection) if arrivals.lanes > 1 else []
         try:
             if more:
@@ -192,10 +198,8 @@ class Node:
     # A connection that is in use belongs to one call. Borrowing is not a context manager, which would cost a small
     # command more time than all checks.
 
-    def _borrow(self, deadline: float) -> Connection:
-        """Returns a connection that was kept, or one of the pool."""
-        if self._turns is not None:
-            self._turns.take(deadline)
+    def _borrow(self) -> Connection:
+        """Returns a connection that was kept, or one of the pool. If turns are taken, it is the caller's turn."""
         try:
             while True:
                 connection = self._kept.pop()
@@ -209,9 +213,9 @@ class Node:
             pass
         try:
             connection = self._opened(self._get_connection())
-        except BaseException:
+        except BaseException as error:
             if self._turns is not None:
-                self._turns.give_back()
+                self._turns.give_back(silent=isinstance(error, SilentError))
             raise
         self.reached = True
         return connection
@@ -237,7 +241,7 @@ class Node:
     def _spoil(self, connection: Connection, error: BaseException) -> None:
         """Ends the use of a connection that broke, or was interrupted."""
         if self._turns is not None:
-            self._turns.give_back()
+            self._turns.give_back(silent=isinstance(error, SilentError))
         self._discard(connection, error)
 
     def _discard(self, connection: Connection, error: BaseException) -> None:
@@ -264,13 +268,26 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
         ReplyError, BrokenError, RejectedError, OSError: as ``Node.fetch``.
     """
     borrowed: list[Connection] = []
+    turns: list[Node] = []
     try:
-        borrowed.extend(node._borrow(deadline) for node in nodes)
+        # All calls take their turns in the same order, so that none waits for another one that waits for it.
+        for node in sorted(nodes, key=lambda node: node.address):
+            if node._turns is not None:
+                deadline += node._turns.take()
+                turns.append(node)
+        for node in nodes:
+            if node in turns:
+                # From here on, it is given back with the connection.
+                turns.remove(node)
+            borrowed.append(node._borrow())
         if all(isinstance(connection, SocketConnection) for connection in borrowed) and nodes[0]._waits.opens_lanes:
             fetch_over(borrowed, arrivals, deadline, routes)
         else:
             _fetch_in_turn(borrowed, routes, arrivals, deadline)
     except BaseException as error:
+        for node in turns:
+            if node._turns is not None:
+                node._turns.give_back()
         for node, connection in zip(nodes, borrowed, strict=False):
             with contextlib.suppress(BrokenError):
                 node._spoil(connection, error)

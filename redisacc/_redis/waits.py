@@ -47,11 +47,19 @@ class Event(Protocol):
 class Turns(Protocol):
     """Limits how many calls use a connection at the same time. Those that wait are served in order of arrival."""
 
-    def take(self, deadline: float) -> None:
-        """Waits until it is the caller's turn. Raises SilentError once the deadline has passed."""
+    def take(self) -> float:
+        """Waits until it is the caller's turn. Returns for how many seconds, which are not the server's fault.
 
-    def give_back(self) -> None:
-        """Ends the caller's turn."""
+        Raises:
+            SilentError: a call whose turn it was has found the server silent.
+        """
+
+    def give_back(self, *, silent: bool = False) -> None:
+        """Ends the caller's turn.
+
+        Args:
+            silent: whether the server was silent. Calls that wait then fail as well, and not one after the other.
+        """
 
 
 class Waits(Protocol):

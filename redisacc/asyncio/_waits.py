@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-import math
 import os
 import socket
 import ssl
@@ -259,16 +258,18 @@ class LoopTurns:
         self._free = number
         self._queue: deque[asyncio.Future[bool]] = deque()
 
-    def take(self, deadline: float) -> None:
-        """Waits until it is the caller's turn. Raises SilentError once the deadline has passed."""
+    def take(self) -> float:
+        """Waits until it is the caller's turn. Returns for how many seconds, which are not the server's fault.
+
+        Raises:
+            SilentError: a call whose turn it was has found the server silent.
+        """
         if self._free:
             self._free -= 1
-            return
+            return 0.0
+        began = time.monotonic()
         future: asyncio.Future[bool] = self._loop.create_future()
         self._queue.append(future)
-        timer = None
-        if deadline < math.inf:
-            timer = self._loop.call_later(deadline - time.monotonic(), _finish, future, False)
         try:
             is_mine = _calls.wait(future)
         except BaseException:
@@ -276,18 +277,22 @@ class LoopTurns:
                 # It was cancelled just when its turn had come.
                 self.give_back()
             raise
-        finally:
-            if timer is not None:
-                timer.cancel()
         if not is_mine:
-            raise SilentError("no connection became free in time")
+            raise SilentError("the server did not reply to other calls of this event loop")
+        return time.monotonic() - began
 
-    def give_back(self) -> None:
-        """Ends the caller's turn."""
+    def give_back(self, *, silent: bool = False) -> None:
+        """Ends the caller's turn.
+
+        Args:
+            silent: whether the server was silent. Calls that wait then fail as well, and not one after the other.
+        """
         while self._queue:
             future = self._queue.popleft()
-            if not future.done():
-                future.set_result(True)
+            if future.done():
+                continue
+            future.set_result(not silent)
+            if not silent:
                 return
         self._free += 1
 
@@ -299,7 +304,7 @@ class LoopLock:
         self._turns = LoopTurns(loop, 1)
 
     def __enter__(self) -> None:
-        self._turns.take(math.inf)
+        self._turns.take()
 
     def __exit__(self, *error: object) -> None:
         self._turns.give_back()

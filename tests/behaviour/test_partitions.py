@@ -288,6 +288,30 @@ def test_gradients_are_compacted_at_the_limit(open_dense, client):
     assert parts_of(client) == []
 
 
+def test_gradients_have_weights(open_dense):
+    options = {"max_staleness": 1, "staleness_weight": [1, 0.5], "partitions": 3, "in_place_limit": 0}
+    acc = open_dense("float32", SHAPE, "w", **options, buffer_limit=2 * 4 * 30)
+    acc.set_global_step(1)
+    for number, weight, step in ((1, 4.0, 1), (2, 1.0, 0), (8, 0.25, 1), (4, 2.0, 0)):
+        assert acc.apply_grad(gradient(number), step, weight=weight)
+    assert acc.info().buffered < 4
+    assert (acc.info().total_weight, acc.peek().total_weight) == (5.75, 5.75)
+    np.testing.assert_array_equal(acc.take_grad(4), gradient(11) / np.float32(5.75))
+    acc.delete()
+
+
+@pytest.mark.forges
+def test_a_round_without_its_lost_gradients_weighs_less(acc, client):
+    for number, weight in ((1, 4.0), (2, 0.5)):
+        acc.apply_grad(gradient(number), weight=weight)
+    client.delete(next(key for key in parts_of(client) if key.rpartition(":")[0].endswith("-1")))
+    with pytest.raises(redisacc.DataLossError):
+        acc.take_grad(2)
+    with acc.recover(skip_lost=True) as taken:
+        assert (taken.num_accumulated, taken.total_weight) == (1, 0.5)
+        assert_same(taken.gradient, gradient(1))
+
+
 def test_a_round_is_recovered_with_all_of_its_parts(acc, client):
     acc.apply_grad(gradient(3))
     with pytest.raises(RuntimeError), acc.take(1):

@@ -251,3 +251,20 @@ def test_a_server_that_cannot_be_reached_is_logged_and_waited_for(daemon, backgr
         reducer.close()
         run.result(20)
     assert caplog.text.count("cannot reach the server") == 1
+
+
+def test_a_reducer_multiplies_by_the_weights(open_dense, client, background, until, reducer, fetched, patient):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+    reducer()
+    settle(acc, client, background, until)
+    fetched.clear()
+    take = background(acc.take_grad, 3)
+    until(lambda: len(acc.info().waiting) == 1)
+    weights = {5: 0.1, 6: 1.0, 7: 3.0}
+    for k, weight in weights.items():
+        acc.apply_grad(values(k), local_step=1, weight=weight)
+    first, second, third = (values(k) * np.float32(weight) for k, weight in weights.items())
+    assert take.result(30).tobytes() == (first + second + third).tobytes()
+    assert fetched
+    assert all(":sum:" in key for key in fetched)
+    acc.delete()

@@ -97,9 +97,15 @@ def connected(server: dict[str, Any]) -> Any:
 
 
 def opened(
-    where: Any, worker: str, kind: str, in_place_limit: int = 10**9, wire: Any = None, min_replicas: int = 0
+    where: Any,
+    worker: str,
+    kind: str,
+    in_place_limit: int = 10**9,
+    wire: Any = None,
+    min_replicas: int = 0,
+    partitions: int | None = None,
 ) -> Any:
-    """Opens the accumulator of a run, which is of one of KINDS."""
+    """Opens the accumulator of a run, which is of one of KINDS. The first one to open it decides about partitions."""
     options: dict[str, Any] = {
         "reduction_type": "SUM",
         "redis": where,
@@ -107,6 +113,7 @@ def opened(
         "worker": worker,
         "in_place_limit": in_place_limit,
         "buffer_limit": BUFFER_LIMIT,
+        "partitions": partitions,
         # A worker learns the step from the reply to its last gradient, so it is often late.
         "max_staleness": 2,
         "staleness_weight": STALENESS_WEIGHT,

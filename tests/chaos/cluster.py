@@ -15,6 +15,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ PROXIES = "proxies.json"
 class ClusterVictim:
     """A cluster of three masters, and more for a while.
 
+    Attributes:
+        keys: of the slots that move.
+
     Args:
         directory: for the nodes' data.
         key: whose slot moves, and whose master suffers most.
@@ -58,8 +62,9 @@ class ClusterVictim:
 
     def __init__(self, directory: Path, key: str, *, replicas: int, seed: int) -> None:
         self._directory = directory
+        # Keys of other slots may be added. Each deed chooses one.
+        self.keys = [key]
         self._key = key
-        self._slot = key_slot(key)
         self._seed = seed
         self.min_replicas = replicas
         self._cluster = embedded.Cluster(
@@ -160,8 +165,14 @@ class ClusterVictim:
             self._move_interrupted,
         ]
         if self.min_replicas:
-            return [*found, *[self._fail_over, self._take_over] * 2]
-        return [*found, *[self._add, self._remove] * 2]
+            found += [self._fail_over, self._take_over] * 2
+        else:
+            found += [self._add, self._remove] * 2
+        return [partial(self._do_with_a_slot, deed) for deed in found]
+
+    def _do_with_a_slot(self, deed: Deed, chance: random.Random) -> str:
+        self._key = chance.choice(self.keys)
+        return deed(chance)
 
     def calm_down(self) -> None:
         self._settle()
@@ -226,10 +237,10 @@ class ClusterVictim:
             pause: how long to wait after each of the first keys, in seconds.
             at_key: after how many keys to kill the source or the target, and to start it again; -1: neither.
         """
-        move = Move(self._slot, source, target, others)
+        move = Move(key_slot(self._key), source, target, others)
         move.begin()
         number = 0
-        while keys := source.ask("CLUSTER", "GETKEYSINSLOT", self._slot, 1 if number < SLOW_KEYS else 50):
+        while keys := source.ask("CLUSTER", "GETKEYSINSLOT", key_slot(self._key), 1 if number < SLOW_KEYS else 50):
             if number == at_key:
                 victim = source if number % 2 else target
                 victim.kill()
@@ -249,7 +260,7 @@ class ClusterVictim:
 
     def _move_at_once(self, chance: random.Random) -> str:
         source, target, _ = self._target(chance)
-        migrate_at_once(self._slot, source, target, lambda arrived: _wait(arrived, "the slot does not arrive"))
+        migrate_at_once(key_slot(self._key), source, target, lambda arrived: _wait(arrived, "the slot does not arrive"))
         self._settle()
         return "moves of the slot, with all keys at once"
 
@@ -296,9 +307,11 @@ class ClusterVictim:
         if not self._added:
             return self._move_at_once(chance)
         node = self._added.pop()
-        if self._owner() is node:
-            target, *others = [one for one in self._cluster.nodes if one is not node]
-            self._move_to(node, target, others, 0.0)
+        target, *others = [one for one in self._cluster.nodes if one is not node]
+        for key in self.keys:
+            self._key = key
+            if self._owner() is node:
+                self._move_to(node, target, others, 0.0)
         self._cluster.remove_master(node)
         return "nodes that were removed"
 

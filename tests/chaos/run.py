@@ -5,7 +5,7 @@ delays requests. All of them, and the server, are killed and stopped at random i
 the rounds reveal any loss and any repetition. On a cluster, slots move and nodes come and go, or replicas take over.
 
 python -m chaos.run --seconds 180 --seed 1
-python -m chaos.run --cluster --replicas 1
+python -m chaos.run --cluster --replicas 1 --partitions 3
 python -m chaos.run --gradients 10000000
 
 A long run consists of pieces with a server, an accumulator and a seed of their own, each checked when it ends.
@@ -36,6 +36,7 @@ from chaos.server import Deed, Server, Victim
 from support.leaks import leftovers
 from support.proxy import Weather
 
+from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.keys import Keys
 
 ACTOR = Path(__file__).with_name("actor.py")
@@ -76,6 +77,7 @@ class Chaos:
         crew: how many actors of each role there are, and how many of them use the proxy.
         weather: what the proxy does.
         replicas: on a cluster, of each of its three masters: 0 or 1; None: on a single server.
+        partitions: on a cluster, of the accumulator; None: it is on one master.
 
     Attributes:
         done: what was done, and how often.
@@ -89,6 +91,7 @@ class Chaos:
         crew: dict[str, tuple[int, int]] = CREW,
         weather: Weather = WEATHER,
         replicas: int | None = None,
+        partitions: int | None = None,
     ) -> None:
         self._kind = kind or KINDS[seed % len(KINDS)]
         self._random = random.Random(seed)
@@ -97,6 +100,7 @@ class Chaos:
         self._part_size = [None, 256][seed // len(KINDS) % 2]
         self._weather = weather
         self._replicas = replicas
+        self._partitions = partitions
         # name of an actor -> its role, and whether it uses the proxy
         self._roles = {
             f"{role}{number}": (role, number < by_proxy)
@@ -128,8 +132,10 @@ class Chaos:
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
             self._stack.callback(self._kill_all)
-            self._accumulator = opened(self._victim.url, "observer", self._kind)
+            self._accumulator = opened(self._victim.url, "observer", self._kind, partitions=self._partitions)
             self._stack.callback(self._accumulator.close)
+            if isinstance(self._victim, ClusterVictim):
+                self._victim.keys += self._accumulator._keys.homes
             for name in self._roles:
                 self._start(name)
             self._victim.weather(self._weather)
@@ -259,6 +265,12 @@ class Chaos:
             assert last == ["end"], f"{name} failed: {self._last_words()}"
         self._running.clear()
 
+    def _collect_garbage(self) -> None:
+        transport = self._accumulator._transport
+        self.done["garbage in partitions"] = sum(
+            remove_garbage(transport, one) for one in find_garbage(transport, NAME)
+        )
+
     def end(self) -> Tale:
         """Lets every process finish, takes the remaining rounds, and compares."""
         self._victim.weather(None)
@@ -287,6 +299,9 @@ class Chaos:
         tale.check(info)
         if info.waiting or info.unacknowledged:
             tale.problems.append(f"left behind: {info.waiting} {info.unacknowledged}")
+        if self._partitions:
+            # What arrives in a partition after its gradient was given up is left to `redisacc gc`.
+            self._collect_garbage()
         with self._victim.client() as client:
             self.done["repeated requests that were recognised"] = info.duplicates
             tale.problems += leftovers(client)
@@ -323,8 +338,10 @@ def main() -> None:
         choices=[0, 1],
         help="of each master of the cluster, which then also fail; by default, the seed decides",
     )
+    parser.add_argument("--partitions", type=int, help="of the accumulators on the cluster")
     options = parser.parse_args()
     chosen = {"kind": options.kind, "cluster": options.cluster, "replicas": options.replicas}
+    chosen["partitions"] = options.partitions
     if options.gradients is None:
         problems = report(options.seed, *piece(options.seed, **chosen, seconds=options.seconds or 180.0))
         sys.exit(1 if problems else 0)
@@ -354,6 +371,7 @@ def piece(
     kind: str | None,
     cluster: bool,
     replicas: int | None,
+    partitions: int | None,
     seconds: float,
     gradients: float = float("inf"),
 ) -> tuple[Counter[str], list[str]]:
@@ -361,7 +379,7 @@ def piece(
     if cluster and replicas is None:
         # Every kind, in each of the ways to cut gradients, with replicas and without.
         replicas = seed // 4 % 2
-    with Chaos(seed=seed, kind=kind, replicas=replicas if cluster else None) as chaos:
+    with Chaos(seed=seed, kind=kind, replicas=replicas if cluster else None, partitions=partitions) as chaos:
         started = time.monotonic()
         chaos.rage(seconds, gradients)
         tale = chaos.end()

@@ -23,9 +23,9 @@ def test_nothing_is_lost_and_nothing_counted_twice(kind, everything):
 
 @pytest.mark.timeout(240)
 @pytest.mark.thorough
-@pytest.mark.parametrize("replicas", [0, 1])
-def test_nothing_is_lost_on_a_cluster(replicas):
-    with Chaos(seed=4, crew=SMALL_CREW, replicas=replicas) as chaos:
+@pytest.mark.parametrize(("replicas", "partitions"), [(0, None), (1, None), (0, 3)])
+def test_nothing_is_lost_on_a_cluster(replicas, partitions):
+    with Chaos(seed=6, crew=SMALL_CREW, replicas=replicas, partitions=partitions) as chaos:
         chaos.rage(15)
         tale = chaos.end()
     assert tale.problems == []

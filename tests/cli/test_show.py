@@ -132,3 +132,27 @@ def test_rows_of_dense_ones(cli, cli_json, open_dense):
     assert "row 1  in 2 gradients  norm 50\n  sum   60.0 80.0\n  mean  30.0 40.0\n" in said
     assert "row 9  in no gradient of this round" in said
     acc.delete()
+
+
+def test_show_of_weights(cli, cli_json, open_dense, open_sparse, background, until):
+    acc = open_dense("float32", [1], "w", max_staleness=1, staleness_weight="inverse_sqrt", normalize="count")
+    acc.apply_grad([1.0])
+    assert "in this round" not in re.sub(r"late .*", "", cli("show", "w").stdout)
+    acc.apply_grad([1.0], weight=1.5)
+    take = background(acc.take_grad, min_weight=4, timeout=60)
+    until(lambda: acc.info().waiting)
+    said = cli("show", "w").stdout
+    assert re.search(r"^  weight +2.5 in this round$", said, re.MULTILINE)
+    assert re.search(r"^  weights +by staleness: inverse_sqrt$", said, re.MULTILINE)
+    assert re.search(r"^  mean +divides by the number of gradients, whatever their weights$", said, re.MULTILINE)
+    assert re.search(r" requires 1 with a weight of 4.0$", said, re.MULTILINE)
+    facts = cli_json("show", "w")
+    assert (facts["total_weight"], facts["staleness_weight"], facts["normalize"]) == (2.5, "inverse_sqrt", "count")
+    assert facts["waiting"][0]["min_weight"] == 4
+    acc.apply_grad([1.0], weight=1.5)
+    take.result()
+    rows = open_sparse("float32", [9, 1], "s")
+    rows.apply_grad([1, 2], [[1.0], [2.0]])
+    rows.apply_grad([2], [[5.0]], weight=0.5)
+    assert "row 2  in gradients with a weight of 1.5  norm 3\n" in cli("show", "s", "--index", 2).stdout
+    assert cli_json("show", "s", "--index", 2)["rows"][0]["count"] == 1.5

@@ -66,6 +66,20 @@ def test_the_page_says_what_info_says(monitor, open_dense, background, until):
     ann.delete()
 
 
+def test_weights_are_shown(monitor, open_dense, background, until):
+    acc = open_dense("float32", [1], "w", worker="chief")
+    acc.apply_grad([1.0], weight=0.5)
+    take = background(acc.take_grad, 1, min_weight=2.5, timeout=30)
+    until(lambda: acc.info().waiting)
+    monitor.refresh()
+    found = page(monitor, detail=id_of("w"))
+    assert found["detail:filling"]["total_weight"] == acc.info().total_weight == 0.5
+    assert [of["weight"] for of in found["detail:waiting"]] == [2.5]
+    acc.apply_grad([1.0], weight=2.0)
+    take.result()
+    acc.delete()
+
+
 def test_parameters_are_the_end_of_a_round(monitor, open_dense, open_parameters, until):
     acc, parameters = open_dense("float32", [1], "w"), open_parameters("w")
     monitor.refresh()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +15,8 @@ from support.timeouts import short_timeouts
 
 import redisacc
 import redisacc.asyncio
+from redisacc._protocol import take_wait
+from redisacc.asyncio._waits import CONNECTIONS
 
 pytestmark = pytest.mark.servers("valkey")
 # In place, and in parts.
@@ -64,6 +67,22 @@ async def test_an_unknown_outcome_is_awaited_again(proxy, real_server):
         assert isinstance(failure.value, redisacc.asyncio.OutcomeUnknownError)
         assert (await failure.value.retry()).outcome == "applied"
         assert await direct.num_accumulated() == 2
+        await direct.delete()
+
+
+async def test_calls_that_wait_for_a_connection_to_a_silent_server_end_together(proxy, real_server, monkeypatch):
+    monkeypatch.setattr(take_wait, "LAST_POLL_TIMEOUT", 1.0)
+    async with accumulator(proxy.url) as acc, accumulator(real_server.url) as direct:
+        # The connections are open.
+        await asyncio.gather(*(acc.num_accumulated() for _ in range(2 * CONNECTIONS)))
+        proxy.stall()
+        began = time.monotonic()
+        takes = [acc.take_grad(1, timeout=0.5) for _ in range(8 * CONNECTIONS)]
+        results = await asyncio.gather(*takes, return_exceptions=True)
+        # One after the other, the last ones would end after eight times as long.
+        assert time.monotonic() - began < 0.5 + 3 * take_wait.LAST_POLL_TIMEOUT
+        assert {type(result) for result in results} == {redisacc.TakeTimeoutError}
+        proxy.resume()
         await direct.delete()
 
 

@@ -64,3 +64,23 @@ def test_invalid_ones(training, options, message):
     with pytest.raises(redisacc.InvalidArgumentError, match=message):
         training.chief({"w": np.zeros(2)}, workers=2, **options)
     assert training.client.keys("*") == []
+
+
+def test_a_step_needs_a_weight(training, background):
+    chief = training.chief({"w": np.zeros(2)}, workers=1, min_weight=3, reduction_type="MEAN")
+    leading = background(training.lead, chief, 1)
+    first, second = training.worker(0), training.worker(1)
+    next(first.steps())
+    next(second.steps())
+    with pytest.raises(redisacc.InvalidArgumentError, match="weight must be"):
+        first.apply({"w": [1, 1]}, weight=0)
+    assert first.apply({"w": [1, 1]}, weight=1)
+    assert training.record[b"num_accumulated"] == b"1"
+    assert second.apply({"w": [5, 3]}, weight=2)
+    leading.result()
+    assert chief.parameters["w"].tolist() == [11 / 3, 7 / 3]
+
+
+def test_an_invalid_weight_of_a_chief(training):
+    with pytest.raises(redisacc.InvalidArgumentError, match="min_weight must be"):
+        training.chief(workers=1, min_weight=-1)

@@ -217,7 +217,10 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
             if heard:
                 # Anybody may forge the place.
                 forged = data.draw(st.sampled_from([0, 0, 0, 5, -5]))
-                sums.announce(upload.at(max(upload.place + forged, 0)))
+                described = upload.at(max(upload.place + forged, 0))
+                # Or the step moves before it is admitted, and with it the weight.
+                moved = data.draw(st.sampled_from([1.0, 1.0, 0.5])) if spec.can_weigh else 1.0
+                sums.announce(replace(described, factor=described.factor * moved))
         elif what == "part" and found.lengths:
             part = data.draw(st.integers(0, len(found.lengths) - 1))
             stage(upload, part)
@@ -307,6 +310,29 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
         if expected.indices is not None:
             np.testing.assert_array_equal(found.indices, expected.indices)
             np.testing.assert_array_equal(found.counts, expected.counts)
+
+
+def test_a_weight_that_has_changed_since_the_upload_began() -> None:
+    """The step has moved before the gradient was admitted, and with it the staleness."""
+    spec, server = SPECS["both"], Server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        upload = Upload(0, spec, 1, 64)
+    round_sum = spec.empty_sum((), where="the test")
+    sums = PartSums(server, KEYS, round_sum, bets=1)  # type: ignore[arg-type]
+    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+    found = upload.at(0)
+    sums.announce(replace(found, factor=2 * found.factor))
+    for part in range(len(found.lengths)):
+        server.strings[KEYS.staged(found.id, part)] = server.strings[KEYS.part(found.id, part)] = upload.bytes_of(part)
+        sums.arrive(found.id, part + 1)
+    sums.look_ahead(inline, lambda: False)
+    sums.complete([found], inline)
+    wanted = spec.empty_sum((), where="the test")
+    wanted.add(upload.gradient)
+    assert round_sum.weight == wanted.weight == upload.gradient.factor != 1
+    for section, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
+        np.testing.assert_array_equal(section.values, expected.values)
 
 
 def test_what_was_added_ahead_is_not_fetched_again() -> None:

@@ -200,7 +200,8 @@ function showFilling() {
   setText(byId("filling-title"), `Round of step ${filling.step}`);
   fillBar(byId("filling-bar"), { count: filling.count, required });
   setText(byId("filling-count"), head ? `${count(filling.count)} of ${plural(head.required, "gradient")}` : plural(filling.count, "gradient"));
-  setText(byId("filling-for"), head ? `for ${head.taker}${waiting.length > 1 ? ` and ${waiting.length - 1} more` : ""}` : "and no taker is waiting");
+  const weight = head?.weight ? `, with a weight of ${+head.weight.toPrecision(6)}` : "";
+  setText(byId("filling-for"), head ? `for ${head.taker}${weight}${waiting.length > 1 ? ` and ${waiting.length - 1} more` : ""}` : "and no taker is waiting");
   keepAge(byId("filling-times"), () => [
     filling.began === null ? "" : `began ${seconds(ageOfHeard(filling.began))} ago`,
     filling.first === null ? "" : `first gradient ${seconds(ageOfHeard(filling.first))} ago`,
@@ -209,7 +210,7 @@ function showFilling() {
   const notes = [];
   const note = (text, kind = "") => notes.push(element("li", { class: kind, text }));
   if (filling.buffered_bytes) note(`buffered ${bytes(filling.buffered_bytes)} of ${bytes(facts.buffer_limit)}`, filling.buffered_bytes > 0.85 * facts.buffer_limit ? "warn" : "");
-  if (filling.total_weight !== null && filling.count) note(`total weight ${+filling.total_weight.toPrecision(6)}`);
+  if (filling.total_weight !== filling.count) note(`total weight ${+filling.total_weight.toPrecision(6)}`);
   if (filling.staleness.length) note(filling.staleness.map(([steps, n]) => `${n} by ${plural(steps, "step")}`).join(", ") + " late");
   if (facts.reducer) note(`the reducer ${facts.reducer[1]}`, facts.reducer[1] === "is late" ? "warn" : "");
   byId("notes").replaceChildren(...notes);

@@ -107,7 +107,9 @@ def test_a_full_server_can_be_drained(case, open_accumulator, background, until)
     assert not [key for key in server.client().scan_iter() if b":part:" in key or b":taken" in key]
     # One that waits while the server is full, keeps its place, and is served when there is memory again.
     chief.set_global_step(5)
-    waiting = background(it.take, 2, timeout=60)
+    chief.configure(num_required=3)
+    chief.configure(num_required=2)
+    waiting = background(it.take, None, timeout=60)
     until(lambda: chief.info().waiting)
     with pytest.raises(redisacc.TakeTimeoutError):
         chief.take_grad(1, timeout=0.1)
