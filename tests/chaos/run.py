@@ -5,7 +5,8 @@ delays requests. All of them, and the server, are killed and stopped at random i
 the rounds reveal any loss and any repetition. On a cluster, slots move and nodes come and go, or replicas take over.
 
 python -m chaos.run --seconds 180 --seed 1
-python -m chaos.run --cluster --replicas 1 --partitions 3
+python -m chaos.run --cluster --replicas 1
+python -m chaos.run --cluster --partitions 3
 python -m chaos.run --gradients 10000000
 
 A long run consists of pieces with a server, an accumulator and a seed of their own, each checked when it ends.
@@ -96,8 +97,9 @@ class Chaos:
         self._kind = kind or KINDS[seed % len(KINDS)]
         self._random = random.Random(seed)
         self._seed = seed
-        # In half of the runs, all gradients are cut in the same way, so that reducers can add most of them.
-        self._part_size = [None, 256][seed // len(KINDS) % 2]
+        # In half of the runs, all gradients are cut in the same way, so that reducers can add most of them. Those in
+        # partitions are always in parts, because the sum of such gradients is never small.
+        self._part_size = [None, 256][seed // len(KINDS) % 2] if partitions is None else 32
         self._weather = weather
         self._replicas = replicas
         self._partitions = partitions
@@ -340,6 +342,11 @@ def main() -> None:
     )
     parser.add_argument("--partitions", type=int, help="of the accumulators on the cluster")
     options = parser.parse_args()
+    if options.partitions:
+        # A part that no replica has confirmed may be lost alone, and no actor hands out the rest of such a round.
+        if not options.cluster or options.replicas:
+            parser.error("--partitions needs --cluster, without replicas")
+        options.replicas = 0
     chosen = {"kind": options.kind, "cluster": options.cluster, "replicas": options.replicas}
     chosen["partitions"] = options.partitions
     if options.gradients is None:

@@ -3,8 +3,9 @@
 The option --rest is for a run after `make test`: it runs only what --all adds, which is less than --all.
 
 A test that takes a server has a case for each server family it can run on. `make test` runs it on Valkey, and on the
-fake server if it can run on no other; `make test-fast` is for the fake server. The marker `every_server` adds the other
-real families, if need be with some of the test's parameters only. The marker `one_server` is for tests in which the
+fake server if it can run on no other; `make test-fast` is for the fake server. The marker `every_server` adds the
+oldest Redis and the cluster, if need be with some of the test's parameters only. Redis 7, from which Valkey descends, is
+left to `make test-all`. The marker `one_server` is for tests in which the
 server plays no role. The marker `thorough` leaves a test, or some of its parameters, to `make test-all`. A test that
 tries more places or examples with --all takes the fixture `everything`, which says so; --rest repeats it. Servers that
 are named with --servers are all used, whatever the markers say.
@@ -37,7 +38,7 @@ UNUSUAL_STORAGES = ("partitions",)
 
 MARKERS = (
     "servers(*names): the servers that the test can run on; all of them if there is no such marker",
-    "every_server(**params): runs on every server family in `make test`, too, there only with these parameters",
+    "every_server(**params): in `make test` also on Redis 6.2 and the cluster, there only with these parameters",
     "same_on_a_cluster: runs on the cluster only with --servers cluster, because it is about values and not about keys",
     "single_server: cannot run on a cluster, because the test itself needs all keys on one server",
     "one_server: the server plays no role, so that `make test` runs it on one server only",
@@ -50,6 +51,8 @@ MARKERS = (
 )
 # The kind of client by which accumulators are opened with redisacc.asyncio.
 ASYNCIO = "asyncio"
+# Lies between Redis 6.2 and Valkey, so that a test that both pass rarely fails here.
+BETWEEN = "redis7"
 # The mark of a case that only every_server brings into `make test`.
 _EXTRA = "extra_server"
 # The mark of a case that has no server to run on.
@@ -183,7 +186,7 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
         if definition.get_closest_marker("every_server"):
             beyond = getattr(pytest.mark, _EXTRA)
         usual = _usual(names, definition)
-        marks |= {name: (beyond,) for name in names if name not in usual}
+        marks |= {name: (pytest.mark.thorough if name == BETWEEN else beyond,) for name in names if name not in usual}
         if FAKE in names and FAKE not in usual:
             # `make test-fast` is for these.
             marks[FAKE] = (pytest.mark.thorough,)
