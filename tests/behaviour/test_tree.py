@@ -341,7 +341,7 @@ def test_large_trees_in_many_parts(open_tree, monkeypatch, background, until, se
             of = model.Sparse(dtype, shape)
             for leaf in given:
                 of.apply(*leaf, None, 0, "")
-            of.divisor = len(given)
+            of.row_divisor = len(given)
             indices, values, _ = of.peek().gradient
             model.assert_same(found[path].indices, indices)
             model.assert_same(found[path].values, values)

@@ -4,11 +4,11 @@ The option --rest is for a run after `make test`: it runs only what --all adds, 
 
 A test that takes a server has a case for each server family it can run on. `make test` runs it on Valkey, and on the
 fake server if it can run on no other; `make test-fast` is for the fake server. The marker `every_server` adds the
-oldest Redis and the cluster, if need be with some of the test's parameters only. Redis 7, from which Valkey descends, is
-left to `make test-all`. The marker `one_server` is for tests in which the
-server plays no role. The marker `thorough` leaves a test, or some of its parameters, to `make test-all`. A test that
-tries more places or examples with --all takes the fixture `everything`, which says so; --rest repeats it. Servers that
-are named with --servers are all used, whatever the markers say.
+oldest Redis and the cluster, if need be with some of the test's parameters only. Redis 7, from which Valkey descends,
+is left to `make test-all`. The marker `one_server` is for tests in which the server plays no role. The marker
+`thorough` leaves a test, or some of its parameters, to `make test-all`. A test that tries more places or examples with
+--all takes the fixture `everything`, which says so; --rest repeats it. Servers that are named with --servers are all
+used, whatever the markers say.
 
 What is left out is deselected, never skipped, so the summary line counts it.
 """
