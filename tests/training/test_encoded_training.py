@@ -64,9 +64,10 @@ def test_parameters_that_the_server_has_lost_are_published_again(training, clien
         if chief.step == 2:
             weights = chief.parameters["w"]
             # As if the server had been restarted from older data.
-            client.delete(*client.keys("redisacc:{train}:parameters*"))
-            for key, value in before.items():
-                client.restore(key, 0, value)
+            # The record comes last, so that the worker finds parameters at every moment.
+            for key in sorted(before, key=len, reverse=True):
+                client.restore(key, 0, before[key], replace=True)
+            client.delete(*set(client.keys("redisacc:{train}:parameters*")) - before.keys())
         if chief.step == 3:
             break
     assert chief.parameters["w"].tolist() == (weights - gradient(0, 2, {"w": rounded(weights)})["w"]).tolist()
