@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import redisacc
+from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis.transport import Transport
 
@@ -102,7 +103,7 @@ def interrupt(monkeypatch):
         run = Transport.run_and_read
 
         def interrupted(self, script, *arguments, **options):
-            if script.name not in ("apply", "buffer"):
+            if script.name not in ("apply", "buffer", "commit"):
                 return run(self, script, *arguments, **options)
             monkeypatch.setattr(Transport, "run_and_read", run)
             if when == "after":
@@ -229,16 +230,17 @@ def test_an_interrupted_retry_is_counted_once(acc, monkeypatch):
 
         return run
 
-    ways = {"apply": Scripts.apply, "buffer": Scripts.buffer}
+    ways = {(Scripts, "apply"): Scripts.apply, (Scripts, "buffer"): Scripts.buffer}
+    ways[PartitionScripts, "commit"] = PartitionScripts.commit
     with monkeypatch.context() as patch:
         for way in ways:
-            patch.setattr(Scripts, way, silent)
+            patch.setattr(*way, silent)
         with pytest.raises(redisacc.OutcomeUnknownError) as unknown:
             acc.apply_grad([1, 1])
     assert acc.settle() == redisacc.Tally(0, 0, 0, 0)
     with monkeypatch.context() as patch:
         for way, send in ways.items():
-            patch.setattr(Scripts, way, interrupted(send))
+            patch.setattr(*way, interrupted(send))
         with pytest.raises(Interrupt):
             unknown.value.retry()
     assert acc.settle() == redisacc.Tally(1, 0, 0, 0)
