@@ -158,11 +158,11 @@ B ?=
 bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | measure beside TensorFlow, torch and others; writes docs/performance
 	$(BIN)/python -m benchmarks --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
 
-# The network is made of namespaces, so this needs Linux, root and iproute2.
 # The clock is simulated, and the same seeds give the same plots.
 simulate: $(VENV)/.bench ## 1 min | simulate settings of a crew; draws the plots of docs/choosing.md and prints its tables
 	$(BIN)/python -m benchmarks.choosing
 
+# The network is made of namespaces, so this needs Linux, root and iproute2.
 # Options, for example: make bench-network B="--quick --rate 1 --workers 4 --only dense-4MB"
 bench-network: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 2 h | measure between hosts with links of 1 and 10 Gbit/s; needs root
 	$(BIN)/python -m benchmarks.network --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)

@@ -114,10 +114,14 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"error: {error}", file=sys.stderr)
                 return 1
             results["seconds_of_sections"][name] = round(time.monotonic() - before, 1)
+            # A run that ends early keeps what it has measured.
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "partial.json").write_text(json.dumps(results))
         if not given.tiny:
             scripts.control(run)
         results["scripts"] = run.scripts
     results["seconds"] = round(time.monotonic() - started, 1)
     written = write(results, out, NAMES, render, draw)
+    (out / "partial.json").unlink(missing_ok=True)
     print(f"{results['seconds']:.0f} s; wrote {', '.join(str(path) for path in written)}")
     return 0

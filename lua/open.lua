@@ -70,14 +70,12 @@ if redis.call('EXISTS', keys.record) == 0 then
     count_text(args.lease_ms), 'created_ms', count_text(now_ms()))
   local optional = {
     max_staleness = args.max_staleness, staleness_weight = args.staleness_weight, normalize = args.normalize,
+    partitions = args.partitions,
   }
   for name, value in pairs(optional) do
     if value ~= ABSENT[name] then
       redis.call('HSET', keys.record, name, value)
     end
-  end
-  if args.partitions ~= '' then
-    redis.call('HSET', keys.record, 'partitions', args.partitions)
   end
   extend_leases(args.lease_ms, keys.record)
 end

@@ -45,6 +45,11 @@ if not record then
 end
 local reply = granted_round(keys.taken, args.token)
 if reply then
+  if reply[1] == 'granted' then
+    -- A WAIT may follow, over another connection than that of the first copy: see leave.
+    even_when_full(keys.record)
+    redis.call('HSET', keys.taken, args.token, redis.call('HGET', keys.taken, args.token))
+  end
   return reply
 end
 reply = granted_round(keys.taken, args.old)

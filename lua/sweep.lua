@@ -14,6 +14,9 @@
 -- Only attempts that are known here change: a gradient that was counted is not in the list any more, and a late copy of
 -- this call finds nothing of it.
 
+-- Removing parts drains a full server, so this script writes also then: see even_when_full. It removes a member that
+-- never exists.
+redis.call('ZREM', keys.attempts, '')
 for _, attempt in ipairs(args.abandoned) do
   redis.call('ZADD', keys.attempts, 'XX', 0, attempt)
 end
@@ -24,8 +27,13 @@ for _, attempt in ipairs(args.removed) do
 end
 local due = redis.call('ZRANGEBYSCORE', keys.attempts, 0, string.format('%.0f', now_ms()), 'LIMIT', 0, args.limit)
 local reply = {'due'}
-for n, attempt in ipairs(due) do
-  redis.call('ZADD', keys.attempts, 'XX', 0, attempt)
-  reply[n + 1] = attempt
+for _, attempt in ipairs(due) do
+  if #attempt <= 72 and string.match(attempt, '^[0-9a-z-]+ %d+$') then
+    redis.call('ZADD', keys.attempts, 'XX', 0, attempt)
+    reply[#reply + 1] = attempt
+  else
+    -- redisacc did not write it, and it must not stand in the way of the others.
+    redis.call('ZREM', keys.attempts, attempt)
+  end
 end
 return reply

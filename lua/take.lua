@@ -95,7 +95,9 @@ end
 local num_required, up_to, grace_ms = args.num_required, args.up_to, args.grace_ms
 if num_required == 0 then
   if record.num_required == 0 and args.min_weight == 0 then
-    redis.call('ZREM', keys.queue, args.token)
+    if redis.call('ZREM', keys.queue, args.token) == 1 then
+      announce(keys.record, 'left', 'left')
+    end
     redis.call('HDEL', keys.takers, args.token)
     return {'unset'}
   end
@@ -230,4 +232,4 @@ if has_grace and (record.grace_count ~= num_required or grace_weight ~= args.min
   write_weight('grace_weight', args.min_weight, grace_weight)
 end
 return {'waiting', record.global_step, count_text(record.num_accumulated), ahead,
-  count_text(is_enough and grace_left or 0), weight_text(total_weight), unpack(required)}
+  count_text(is_enough and math.max(grace_left, 0) or 0), weight_text(total_weight), unpack(required)}

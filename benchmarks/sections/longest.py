@@ -263,6 +263,7 @@ class Hostile:
         many = np.arange(5000)
         self._repeat("buffer in parts", lambda: buffering.apply_grad(many, large, local_step=step))
         self._repeat("set_global_step", lambda: acc.set_global_step(0))
+        self._repeat("configure", lambda: acc.configure(num_required=2))
         scripts = self._scripts()
         # Loaded as a user's apply would load it: the call itself may fail, because it only saves time.
         request, header = Request(self._session(), 1, "w", step, (ROW,)), bytes(2000)
@@ -273,7 +274,7 @@ class Hostile:
         (session, *_) = sessions_of(self._keys, scan(self._transport, self._keys.sessions), known)
         self._repeat("forget_worker", lambda: scripts.forget_worker(session=session, worker=known))
         reducer = ReducerScripts(self._transport, self._keys)
-        hold = partial(reducer.hold_reducer, holder="h", who="w" * 200, stored=0, late=0, lease_ms=60_000)
+        hold = partial(reducer.hold_reducer, holder="h", who="w" * 200, stored=0, late=0, sums="", lease_ms=60_000)
         self._repeat("hold_reducer", hold)
         self._repeat("release_reducer", lambda: reducer.release_reducer(holder="h"))
         self._repeat("info", acc.info, max(self._sizes.calls // 30, 1))

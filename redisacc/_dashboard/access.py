@@ -89,7 +89,8 @@ class Access:
 
     async def _refusal(self, request: Request) -> Response | None:
         """Returns the answer to a request that may not reach the application; None if it may."""
-        path = request.url.path
+        # Not request.url, which older versions of Starlette make of the header "Host", which anybody may choose.
+        path: str = request.scope["path"]
         if self._token is None:
             if is_loopback(_name_in(request.headers.get("host", ""))):
                 return None
@@ -129,6 +130,6 @@ class Access:
             return FileResponse(LOGIN, status_code=401)
         answer = RedirectResponse("./", status_code=303)
         name, proof = self._cookie
-        is_secure = request.url.scheme == "https"
+        is_secure = request.scope["scheme"] == "https"
         answer.set_cookie(name, proof, httponly=True, samesite="strict", secure=is_secure)
         return answer

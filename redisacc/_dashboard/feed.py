@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 
@@ -11,6 +12,8 @@ from redisacc._monitoring.monitor import Monitor
 from redisacc._redis.transport import Transport
 from redisacc._text import printable
 from redisacc.errors import RedisAccError
+
+logger = logging.getLogger("redisacc")
 
 # Seconds after which a server that does not answer is reported.
 TIMEOUT = 2.0
@@ -31,6 +34,8 @@ class _Viewer:
         self.query = query
         self.sections: dict[str, str] = {}
         self.ready = asyncio.Event()
+        # Whether no more sections will come.
+        self.failed = False
 
 
 class Feed:
@@ -72,7 +77,7 @@ class Feed:
             while True:
                 await viewer.ready.wait()
                 viewer.ready.clear()
-                if self._closed:
+                if self._closed or viewer.failed:
                     return
                 found = viewer.sections
                 changed = [f'"{name}":{text}' for name, text in found.items() if sent.get(name) != text]
@@ -94,7 +99,15 @@ class Feed:
             self._wake.clear()
             started = time.monotonic()
             queries = {viewer.query for viewer in self._viewers}
-            found = await asyncio.to_thread(self._refresh, queries)
+            try:
+                found = await asyncio.to_thread(self._refresh, queries)
+            except Exception:
+                # The pages end and connect again, instead of showing old figures as live ones.
+                logger.exception("the dashboard could not refresh")
+                for viewer in self._viewers:
+                    viewer.failed = True
+                    viewer.ready.set()
+                return
             for viewer in self._viewers:
                 # Those who came meanwhile have woken this loop.
                 if viewer.query in found:

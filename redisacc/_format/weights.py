@@ -1,6 +1,6 @@
 """Weights of gradients as text, and the rules that make weights of staleness.
 
-``lua/include/weight_text.lua`` has the bounds as well, and ``lua/include/effective_weight.lua`` follows the rules.
+``lua/include/parse_weight.lua`` has the bounds as well, and ``lua/include/effective_weight.lua`` follows the rules.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class RoundListener:
         for channel in (Keys(name).events, ParameterKeys(name).events):
 
             def hear(text: str | None, channel: str = channel) -> None:
-                self._hear(channel if text is not None else "", text)
+                self._hear(channel, text)
 
             stack.enter_context(pubsub_of(self._transport, channel).listen(channel, hear))
 
@@ -85,7 +85,8 @@ class RoundListener:
         """Handles a message, in the thread that listens."""
         at = time.monotonic()
         with self._lock:
-            if text is None:
+            if text is None and not channel:
+                # Messages of a pattern may have been missed, and so of everybody.
                 for history in self._histories.values():
                     history.hear(Event.parse(None), at)
                 return
@@ -94,9 +95,14 @@ class RoundListener:
                 return
             name, of_parameters = match.groups()
             known = self._histories.get(name)
+            if text is None:
+                if known is not None:
+                    known.hear(Event.parse(None), at)
+                return
             if known is None:
                 if len(self._histories) >= MOST:
-                    return
+                    # Most are of accumulators that are gone. Those in use are heard of again at once.
+                    self._histories.clear()
                 known = self._histories[name] = RoundHistory()
             if of_parameters is None:
                 known.hear(Event.parse(text), at)

@@ -44,8 +44,9 @@ def delete(transport: Transport, keys: Keys, incarnation: str, *, timeout: float
             # accumulator that has been created under the same name since.
             transport.call("UNLINK", *round_keys.hashes, timeout=timeout)
     if keys.partitions:
-        attempts = listed_attempts(transport, keys, timeout=timeout)
-        remove_parts(transport, keys, attempts, timeout=timeout)
+        # What redisacc did not write is removed with the key.
+        with contextlib.suppress(CorruptDataError):
+            remove_parts(transport, keys, listed_attempts(transport, keys, timeout=timeout), timeout=timeout)
     if not transport.call("EXISTS", ParameterKeys(keys.name).record, timeout=timeout):
         # Otherwise the parameters of this name are still listed.
         with contextlib.suppress(CorruptDataError):

@@ -62,6 +62,17 @@ def listed_attempts(transport: Transport, keys: Keys, *, timeout: float = TIMEOU
 
 
 @dataclass(frozen=True, slots=True)
+class Registered:
+    """An attempt may begin.
+
+    Attributes:
+        place: the place of the gradient, which also numbers the attempt.
+    """
+
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class Replaced:
     """The buffered gradients that a sum replaces.
 
@@ -90,7 +101,7 @@ class PartitionScripts(Scripts):
         nbytes: int,
         lease_ms: int,
         replaced: Replaced = Replaced(),
-    ) -> str | Counted | Full | Literal["changed"]:
+    ) -> Registered | Counted | Full | Literal["changed"]:
         """Registers an attempt to store a gradient, before the first of its parts is written.
 
         Args:
@@ -102,8 +113,8 @@ class PartitionScripts(Scripts):
             replaced: the gradients whose sum is part of this one.
 
         Returns:
-            The place of the gradient, which also numbers the attempt; or the outcome if the request is over; or, with
-            nothing changed, `Full`, or "changed" if a gradient that this one replaces is gone.
+            `Registered`; or the outcome if the request is over; or, with nothing changed, `Full`, or "changed" if a
+            gradient that this one replaces is gone.
 
         Raises:
             InvalidArgumentError: the round holds gradients of another shape.
@@ -141,7 +152,7 @@ class PartitionScripts(Scripts):
         )
         match reply:
             case [b"registered", place]:
-                return str(self._number(place, "places"))
+                return Registered(str(self._number(place, "places")))
         return self._decided(request, reply)
 
     def commit(
@@ -160,7 +171,7 @@ class PartitionScripts(Scripts):
         Args:
             request: who sends it, and what every gradient carries.
             gradient: id of the gradient.
-            place: what ``register`` returned.
+            place: what ``register`` gave it.
             header: header of the gradient.
             parts: how many parts it has.
             nbytes: how many bytes they have together.

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from redisacc._data.gradient import Gradient
 from redisacc._format.buffered import STAGING_MS, BufferedGradient, PartitionedGradient, partitioned
 from redisacc._format.keys import Keys
-from redisacc._protocol.partition_scripts import PartitionScripts, Replaced, StoredAttempt
+from redisacc._protocol.partition_scripts import PartitionScripts, Registered, Replaced, StoredAttempt
 from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
 from redisacc._protocol.scripts import REPLICATION_TIMEOUT_MS, Counted, Full, Request
 from redisacc._redis.fast_socket import Command
@@ -80,16 +80,16 @@ class PartitionWriter:
             "nbytes": of.nbytes,
             "replaced": _replaced(replaced, summed_weight),
         }
-        place = self._scripts.register(request, **what, lease_ms=ATTEMPT_MS + of.nbytes // BYTES_PER_MS)
-        if not isinstance(place, str):
-            return place
-        attempt = StoredAttempt(f"{gradient_id}-{place}", len(of.parts))
+        registered = self._scripts.register(request, **what, lease_ms=ATTEMPT_MS + of.nbytes // BYTES_PER_MS)
+        if not isinstance(registered, Registered):
+            return registered
+        attempt = StoredAttempt(f"{gradient_id}-{registered.place}", len(of.parts))
         try:
             replicas = self._write(attempt.id, of)
             if replicas is None:
                 sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
                 return "unstaged"
-            reply = self._scripts.commit(request, **what, place=place, header=of.header)
+            reply = self._scripts.commit(request, **what, place=registered.place, header=of.header)
         except AccumulatorNotFoundError:
             # Nobody counts it any more, and nobody else knows of its parts.
             self._remove(attempt)

@@ -126,6 +126,8 @@ class RoundReader:
         num_accumulated: int,
         total_weight: float | None,
         num_required: int = 0,
+        *,
+        lost_weight: float = 0.0,
     ) -> RoundSum:
         """Adds up all gradients of a round: those that are buffered, in the order of their places, then the sums.
 
@@ -135,6 +137,7 @@ class RoundReader:
             num_accumulated: how many gradients the round was counted to hold.
             total_weight: what the sum of their weights was counted to be; None if all are 1.
             num_required: how many the taker asked for: a reducer has bet on as many.
+            lost_weight: the weight of gradients that are left out, which ``total_weight`` contains.
 
         Raises:
             PartMissingError: a part of a buffered gradient is not there, or no longer.
@@ -155,7 +158,7 @@ class RoundReader:
         found = round_sum.number if round_sum.weight is None else round_sum.weight
         wanted = num_accumulated if total_weight is None else total_weight
         # They may have been added in another order.
-        if not math.isclose(found, wanted, rel_tol=ROUNDING):
+        if not math.isclose(found + lost_weight, wanted, rel_tol=ROUNDING):
             raise CorruptDataError(
                 f"{self._keys.record}: the weights of the gradients add up to {found:g}, but the total weight was "
                 f"counted to be {wanted:g}"

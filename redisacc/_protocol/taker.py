@@ -261,7 +261,7 @@ class Taker(Generic[G]):
             # Deleting or recovering the round also removes the keys that were to be read.
             if not self._still_listed(granted.token, granted.global_step):
                 raise self._unlisted(granted.token, granted.global_step) from error
-            if self._keys.partitions and isinstance(error, PartMissingError):
+            if isinstance(error, PartMissingError) and str(error.args[0]).startswith(self._keys.homes):
                 raise self._lost_part(granted, error) from error
             raise CorruptDataError(f"{error}. The round stays listed in info().unacknowledged") from error
 
@@ -289,11 +289,12 @@ class Taker(Generic[G]):
         contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
         # The acknowledgement also removes what is left of gradients that are left out.
         buffered, number, weight = contents.buffered, granted.num_accumulated, granted.given_weight
+        lost_weight = 0.0
         if skip_lost:
             lost = reader.leave_out_lost(contents)
             number -= sum(gradient.number for gradient in lost)
             if weight is not None:
-                weight -= sum(gradient.total_weight for gradient in lost)
+                lost_weight = sum(gradient.total_weight for gradient in lost)
             if lost:
                 logger.warning(
                     "%s: the round of step %d is handed out without the gradients of which parts are lost: %s",
@@ -302,7 +303,10 @@ class Taker(Generic[G]):
                     ", ".join(gradient.id for gradient in lost),
                     extra={"accumulator": self._keys.name, "global_step": granted.global_step, "token": granted.token},
                 )
-        round_sum = reader.add_up(contents, shape, number, weight, num_required)
+        round_sum = reader.add_up(contents, shape, number, weight, num_required, lost_weight=lost_weight)
+        if lost_weight:
+            # That of what is left, without the rounding of a difference.
+            weight = float(round_sum.number) if round_sum.weight is None else round_sum.weight
         gradient: G | None = self._spec.result(round_sum, self._spec.divisor(number, weight)) if number else None
         total = float(number) if weight is None else weight
         taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total)

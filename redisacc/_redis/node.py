@@ -83,7 +83,9 @@ class Node:
         self._leave.atexit = False
 
     def close(self) -> None:
-        """Gives back, or closes, the connections that were kept. No call may be under way, and none may follow."""
+        """Gives back, or closes, the connections that were kept. No call may be under way."""
+        # A retry() or settle() may follow: its connection then goes back to the pool.
+        self._keeps = 0
         self._leave()
 
     def exchange(self, commands: Sequence[Command], deadline: float) -> list[Any]:

@@ -113,11 +113,24 @@ class QuorumKeeper:
         self._announce(self.workers)
 
     def follow(self) -> None:
-        """Looks, once a second, whether the crew has grown or shrunk, if the chief waits for all of it."""
+        """Looks, once a second, whether the crew has grown or shrunk, if the chief waits for all of it.
+
+        With a fixed number of workers, it looks whether the settings are there: without them, a take that asks for a
+        weight would require a single gradient.
+        """
         now = time.monotonic()
-        if self._quorum.workers is not None or now < self._next_look:
+        if now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY
+        if self._quorum.workers is not None:
+            if self._accumulator.settings().num_required is None:
+                logger.warning(
+                    "%s: the settings are gone, so they are again as this chief was told",
+                    self._name,
+                    extra={"accumulator": self._name},
+                )
+                self.store()
+            return
         before = self.workers
         self._store(self._settings())
         if self.workers != before:

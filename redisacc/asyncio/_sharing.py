@@ -42,6 +42,9 @@ def borrow(where: object) -> Shared:
         InvalidArgumentError: it leads nowhere.
     """
     address, key = address_of(where)
+    # What they share refers to its loop, so it would never go by itself.
+    for ended in [loop for loop in list(_shared) if loop.is_closed()]:
+        _shared.pop(ended, None)
     on_loop = _shared.setdefault(asyncio.get_running_loop(), {})
     shared = on_loop.get(key)
     if shared is None:

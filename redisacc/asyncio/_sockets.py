@@ -226,7 +226,9 @@ class LoopSocket:
     # Called by the loop
 
     def _watch(self) -> None:
-        self._loop.add_reader(self._fileno, self._on_readable)
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            self._loop.add_reader(self._fileno, self._on_readable)
         self._is_watched = True
 
     def _unwatch(self) -> None:

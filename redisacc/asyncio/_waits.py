@@ -141,7 +141,8 @@ class LoopWaits:
 
     def start(self, run: Callable[[], object], name: str) -> None:
         # Like a thread, it begins with nothing that its starter has set.
-        task = self.loop.create_task(self._background(run, name), name=name, context=contextvars.Context())
+        # Not create_task: an eager factory would run it now, in this greenlet, where the caller may hold a lock.
+        task = asyncio.Task(self._background(run, name), loop=self.loop, name=name, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

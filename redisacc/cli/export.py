@@ -18,11 +18,11 @@ from redisacc._monitoring.monitor import Monitor
 from redisacc._monitoring.nodes import Node
 from redisacc._monitoring.round_history import Figures
 from redisacc._protocol.info import AccumulatorInfo
-from redisacc._redis.transport import Transport
+from redisacc._redis.transport import Transport, limited
 from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, USAGE, fail, report_failures
 from redisacc.cli.options import names_argument, redis_option, targets_of, transport_of
-from redisacc.errors import RedisAccError
+from redisacc.errors import RedisAccError, ServerUnavailableError
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -217,11 +217,15 @@ class Metrics(MetricsCollector):
         for problem in monitor.problems:
             click.echo(f"redisacc: {printable(problem)}", err=True)
         sizes: dict[str, dict[str, int]] = {}
-        for name in monitor.views:
-            try:
-                sizes[name] = {sort.what: sort.nbytes for sort in memory(self._transport, Keys(name))}
-            except RedisAccError as error:
-                click.echo(f"redisacc: {printable(str(error))}", err=True)
+        with limited(_TIMEOUT):
+            for name in monitor.views:
+                try:
+                    sizes[name] = {sort.what: sort.nbytes for sort in memory(self._transport, Keys(name))}
+                except ServerUnavailableError:
+                    # The others would wait for as long, one after the other.
+                    raise
+                except RedisAccError as error:
+                    click.echo(f"redisacc: {printable(str(error))}", err=True)
         return [view.info for view in monitor.views.values()], sizes, monitor.figures, monitor.nodes
 
 

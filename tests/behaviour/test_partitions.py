@@ -15,7 +15,7 @@ import redisacc
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.keys import Keys
 from redisacc._protocol import partition_writer, private_leases
-from redisacc._protocol.partition_scripts import PartitionScripts, StoredAttempt
+from redisacc._protocol.partition_scripts import PartitionScripts, Registered, StoredAttempt
 from redisacc._protocol.partition_sweep import sweep
 from redisacc._protocol.partition_writer import PartitionWriter
 from redisacc._redis.connect import connect
@@ -219,7 +219,7 @@ def test_a_late_copy_of_a_registration_revives_nothing(acc, keys, client, betwee
     client.zadd(keys.attempts, {first: 1})
     assert swept(client, keys) == 1
     (request, options), *_ = registered
-    assert scripts.register(request, **options) == str(int(place) + 1)
+    assert scripts.register(request, **options) == Registered(str(int(place) + 1))
     what = {name: options[name] for name in ("gradient", "parts", "nbytes", "replaced")}
     assert scripts.commit(request, **what, place=place, header=b"x") == "expired"
     assert acc.num_accumulated() == 0
@@ -310,6 +310,20 @@ def test_a_round_without_its_lost_gradients_weighs_less(acc, client):
     with acc.recover(skip_lost=True) as taken:
         assert (taken.num_accumulated, taken.total_weight) == (1, 0.5)
         assert_same(taken.gradient, gradient(1))
+
+
+@pytest.mark.forges
+@pytest.mark.parametrize(("weights", "left"), [((0.1, 0.2, 0.3), 0), ((1e9, 0.01, 0.01), 2)])
+def test_the_weight_of_what_is_left_is_exact(acc, client, weights, left):
+    for weight in weights:
+        acc.apply_grad(gradient(1), weight=weight)
+    for key in parts_of(client):
+        if left == 0 or key.rpartition(":")[0].endswith("-1"):
+            client.delete(key)
+    with pytest.raises(redisacc.DataLossError):
+        acc.take_grad(3)
+    with acc.recover(skip_lost=True) as taken:
+        assert (taken.num_accumulated, taken.total_weight) == (left, 0.01 * left)
 
 
 def test_a_round_is_recovered_with_all_of_its_parts(acc, client):
@@ -408,12 +422,12 @@ def test_a_foreign_list_of_partitions_is_refused(acc, open_dense, client):
     client.hset("redisacc:{w}", "partitions", "0,1,2")
 
 
-def test_a_foreign_attempt_is_refused(acc, keys, client):
-    client.zadd(keys.attempts, {"x" * 100: 0})
-    with pytest.raises(redisacc.CorruptDataError, match="not an attempt that redisacc wrote"):
-        PartitionScripts(connect(client), keys).sweep(limit=1)
-    # A take still works: somebody else may remove what nobody needs.
+def test_a_foreign_attempt_stands_in_nobodys_way(acc, keys, client):
+    client.zadd(keys.attempts, {"x" * 100 + "!": 0, "y": 0})
     acc.apply_grad(gradient(1))
     assert_same(acc.take_grad(1), gradient(1))
-    client.delete(keys.attempts)
-    client.delete(*parts_of(client))
+    assert (parts_of(client), client.exists(keys.attempts)) == ([], 0)
+    # A deletion removes it with the key.
+    client.zadd(keys.attempts, {"y": 2e12})
+    acc.delete()
+    assert not client.exists(keys.attempts)

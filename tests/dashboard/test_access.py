@@ -67,6 +67,9 @@ def test_with_a_token_nothing_is_shown_without_it(dashboard):
         assert ask(served, "/updates", authorization=wrong)[0] == 401, wrong
     assert ask(served, "/updates", authorization=f"Bearer {TOKEN}")[0] == 200
     assert ask(served, "/static/dashboard.css")[0] == 200
+    # The header "Host" must not make a page look like a file that everybody may have.
+    for host in ("x/static/dashboard.css?", "x/static/dashboard.css#"):
+        assert ask(served, "/updates", host=host)[0] == 401
 
     assert ask(served, "/login", "POST", "token=wrong")[0] == 401
     assert ask(served, "/login", "POST", "x" * 5000)[0] == 413

@@ -3,7 +3,9 @@
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const state = { text: "", sort: "name", rows: 100, detail: location.hash.slice(1), workers: 100 };
+// "#accumulators" is where the skip link leads.
+const idInAddress = () => (/^#[0-9a-f]{16}$/.test(location.hash) ? location.hash.slice(1) : "");
+const state = { text: "", sort: "name", rows: 100, detail: idInAddress(), workers: 100 };
 const STEP = 100, MOST = 1000;
 const narrow = matchMedia("(max-width: 640px)");
 
@@ -384,7 +386,7 @@ byId("back").addEventListener("click", () => {
   history.replaceState(null, "", location.pathname);
   (before?.name ?? byId("accumulators")).focus();
 });
-addEventListener("hashchange", () => choose(location.hash.slice(1)));
+addEventListener("hashchange", () => { if (location.hash !== "#accumulators") choose(idInAddress()); });
 
 let typing = 0;
 byId("filter").addEventListener("input", () => {

@@ -20,6 +20,7 @@ GRADIENTS = {
     "dense-in_place": ("dense", [600], (np.ones(600, np.float32),), 10**9),
     "dense-buffered": ("dense", [600], (np.ones(600, np.float32),), 0),
     "dense-large": ("dense", [1_500_000], (np.ones(1_500_000, np.float32),), 0),
+    "dense-partitions": ("dense", [1_500_000], (np.ones(1_500_000, np.float32),), 0),
     "sparse-in_place": ("sparse", [9, 2], ([1, 3], np.ones((2, 2), np.float32)), 10**9),
     "sparse-buffered": ("sparse", [9, 2], ([1, 3], np.ones((2, 2), np.float32)), 0),
 }
@@ -28,9 +29,14 @@ GRADIENTS = {
 class Case:
     """An accumulator, and a gradient of ones for it."""
 
-    def __init__(self, open_accumulator, server, kind, shape, grad, limit):
+    def __init__(self, open_accumulator, server, kind, shape, grad, limit, partitions):
         self.acc = open_accumulator(
-            kind, "float32", shape, "w", redis=server.url, in_place_limit=limit, reduction_type="SUM", worker="ann"
+            *(kind, "float32", shape, "w"),
+            redis=server.url,
+            in_place_limit=limit,
+            reduction_type="SUM",
+            worker="ann",
+            partitions=partitions,
         )
         self._grad = grad
 
@@ -53,7 +59,8 @@ class Case:
 @pytest.fixture(params=GRADIENTS)
 def case(request, daemon, open_accumulator):
     server = daemon("--maxmemory-policy", "noeviction").start()
-    return server, Case(open_accumulator, server, *GRADIENTS[request.param])
+    partitions = 3 if "partitions" in request.param else None
+    return server, Case(open_accumulator, server, *GRADIENTS[request.param], partitions)
 
 
 class Full:
