@@ -29,7 +29,7 @@ GRADIENTS = {
 class Case:
     """An accumulator, and a gradient of ones for it."""
 
-    def __init__(self, open_accumulator, server, kind, shape, grad, limit, partitions):
+    def __init__(self, open_accumulator, server, kind, shape, grad, limit, partitions=None):
         self.acc = open_accumulator(
             *(kind, "float32", shape, "w"),
             redis=server.url,
@@ -189,7 +189,8 @@ def test_a_server_that_evicts_nothing_is_not_warned_of(daemon, open_accumulator,
 
 # The keys that a server may evict, one at a time; and for each way of storing gradients, those that do not exist.
 KEYS = ["record", "sums", "buffered", "part", "sessions", "workers"]
-ABSENT = {"in_place": ["buffered", "part"], "buffered": ["sums", "part"], "large": ["sums"]}
+# Lost parts of partitions are the subject of tests/behaviour/test_partitions.py.
+ABSENT = {"in_place": ["buffered", "part"], "buffered": ["sums", "part"], "large": ["sums"], "partitions": KEYS}
 GONE = [(name, key) for name in GRADIENTS for key in KEYS if key not in ABSENT[name.partition("-")[2]]]
 
 
