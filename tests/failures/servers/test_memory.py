@@ -10,6 +10,10 @@ from support.leaks import leftovers
 from support.servers import contents
 
 import redisacc
+from redisacc._format.keys import Keys
+from redisacc._protocol.partition_scripts import PartitionScripts
+from redisacc._protocol.partition_sweep import sweep
+from redisacc._redis.connect import connect
 from redisacc._redis.transport import Hint
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
@@ -185,6 +189,18 @@ def test_a_server_that_evicts_nothing_is_not_warned_of(daemon, open_accumulator,
     with caplog.at_level(logging.WARNING, "redisacc"):
         open_accumulator("dense", "float32", [1], "w", redis=server.url)
     assert caplog.records == []
+
+
+def test_parts_are_removed_while_the_server_is_full(daemon, open_accumulator):
+    server = daemon("--maxmemory-policy", "noeviction").start()
+    it = Case(open_accumulator, server, *GRADIENTS["dense-partitions"], partitions=3)
+    transport, keys = connect(server.client()), Keys("w", partitions=(0, 1, 2))
+    server.client().zadd(keys.attempts, {"given-up-1 3": 1})
+    full = Full(server)
+    assert sweep(transport, keys, PartitionScripts(transport, keys)) == 1
+    full.empty()
+    assert not server.client().exists(keys.attempts)
+    it.acc.delete()
 
 
 # The keys that a server may evict, one at a time; and for each way of storing gradients, those that do not exist.
