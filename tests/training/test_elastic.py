@@ -162,6 +162,18 @@ def test_settings_can_be_changed_while_a_chief_waits(training, background, until
     assert settings() == redisacc.Settings(2, 4, 0.5)
 
 
+def test_lost_settings_come_back_also_if_a_weight_is_required(training, background, until, settings, gradients):
+    chief = training.chief(workers=2, min_weight=0.5)
+    # As a failover may: a take that says a weight would do with a single gradient now.
+    training.client.hdel("redisacc:{train}", "num_required")
+    leading = background(next, chief.rounds(until=1))
+    until(lambda: settings() == redisacc.Settings(2))
+    gradients(0, 0)
+    assert leading.running
+    gradients(1, 0)
+    assert leading.result().num_accumulated == 2
+
+
 def test_other_changes_do_not_last_while_everybody_is_waited_for(training, background, until, settings, gradients):
     for number in range(2):
         lease(training, number)
