@@ -262,6 +262,7 @@ class Hostile:
         large = np.ones((5000, ROW), np.float32)
         many = np.arange(5000)
         self._repeat("buffer in parts", lambda: buffering.apply_grad(many, large, local_step=step))
+        self._partitions(many, large)
         self._repeat("set_global_step", lambda: acc.set_global_step(0))
         self._repeat("configure", lambda: acc.configure(num_required=2))
         scripts = self._scripts()
@@ -278,6 +279,16 @@ class Hostile:
         self._repeat("hold_reducer", hold)
         self._repeat("release_reducer", lambda: reducer.release_reducer(holder="h"))
         self._repeat("info", acc.info, max(self._sizes.calls // 30, 1))
+
+    def _partitions(self, indices: Any, values: Any) -> None:
+        """Registers, commits and sweeps gradients whose parts lie in other slots."""
+        acc = redisacc.SparseConditionalAccumulator(
+            "float32", [ROWS, ROW], f"{self.name}-partitions", redis=self._url, in_place_limit=0, partitions=3
+        )
+        calls = max(self._sizes.calls // 30, 1)
+        self._repeat("buffer in partitions", lambda: acc.apply_grad(indices, values), calls)
+        self._repeat("sweep", lambda: acc.take_grad(calls), 1)
+        acc.delete()
 
     def training(self) -> None:
         """Publishes, finishes and deletes parameters, and takes leases in a large crew."""

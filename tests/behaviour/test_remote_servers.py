@@ -10,7 +10,8 @@ import pytest
 from redisacc._redis import lanes, node
 
 # The connections of a node of a cluster are the same, but are found elsewhere.
-pytestmark = pytest.mark.single_server
+# On an event loop, a large fetch uses one connection.
+pytestmark = [pytest.mark.single_server, pytest.mark.blocking]
 
 ELEMENTS = 400_000
 

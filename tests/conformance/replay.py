@@ -37,8 +37,12 @@ STORAGES: dict[str, tuple[int, ...]] = {
     "in_place": (10**9,),
     "buffered_inline": (0,),
     "buffered_parts": (0,),
+    "partitions": (0,),
     "mixed": (10**9, 0),
 }
+
+# Those in which every gradient is stored as if it were large.
+IN_PARTS = ("buffered_parts", "partitions")
 
 # A take that has what it needs doesn't wait at all, so these matter only to how long the tests last.
 BLOCKED_AFTER = 0.02
@@ -79,6 +83,8 @@ class _Handle:
             "sparse": redisacc.SparseConditionalAccumulator,
         }[self.kind]
         options = {"reduction_type": spec["reduction"]} if "reduction" in spec else {}
+        if storage == "partitions":
+            options["partitions"] = 3
         self.accumulators: list[Any] = []
         for limit in STORAGES[storage]:
             self.accumulators.append(
@@ -500,7 +506,7 @@ def replay(cases: Iterable[Case], client: redis.Redis, storage: str, *, sparing:
     summary = Summary()
     for case in cases:
         # In parts, as if every gradient were large.
-        in_parts = {"INLINE_BYTES": 0, "ANNOUNCED_BYTES": 0} if storage == "buffered_parts" else {}
+        in_parts = {"INLINE_BYTES": 0, "ANNOUNCED_BYTES": 0} if storage in IN_PARTS else {}
         with mock.patch.multiple(buffered_format, **in_parts) if in_parts else contextlib.nullcontext():
             ours = CaseRun(case, client, storage, sparing=sparing).outcomes()
         compare(case, ours, summary, exact=storage != "mixed")

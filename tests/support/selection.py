@@ -227,7 +227,10 @@ def _can_run(item: pytest.Item) -> bool:
     params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
     if not params or "server_name" not in params:
         return True
-    if params.get("accumulator_client") == ASYNCIO and item.get_closest_marker("blocking"):
+    # The asyncio driver takes a client of one server; tests/event_loop has a cluster.
+    if params.get("accumulator_client") == ASYNCIO and (
+        item.get_closest_marker("blocking") or params.get("server_name") == CLUSTER
+    ):
         return False
     if params.get("accumulator_client") == ASYNCIO and params["server_name"] != "valkey":
         # It is the same on all of them.
