@@ -22,7 +22,7 @@
 -- {'corrupt', where, text}                    a key or field holds what redisacc never writes; nothing changed
 
 -- #include "read_record"
--- #include "begin_request"
+-- #include "begin_counted_request"
 -- #include "extend_leases"
 -- #include "announce"
 -- #include "even_when_full"
@@ -32,12 +32,9 @@ local record, refusal = read_record(keys.record, args.incarnation, {'num_accumul
 if not record then
   return refusal
 end
-local entry, repeated
-entry, refusal, repeated = begin_request(keys.sessions, args)
+local entry
+entry, refusal = begin_counted_request(keys, args)
 if not entry then
-  if repeated then
-    redis.call('HINCRBY', keys.record, 'duplicates', 1)
-  end
   return refusal
 end
 

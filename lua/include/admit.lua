@@ -1,5 +1,5 @@
 -- #include "read_record"
--- #include "begin_request"
+-- #include "begin_counted_request"
 -- #include "extend_leases"
 -- #include "accepted_staleness"
 -- #include "round_staleness"
@@ -49,12 +49,9 @@ local function admit(keys, request, more)
   if not record then
     return nil, refusal
   end
-  local entry, is_duplicate
-  entry, refusal, is_duplicate = begin_request(keys.sessions, request)
+  local entry
+  entry, refusal = begin_counted_request(keys, request)
   if not entry then
-    if is_duplicate then
-      redis.call('HINCRBY', keys.record, 'duplicates', 1)
-    end
     return nil, refusal
   end
   local staleness = accepted_staleness(record, request.local_step)

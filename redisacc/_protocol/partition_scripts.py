@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from redisacc._data.validation import shape_text
 from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
 from redisacc._format.weights import weight_text
 from redisacc._protocol.scripts import Counted, Full, Request, Scripts
+from redisacc._redis.fast_socket import Argument
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
@@ -119,37 +119,8 @@ class PartitionScripts(Scripts):
         Raises:
             InvalidArgumentError: the round holds gradients of another shape.
         """
-        keys, current, session = self._keys, self._keys.current, request.session
-        reply = self._transport.run(
-            *load("register").bind(
-                keys={
-                    "record": keys.record,
-                    "buffered": current.buffered,
-                    "inline": current.inline,
-                    "workers": current.workers,
-                    "sessions": keys.sessions,
-                    "attempts": keys.attempts,
-                },
-                args={
-                    "incarnation": self.incarnation,
-                    "session": session.id,
-                    "sequence": request.sequence,
-                    "acknowledged": session.acknowledged,
-                    "worker": request.worker,
-                    "local_step": request.local_step,
-                    "once": int(request.once),
-                    "round_shape": shape_text(request.round_shape),
-                    "weight": weight_text(request.weight),
-                    "summed_weight": weight_text(replaced.summed_weight) if replaced.ids else "",
-                    "gradient": gradient,
-                    "parts": parts,
-                    "bytes": nbytes,
-                    "lease_ms": lease_ms,
-                    "replaced_bytes": replaced.nbytes,
-                    "replaced": replaced.ids,
-                },
-            )
-        )
+        keys, args = self._attempt(request, gradient, parts, nbytes, replaced)
+        reply = self._transport.run(*load("register").bind(keys=keys, args={**args, "lease_ms": lease_ms}))
         match reply:
             case [b"registered", place]:
                 return Registered(str(self._number(place, "places")))
@@ -184,37 +155,16 @@ class PartitionScripts(Scripts):
         Raises:
             InvalidArgumentError: the round holds gradients of another shape.
         """
-        keys, current, session = self._keys, self._keys.current, request.session
+        keys, args = self._attempt(request, gradient, parts, nbytes, replaced)
         reply, replicas = self._transport.run_and_read(
             *load("commit").bind(
-                keys={
-                    "record": keys.record,
-                    "buffered": current.buffered,
-                    "inline": current.inline,
-                    "workers": current.workers,
-                    "sessions": keys.sessions,
-                    "attempts": keys.attempts,
-                },
+                keys=keys,
                 args={
-                    "incarnation": self.incarnation,
-                    "session": session.id,
-                    "sequence": request.sequence,
-                    "acknowledged": session.acknowledged,
-                    "worker": request.worker,
-                    "local_step": request.local_step,
-                    "once": int(request.once),
+                    **args,
                     "trace": request.trace,
-                    "round_shape": shape_text(request.round_shape),
-                    "weight": weight_text(request.weight),
-                    "summed_weight": weight_text(replaced.summed_weight) if replaced.ids else "",
-                    "gradient": gradient,
                     "place": place,
                     "header": header,
-                    "parts": parts,
-                    "bytes": nbytes,
                     "ahead_bytes": buffered_format.ANNOUNCED_BYTES,
-                    "replaced_bytes": replaced.nbytes,
-                    "replaced": replaced.ids,
                     "replaced_attempts": [str(attempt) for attempt in replaced.attempts],
                 },
             ),
@@ -223,6 +173,28 @@ class PartitionScripts(Scripts):
         if reply == [b"expired"]:
             return "expired"
         return self._decided(request, reply, replicas)
+
+    def _attempt(
+        self, request: Request, gradient: str, parts: int, nbytes: int, replaced: Replaced
+    ) -> tuple[dict[str, str], dict[str, Argument | Sequence[Argument]]]:
+        """Returns the keys and the arguments that `register` and `commit` have in common."""
+        keys, current = self._keys, self._keys.current
+        return {
+            "record": keys.record,
+            "buffered": current.buffered,
+            "inline": current.inline,
+            "workers": current.workers,
+            "sessions": keys.sessions,
+            "attempts": keys.attempts,
+        }, {
+            **self._of(request),
+            "summed_weight": weight_text(replaced.summed_weight) if replaced.ids else "",
+            "gradient": gradient,
+            "parts": parts,
+            "bytes": nbytes,
+            "replaced_bytes": replaced.nbytes,
+            "replaced": replaced.ids,
+        }
 
     def sweep(
         self, *, limit: int, abandoned: Sequence[StoredAttempt] = (), removed: Sequence[StoredAttempt] = ()

@@ -25,7 +25,7 @@ from redisacc._format.weights import parse_weight, weight_text
 from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.script_replies import Deletion, corrupt, deletion_of
 from redisacc._protocol.sessions import Session
-from redisacc._redis.fast_socket import Command
+from redisacc._redis.fast_socket import Argument, Command
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import OPENING_TIMEOUT, TIMEOUT, Hint, Transport
 from redisacc._text import QUOTED, printable, shown
@@ -448,7 +448,7 @@ class Scripts:
         Raises:
             InvalidArgumentError: the round holds gradients of another shape.
         """
-        keys, current, session = self._keys, self._keys.current, request.session
+        keys, current = self._keys, self._keys.current
         reply, replicas = self._transport.run_and_read(
             *load("apply").bind(
                 keys={
@@ -458,16 +458,8 @@ class Scripts:
                     "sessions": keys.sessions,
                 },
                 args={
-                    "incarnation": self.incarnation,
-                    "session": session.id,
-                    "sequence": request.sequence,
-                    "acknowledged": session.acknowledged,
-                    "worker": request.worker,
-                    "local_step": request.local_step,
-                    "once": int(request.once),
+                    **self._of(request),
                     "trace": request.trace,
-                    "round_shape": shape_text(request.round_shape),
-                    "weight": weight_text(request.weight),
                     "labels": [section.label for section in packed],
                     "elements": [section.element for section in packed],
                     "limits": [section.limit for section in packed],
@@ -519,7 +511,7 @@ class Scripts:
         Raises:
             InvalidArgumentError: the round holds gradients of another shape.
         """
-        keys, current, session = self._keys, self._keys.current, request.session
+        keys, current = self._keys, self._keys.current
         if announced:
             stage = [self.stage(request, gradient=gradient, header=header), *stage]
         reply, replicas = self._transport.run_and_read(
@@ -536,16 +528,8 @@ class Scripts:
                     "replaced_parts": replaced_parts,
                 },
                 args={
-                    "incarnation": self.incarnation,
-                    "session": session.id,
-                    "sequence": request.sequence,
-                    "acknowledged": session.acknowledged,
-                    "worker": request.worker,
-                    "local_step": request.local_step,
-                    "once": int(request.once),
+                    **self._of(request),
                     "trace": request.trace,
-                    "round_shape": shape_text(request.round_shape),
-                    "weight": weight_text(request.weight),
                     "summed_weight": weight_text(summed_weight) if replaced else "",
                     "gradient": gradient,
                     "header": header,
@@ -795,11 +779,7 @@ class Scripts:
             *load("set_global_step").bind(
                 keys={"record": self._keys.record, "sessions": self._keys.sessions},
                 args={
-                    "incarnation": self.incarnation,
-                    "session": session.id,
-                    "sequence": sequence,
-                    "acknowledged": session.acknowledged,
-                    "worker": worker,
+                    **self._sender(session, sequence, worker),
                     "new_global_step": new_global_step,
                 },
             )
@@ -822,11 +802,7 @@ class Scripts:
             *load("configure").bind(
                 keys={"record": self._keys.record, "sessions": self._keys.sessions, "queue": self._keys.queue},
                 args={
-                    "incarnation": self.incarnation,
-                    "session": session.id,
-                    "sequence": sequence,
-                    "acknowledged": session.acknowledged,
-                    "worker": worker,
+                    **self._sender(session, sequence, worker),
                     "num_required": change.num_required,
                     "up_to": change.up_to,
                     "grace_ms": change.grace_ms,
@@ -857,13 +833,7 @@ class Scripts:
         reply = self._transport.run(
             *load("resolve").bind(
                 keys={"record": self._keys.record, "sessions": self._keys.sessions},
-                args={
-                    "incarnation": self.incarnation,
-                    "session": session.id,
-                    "sequence": sequence,
-                    "acknowledged": session.acknowledged,
-                    "worker": worker,
-                },
+                args=self._sender(session, sequence, worker),
             ),
             timeout=timeout,
         )
@@ -960,6 +930,26 @@ class Scripts:
             case [int(replicas)]:
                 return replicas
         raise CorruptDataError(f"{self._keys.record}: WAIT replied {shown(replies)}, not a number of replicas")
+
+    def _sender(self, session: Session, sequence: int, worker: str) -> dict[str, Argument]:
+        """Returns the arguments of every request that is executed once."""
+        return {
+            "incarnation": self.incarnation,
+            "session": session.id,
+            "sequence": sequence,
+            "acknowledged": session.acknowledged,
+            "worker": worker,
+        }
+
+    def _of(self, request: Request) -> dict[str, Argument]:
+        """Returns the arguments of every request that concerns a gradient."""
+        return {
+            **self._sender(request.session, request.sequence, request.worker),
+            "local_step": request.local_step,
+            "once": int(request.once),
+            "round_shape": shape_text(request.round_shape),
+            "weight": weight_text(request.weight),
+        }
 
     def _counted(self, reply: list[bytes], round_shape: tuple[int, ...], replicas: Sequence[Any] = ()) -> Counted:
         match reply:
