@@ -310,10 +310,8 @@ class Chief(Participant):
                 )
             )
         except InvalidArgumentError:
-            if self._accumulator.settings().num_required is not None:
+            if not self._quorum.restore():
                 raise
-            self._warn("somebody has removed the settings, so they are again as this chief was told")
-            self._quorum.store()
         except DataLossError as error:
             self._warn("%s", error)
         except CancelledError:

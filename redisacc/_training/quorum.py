@@ -112,6 +112,18 @@ class QuorumKeeper:
         self._store(self._settings())
         self._announce(self.workers)
 
+    def restore(self) -> bool:
+        """Stores the settings if the record has none any more. Returns whether that was so."""
+        if self._accumulator.settings().num_required is not None:
+            return False
+        logger.warning(
+            "%s: the settings are gone, so they are again as this chief was told",
+            self._name,
+            extra={"accumulator": self._name},
+        )
+        self.store()
+        return True
+
     def follow(self) -> None:
         """Looks, once a second, whether the crew has grown or shrunk, if the chief waits for all of it.
 
@@ -123,13 +135,7 @@ class QuorumKeeper:
             return
         self._next_look = now + LOOK_EVERY
         if self._quorum.workers is not None:
-            if self._accumulator.settings().num_required is None:
-                logger.warning(
-                    "%s: the settings are gone, so they are again as this chief was told",
-                    self._name,
-                    extra={"accumulator": self._name},
-                )
-                self.store()
+            self.restore()
             return
         before = self.workers
         self._store(self._settings())
