@@ -11,7 +11,7 @@ import click
 from redisacc._monitoring.monitor import Monitor
 from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc.cli.failures import EXIT_CODES, USAGE, fail, report_failures
-from redisacc.cli.options import Seconds, names_argument, redis_option, targets_of, transport_of
+from redisacc.cli.options import Seconds, names_argument, port_option, redis_option, targets_of, transport_of
 from redisacc.errors import RedisAccError
 
 try:
@@ -33,13 +33,7 @@ _LAST_SECONDS = 2
 
 @click.command(epilog=EXIT_CODES)
 @names_argument
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=9465,
-    show_default=True,
-    help="Port to listen on; 0 picks a free one.",
-)
+@port_option(9465)
 @click.option(
     "--host",
     default="127.0.0.1",

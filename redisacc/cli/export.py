@@ -21,7 +21,7 @@ from redisacc._protocol.info import AccumulatorInfo
 from redisacc._redis.transport import Transport, limited
 from redisacc._text import printable
 from redisacc.cli.failures import EXIT_CODES, USAGE, fail, report_failures
-from redisacc.cli.options import names_argument, redis_option, targets_of, transport_of
+from redisacc.cli.options import names_argument, port_option, redis_option, targets_of, transport_of
 from redisacc.errors import RedisAccError, ServerUnavailableError
 
 try:
@@ -39,13 +39,7 @@ _TIMEOUT = 3.0
 
 @click.command(epilog=EXIT_CODES)
 @names_argument
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=9464,
-    show_default=True,
-    help="Port to listen on; 0 picks a free one.",
-)
+@port_option(9464)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 means all.")
 @redis_option
 @report_failures

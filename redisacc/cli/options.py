@@ -71,6 +71,17 @@ def names_argument(function: Callable[P, R]) -> Callable[P, R]:
     return click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)(function)
 
 
+def port_option(default: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Adds the option --port PORT, as the parameter ``port``."""
+    return click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=default,
+        show_default=True,
+        help="Port to listen on; 0 picks a free one.",
+    )
+
+
 def leaf_option(help_text: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Adds the option --leaf PATH, as the parameter ``path``. The shell completes it once NAME is there."""
     return click.option("--leaf", "path", metavar="PATH", shell_complete=_complete_leaves, help=help_text)
