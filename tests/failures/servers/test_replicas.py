@@ -110,7 +110,12 @@ def test_a_master_that_is_demoted_under_us_is_left_for_the_new_one(pair, open_ac
     assert waiting.result(60).tolist() == [7, 7]
 
 
-def test_a_replica_that_was_behind_when_it_was_promoted(pair, open_stored):
+@pytest.fixture
+def lagging(pair, open_stored):
+    """A master at step 1 with a gradient of 2, and a replica that knows as much and receives nothing any more.
+
+    Also the address of the master, and two handles that follow it: of a worker, and of a chief.
+    """
     master, replica = pair
     address = MovingAddress(master)
     worker, chief = open_stored(address.client), open_stored(address.client)
@@ -118,8 +123,12 @@ def test_a_replica_that_was_behind_when_it_was_promoted(pair, open_stored):
     assert chief.take_grad(1, timeout=20).tolist() == [1, 1]
     apply(worker, 2, step=1)
     assert master.client().execute_command("WAIT", 1, 10_000) == 1
-    # From here on, it receives nothing.
     replica.client().replicaof("NO", "ONE")
+    return master, replica, address, worker, chief
+
+
+def test_a_replica_that_was_behind_when_it_was_promoted(lagging):
+    master, replica, address, worker, chief = lagging
     apply(worker, 4, step=1)
     assert chief.take_grad(2, timeout=20).tolist() == [6, 6]
     master.kill()
@@ -133,16 +142,9 @@ def test_a_replica_that_was_behind_when_it_was_promoted(pair, open_stored):
         assert found.gradient.tolist() == [18, 18]
 
 
-def test_a_take_that_was_undone_is_noticed_behind_another_taker(pair, open_stored):
+def test_a_take_that_was_undone_is_noticed_behind_another_taker(lagging, open_stored):
     """The number of rounds has grown again by the time the chief asks, because somebody else took the round again."""
-    master, replica = pair
-    address = MovingAddress(master)
-    worker, chief = open_stored(address.client), open_stored(address.client)
-    apply(worker, 1)
-    assert chief.take_grad(1, timeout=20).tolist() == [1, 1]
-    apply(worker, 2, step=1)
-    assert master.client().execute_command("WAIT", 1, 10_000) == 1
-    replica.client().replicaof("NO", "ONE")
+    master, replica, address, _, chief = lagging
     assert chief.take_grad(1, timeout=20).tolist() == [2, 2]
     master.kill()
     address.move_to(replica)
