@@ -1,4 +1,4 @@
-"""What redisacc.asyncio costs: an apply beside a blocking one, and the memory of waits.
+"""Measures redisacc.asyncio: an awaited apply beside a blocking one, and the memory of waits.
 
     python -m benchmarks.event_loop
 
@@ -76,7 +76,7 @@ async def waits(url: str, accumulators: int, *, traced: bool) -> tuple[float, in
         await redisacc.asyncio.ConditionalAccumulator("float32", [2], f"wait {number}", redis=url)
         for number in range(accumulators)
     ]
-    # What the first take allocates for good is not that of a wait.
+    # The first take allocates memory that stays. It happens before the measurement, which is about waits alone.
     await handles[0].apply_grad([1.0, 2.0])
     await handles[0].take_grad(1)
     gc.collect()

@@ -1,8 +1,8 @@
 """A simulated training on machines of unequal speed that die and return: loss over time for several settings.
 
-The clock is simulated, so a run takes a fraction of a second, and the same seed gives the same result. What a step
-waits for follows the rules of the library: its `Quorum` says how many gradients a step needs, and its leases for how
-long a worker that has died is waited for.
+The clock is simulated, so a run takes a fraction of a second, and the same seed gives the same result. A step waits as
+the library would: its `Quorum` says how many gradients a step needs, and its leases say how long a step waits for a
+worker that has died.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is compared: arguments of a chief, and how late gradients may be.
+    """One of the settings that are compared: arguments of a chief, and how late gradients may be.
 
     Attributes:
         workers: how many gradients a step needs, or "all".
@@ -90,7 +90,7 @@ class Setting:
 
 @dataclass
 class Outcome:
-    """What a simulated training did.
+    """The result of a simulated training.
 
     Attributes:
         times: when each step was made, in seconds.
