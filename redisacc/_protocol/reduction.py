@@ -1,5 +1,7 @@
 """The work of a reducer for one accumulator: it adds up what is being uploaded, and stores the sum for the taker.
 
+If the accumulator has partitions, this is the work for one of them: the sums of what is there are stored there.
+
 It keeps no state that matters. The accumulator is only read; beside it, the reducer writes its lease, and the parts of
 sums, which expire. So it may be killed at any moment, and several may run: at worst a taker adds up by itself.
 """
@@ -22,7 +24,7 @@ from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse
 from redisacc._protocol.growing_round import GrowingRound, Heard, Interruption
 from redisacc._protocol.reducer_scripts import ReducerScripts
 from redisacc._redis.fast_socket import Command, Pieces
-from redisacc._redis.transport import Transport
+from redisacc._redis.transport import Hint, Transport
 from redisacc._text import printable
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -52,11 +54,12 @@ MOST_HEARD = 10_000
 
 
 class Reduction:
-    """What a reducer does for one accumulator. One thread works; another one hears.
+    """What a reducer does for one accumulator, or for one of its partitions. One thread works; another one hears.
 
     Args:
         transport: the way to the server.
-        keys: the keys of the accumulator.
+        keys: the keys of the accumulator, with its partitions.
+        position: that of the partition; None: there are none.
         holder: the random id of the reducer.
         who: what people call it.
 
@@ -64,10 +67,12 @@ class Reduction:
         due: when to call ``work`` at the latest, on ``time.monotonic()``'s clock.
     """
 
-    def __init__(self, transport: Transport, keys: Keys, *, holder: str, who: str) -> None:
+    def __init__(self, transport: Transport, keys: Keys, position: int | None, *, holder: str, who: str) -> None:
         self._transport = transport
         self._keys = keys
-        self._scripts = ReducerScripts(transport, keys)
+        self._position = position
+        self._wake = keys.wake_of(position)
+        self._scripts = ReducerScripts(transport, keys, position)
         self._holder = holder
         self._who = who
         self._heard: deque[Heard] = deque([Interruption.MISSED])
@@ -85,10 +90,15 @@ class Reduction:
         self._logged = ""
         self.due = 0.0
 
-    def hear(self, text: str | None) -> bool:
-        """Notes a message of the channel ``wake``. None: messages were missed. Returns whether there is work.
+    @property
+    def channels(self) -> list[str]:
+        """The channels whose messages concern it."""
+        return list(dict.fromkeys([self._keys.wake, self._wake]))
 
-        Called by the thread that listens.
+    def hear(self, text: str | None) -> bool:
+        """Notes a message. None: messages were missed. Returns whether there is work.
+
+        Called by the threads that listen.
         """
         if text is None or len(self._heard) > MOST_HEARD:
             self._heard.clear()
@@ -163,9 +173,15 @@ class Reduction:
         )
         record = Record(self._keys, record_reply)
         number = Record.parse_wanted(wanted)
+        if record.partitions != self._keys.partitions:
+            raise AccumulatorNotFoundError(f"{self._keys.name} was created again, with other partitions")
         if record.incarnation != self._incarnation:
             self._growing = GrowingRound(
-                self._transport, self._keys, record.spec(tree if record.kind == "tree" else b""), store=self._store
+                self._transport,
+                self._keys,
+                record.spec(tree if record.kind == "tree" else b""),
+                store=self._store,
+                position=self._position,
             )
             self._incarnation = record.incarnation
         if number != self._wanted:
@@ -200,7 +216,7 @@ class Reduction:
         )
         commands: list[Command] = [
             ("SET", key, data[0] if len(data) == 1 else data, "PX", SUM_MS),
-            ("PUBLISH", self._keys.wake, sum_stored(digest, number)),
+            Hint(("PUBLISH", self._wake, sum_stored(digest, number))),
         ]
         if digest not in self._sums:
             self._sums[digest] = []
