@@ -50,6 +50,15 @@ class ReducerInfo:
         """Whether it was in time for at least half of the rounds, and no partition lacks one."""
         return self.stored >= self.late and not self.missing
 
+    @property
+    def state(self) -> str:
+        """What people are told: "has begun", "keeps up", "is late", or on how many partitions one is missing."""
+        if self.missing:
+            return f"is missing on {self.missing} of the partitions"
+        if not self.stored and not self.late:
+            return "has begun"
+        return "keeps up" if self.keeps_up else "is late"
+
 
 def lease_commands(keys: Keys) -> list[Command]:
     """Returns the commands that read the lease; with partitions, one for each of them."""

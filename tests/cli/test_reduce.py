@@ -123,6 +123,21 @@ def test_wrong_usage_of_reduce(offline_cli, words):
 
 
 @pytest.mark.thorough
+def test_a_cluster_and_a_reducer_together(tmp_path, train, until):
+    with running("server", "--cluster", "3", "--reduce", cwd=tmp_path) as process:
+        said = lines_until(process, "^  reducer ")
+        assert said.endswith("\n  reducer  adds up large gradients beside the nodes\n")
+        (url,) = re.findall(r"^  URL +(\S+)", said, re.MULTILINE)
+        options = {"reduction_type": "SUM", "partitions": 3, "redis": url}
+        with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", **options) as acc:
+            train(acc)
+            assert until(lambda: acc.info().reducer).who.endswith(f":{process.pid}")
+        process.send_signal(signal.SIGTERM)
+        said, problems = process.communicate(timeout=60)
+    assert process.returncode == 0, problems
+
+
+@pytest.mark.thorough
 def test_server_and_reducer_together(tmp_path, train, until):
     with running("server", "--reduce", "--port", str(free_port()), cwd=tmp_path) as process:
         said = lines_until(process, "^  reducer ")
