@@ -18,7 +18,7 @@ from redisacc._format.keys import Keys
 from redisacc._handles.base import host_and_process
 from redisacc._protocol.lifetime import Closing
 from redisacc._protocol.record_reader import with_partitions
-from redisacc._protocol.reduction import Reduction
+from redisacc._protocol.reduction import IDLE, LONGEST_IDLE, Reduction
 from redisacc._redis.connect import connect
 from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport
@@ -51,7 +51,7 @@ class Reducer(Closing):
     the same, bit for bit. Several reducers may run for the same accumulators; one of them works on each, and the others
     stand by.
 
-    It works on an accumulator when a waiting taker calls for it, until nothing has happened there for 10 seconds. A
+    It works on an accumulator when a waiting taker calls for it, until nothing has happened there for 10 minutes. A
     taker calls if gradients of at least 512 KiB arrive whose dense arrays have, for as many gradients as it requires,
     more than 1.25 times the bytes of their sum. The memory of a reducer is that of one sum for each accumulator, and a
     few MiB. In Redis, it stores at most two sums for each, which expire after 60 seconds.
@@ -152,7 +152,7 @@ class Reducer(Closing):
                 self._attempt(lambda: self._transport.call("TIME", timeout=LONGEST_PAUSE))
             for key, running in list(self._reductions.items()):
                 reduction = running.reduction
-                if reduction.is_idle or not self._is_ours(running):
+                if reduction.is_idle(LONGEST_IDLE) or not self._is_ours(running):
                     self._leave(key)
                     continue
                 has_work = reduction.has_work or reduction.due <= now
@@ -165,8 +165,7 @@ class Reducer(Closing):
 
     def _answer(self, name: str) -> None:
         """Begins to work on an accumulator, as far as it is on the node and not yet worked on."""
-        names = {known for known, _ in self._reductions}
-        if name not in names and len(names) >= self._most:
+        if not self._has_room(name):
             return
         try:
             keys = with_partitions(self._transport, Keys(name), timeout=CALL_TIMEOUT)
@@ -190,6 +189,19 @@ class Reducer(Closing):
                         pubsub_of(self._transport, channel).listen(channel, partial(self._hear, reduction))
                     )
                 self._reductions[key] = _Running(reduction, keys.home(position), listening)
+
+    def _has_room(self, name: str) -> bool:
+        """Returns whether to work on an accumulator as well, and leaves one that is idle if it takes its place."""
+        names = {known for known, _ in self._reductions}
+        if name in names or len(names) < self._most:
+            return True
+        for other in names:
+            parts = [key for key in self._reductions if key[0] == other]
+            if all(self._reductions[key].reduction.is_idle(IDLE) for key in parts):
+                for key in parts:
+                    self._leave(key)
+                return True
+        return False
 
     def _hear(self, reduction: Reduction, text: str | None) -> None:
         """Handles a message, in the thread that listens."""

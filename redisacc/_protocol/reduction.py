@@ -42,8 +42,10 @@ RENEWAL = 1.0
 SUM_MS = 60_000
 # The sums of so many rounds are kept. Earlier ones are removed at once, because their takers are done.
 SUMS_KEPT = 2
-# After this many seconds without a message, the accumulator is left.
+# After this many seconds without a message, the accumulator is left if others call; and in any case. A step of a large
+# model may take minutes, and a taker relies only on a reducer that was there before the first gradient arrived.
 IDLE = 10.0
+LONGEST_IDLE = 600.0
 # How often uploads that stand still are looked for, in seconds.
 LOOK = 0.25
 # How long an accumulator is left alone after an error, in seconds: one that passes, and one that stays.
@@ -116,10 +118,9 @@ class Reduction:
         """Whether something was heard that is still to be used, unless the accumulator is left alone for a moment."""
         return bool(self._heard) and (self._holds or time.monotonic() >= self.due)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing was heard for so long that the accumulator can be left."""
-        return not self._heard and time.monotonic() - self._heard_at > IDLE
+    def is_idle(self, seconds: float) -> bool:
+        """Returns whether nothing was heard for so long."""
+        return not self._heard and time.monotonic() - self._heard_at > seconds
 
     def work(self, interrupted: Callable[[], bool]) -> None:
         """Adds up and stores what has arrived.

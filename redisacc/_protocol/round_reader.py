@@ -94,11 +94,11 @@ class RoundReader:
         relies = present and self._reliance is not None and self._reliance.relies
         self._growing.rely_on_reducer(self._reliance if relies else None)
 
-    @property
     def calls_for_reducer(self) -> bool:
-        """Whether a reducer would save time, and none works on the accumulator."""
+        """Returns whether to call for a reducer now: none works on the accumulator, and one would save time."""
         part_sums = self._growing.part_sums
-        return not self._has_reducer and part_sums is not None and part_sums.suits_reducer
+        suits = not self._has_reducer and part_sums is not None and part_sums.suits_reducer
+        return suits and self._reliance is not None and self._reliance.calls()
 
     def forget(self) -> None:
         """Drops what was added ahead."""

@@ -44,8 +44,8 @@ logger = logging.getLogger("redisacc")
 
 # A taker that has not polled for this long is passed over, in milliseconds.
 TAKER_LEASE_MS = 3000
-# How often a take that could use a reducer calls for one, in seconds.
-CALL_INTERVAL = 1.0
+# How long a call for a reducer tries to reach the server, in seconds.
+CALL_TIMEOUT = 1.0
 # With more partitions than this, a take listens to none of them, because each takes a thread and a connection. It then
 # begins to add gradients up when they are counted, and asks for the sums of reducers when its round is granted.
 MOST_CHANNELS = 128
@@ -141,8 +141,6 @@ class TakeWait:
     # Whether the last look ahead was broken off to poll.
     _broke_off: bool = False
     _poll_now: bool = True
-    # When to call for reducers again, on ``time.monotonic()``'s clock.
-    _call_again: float = 0.0
 
     def __post_init__(self) -> None:
         self.alarm = self.transport.waits.alarm()
@@ -236,8 +234,8 @@ class TakeWait:
                 logger.warning("%s", self._state("is still waiting", self._contributors()), extra=self._fields)
             if self._look_ahead():
                 continue
-            if self.reader.calls_for_reducer:
-                self._call_reducers()
+            if self.reader.calls_for_reducer():
+                self._call_reducer()
             self.alarm.wait(min(next_poll, self.deadline, log.due) - now)
 
     @property
@@ -266,15 +264,11 @@ class TakeWait:
             return False
         return True
 
-    def _call_reducers(self) -> None:
-        """Tells reducers that one could be used here, once a second."""
-        now = time.monotonic()
-        if now < self._call_again:
-            return
-        self._call_again = now + CALL_INTERVAL
+    def _call_reducer(self) -> None:
+        """Tells reducers that one could be used here."""
         # Every node of a cluster passes on a message that belongs to no slot.
         with contextlib.suppress(RedisAccError):
-            self.transport.call("PUBLISH", self.keys.calls, f"required={self.num_required}", timeout=CALL_INTERVAL)
+            self.transport.call("PUBLISH", self.keys.calls, f"required={self.num_required}", timeout=CALL_TIMEOUT)
 
     def poll(self) -> tuple[Granted, list[Any]] | None:
         """Asks for the round once. Logs a warning and returns None if the server cannot be reached."""

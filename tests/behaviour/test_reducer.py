@@ -332,3 +332,23 @@ def test_reducers_beside_the_nodes_share_the_partitions(
     assert all(":sum:" in key for key in fetched)
     assert {key.partition(":sum:")[0] for key in fetched} == set(keys.homes)
     acc.delete()
+
+
+@pytest.mark.thorough
+def test_an_accumulator_that_is_idle_makes_room_for_another_one(
+    open_dense, client, background, until, reducer, monkeypatch
+):
+    reducer(max_accumulators=1)
+    settle(open_dense("float32", [ELEMENTS], "w"), background, until)
+    other = open_dense("float32", [ELEMENTS], "v")
+    take = background(other.take_grad, 3)
+    until(lambda: len(other.info().waiting) == 1)
+    other.apply_grad(values(1))
+    assert not client.exists("redisacc:{v}:reducer")
+    monkeypatch.setattr("redisacc._handles.reducer.IDLE", 0.0)
+    # The taker calls again every second.
+    wait_for_leases(other, until)
+    until(lambda: not client.exists("redisacc:{w}:reducer"))
+    for k in (2, 3):
+        other.apply_grad(values(k))
+    take.result(60)
