@@ -43,7 +43,7 @@ COMPACT_BYTES = 128 * 2**20
 COMPACTING_MS = 5000
 COMPACTING_PAUSE = 0.01
 
-Reply = Counted | Full | Literal["would_accept", "changed", "unstaged"]
+Reply = Counted | Full | Literal["would_accept", "changed", "unstaged", "unconfirmed"]
 
 # Sends a gradient, given the request, the buffered gradients that it replaces, and the weight that the gradient of the
 # request has in it.
@@ -72,7 +72,7 @@ class Compactor:
             What the server replied to the sum; or ``full`` if somebody else is at work, so that the caller tries again.
 
         Raises:
-            AccumulatorFullError: the sum exceeds the limit, too.
+            AccumulatorFullError: the sum exceeds the limit, too, or replicas do not confirm it.
         """
         token = secrets.token_hex(8)
         if self._transport.call(
@@ -98,7 +98,7 @@ class Compactor:
         """Replaces some of the buffered gradients by the sum of these and the new one.
 
         Raises:
-            AccumulatorFullError: the sum exceeds the limit, too.
+            AccumulatorFullError: the sum exceeds the limit, too, or replicas do not confirm it.
         """
         shape = request.round_shape
         entries = scan(self._transport, self._keys.current.buffered)
@@ -116,6 +116,8 @@ class Compactor:
                 choices.append(more)
         for chosen in choices:
             reply = self._swap(gradient, request, send, chosen, full.weight)
+            if reply == "unconfirmed":
+                raise no_room(self._keys, gradient, full, "replicas do not confirm a sum of them in time")
             if isinstance(reply, Counted):
                 operation.note_compacted(len(chosen))
             # If others took the round or buffered gradients meanwhile, this does not show what compacting can do.

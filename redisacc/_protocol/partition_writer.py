@@ -29,7 +29,7 @@ from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, RedisAcc
 ATTEMPT_MS = 60_000
 BYTES_PER_MS = 128
 
-Reply = Counted | Full | Literal["changed", "unstaged"]
+Reply = Counted | Full | Literal["changed", "unstaged", "unconfirmed"]
 
 
 class PartitionWriter:
@@ -50,6 +50,7 @@ class PartitionWriter:
         self._keys = keys
         self._scripts = scripts
         self._lease_ms = lease_ms
+        self._min_replicas = min_replicas
         self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
 
     def send(
@@ -70,8 +71,9 @@ class PartitionWriter:
             summed_weight: the weight that the gradient of the request has in that sum.
 
         Returns:
-            The outcome; or, with nothing changed, `Full`, "changed" if a gradient that it replaces is gone, or
-            "unstaged" if the attempt was given up by somebody else, so that a new one is needed.
+            The outcome; or, with nothing changed, `Full`, "changed" if a gradient that it replaces is gone, "unstaged"
+            if the attempt was given up by somebody else, so that a new one is needed, or "unconfirmed" if it replaces
+            gradients, and too few replicas have its parts.
         """
         of = partitioned(self._keys, gradient)
         what: dict[str, Any] = {
@@ -89,6 +91,10 @@ class PartitionWriter:
             if replicas is None:
                 sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
                 return "unstaged"
+            if replaced and any(number < self._min_replicas for number in replicas):
+                # Replicas may have confirmed what it would replace, and others were told so.
+                sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
+                return "unconfirmed"
             reply = self._scripts.commit(request, **what, place=registered.place, header=of.header)
         except AccumulatorNotFoundError:
             # Nobody counts it any more, and nobody else knows of its parts.
@@ -125,7 +131,7 @@ class PartitionWriter:
             # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the
             # gradient was counted. NX: it must not give an expiry to a part that is there.
             batches.setdefault(partition, []).append(("SET", key, part, "NX", "PX", STAGING_MS))
-            batches[partition] += [self._lasting(key), ("STRLEN", key)]
+            batches[partition] += [self._lasting(key), self._measure(key)]
             numbers.setdefault(partition, []).append(number)
         found = self._transport.scatter([[*batch, *self._replicate] for batch in batches.values()])
         replicas: list[int] = []
@@ -145,6 +151,15 @@ class PartitionWriter:
         """Removes the parts of an attempt that the leader does not know any more. What fails here, `gc` removes."""
         with contextlib.suppress(RedisAccError):
             remove_parts(self._transport, self._keys, [attempt])
+
+    def _measure(self, key: str) -> Command:
+        """Returns the command that replies with the length of a part, 0 if it is not there.
+
+        With replicas to wait for, it is a write that changes nothing: Valkey's WAIT asks for what its own connection
+        wrote last. When a batch is sent again, SET and PERSIST find their work done and write nothing, so WAIT would
+        count replicas that lack the parts. APPEND always writes.
+        """
+        return ("APPEND", key, b"") if self._replicate else ("STRLEN", key)
 
     def _lasting(self, key: str) -> Command:
         """Returns the command by which a part gets the expiry that it has while its gradient counts: mostly none."""

@@ -16,7 +16,7 @@ from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.keys import Keys
 from redisacc._protocol import partition_writer, private_leases
 from redisacc._protocol.partition_scripts import PartitionScripts, Registered, StoredAttempt
-from redisacc._protocol.partition_sweep import sweep
+from redisacc._protocol.partition_sweep import remove_parts, sweep
 from redisacc._protocol.partition_writer import PartitionWriter
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
@@ -168,6 +168,22 @@ def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(acc, ke
     assert not [key for key in parts_of(client) if given_up[0] in key]
     assert_same(acc.take_grad(1), gradient(1))
     assert (parts_of(client), acc.info().attempts) == ([], 0)
+
+
+def test_a_number_that_the_leader_gives_twice_names_other_parts(acc, keys, client, between):
+    """After a failover to a replica that lagged behind. Somebody may still be removing the parts of the first one."""
+
+    def fail_over(attempt):
+        client.zrem(keys.attempts, str(attempt))
+        client.hincrby(keys.record, "places", -1)
+        forgotten.append(attempt)
+
+    forgotten = []
+    between(fail_over)
+    assert acc.apply_grad(gradient(1)).num_accumulated == 1
+    remove_parts(connect(client), keys, forgotten)
+    assert {key.split(":")[-2][-2:] for key in parts_of(client)} == {forgotten[0].id[-2:]}
+    assert_same(acc.take_grad(1), gradient(1))
 
 
 def test_a_gradient_that_is_refused_at_the_last_moment_leaves_nothing(acc, client, between):
