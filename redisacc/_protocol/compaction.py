@@ -83,11 +83,20 @@ class Compactor:
         try:
             with self._telemetry.observe("compact", request.worker) as operation:
                 return self._compact(gradient, request, full, send, operation)
-        except PartMissingError:
+        except PartMissingError as error:
+            if self._is_lost(error):
+                why = f"compacting needs {error.args[0]}, which is lost, as the next take will report"
+                raise no_room(self._keys, gradient, full, why) from None
             return full
         finally:
             if self._is_compacting(token):
                 self._transport.call("UNLINK", self._keys.compacting)
+
+    def _is_lost(self, missing: PartMissingError) -> bool:
+        """Returns whether a part is gone although its gradient is still buffered: a node has lost it in a failover."""
+        if not self._keys.partitions:
+            return False
+        return self._transport.call("HGET", self._keys.current.buffered, missing.gradient) is not None
 
     def _is_compacting(self, token: str) -> bool:
         """Returns whether this client compacts. Its SET may have been sent twice, so the key may be its own."""

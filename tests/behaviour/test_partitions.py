@@ -304,6 +304,24 @@ def test_gradients_are_compacted_at_the_limit(open_dense, client):
     assert parts_of(client) == []
 
 
+@pytest.mark.forges
+def test_a_lost_part_prevents_compacting_and_is_named(open_dense, client):
+    acc = open_dense(
+        "float32", SHAPE, "w", reduction_type="SUM", partitions=3, in_place_limit=0, buffer_limit=2 * 4 * 30
+    )
+    for number in (1, 2):
+        acc.apply_grad(gradient(number))
+    lost = next(key for key in parts_of(client) if key.rpartition(":")[0].endswith("-1"))
+    client.delete(lost)
+    with pytest.raises(redisacc.AccumulatorFullError, match=f"compacting needs {lost}, which is lost"):
+        acc.apply_grad(gradient(4))
+    with pytest.raises(redisacc.DataLossError) as caught:
+        acc.take_grad(2)
+    assert caught.value.part == lost
+    with acc.recover(skip_lost=True) as taken:
+        assert_same(taken.gradient, gradient(2))
+
+
 def test_gradients_have_weights(open_dense):
     options = {"max_staleness": 1, "staleness_weight": [1, 0.5], "partitions": 3, "in_place_limit": 0}
     acc = open_dense("float32", SHAPE, "w", **options, buffer_limit=2 * 4 * 30)
