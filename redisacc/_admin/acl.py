@@ -78,7 +78,8 @@ ROLES = {
     "observer": Role("reads, and listens to events", _LOOKS, "sismember smembers sscan", everything=True),
     "operator": Role(
         "all of the above; also deletes, cleans up, and loads the scripts",
-        f"{_OPENS} {_APPLIES} {_TAKES} {_PUBLISHES} {_LOOKS} eval script|load scan memory|usage persist ping wait",
+        f"{_OPENS} {_APPLIES} {_TAKES} {_PUBLISHES} {_LOOKS} eval script|load scan memory|usage persist ping "
+        "wait append",
         "sismember sadd smembers sscan srem",
         everything=True,
     ),
@@ -127,7 +128,8 @@ def rules(
     if eval_:
         commands["eval"] = None
     if wait:
-        commands["wait"] = None
+        # Before it waits for replicas of a partition, a writer appends nothing to the parts that these are to have.
+        commands |= dict.fromkeys(("wait", "append") if given.applies else ("wait",))
     if cluster:
         commands |= dict.fromkeys(_FINDS_NODES)
         if selectors:

@@ -10,6 +10,7 @@ from typing import Literal
 from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
 from redisacc._format.weights import weight_text
+from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.scripts import Counted, Full, Request, Scripts
 from redisacc._redis.fast_socket import Argument
 from redisacc._redis.script_loader import load
@@ -212,15 +213,32 @@ class PartitionScripts(Scripts):
 
         Returns:
             Attempts whose parts are to be removed.
+
+        Raises:
+            NotReplicatedError: too few replicas know that these attempts are over. If one of them took over now, it
+                would count on their parts.
         """
-        reply = self._transport.run(
+        reply, replicas = self._transport.run_and_read(
             *load("sweep").bind(
                 keys={"attempts": self._keys.attempts},
-                args={"limit": limit, "abandoned": list(map(str, abandoned)), "removed": list(map(str, removed))},
-            )
+                args={
+                    "limit": limit,
+                    "confirm": int(self.min_replicas > 0),
+                    "abandoned": list(map(str, abandoned)),
+                    "removed": list(map(str, removed)),
+                },
+            ),
+            after=self._replicate,
         )
         match reply:
             case [b"due", *due]:
+                if due and self.min_replicas:
+                    check_replicated(
+                        self._keys.name,
+                        f"{len(due)} attempt(s) to store gradients ended",
+                        replicas=self._confirmed(replicas),
+                        min_replicas=self.min_replicas,
+                    )
                 return [StoredAttempt.parse(self._keys.attempts, member) for member in due]
         self._refuse(reply)
 

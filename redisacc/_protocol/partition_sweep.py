@@ -2,6 +2,9 @@
 
 The leader lists these attempts. Each was fenced there before the first of its parts is removed, so none of them can be
 counted any more, and is forgotten only when all of them are gone. Whoever dies in between leaves the rest to the next.
+
+With ``min_replicas``, replicas of the leader have confirmed that the attempts are over before anything is removed. A
+replica that took over without knowing it would still count on the parts.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ def sweep(transport: Transport, keys: Keys, scripts: PartitionScripts, abandoned
         keys: the keys of the accumulator, with its partitions.
         scripts: its scripts.
         abandoned: attempts that their writer, the caller, gives up.
+
+    Raises:
+        NotReplicatedError: too few replicas know that the attempts are over. Their parts stay for the next sweep.
     """
     number = 0
     removed: list[StoredAttempt] = []

@@ -38,7 +38,10 @@ from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, RedisAcc
 ATTEMPT_MS = 60_000
 BYTES_PER_MS = 128
 
-Reply = Counted | Full | Literal["changed", "unstaged"]
+# The commands whose reply is the length of a part.
+_MEASURES = ("STRLEN", "APPEND")
+
+Reply = Counted | Full | Literal["changed", "unstaged", "unconfirmed"]
 
 
 class PartitionWriter:
@@ -59,6 +62,7 @@ class PartitionWriter:
         self._keys = keys
         self._scripts = scripts
         self._lease_ms = lease_ms
+        self._min_replicas = min_replicas
         self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
 
     def send(
@@ -79,8 +83,9 @@ class PartitionWriter:
             summed_weight: the weight that the gradient of the request has in that sum.
 
         Returns:
-            The outcome; or, with nothing changed, `Full`, "changed" if a gradient that it replaces is gone, or
-            "unstaged" if the attempt was given up by somebody else, so that a new one is needed.
+            The outcome; or, with nothing changed, `Full`, "changed" if a gradient that it replaces is gone, "unstaged"
+            if the attempt was given up by somebody else, so that a new one is needed, or "unconfirmed" if it replaces
+            gradients, and too few replicas have its parts.
         """
         of = partitioned(self._keys, gradient)
         what: dict[str, Any] = {
@@ -104,6 +109,10 @@ class PartitionWriter:
             if replicas is None:
                 sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
                 return "unstaged"
+            if replaced and any(number < self._min_replicas for number in replicas):
+                # Replicas may have confirmed what it would replace, and others were told so.
+                sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
+                return "unconfirmed"
             reply = self._scripts.commit(request, **what, place=registered.place, header=of.header)
         except AccumulatorNotFoundError:
             # Nobody counts it any more, and nobody else knows of its parts.
@@ -150,7 +159,7 @@ class PartitionWriter:
                     raise CorruptDataError(f"{where}: WAIT replied {shown(confirmed)}, not a number of replicas")
                 replicas.append(confirmed)
             # The length proves that the part is there. It is looked up after the expiry was removed, so it will stay.
-            lengths = [reply for command, reply in zip(batch, replies, strict=True) if command[0] == "STRLEN"]
+            lengths = [reply for command, reply in zip(batch, replies, strict=True) if command[0] in _MEASURES]
             if lengths != [part.nbytes for part in of.parts[position :: len(self._keys.partitions)]]:
                 return None
         return replicas
@@ -164,7 +173,7 @@ class PartitionWriter:
             key, part = self._keys.part(attempt, number), of.parts[number]
             # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the
             # gradient was counted. NX: it must not give an expiry to a part that is there.
-            commands += [("SET", key, part, "NX", "PX", STAGING_MS), self._lasting(key), ("STRLEN", key)]
+            commands += [("SET", key, part, "NX", "PX", STAGING_MS), self._lasting(key), self._measure(key)]
             unannounced += part.nbytes
             if announced and (unannounced >= MESSAGE_BYTES or number + step >= len(of.parts)):
                 text = parts_arrived(attempt, count, position)
@@ -176,6 +185,15 @@ class PartitionWriter:
         """Removes the parts of an attempt that the leader does not know any more. What fails here, `gc` removes."""
         with contextlib.suppress(RedisAccError):
             remove_parts(self._transport, self._keys, [attempt])
+
+    def _measure(self, key: str) -> Command:
+        """Returns the command that replies with the length of a part, 0 if it is not there.
+
+        With replicas to wait for, it is a write that changes nothing: Valkey's WAIT asks for what its own connection
+        wrote last. When a batch is sent again, SET and PERSIST find their work done and write nothing, so WAIT would
+        count replicas that lack the parts. APPEND always writes.
+        """
+        return ("APPEND", key, b"") if self._replicate else ("STRLEN", key)
 
     def _lasting(self, key: str) -> Command:
         """Returns the command by which a part gets the expiry that it has while its gradient counts: mostly none."""
