@@ -1,7 +1,8 @@
-"""Removes the parts of attempts that are over: of rounds that were acknowledged, and of writers that gave up or died.
+"""Removes the parts of attempts that are over: of acknowledged rounds, of replaced versions, and of dead writers.
 
 The leader lists these attempts. Each was fenced there before the first of its parts is removed, so none of them can be
-counted any more, and is forgotten only when all of them are gone. Whoever dies in between leaves the rest to the next.
+counted or published any more, and is forgotten only when all of them are gone. If the sweeper dies in between, the rest
+is left to the next one.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from redisacc._format.keys import Keys
-from redisacc._protocol.partition_scripts import PartitionScripts, StoredAttempt
+from redisacc._format.attempts import StoredAttempt
+from redisacc._format.keys import PartitionedKeys
+from redisacc._protocol.attempt_scripts import AttemptScripts
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import RedisAccError
 
@@ -20,15 +22,15 @@ logger = logging.getLogger("redisacc")
 ATTEMPTS_PER_CALL = 50
 
 
-def sweep(transport: Transport, keys: Keys, scripts: PartitionScripts, abandoned: Sequence[StoredAttempt] = ()) -> int:
+def sweep(transport: Transport, keys: PartitionedKeys, abandoned: Sequence[StoredAttempt] = ()) -> int:
     """Removes the parts of all attempts that are over, and returns how many attempts these were.
 
     Args:
         transport: the way to the nodes.
-        keys: the keys of the accumulator, with its partitions.
-        scripts: its scripts.
+        keys: the keys of the accumulator, or of the parameters, with the partitions.
         abandoned: attempts that their writer, the caller, gives up.
     """
+    scripts = AttemptScripts(transport, keys)
     number = 0
     removed: list[StoredAttempt] = []
     while True:
@@ -40,18 +42,16 @@ def sweep(transport: Transport, keys: Keys, scripts: PartitionScripts, abandoned
         abandoned, removed = (), due
 
 
-def sweep_quietly(
-    transport: Transport, keys: Keys, scripts: PartitionScripts, abandoned: Sequence[StoredAttempt] = ()
-) -> None:
+def sweep_quietly(transport: Transport, keys: PartitionedKeys, abandoned: Sequence[StoredAttempt] = ()) -> None:
     """Does the same, and raises nothing: what is left here, somebody else removes."""
     try:
-        sweep(transport, keys, scripts, abandoned)
+        sweep(transport, keys, abandoned)
     except RedisAccError as error:
         logger.debug("%s: parts that nobody needs any more are still there: %s", keys.name, error)
 
 
 def remove_parts(
-    transport: Transport, keys: Keys, attempts: Sequence[StoredAttempt], *, timeout: float = TIMEOUT
+    transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt], *, timeout: float = TIMEOUT
 ) -> None:
     """Removes the parts of attempts, on all nodes at once; one part to a command, so that others get between."""
     batches: dict[str, list[tuple[str, str]]] = {}

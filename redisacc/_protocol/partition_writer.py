@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from redisacc._data.gradient import Gradient
-from redisacc._format.buffered import STAGING_MS, BufferedGradient, PartitionedGradient, partitioned
+from redisacc._format.attempts import StoredAttempt
+from redisacc._format.buffered import BufferedGradient, partitioned
 from redisacc._format.keys import Keys
-from redisacc._protocol.partition_scripts import PartitionScripts, Registered, Replaced, StoredAttempt
+from redisacc._protocol.partition_parts import write_parts
+from redisacc._protocol.partition_scripts import PartitionScripts, Registered, Replaced
 from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
-from redisacc._protocol.scripts import REPLICATION_TIMEOUT_MS, Counted, Full, Request
-from redisacc._redis.fast_socket import Command
+from redisacc._protocol.scripts import Counted, Full, Request
 from redisacc._redis.transport import Transport
-from redisacc._text import shown
-from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, RedisAccError, ServerUnavailableError
+from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerUnavailableError
 
 # How long an attempt may take, in milliseconds; and the bytes for each further millisecond. After that, anybody may
 # give it up, and its writer has to begin a new one.
@@ -50,7 +50,7 @@ class PartitionWriter:
         self._keys = keys
         self._scripts = scripts
         self._lease_ms = lease_ms
-        self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
+        self._min_replicas = min_replicas
 
     def send(
         self,
@@ -80,14 +80,20 @@ class PartitionWriter:
             "nbytes": of.nbytes,
             "replaced": _replaced(replaced, summed_weight),
         }
-        registered = self._scripts.register(request, **what, lease_ms=ATTEMPT_MS + of.nbytes // BYTES_PER_MS)
+        registered = self._scripts.register(request, **what, lease_ms=lease_of(of.nbytes))
         if not isinstance(registered, Registered):
             return registered
         attempt = StoredAttempt(f"{gradient_id}-{registered.place}", len(of.parts))
         try:
-            replicas = self._write(attempt.id, of)
+            replicas = write_parts(
+                self._transport,
+                self._keys,
+                {attempt.id: of.parts},
+                min_replicas=self._min_replicas,
+                lease_ms=self._lease_ms,
+            )
             if replicas is None:
-                sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
+                sweep_quietly(self._transport, self._keys, [attempt])
                 return "unstaged"
             reply = self._scripts.commit(request, **what, place=registered.place, header=of.header)
         except AccumulatorNotFoundError:
@@ -98,7 +104,7 @@ class PartitionWriter:
             # The commit may still arrive: only the end of the lease may give the attempt up.
             raise
         except RedisAccError:
-            sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
+            sweep_quietly(self._transport, self._keys, [attempt])
             raise
         if isinstance(reply, Counted):
             reply.replicas = min([reply.replicas, *replicas])
@@ -108,47 +114,18 @@ class PartitionWriter:
             # A sweeper may have missed parts that were written after it had looked.
             self._remove(attempt)
             return "unstaged"
-        sweep_quietly(self._transport, self._keys, self._scripts)
+        sweep_quietly(self._transport, self._keys)
         return reply
-
-    def _write(self, attempt: str, of: PartitionedGradient) -> list[int] | None:
-        """Writes the parts, on all nodes at once.
-
-        Returns:
-            How many replicas of each node have them, if they were asked; None if a part is not there.
-        """
-        keys = [self._keys.part(attempt, number) for number in range(len(of.parts))]
-        batches: dict[str, list[Command]] = {}
-        numbers: dict[str, list[int]] = {}
-        for number, (key, part) in enumerate(zip(keys, of.parts, strict=True)):
-            partition = self._keys.partition(number)
-            # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the
-            # gradient was counted. NX: it must not give an expiry to a part that is there.
-            batches.setdefault(partition, []).append(("SET", key, part, "NX", "PX", STAGING_MS))
-            batches[partition] += [self._lasting(key), ("STRLEN", key)]
-            numbers.setdefault(partition, []).append(number)
-        found = self._transport.scatter([[*batch, *self._replicate] for batch in batches.values()])
-        replicas: list[int] = []
-        for partition, answers in zip(batches, found, strict=True):
-            replies = answers
-            if self._replicate:
-                *replies, confirmed = answers
-                if not isinstance(confirmed, int):
-                    raise CorruptDataError(f"{partition}: WAIT replied {shown(confirmed)}, not a number of replicas")
-                replicas.append(confirmed)
-            # The length proves that the part is there. It is looked up after the expiry was removed, so it will stay.
-            if [of.parts[number].nbytes for number in numbers[partition]] != replies[2::3]:
-                return None
-        return replicas
 
     def _remove(self, attempt: StoredAttempt) -> None:
         """Removes the parts of an attempt that the leader does not know any more. What fails here, `gc` removes."""
         with contextlib.suppress(RedisAccError):
             remove_parts(self._transport, self._keys, [attempt])
 
-    def _lasting(self, key: str) -> Command:
-        """Returns the command by which a part gets the expiry that it has while its gradient counts: mostly none."""
-        return ("PEXPIRE", key, self._lease_ms) if self._lease_ms else ("PERSIST", key)
+
+def lease_of(nbytes: int) -> int:
+    """Returns how long an attempt to write that many bytes may take, in milliseconds."""
+    return ATTEMPT_MS + nbytes // BYTES_PER_MS
 
 
 def _replaced(gradients: Sequence[BufferedGradient], summed_weight: float) -> Replaced:

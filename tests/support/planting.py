@@ -210,7 +210,7 @@ class Planted:
         public = {name for name in dir(others) if not name.startswith("_")} - {"guard"}
         made_of_parameters = {
             "record": [others.record],
-            "object": [others.object(self.blob, 0)],
+            "object": [others.part(self.blob, 0)],
             "staged": [others.staged("other", 0)],
         }
         assert public == made_of_parameters.keys() | {"name", "events"}

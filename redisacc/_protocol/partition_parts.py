@@ -1,0 +1,60 @@
+"""Writes parts to partitions, on all nodes at once, and proves that they are there for good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from redisacc._format.buffered import STAGING_MS
+from redisacc._format.keys import PartitionedKeys
+from redisacc._protocol.scripts import REPLICATION_TIMEOUT_MS
+from redisacc._redis.fast_socket import Command, Pieces
+from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError
+
+
+def write_parts(
+    transport: Transport,
+    keys: PartitionedKeys,
+    parts_of: Mapping[str, Sequence[memoryview | Pieces]],
+    *,
+    min_replicas: int = 0,
+    lease_ms: int = 0,
+) -> list[int] | None:
+    """Writes the parts of an attempt that is registered.
+
+    Args:
+        transport: the way to the nodes.
+        keys: the keys of the accumulator, or of the parameters, with their partitions.
+        parts_of: id → the parts, of each gradient or blob. No other attempt uses this id.
+        min_replicas: how many replicas of each node have to confirm the parts; 0: none are asked.
+        lease_ms: the expiry that parts keep, in milliseconds; 0: none.
+
+    Returns:
+        How many replicas of each node have the parts, if they were asked; None if a part is not there.
+    """
+    batches: dict[str, list[Command]] = {}
+    lengths: dict[str, list[int]] = {}
+    for owner, parts in parts_of.items():
+        for number, part in enumerate(parts):
+            key, partition = keys.part(owner, number), keys.partition(number)
+            # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the parts
+            # are in use. NX: it must not give an expiry to a part that is there.
+            batch = batches.setdefault(partition, [])
+            batch.append(("SET", key, part, "NX", "PX", STAGING_MS))
+            batch += [("PEXPIRE", key, lease_ms) if lease_ms else ("PERSIST", key), ("STRLEN", key)]
+            lengths.setdefault(partition, []).append(part.nbytes)
+    replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
+    found = transport.scatter([[*batch, *replicate] for batch in batches.values()])
+    replicas: list[int] = []
+    for partition, answers in zip(batches, found, strict=True):
+        replies = answers
+        if replicate:
+            *replies, confirmed = answers
+            if not isinstance(confirmed, int):
+                raise CorruptDataError(f"{partition}: WAIT replied {shown(confirmed)}, not a number of replicas")
+            replicas.append(confirmed)
+        # The length proves that the part is there. It is looked up after the expiry was removed, so it will stay.
+        if lengths[partition] != replies[2::3]:
+            return None
+    return replicas
