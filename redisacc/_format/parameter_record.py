@@ -68,7 +68,7 @@ def part_size(nbytes: int, partitions: int = 0) -> int:
     if not partitions:
         return max(PART_BYTES, -(-nbytes // MAX_PARTS))
     if nbytes <= SINGLE_PART_BYTES:
-        return SINGLE_PART_BYTES
+        return max(nbytes, 1)
     return -(-nbytes // (partitions * -(-nbytes // (partitions * PART_BYTES))))
 
 

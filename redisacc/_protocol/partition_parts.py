@@ -58,3 +58,18 @@ def write_parts(
         if lengths[partition] != replies[2::3]:
             return None
     return replicas
+
+
+def are_there(transport: Transport, parts: Sequence[tuple[str, int]]) -> bool:
+    """Returns whether all of these parts are there, given the key of each and its length in bytes.
+
+    Asks all nodes at once, as long as part K of everything lies in the same partition.
+    """
+    if not parts:
+        return True
+    batches: dict[str, list[tuple[str, int]]] = {}
+    for key, length in parts:
+        # What comes before the second brace is the same for all keys of a partition.
+        batches.setdefault(key.partition("}")[0], []).append((key, length))
+    found = transport.scatter([[("STRLEN", key) for key, _ in batch] for batch in batches.values()])
+    return found == [[length for _, length in batch] for batch in batches.values()]

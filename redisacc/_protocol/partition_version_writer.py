@@ -19,7 +19,7 @@ from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Blob, part_size
 from redisacc._format.partitions import partitions_text
 from redisacc._protocol.parameter_scripts import BeingDeleted, Follows, ParameterScripts, Refusal, Registered
-from redisacc._protocol.partition_parts import write_parts
+from redisacc._protocol.partition_parts import are_there, write_parts
 from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
 from redisacc._protocol.partition_writer import lease_of
 from redisacc._protocol.version_writer import Begun, Reply, SlotVersionWriter, Version, VersionWriter
@@ -56,6 +56,9 @@ class PartitionVersionWriter:
         partitions = len(self._keys.partitions)
         attempts = self._attempts(version.blobs)
         try:
+            if not are_there(self._transport, [part for blob in version.kept for part in blob.parts(self._keys)]):
+                sweep_quietly(self._transport, self._keys, attempts)
+                return "lost"
             written = write_parts(
                 self._transport,
                 self._keys,

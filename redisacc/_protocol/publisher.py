@@ -109,6 +109,8 @@ class Publisher:
         self._schema: Schema | None = None
         self._last: _Published | None = None
         self._listed = False
+        # Whether a part of the version that is published is lost, so that the next one needs all leaves whole.
+        self._has_losses = False
         # The version to which ``changed`` refers: the one that the caller has published, or got, last.
         self._callers = ""
 
@@ -169,7 +171,8 @@ class Publisher:
 
     def _try(self, wanted: Wanted, name: str, publisher: str) -> bool:
         """Tries to publish a version. Returns False if what is published has changed meanwhile."""
-        last, has_losses = self._last, False
+        last, has_losses = self._last, self._has_losses
+        self._has_losses = False
         if last is None or wanted.step <= last.step:
             # Unknown, or to be compared: somebody may have deleted it since, or published more.
             self._last = None
@@ -209,6 +212,7 @@ class Publisher:
         else:
             reply = begun
         self._last = None
+        self._has_losses = reply == "lost"
         if isinstance(reply, BeingDeleted):
             # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
             delete_parameters(self._transport, keys, reply.incarnation)
@@ -276,9 +280,10 @@ class Publisher:
             fields += ["format", FORMAT, "structure", wanted.schema.text]
             fields += ["leaves", str(len(wanted.schema.leaves)), "bytes", str(wanted.schema.nbytes)]
         blobs = {blob: pieces[blob.id] for blob in planned.brought(stored)}
+        kept = [blob for blob in planned.manifest.blobs(stored).values() if blob not in blobs]
         # Readers do not fetch the state.
         event = announcement(wanted.step, [blob for blob in blobs if blob != planned.manifest.state])
-        return Version(version, follows, event, fields, blobs, planned.retired, planned.removed)
+        return Version(version, follows, event, fields, blobs, kept, planned.retired, planned.removed)
 
     def _agreed(self, wanted: Wanted) -> Wanted:
         """Returns the same, if its tree is like the one that is published.

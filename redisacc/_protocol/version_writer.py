@@ -16,7 +16,7 @@ from redisacc._redis.transport import Transport
 # Staged parts of large versions expire later than others: an upload may be as slow as this, in bytes per millisecond.
 SLOWEST_UPLOAD = 1000
 
-Reply = Literal["published", "unstaged"] | Refusal
+Reply = Literal["published", "unstaged", "lost"] | Refusal
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Version:
         event: what waiting readers are told.
         fields: what the record gets beside that: the name of a field, its value, and so on.
         blobs: the blobs that it brings, and their bytes.
+        kept: blobs of the version before that it needs.
         retired: blobs of the version before that it does without.
         removed: blobs of still earlier versions, which nobody is waited for to finish reading.
     """
@@ -38,6 +39,7 @@ class Version:
     event: str
     fields: Sequence[str]
     blobs: Mapping[Blob, Sequence[memoryview]]
+    kept: Sequence[Blob]
     retired: Sequence[Blob]
     removed: Sequence[Blob]
 
@@ -72,7 +74,8 @@ class VersionWriter(Protocol):
         """Stores the blobs of a version, and makes it visible.
 
         Returns:
-            "published"; or, with nothing changed, "unstaged" if a part is not there, or why the version is refused.
+            "published"; or, with nothing changed, "unstaged" if a part is not there, "lost" if a part of a blob that
+            the version keeps is not, or why the version is refused.
 
         Raises:
             ParametersNotFoundError: the parameters were deleted.
