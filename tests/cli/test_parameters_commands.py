@@ -27,7 +27,7 @@ def test_ls(cli, cli_json, weights, open_dense):
     assert [line[:2] for line in lines[1:]] == [["v", "dense"], ["w", "dense"], ["w", "parameters"]]
     assert lines[-1][2:8] == ["-", "2", "leaves", "7", "-", "-"]
     assert cli_json("ls", "w")[1] | {"bytes": 0, "last_activity": ""} == {
-        "name": "w", "kind": "parameters", "step": 7, "leaves": 2, "bytes": 0, "last_activity": "",
+        "name": "w", "kind": "parameters", "partitions": 1, "step": 7, "leaves": 2, "bytes": 0, "last_activity": "",
     }  # fmt: skip
 
 
