@@ -141,7 +141,7 @@ def rules(
     keys = _keys(given, Keys(pattern))
     parameters = ParameterKeys(pattern)
     of = Keys(pattern)
-    channels = [of.events, of.wake, parameters.events]
+    channels = [of.events, of.wake, f"{PREFIX}{{{pattern}/*}}:wake", of.calls, parameters.events]
     reads = [parameters.record, f"{parameters.record}:object:*"] if given.applies else []
     selected = [_selector(_READS_PARAMETERS, reads)] if selectors and reads else []
     if not selectors:
@@ -165,18 +165,18 @@ def _selector(commands: str, keys: Sequence[str]) -> str:
     return f"({' '.join([f'+{command}' for command in commands.split()] + [f'~{key}' for key in keys])})"
 
 
-def _partitions_of(keys: Keys) -> str:
-    """Returns the pattern of the parts of gradients that lie in partitions."""
-    return f"{PREFIX}{{{keys.name}/*}}:partition:*"
+def _partitions_of(keys: Keys, what: str = "partition") -> str:
+    """Returns the pattern of the parts of gradients that lie in partitions, or of the parts of sums ("sum")."""
+    return f"{PREFIX}{{{keys.name}/*}}:{what}:*"
 
 
 def _keys(role: Role, keys: Keys) -> list[str]:
     if role.everything:
-        return [keys.record, f"{keys.record}:*", _partitions_of(keys)]
+        return [keys.record, f"{keys.record}:*", _partitions_of(keys), _partitions_of(keys, "sum")]
     current = keys.current
     if role.reduces:
         read = [keys.record, current.buffered, f"{keys.record}:part:*", f"{keys.record}:staged:*"]
-        return [*read, f"{keys.record}:sum:*", keys.reducer]
+        return [*read, _partitions_of(keys), *_reduces(keys)]
     found = [keys.record, current.sums, current.buffered, current.inline, current.workers, keys.sessions]
     # A role that applies or takes gradients may run a worker or a chief, and these hold leases.
     found += [f"{keys.record}:part:*", keys.crew, keys.attempts, _partitions_of(keys)]
@@ -184,7 +184,13 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         found += [f"{keys.record}:staged:*", keys.compacting]
     if role.takes:
         found += [keys.queue, keys.takers, keys.taken, keys.recovered, f"{keys.taken}:*"]
-        found += [keys.reducer, f"{keys.record}:sum:*"]
+        found += _reduces(keys)
         parameters = ParameterKeys(keys.name).record
         found += [parameters, f"{parameters}:object:*", f"{parameters}:staged:*"]
     return found
+
+
+def _reduces(keys: Keys) -> list[str]:
+    """Returns the patterns of the leases of reducers and of the parts of sums."""
+    lease = keys.reducer(None)
+    return [lease, f"{lease}:*", f"{keys.record}:sum:*", _partitions_of(keys, "sum")]

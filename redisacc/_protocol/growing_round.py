@@ -50,17 +50,27 @@ class GrowingRound:
         keys: the keys of the accumulator.
         spec: what the accumulator was created as.
         store: stores parts of the sum, as for ``PartSums``; None: nothing is stored.
+        position: with ``store``: that of the only partition whose parts are added; None: all are.
 
     Attributes:
         num_stored: how many rounds were over whose whole sum was stored.
         num_late: how many were over before that.
     """
 
-    def __init__(self, transport: Transport, keys: Keys, spec: AccumulatorSpec, *, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        keys: Keys,
+        spec: AccumulatorSpec,
+        *,
+        store: Store | None = None,
+        position: int | None = None,
+    ) -> None:
         self._transport = transport
         self._keys = keys
         self._spec = spec
         self._store = store
+        self._position = position
         # Of the reducer that works on the accumulator; None: there is none, or it is not used.
         self._reliance: Reliance | None = None
         self.num_stored = self.num_late = 0
@@ -108,6 +118,7 @@ class GrowingRound:
                 bets=num_required,
                 reliance=self._reliance,
                 store=self._store,
+                position=self._position,
             )
         return self._part_sums, self._round_sum
 
@@ -168,7 +179,7 @@ class GrowingRound:
             self._announce(message, num_required)
         elif isinstance(message, PartsArrived):
             if self._part_sums is not None:
-                self._part_sums.arrive(message.gradient, message.parts)
+                self._part_sums.arrive(message)
         elif isinstance(message, SumStored):
             if self._part_sums is not None:
                 self._part_sums.sum_stored(message.digest, message.part)

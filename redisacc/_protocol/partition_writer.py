@@ -1,6 +1,7 @@
 """Buffers gradients in partitions: their parts lie on several nodes, and one script at the leader counts them.
 
-1. The leader registers the attempt. A stale gradient, or one for which there is no room, is refused here.
+1. The leader registers the attempt. A stale gradient, or one for which there is no room, is refused here. A large one
+   is announced, so that takers and reducers add its parts up while they arrive.
 2. Each node stores its parts, under names that no other attempt has, and confirms that they are there for good.
 3. The leader counts the gradient, if nobody has given the attempt up meanwhile.
 
@@ -11,16 +12,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, Literal
 
 from redisacc._data.gradient import Gradient
-from redisacc._format.buffered import STAGING_MS, BufferedGradient, PartitionedGradient, partitioned
+from redisacc._format.buffered import (
+    ANNOUNCED_BYTES,
+    MESSAGE_BYTES,
+    STAGING_MS,
+    BufferedGradient,
+    PartitionedGradient,
+    partitioned,
+)
 from redisacc._format.keys import Keys
+from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived
 from redisacc._protocol.partition_scripts import PartitionScripts, Registered, Replaced, StoredAttempt
 from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
 from redisacc._protocol.scripts import REPLICATION_TIMEOUT_MS, Counted, Full, Request
 from redisacc._redis.fast_socket import Command
-from redisacc._redis.transport import Transport
+from redisacc._redis.transport import Hint, Transport
 from redisacc._text import shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, RedisAccError, ServerUnavailableError
 
@@ -82,12 +92,18 @@ class PartitionWriter:
             "nbytes": of.nbytes,
             "replaced": _replaced(replaced, summed_weight),
         }
-        registered = self._scripts.register(request, **what, lease_ms=ATTEMPT_MS + of.nbytes // BYTES_PER_MS)
+        announced = of.nbytes >= ANNOUNCED_BYTES and not replaced and len(of.header) <= ANNOUNCED_HEADER
+        registered = self._scripts.register(
+            request,
+            **what,
+            lease_ms=ATTEMPT_MS + of.nbytes // BYTES_PER_MS,
+            announced=of.header if announced else b"",
+        )
         if not isinstance(registered, Registered):
             return registered
         attempt = StoredAttempt(f"{gradient_id}-{registered.place}", len(of.parts))
         try:
-            replicas = self._write(attempt.id, of)
+            replicas = self._write(attempt.id, of, announced=announced)
             if replicas is None:
                 sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
                 return "unstaged"
@@ -117,35 +133,52 @@ class PartitionWriter:
         sweep_quietly(self._transport, self._keys, self._scripts)
         return reply
 
-    def _write(self, attempt: str, of: PartitionedGradient) -> list[int] | None:
+    def _write(self, attempt: str, of: PartitionedGradient, *, announced: bool) -> list[int] | None:
         """Writes the parts, on all nodes at once.
+
+        Args:
+            attempt: the id of the attempt.
+            of: the gradient.
+            announced: whether the nodes tell takers and reducers of the parts that have arrived.
 
         Returns:
             How many replicas of each node have them, if they were asked; None if a part is not there.
         """
-        keys = [self._keys.part(attempt, number) for number in range(len(of.parts))]
-        batches: dict[str, list[Command]] = {}
-        numbers: dict[str, list[int]] = {}
-        for number, (key, part) in enumerate(zip(keys, of.parts, strict=True)):
-            partition = self._keys.partition(number)
-            # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the
-            # gradient was counted. NX: it must not give an expiry to a part that is there.
-            batches.setdefault(partition, []).append(("SET", key, part, "NX", "PX", STAGING_MS))
-            batches[partition] += [self._lasting(key), self._measure(key)]
-            numbers.setdefault(partition, []).append(number)
-        found = self._transport.scatter([[*batch, *self._replicate] for batch in batches.values()])
+        # A gradient may have fewer parts than there are partitions.
+        positions = range(min(len(self._keys.partitions), len(of.parts)))
+        batches = [self._commands(attempt, of, position, announced=announced) for position in positions]
+        found = self._transport.scatter([[*batch, *self._replicate] for batch in batches])
         replicas: list[int] = []
-        for partition, answers in zip(batches, found, strict=True):
-            replies = answers
+        for position, batch, replies in zip(positions, batches, found, strict=True):
             if self._replicate:
-                *replies, confirmed = answers
+                confirmed = replies.pop()
                 if not isinstance(confirmed, int):
-                    raise CorruptDataError(f"{partition}: WAIT replied {shown(confirmed)}, not a number of replicas")
+                    where = self._keys.partition(position)
+                    raise CorruptDataError(f"{where}: WAIT replied {shown(confirmed)}, not a number of replicas")
                 replicas.append(confirmed)
             # The length proves that the part is there. It is looked up after the expiry was removed, so it will stay.
-            if [of.parts[number].nbytes for number in numbers[partition]] != replies[2::3]:
+            measured = [command[0] in ("STRLEN", "APPEND") for command in batch]
+            lengths = list(compress(replies, measured))
+            if lengths != [part.nbytes for part in of.parts[position :: len(self._keys.partitions)]]:
                 return None
         return replicas
+
+    def _commands(self, attempt: str, of: PartitionedGradient, position: int, *, announced: bool) -> list[Command]:
+        """Returns the commands that write the parts of the partition at a position."""
+        step = len(self._keys.partitions)
+        commands: list[Command] = []
+        unannounced = 0
+        for count, number in enumerate(range(position, len(of.parts), step), start=1):
+            key, part = self._keys.part(attempt, number), of.parts[number]
+            # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the
+            # gradient was counted. NX: it must not give an expiry to a part that is there.
+            commands += [("SET", key, part, "NX", "PX", STAGING_MS), self._lasting(key), self._measure(key)]
+            unannounced += part.nbytes
+            if announced and (unannounced >= MESSAGE_BYTES or number + step >= len(of.parts)):
+                text = parts_arrived(attempt, count, position)
+                commands.append(Hint(("PUBLISH", self._keys.wake_of(position), text)))
+                unannounced = 0
+        return commands
 
     def _remove(self, attempt: StoredAttempt) -> None:
         """Removes the parts of an attempt that the leader does not know any more. What fails here, `gc` removes."""

@@ -887,7 +887,7 @@ class Scripts:
                     "compacting": keys.compacting,
                     "attempts": keys.attempts,
                     "crew": keys.crew,
-                    "reducer": keys.reducer,
+                    "reducers": keys.reducers,
                 },
                 args={"incarnation": self.incarnation, "finish": int(finish)},
             ),

@@ -244,8 +244,17 @@ def test_whether_reducers_keep_up(open_dense, client, reducers, take_round, monk
     assert "Unix socket" in finding.advice
     client.delete("redisacc:{w3}:reducer")
     assert reducers().found == "none works on w3 (gradients of 512 KiB)"
+    acc = open_dense("float32", [LARGE], "p", partitions=2)
+    take_round(acc, np.zeros(LARGE, np.float32))
+    client.rename("redisacc:{w4}:reducer", f"redisacc:{{p}}:reducer:{acc.info().partitions[1]}")
+    finding = reducers()
+    assert (
+        finding.found == "none works on some partitions of p (gradients of 512 KiB), so takers use none of the others"
+    )
+    assert "--node" in finding.advice
+    acc.delete()
     # A reducer leaves an accumulator that is idle.
-    for number in (0, 1, 2, 4):
+    for number in (0, 1, 2):
         client.delete(f"redisacc:{{w{number}}}:reducer")
     monkeypatch.setattr("redisacc.cli.reducer_check.IDLE", 0.0)
     finding = reducers()

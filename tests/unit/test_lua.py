@@ -208,7 +208,7 @@ def replayed(name: str, *reply: bytes) -> Any:
     if hasattr(CrewScripts, name):
         return CALLS[name](CrewScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
     if hasattr(ReducerScripts, name):
-        return CALLS[name](ReducerScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
+        return CALLS[name](ReducerScripts(Replaying(*reply), KEYS, None))  # type: ignore[arg-type]
     if hasattr(ParameterScripts, name):
         return CALLS[name](ParameterScripts(Replaying(*reply), PARAMETERS))  # type: ignore[arg-type]
     return CALLS[name](PartitionScripts(Replaying(*reply), KEYS, incarnation="x"))  # type: ignore[arg-type]
