@@ -23,7 +23,6 @@
 -- {'replaced'}               the parameters were deleted and published again
 -- {'corrupt', where, text}   the record holds what redisacc never writes; nothing changed
 
--- #include "count_text"
 -- #include "even_when_full"
 -- #include "now_ms"
 -- #include "publish_version"
@@ -53,7 +52,7 @@ for _, blob in ipairs(args.blobs) do
 end
 -- Readers of the version before may still be fetching them. No script can give them an expiry, so the list says from
 -- when on whoever sweeps removes them.
-local retired_until = count_text(now_ms() + RETIRED_MS)
+local retired_until = string.format('%.0f', now_ms() + RETIRED_MS)
 for _, blob in ipairs(args.retired) do
   redis.call('ZADD', keys.attempts, retired_until, blob)
 end

@@ -22,7 +22,6 @@
 -- {'replaced'}               the parameters were deleted and published again
 -- {'corrupt', where, text}   the record holds what redisacc never writes; nothing changed
 
--- #include "count_text"
 -- #include "now_ms"
 -- #include "refused_version"
 -- #bind
@@ -45,7 +44,7 @@ end
 -- A copy of this request that arrives late gets another number, so it can never revive an attempt that was given up:
 -- commit_version would then publish a version whose parts have been removed.
 local number = tostring(redis.call('HINCRBY', keys.record, 'attempts', 1))
-local lease_end = count_text(now_ms() + args.lease_ms)
+local lease_end = string.format('%.0f', now_ms() + args.lease_ms)
 for _, blob in ipairs(args.blobs) do
   redis.call('ZADD', keys.attempts, lease_end, args.version .. '-' .. number .. '-' .. blob)
 end

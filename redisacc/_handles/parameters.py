@@ -364,6 +364,28 @@ class Parameters(Closing):
         record = self._reader.poll()
         return record is not None and record.finished
 
+    def is_complete(self) -> bool:
+        """Returns whether the latest version has lost no part. Fetches no values.
+
+        With partitions, a failover to a replica that lagged behind may lose parts of a version and not the record. Then
+        ``latest`` raises DataLossError, and publishing the values again replaces the version.
+
+        Returns:
+            True also if nothing has been published, or without partitions.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+        """
+        self._lifetime.check()
+        record = self._reader.poll()
+        while record is not None and not self._reader.is_complete(record):
+            found = self._reader.poll()
+            if found is not None and found.version == record.version:
+                return False
+            # It was replaced meanwhile.
+            record = found
+        return True
+
     def latest_state(self) -> tuple[int, Any] | None:
         """Returns the publisher's state of the latest version.
 

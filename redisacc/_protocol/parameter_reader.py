@@ -25,6 +25,7 @@ from redisacc._format.parameter_record import (
 )
 from redisacc._protocol.parameter_memory import Memory, MemoryPool
 from redisacc._protocol.parameter_scripts import gone, replaced
+from redisacc._protocol.partition_parts import are_there
 from redisacc._protocol.whole_parts import TRUSTED_BYTES
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -150,6 +151,15 @@ class ParameterReader:
         if version is None or version.decode(errors="replace") != record.version:
             return None
         return replace(record.manifest(self.schema()), retired=record.retired(retired))
+
+    def is_complete(self, record: ParameterRecord) -> bool:
+        """Returns whether all parts of a version are there, if they are in partitions. Asks all nodes at once."""
+        if not record.keys.partitions:
+            # One server has the record and all parts, and loses both or neither.
+            return True
+        schema = self.schema()
+        blobs = record.manifest(schema).blobs(schema.stored(record.wire)).values()
+        return are_there(self._transport, [part for blob in blobs for part in blob.parts(record.keys)])
 
     def schema(self) -> Schema:
         """Returns what the leaves are, which never changes. Call it after ``poll`` has returned a record."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from itertools import compress
 from typing import Any, Literal
 
 from redisacc._data.gradient import Gradient

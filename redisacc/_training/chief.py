@@ -100,7 +100,9 @@ class Chief(Participant):
             error after a few seconds.
         partitions: among how many slots of a Redis Cluster parameters and gradients are spread, as for
             ``ConditionalAccumulator`` and ``Parameters``. "auto": each of them as if it were given "auto". Workers
-            find out by themselves.
+            find out by themselves. If a failover loses a part of the parameters, the chief publishes them again; if it
+            loses a part of a gradient, ``rounds`` raises DataLossError, and the round stays (see
+            ``ConditionalAccumulator.recover``).
         in_place_limit: as for ``ConditionalAccumulator``.
         buffer_limit: as for ``ConditionalAccumulator``.
         min_replicas: as for ``ConditionalAccumulator``.
@@ -335,7 +337,10 @@ class Chief(Participant):
         # The step is another one if the server was restarted from older data, or if a chief who had stood still for
         # longer than its lease has taken this round.
         self._has_to_agree = (
-            self._lease.lost or self._accumulator.global_step() != self.step or self._parameters.step() != self.step
+            self._lease.lost
+            or self._accumulator.global_step() != self.step
+            or self._parameters.step() != self.step
+            or not self._parameters.is_complete()
         )
         return self._has_to_agree
 
@@ -356,6 +361,9 @@ class Chief(Participant):
             self._quorum.store()
         elif published > self.step:
             raise self._lost(published)
+        elif not self._parameters.is_complete():
+            self._warn("a node has lost a part of the parameters of step %d; publishing them again", self.step)
+            self._send_parameters()
         step = self._accumulator.global_step()
         if step > self.step:
             raise self._lost(step)
