@@ -199,8 +199,16 @@ class GrowingRound:
         except CorruptDataError:
             # Anybody may publish. Should a gradient have this header, it shows when the round is read.
             return
-        if gradient.nbytes <= TRUSTED_BYTES and part_sums.known < MOST_ANNOUNCED:
+        if self._trusted_bytes(gradient) <= TRUSTED_BYTES and part_sums.known < MOST_ANNOUNCED:
             part_sums.announce(gradient)
+
+    def _trusted_bytes(self, gradient: BufferedGradient) -> int:
+        """Returns for how many bytes of an announced gradient memory would be allocated on the word of the message.
+
+        Dense sections go into the memory of the sum, and its size is known if their shapes were declared.
+        """
+        declared = self._spec.kind == "tree" or self._spec.fixed_shapes is not None
+        return gradient.sparse_bytes if declared else gradient.nbytes
 
     def _look_up(self, ids: Sequence[str] | None, num_required: int) -> None:
         """Reads the headers of gradients that are buffered in the current round.

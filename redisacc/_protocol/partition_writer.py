@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from itertools import compress
 from typing import Any, Literal
 
 from redisacc._data.gradient import Gradient
@@ -38,6 +37,9 @@ from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, RedisAcc
 # give it up, and its writer has to begin a new one.
 ATTEMPT_MS = 60_000
 BYTES_PER_MS = 128
+
+# The commands whose reply is the length of a part.
+_MEASURES = ("STRLEN", "APPEND")
 
 Reply = Counted | Full | Literal["changed", "unstaged", "unconfirmed"]
 
@@ -157,8 +159,7 @@ class PartitionWriter:
                     raise CorruptDataError(f"{where}: WAIT replied {shown(confirmed)}, not a number of replicas")
                 replicas.append(confirmed)
             # The length proves that the part is there. It is looked up after the expiry was removed, so it will stay.
-            measured = [command[0] in ("STRLEN", "APPEND") for command in batch]
-            lengths = list(compress(replies, measured))
+            lengths = [reply for command, reply in zip(batch, replies, strict=True) if command[0] in _MEASURES]
             if lengths != [part.nbytes for part in of.parts[position :: len(self._keys.partitions)]]:
                 return None
         return replicas

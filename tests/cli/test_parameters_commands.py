@@ -8,7 +8,7 @@ from support.servers import contents
 
 import redisacc
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from redisacc._monitoring.view import View
 from redisacc._redis.connect import connect
 from redisacc.cli.watch import Board, _lines
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 def test_watch_in_a_pipe(cli, open_dense, background, until):
@@ -104,6 +104,7 @@ def test_a_stopped_worker_is_named(real_server, open_dense, until):
     chief.delete()
 
 
+@pytest.mark.single_server
 def test_a_silent_server_is_reported_and_waited_for(open_dense, real_server, monkeypatch):
     acc = open_dense("float32", [1], "w")
     board = Board(connect(real_server.url), ["w"])
