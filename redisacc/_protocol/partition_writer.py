@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from redisacc._data.gradient import Gradient
+from redisacc._format import buffered as buffered_format
 from redisacc._format.buffered import (
-    ANNOUNCED_BYTES,
     MESSAGE_BYTES,
     STAGING_MS,
     BufferedGradient,
@@ -94,7 +94,7 @@ class PartitionWriter:
             "nbytes": of.nbytes,
             "replaced": _replaced(replaced, summed_weight),
         }
-        announced = of.nbytes >= ANNOUNCED_BYTES and not replaced and len(of.header) <= ANNOUNCED_HEADER
+        announced = of.nbytes >= buffered_format.ANNOUNCED_BYTES and not replaced and len(of.header) <= ANNOUNCED_HEADER
         registered = self._scripts.register(
             request,
             **what,
