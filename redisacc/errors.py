@@ -341,6 +341,9 @@ class DataLossError(RedisAccError):
     gradient that was counted. Then ``part`` and ``gradient`` name it, nothing was handed out, and the round stays
     listed in ``info().unacknowledged``: ``recover(skip_lost=True)`` hands it out without that gradient.
 
+    From a read of parameters with partitions, it means that a node has lost a part of the version that is published,
+    which ``part`` names. Publishing the values again, for the same step or a later one, replaces it.
+
     Attributes:
         part: the key of the part that is lost; None if it is something else.
         gradient: the id of its gradient; None if it is something else.

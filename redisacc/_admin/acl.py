@@ -49,7 +49,10 @@ _TAKES = (
     "zrangebyscore llen lpush lrange ltrim subscribe unsubscribe"
 )
 # Commands of the scripts that publish a version and delete earlier ones.
-_PUBLISHES = "hmget hsetnx set rename persist pexpire unlink strlen publish get exists"
+_PUBLISHES = (
+    "hmget hsetnx hincrby hdel set rename persist pexpire unlink strlen publish get exists zadd zscore zrangebyscore "
+    "zrem"
+)
 _REDUCES = (
     "evalsha exists hget hmget hset hscan get set strlen unlink pexpire publish time info psubscribe punsubscribe "
     "subscribe unsubscribe"
@@ -142,7 +145,7 @@ def rules(
     parameters = ParameterKeys(pattern)
     of = Keys(pattern)
     channels = [of.events, of.wake, f"{PREFIX}{{{pattern}/*}}:wake", of.calls, parameters.events]
-    reads = [parameters.record, f"{parameters.record}:object:*"] if given.applies else []
+    reads = [parameters.record, f"{parameters.record}:object:*", _blobs_of(pattern)] if given.applies else []
     selected = [_selector(_READS_PARAMETERS, reads)] if selectors and reads else []
     if not selectors:
         keys += reads
@@ -170,9 +173,15 @@ def _partitions_of(keys: Keys, what: str = "partition") -> str:
     return f"{PREFIX}{{{keys.name}/*}}:{what}:*"
 
 
+def _blobs_of(name: str) -> str:
+    """Returns the pattern of the parts of parameters that lie in partitions."""
+    return f"{PREFIX}{{{name}/*}}:parameters:partition:*"
+
+
 def _keys(role: Role, keys: Keys) -> list[str]:
     if role.everything:
-        return [keys.record, f"{keys.record}:*", _partitions_of(keys), _partitions_of(keys, "sum")]
+        in_partitions = [_partitions_of(keys), _partitions_of(keys, "sum"), _blobs_of(keys.name)]
+        return [keys.record, f"{keys.record}:*", *in_partitions]
     current = keys.current
     if role.reduces:
         read = [keys.record, current.buffered, f"{keys.record}:part:*", f"{keys.record}:staged:*"]
@@ -185,8 +194,9 @@ def _keys(role: Role, keys: Keys) -> list[str]:
     if role.takes:
         found += [keys.queue, keys.takers, keys.taken, keys.recovered, f"{keys.taken}:*"]
         found += _reduces(keys)
-        parameters = ParameterKeys(keys.name).record
-        found += [parameters, f"{parameters}:object:*", f"{parameters}:staged:*"]
+        parameters = ParameterKeys(keys.name)
+        found += [parameters.record, f"{parameters.record}:object:*", f"{parameters.record}:staged:*"]
+        found += [parameters.attempts, _blobs_of(keys.name)]
     return found
 
 

@@ -182,7 +182,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         if max_staleness is not None:
             max_staleness = validation.integer(max_staleness, "max_staleness", low=0, high=MOST_STALENESS)
         rule, normalize = _checked_weighting(spec, max_staleness, staleness_weight, normalize)
-        partitions = _checked_partitions(partitions)
+        partitions = checked_partitions(partitions)
         create = validation.flag(create, "create")
         if isinstance(shared_name, str) and not shared_name:
             shared_name = None
@@ -770,7 +770,12 @@ def _checked_weighting(
     return rule, None if normalize is None else checked_normalize(normalize)
 
 
-def _checked_partitions(value: object) -> int | Literal["auto"] | None:
+def checked_partitions(value: object) -> int | Literal["auto"] | None:
+    """Returns the argument ``partitions`` of a handle.
+
+    Raises:
+        InvalidArgumentError: it is invalid.
+    """
     if value is None or (isinstance(value, str) and value == "auto"):
         return None if value is None else "auto"
     try:

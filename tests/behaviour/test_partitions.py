@@ -13,11 +13,12 @@ from support.selection import REAL
 
 import redisacc
 from redisacc._admin.garbage import find_garbage, remove_garbage
+from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import Keys
 from redisacc._protocol import partition_writer, private_leases
-from redisacc._protocol.partition_scripts import PartitionScripts, Registered, StoredAttempt
+from redisacc._protocol.attempt_scripts import AttemptScripts
+from redisacc._protocol.partition_scripts import PartitionScripts, Registered
 from redisacc._protocol.partition_sweep import remove_parts, sweep
-from redisacc._protocol.partition_writer import PartitionWriter
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
 
@@ -64,7 +65,7 @@ def between(monkeypatch):
 
 
 def swept(client, keys):
-    return sweep(connect(client), keys, PartitionScripts(connect(client), keys))
+    return sweep(connect(client), keys)
 
 
 class WriterDiesError(BaseException):
@@ -128,7 +129,7 @@ def test_small_gradients_stay_with_the_record(open_dense, client, monkeypatch):
 
 def test_a_stale_gradient_is_refused_before_its_parts_are_written(acc, client, monkeypatch):
     acc.set_global_step(5)
-    monkeypatch.setattr(PartitionWriter, "_write", None)
+    monkeypatch.setattr("redisacc._protocol.partition_writer.write_parts", None)
     assert acc.apply_grad(gradient(1), local_step=4).outcome == "stale"
     assert acc.info().attempts == 0
 
@@ -158,7 +159,7 @@ def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(acc, ke
 
     def begin_to_sweep(attempt):
         client.zadd(keys.attempts, {str(attempt): 1})
-        assert PartitionScripts(connect(client), keys).sweep(limit=1) == [attempt]
+        assert AttemptScripts(connect(client), keys).sweep(limit=1) == [attempt]
         assert len(parts_of(client)) == 3
         given_up.append(attempt.id)
 

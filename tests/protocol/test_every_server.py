@@ -26,7 +26,7 @@ KINDS = {
     "attempts",
     *("sums", "buffered", "inline", "workers"),
     *("taken:sums", "taken:buffered", "taken:inline", "taken:workers"),
-    *("parameters", "parameters:object", "parameters:staged", "parameters:guard"),
+    *("parameters", "parameters:object", "parameters:staged", "parameters:attempts", "parameters:guard"),
 }
 
 
@@ -139,6 +139,11 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
         parameters.publish(tree, step, changed={"table": [0, 2]}, state=[np.zeros(3)])
         assert parameters.wait(after=step - 1, timeout=20)[0] == step
     parameters.finish()
+    parameters.delete()
+    parameters = redisacc.Parameters("every", redis=real_client, partitions=2)
+    for step, tree in enumerate(trees()):
+        parameters.publish(tree, step, changed={"table": [0, 2]}, state=[np.zeros(3)])
+        assert parameters.wait(after=step - 1, timeout=20)[0] == step
     parameters.delete()
     with redisacc.Worker("every", redis=real_client) as worker:
         assert worker.number == 0

@@ -173,6 +173,7 @@ class Planted:
         parameters.finish()
         (self.blob,) = client.hget(self.parameter_keys.record, "state").decode().split(":")[:1]
         client.set(self.parameter_keys.staged("other", 0), "part", px=600_000)
+        client.zadd(self.parameter_keys.attempts, {"other-1-full 2": now + 600_000})
         self.parameters = parameters
         self._dumps = {key: client.dump(key) for key in client.scan_iter()}
         missing = {key.encode() for key in self.all_keys()} - self._dumps.keys()
@@ -210,10 +211,11 @@ class Planted:
         public = {name for name in dir(others) if not name.startswith("_")} - {"guard"}
         made_of_parameters = {
             "record": [others.record],
-            "object": [others.object(self.blob, 0)],
+            "part": [others.part(self.blob, 0)],
+            "attempts": [others.attempts],
             "staged": [others.staged("other", 0)],
         }
-        assert public == made_of_parameters.keys() | {"name", "events"}
+        assert public == made_of_parameters.keys() | {"name", "events", "partitions", "partition", "homes"}
         made = {**made, **{f"parameters {what}": found for what, found in made_of_parameters.items()}}
         hashes = keys.current.hashes
         assert len(hashes) == len(dataclasses.fields(keys.current))
