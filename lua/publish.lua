@@ -25,6 +25,7 @@
 
 -- #include "integer_text"
 -- #include "now_ms"
+-- #include "notify"
 -- #include "staged_parts"
 -- #bind
 
@@ -73,5 +74,5 @@ redis.call('HSETNX', keys.record, 'created_ms', now)
 for _, object in ipairs(keys.retired) do
   redis.call('PEXPIRE', object, RETIRED_MS)
 end
-redis.call('PUBLISH', keys.record .. ':events', args.event)
+notify(keys.record .. ':events', args.event)
 return {'published'}
