@@ -1,7 +1,8 @@
 -- Closes parameters for everybody, or removes their record once they are closed.
 --
--- KEYS record       redisacc:{NAME}:parameters        the record of the parameters
--- KEYS guard        redisacc:{NAME}:parameters:guard  never exists
+-- KEYS record       redisacc:{NAME}:parameters           the record of the parameters
+-- KEYS attempts     redisacc:{NAME}:parameters:attempts  attempts to store blobs in partitions
+-- KEYS guard        redisacc:{NAME}:parameters:guard     never exists
 -- ARGV incarnation  text   the incarnation to delete
 -- ARGV finish       flag   whether to remove the record, which must be closed, instead of closing it
 --
@@ -24,5 +25,5 @@ local reply = close_record(keys.record, args.incarnation, args.finish)
 if reply then
   return reply
 end
-redis.call('UNLINK', keys.record, keys.guard)
+redis.call('UNLINK', keys.record, keys.attempts, keys.guard)
 return {'deleted'}

@@ -23,56 +23,23 @@
 -- {'replaced'}               the parameters were deleted and published again
 -- {'corrupt', where, text}   the record holds what redisacc never writes; nothing changed
 
--- #include "integer_text"
--- #include "now_ms"
--- #include "notify"
+-- #include "publish_version"
+-- #include "refused_version"
 -- #include "staged_parts"
 -- #bind
 
 local RETIRED_MS = 60000
 
-local function refuse(reply)
-  return refuse_parts(keys.staged, reply)
-end
-
-local current = redis.call('HMGET', keys.record, 'incarnation', 'version', 'step')
-local incarnation, version, step = current[1], current[2], current[3]
-if not incarnation then
-  if redis.call('EXISTS', keys.record) == 1 then
-    return refuse({'corrupt', 'incarnation', ''})
-  elseif args.previous ~= '' then
-    return refuse({'missing'})
-  end
-else
-  local deleted = string.match(incarnation, '^deleted:(.*)$')
-  if deleted then
-    return refuse({'deleting', deleted})
-  elseif version == args.version then
-    return refuse({'published'})
-  elseif incarnation ~= args.incarnation then
-    return refuse({args.previous == '' and 'changed' or 'replaced'})
-  elseif not is_integer_text(step or '') then
-    return refuse({'corrupt', 'step', string.sub(step or '', 1, 64)})
-  elseif version ~= args.previous then
-    return refuse({'changed'})
-  elseif not integer_text_less(step, args.step) then
-    return refuse({'older', step})
-  end
-end
-local unstaged = unstaged_part(keys.staged, args.lengths)
-if unstaged then
-  return refuse(unstaged)
+local refusal = refused_version(keys.record, args) or unstaged_part(keys.staged, args.lengths)
+if refusal then
+  return refuse_parts(keys.staged, refusal)
 end
 
 -- A server at maxmemory lets a script finish that has begun to write.
 keep_parts(keys.staged, keys.objects)
-local now = string.format('%.0f', now_ms())
-redis.call('HSET', keys.record, 'incarnation', args.incarnation, 'version', args.version, 'step', args.step,
-  'published_ms', now, unpack(args.fields))
-redis.call('HSETNX', keys.record, 'created_ms', now)
 -- Readers of the version before may still be fetching them.
 for _, object in ipairs(keys.retired) do
   redis.call('PEXPIRE', object, RETIRED_MS)
 end
-notify(keys.record .. ':events', args.event)
+publish_version(keys.record, args)
 return {'published'}

@@ -146,7 +146,8 @@ class ParametersNotFoundError(RedisAccError, LookupError):
 class AccumulatorFullError(RedisAccError):
     """A gradient would push the buffered gradients past the accumulator's limit, and compacting does not help.
 
-    Nothing was stored. Take the round, or create the accumulator with a larger ``buffer_limit``.
+    Nothing was stored. Take the round, or create the accumulator with a larger ``buffer_limit``. With partitions and
+    ``min_replicas``, compacting does not help either while replicas do not confirm what it stores.
     """
 
 
@@ -339,6 +340,9 @@ class DataLossError(RedisAccError):
     From a take or ``recover()`` of an accumulator with partitions, it may also mean that a node has lost a part of a
     gradient that was counted. Then ``part`` and ``gradient`` name it, nothing was handed out, and the round stays
     listed in ``info().unacknowledged``: ``recover(skip_lost=True)`` hands it out without that gradient.
+
+    From a read of parameters with partitions, it means that a node has lost a part of the version that is published,
+    which ``part`` names. Publishing the values again, for the same step or a later one, replaces it.
 
     Attributes:
         part: the key of the part that is lost; None if it is something else.

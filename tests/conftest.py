@@ -11,7 +11,7 @@
 | `open_dense_stored`, and the same with `sparse` and `tree` | opens ones that store gradients the way of `storage` |
 | `open_dense`, `open_sparse`, `open_tree` | opens ones with the usual limits, if storage plays no role |
 | `open_accumulator(kind, ...)` | opens accumulators on any server, mostly one of `daemon` |
-| `open_parameters(name, ...)` | opens parameters; `redis=` names another client |
+| `open_parameters(name, ...)` | opens parameters; `redis=` names another client; behaviour tests also partitions |
 | `force_parts` | makes this process buffer every gradient in parts, as it does with large ones |
 | `background(function, ...)` | runs a function in a thread; the test fails if the thread outlives it |
 | `until(condition)` | waits for a condition and returns its first true value |
@@ -42,6 +42,7 @@ from support.servers import FAKE, Servers, ServerUnderTest, executable
 
 import redisacc
 from redisacc._format import buffered as buffered_format
+from redisacc._format import parameter_record
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     selection.parametrize_server(metafunc)
     selection.parametrize_client(metafunc)
+    selection.parametrize_partitions(metafunc)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -214,12 +216,24 @@ def open_tree_stored(accumulator_client: Any, storage: str) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def open_parameters(accumulator_client: Any) -> Iterator[Callable[..., redisacc.Parameters]]:
+def parameter_partitions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    """The number of partitions of parameters that the test opens; None: their values are in one slot."""
+    partitions: int | None = getattr(request, "param", None)
+    if partitions:
+        # Tests use small values, which count as large.
+        monkeypatch.setattr(parameter_record, "SINGLE_PART_BYTES", 0)
+    return partitions
+
+
+@pytest.fixture
+def open_parameters(
+    accumulator_client: Any, parameter_partitions: int | None
+) -> Iterator[Callable[..., redisacc.Parameters]]:
     """Opens parameters on the test's server and closes the handles when the test ends."""
     handles: list[redisacc.Parameters] = []
 
     def open_one(shared_name: str = "weights", **options: Any) -> redisacc.Parameters:
-        options = {"redis": accumulator_client, **options}
+        options = {"redis": accumulator_client, "partitions": parameter_partitions, **options}
         handles.append(_opened(accumulator_client, redisacc.Parameters, shared_name, **options))
         return handles[-1]
 

@@ -14,6 +14,8 @@ The following keys are garbage: nothing uses them.
 - Keys of an accumulator whose record is gone.
 - Objects of parameters that their record does not list, or whose record is gone; staged ones without an expiry; and an
   interrupted deletion of parameters.
+- Parts of blobs in partitions that neither the record of the parameters lists nor an attempt that is under way.
+- Attempts to publish in partitions that are over, and blobs of earlier versions, with their parts.
 - Names in ``redisacc:names`` without a record.
 
 A round that was granted and not acknowledged is not garbage: ``recover()`` hands it out.
@@ -29,11 +31,11 @@ from typing import Literal
 from redisacc._admin.catalogue import escape_glob, listed, scan_keys
 from redisacc._format.entries import clock_ms
 from redisacc._format.keys import DELETING, NAMES, PREFIX, Keys, ParameterKeys
-from redisacc._format.parameter_record import ParameterRecord
 from redisacc._protocol.acknowledgement import finish_acknowledgement
+from redisacc._protocol.attempt_scripts import listed_attempts
 from redisacc._protocol.deletion import delete
-from redisacc._protocol.parameter_deletion import delete_parameters, listed_objects
-from redisacc._protocol.partition_scripts import PartitionScripts, listed_attempts
+from redisacc._protocol.parameter_deletion import delete_parameters, listed_blobs, read_partitions
+from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._protocol.partition_sweep import sweep
 from redisacc._protocol.record_reader import with_partitions
 from redisacc._redis.hash_scan import scan
@@ -53,15 +55,19 @@ _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):(?:\d+|place)")
 _IN_PARTITION = re.compile(r"partition:([\w-]+):\d+")
 _SUM = re.compile(r"sum:[0-9a-f]+:\d+")
+_REDUCER = re.compile(r"reducer(?::\d+)?")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|buffered|inline|workers)")
 _WHOLE = frozenset(
     (
         *("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "recovered"),
-        *("compacting", "crew", "reducer", "attempts"),
+        *("compacting", "crew", "attempts"),
     )
 )
 
-_PARAMETERS = re.compile(r"parameters(?::(object|staged):([\w-]+):\d+)?")
+_PARAMETERS = re.compile(r"parameters(?::(?:(object|staged):([\w-]+):\d+|attempts))?")
+# What the keys of parts in partitions have behind the hash tag.
+_ELSEWHERE = ("partition:", "parameters:partition:")
+_BLOB_IN_PARTITION = re.compile(r"parameters:partition:([\w-]+):\d+")
 
 Why = Literal[
     "deletion",
@@ -73,6 +79,8 @@ Why = Literal[
     "staged",
     "record",
     "object",
+    "blob",
+    "blobs",
     "parameters",
     "name",
 ]
@@ -87,6 +95,8 @@ WORDS: dict[Why, str] = {
     "staged": "staged parts without an expiry",
     "record": "keys without a record",
     "object": "objects that no parameters refer to",
+    "blob": "parts in partitions that no parameters refer to",
+    "blobs": "attempts to publish in partitions that are over, and blobs of earlier versions",
     "parameters": "an interrupted deletion of parameters",
     "name": "a listed name without a record",
 }
@@ -125,16 +135,14 @@ def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover
     pattern = "*" if name is None else escape_glob(name)
     keys_of: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for key in scan_keys(transport, f"{PREFIX}{{{pattern}}}*"):
-        if (match := _KEY.fullmatch(key)) is not None and not (match[2] or "").startswith("partition:"):
+        if (match := _KEY.fullmatch(key)) is not None and not (match[2] or "").startswith(_ELSEWHERE):
             keys_of[match[1]].append((key, match[2] or ""))
-    in_partitions: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for key in scan_keys(transport, f"{PREFIX}{{{pattern}/*}}:partition:*"):
-        match, what = _KEY.fullmatch(key), key.rpartition("}:")[2]
-        if match is not None and (part := _IN_PARTITION.fullmatch(what)) is not None:
-            in_partitions[match[1].rpartition("/")[0]].append((key, part[1]))
     found: list[Leftover] = []
-    for owner, attempts in sorted(in_partitions.items()):
+    partitions = f"{PREFIX}{{{pattern}/*}}"
+    for owner, attempts in _in_partitions(transport, f"{partitions}:partition:*", _IN_PARTITION):
         found += _of_partitions(transport, Keys(owner), attempts)
+    for owner, blobs in _in_partitions(transport, f"{partitions}:parameters:partition:*", _BLOB_IN_PARTITION):
+        found += _of_blobs(transport, ParameterKeys(owner), blobs)
     for owner, pairs in sorted(keys_of.items()):
         of_parameters = [pair for pair in pairs if _PARAMETERS.fullmatch(pair[1])]
         others = [pair for pair in pairs if not _PARAMETERS.fullmatch(pair[1])]
@@ -150,6 +158,24 @@ def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover
         sizes = transport.pipeline([("MEMORY", "USAGE", key) for key in leftover.keys]) if leftover.keys else []
         leftover.nbytes = sum(int(size or 0) for size in sizes)
     return found
+
+
+def _in_partitions(
+    transport: Transport, pattern: str, form: re.Pattern[str]
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Returns the parts in partitions: for each name, the key of each part, and the id of its attempt."""
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for key in scan_keys(transport, pattern):
+        match, what = _KEY.fullmatch(key), key.rpartition("}:")[2]
+        if match is not None and (part := form.fullmatch(what)) is not None:
+            found[match[1].rpartition("/")[0]].append((key, part[1]))
+    return sorted(found.items())
+
+
+def _endless(transport: Transport, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns the pairs whose key has no expiry. A key with an expiry disappears by itself."""
+    ends = transport.pipeline([("PTTL", key) for key, _ in pairs])
+    return [pair for pair, end in zip(pairs, ends, strict=True) if int(end) == -1]
 
 
 def _of_one(transport: Transport, name: str, pairs: list[tuple[str, str]]) -> list[Leftover]:
@@ -182,9 +208,7 @@ def _of_partitions(transport: Transport, keys: Keys, pairs: list[tuple[str, str]
         keys: the keys of the accumulator.
         pairs: the key of each part, and the id of its attempt.
     """
-    ends = transport.pipeline([("PTTL", key) for key, _ in pairs])
-    # A part with an expiry disappears by itself.
-    endless = [pair for pair, end in zip(pairs, ends, strict=True) if int(end) == -1]
+    endless = _endless(transport, pairs)
     reply = transport.call("HGET", keys.record, "incarnation")
     incarnation = "" if reply is None else reply.decode(errors="replace")
     if incarnation.startswith(DELETING):
@@ -201,6 +225,37 @@ def _of_partitions(transport: Transport, keys: Keys, pairs: list[tuple[str, str]
     return [Leftover(keys.name, "partition", incarnation, orphans)] if orphans else []
 
 
+def _of_blobs(transport: Transport, keys: ParameterKeys, pairs: list[tuple[str, str]]) -> list[Leftover]:
+    """Returns the garbage among the parts that parameters have in partitions. Why, ``_of_partitions`` says.
+
+    Args:
+        transport: the way to the nodes.
+        keys: the keys of the parameters.
+        pairs: the key of each part, and the id of its blob.
+    """
+    endless = _endless(transport, pairs)
+    incarnation = _incarnation(transport, keys)
+    if incarnation.startswith(DELETING):
+        # Finishing the deletion removes those that it knows; the next search finds the others.
+        return []
+    held: set[str] = set()
+    if incarnation:
+        try:
+            # In this order: a blob that is published meanwhile moves from the list to the record.
+            held = {attempt.id for attempt in listed_attempts(transport, keys)}
+            held |= {blob.id for blob in listed_blobs(transport, keys)}
+        except (CorruptDataError, SchemaMismatchError):
+            # What is in use is unknown.
+            return []
+    orphans = {key: "" for key, blob in endless if blob not in held}
+    return [Leftover(keys.name, "blob", incarnation, orphans)] if orphans else []
+
+
+def _incarnation(transport: Transport, keys: ParameterKeys) -> str:
+    """Returns the incarnation of parameters; "" if there are none."""
+    return (transport.call("HGET", keys.record, "incarnation") or b"").decode(errors="replace")
+
+
 def _is_used(transport: Transport, name: bytes) -> bool:
     """Returns whether a name in the set of names has an accumulator or parameters."""
     record = f"{PREFIX}{{".encode() + name + b"}"
@@ -213,27 +268,31 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
     No script has to check again, when it is removed, that it is garbage: an object that has no expiry was listed by a
     record when it was named. If the record doesn't list it now, it never will again.
     """
-    *ends, reply = transport.pipeline([*(("PTTL", key) for key, _ in pairs), ParameterRecord.command(keys)])
-    objects = [key for (key, suffix), end in zip(pairs, ends, strict=True) if suffix != "parameters" and int(end) == -1]
-    incarnation = ""
-    try:
-        record = ParameterRecord.parse(keys, reply)
-        if record is not None:
-            incarnation = record.incarnation
-            if incarnation.startswith(DELETING):
-                return [Leftover(keys.name, "parameters", incarnation, {key: "" for key, _ in pairs})]
-            listed = set(listed_objects(transport, keys))
-            if not listed:
-                # Deleted since then, or unreadable: what is in use is unknown.
-                return []
-            objects = [key for key in objects if key not in listed]
-    except (CorruptDataError, SchemaMismatchError):
-        return []
-    return [Leftover(keys.name, "object", incarnation, dict.fromkeys(objects, ""))] if objects else []
+    objects = [key for key, suffix in _endless(transport, pairs) if suffix != "parameters"]
+    incarnation = _incarnation(transport, keys)
+    if incarnation.startswith(DELETING):
+        return [Leftover(keys.name, "parameters", incarnation, {key: "" for key, _ in pairs})]
+    found: list[Leftover] = []
+    if transport.call("EXISTS", keys.record):
+        try:
+            listed = {key for blob in listed_blobs(transport, keys) for key in blob.keys(keys)}
+        except (CorruptDataError, SchemaMismatchError):
+            # What is in use is unknown.
+            return []
+        if not listed and keys.attempts not in objects:
+            # Deleted since then.
+            return []
+        objects = [key for key in objects if key not in listed and key != keys.attempts]
+        now_ms = clock_ms(transport.call("TIME", beside=keys.record))
+        if transport.call("ZRANGEBYSCORE", keys.attempts, 0, now_ms, "LIMIT", 0, 1):
+            found.append(Leftover(keys.name, "blobs", incarnation, {keys.attempts: ""}))
+    if objects:
+        found.append(Leftover(keys.name, "object", incarnation, dict.fromkeys(objects, "")))
+    return found
 
 
 def _is_ours(suffix: str) -> bool:
-    return suffix in _WHOLE or any(pattern.fullmatch(suffix) for pattern in (_PART, _SUM, _ROUND))
+    return suffix in _WHOLE or any(pattern.fullmatch(suffix) for pattern in (_PART, _SUM, _REDUCER, _ROUND))
 
 
 def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: list[tuple[str, str]]) -> list[Leftover]:
@@ -307,7 +366,7 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
         delete_parameters(transport, parameters, leftover.incarnation.removeprefix(DELETING))
         _unlink(transport, [key for key in leftover.keys if key != parameters.record])
         return 1
-    if leftover.why in ("object", "partition"):
+    if leftover.why in ("object", "partition", "blob"):
         return _unlink(transport, list(leftover.keys))
     if leftover.why == "name":
         name = leftover.listed_as
@@ -317,7 +376,7 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
             transport.call("SADD", NAMES, name)
             removed = 0
         return removed
-    if leftover.why in ("acknowledged", "attempts"):
+    if leftover.why in ("acknowledged", "attempts", "blobs"):
         return _finish(transport, leftover)
     removed = 0
     items = list(leftover.keys.items())
@@ -328,10 +387,12 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
 
 def _finish(transport: Transport, leftover: Leftover) -> int:
     """Finishes an acknowledgement, or sweeps attempts. Returns 1 if anything was left to do."""
+    if leftover.why == "blobs":
+        return int(sweep(transport, read_partitions(transport, ParameterKeys(leftover.name))) > 0)
     keys = with_partitions(transport, Keys(leftover.name))
     scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
     if leftover.why == "attempts":
-        return int(sweep(transport, keys, scripts) > 0)
+        return int(sweep(transport, keys) > 0)
     return int(finish_acknowledgement(transport, keys, scripts, leftover.token))
 
 

@@ -257,8 +257,8 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
     commands: list[Command] = []
     unannounced = 0
     for number, part in enumerate(parts):
-        # The script announces the last ones. A message costs a taker about as much as fetching 64 KiB.
-        if announced and unannounced >= PART_SIZES[0] // 2:
+        # The script announces the last ones.
+        if announced and unannounced >= message_bytes():
             commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient_id, number))))
             unannounced = 0
         commands.append(("SET", keys.staged(gradient_id, number), part, "PX", STAGING_MS))
@@ -272,6 +272,14 @@ def partitioned(keys: Keys, gradient: Gradient) -> PartitionedGradient:
     described = tuple([(section.dtype, section.shape) for section in gradient.sections])
     lengths = tuple([part.nbytes for part in parts])
     return PartitionedGradient(_header(described, gradient.number, gradient.weight, lengths), parts)
+
+
+def message_bytes() -> int:
+    """Returns after how many bytes of parts a message says that they have arrived.
+
+    A message takes a taker about as long as fetching 64 KiB.
+    """
+    return PART_SIZES[0] // 2
 
 
 def part_size(nbytes: int, partitions: int = 1) -> int:

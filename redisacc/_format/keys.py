@@ -1,13 +1,14 @@
 """Every key of an accumulator, and of parameters, in one place.
 
 All of them carry the hash tag ``{NAME}``, so they live in one slot of a Redis Cluster and one script may touch all of
-them. Scripts get every key that they touch in KEYS. Only the parts of gradients may lie in other slots, the partitions
-``{NAME/p}``; no script touches them there.
+them. Scripts get every key that they touch in KEYS. Only the parts of gradients, and of blobs of parameters, may lie in
+other slots, the partitions ``{NAME/p}``; no script touches them there.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redisacc._text import is_unicode, shown
@@ -52,45 +53,75 @@ class RoundKeys:
         return self.sums, self.buffered, self.inline, self.workers
 
 
-class Keys:
+class PartitionedKeys:
+    """What the keys of an accumulator and of parameters have in common: parts, which may lie in partitions.
+
+    Args:
+        name: the name.
+        record: the key of the record, which is in the slot ``{NAME}``.
+        partitions: the numbers of the slots ``{NAME/p}`` that hold the parts (``partitions.py``); empty if that is the
+            slot ``{NAME}``.
+
+    Attributes:
+        name: the name.
+        partitions: as above.
+        record: the key of the record.
+        attempts: the key of the attempts to store parts in partitions.
+        events: the channel of events.
+    """
+
+    def __init__(self, name: str, record: str, partitions: tuple[int, ...]) -> None:
+        self.name = name
+        self.partitions = partitions
+        self.record = record
+        self.attempts = f"{record}:attempts"
+        self.events = f"{record}:events"
+
+    def part(self, owner: str, number: int) -> str:
+        """Returns the key of part ``number`` (from 0) of what has this id. Partitions take turns."""
+        raise NotImplementedError
+
+    def partition(self, number: int) -> str:
+        """Returns what the key of part ``number`` of everything begins with: prefix and hash tag."""
+        return f"{PREFIX}{{{self.name}/{self.partitions[number % len(self.partitions)]}}}"
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        """What the keys of each partition begin with, the partitions in their order; empty if there are none."""
+        return tuple([self.partition(number) for number in range(len(self.partitions))])
+
+
+class Keys(PartitionedKeys):
     """The keys of one accumulator. lua/ and docs/design/data-model.md say what they hold.
 
     Args:
         name: the name of the accumulator.
-        partitions: the numbers of the slots ``{NAME/p}`` that hold the parts of gradients (``partitions.py``); empty if
-            that is the slot ``{NAME}``.
+        partitions: the numbers of the slots ``{NAME/p}`` that hold the parts of gradients.
 
     Attributes:
-        name: the name of the accumulator.
-        partitions: as above.
-        record: the key of the record, which is also the ``accumulator_ref``.
-        attempts: the key of the attempts to store gradients in partitions.
+        name, partitions, record, attempts, events: as ``PartitionedKeys`` describes them. The key of the record is also
+            the ``accumulator_ref``.
         sessions: the key of the sessions.
         queue: the key of the tokens of waiting takers, in order of arrival.
         takers: the key of the data of waiting takers.
         taken: the key of the list of rounds that were taken and not acknowledged.
         recovered: the key of the list of the latest recoveries.
         crew: the key of the leases of the chief and the workers who train under this name.
-        reducer: the key of the lease of the reducer that works on the accumulator. It has an expiry.
-        events: the channel of events.
         wake: the channel for waiting takers: events that may complete a round, and gradients on their way.
+        calls: the channel on which a waiting taker calls for reducers. In a cluster, all nodes pass its messages on.
         current: the keys of the current round.
     """
 
     def __init__(self, name: str, partitions: tuple[int, ...] = ()) -> None:
-        self.name = name
-        self.partitions = partitions
-        self.record = f"{PREFIX}{{{name}}}"
-        self.attempts = f"{self.record}:attempts"
+        super().__init__(name, f"{PREFIX}{{{name}}}", partitions)
         self.sessions = f"{self.record}:sessions"
         self.queue = f"{self.record}:queue"
         self.takers = f"{self.record}:takers"
         self.taken = f"{self.record}:taken"
         self.recovered = f"{self.record}:recovered"
         self.crew = f"{self.record}:crew"
-        self.reducer = f"{self.record}:reducer"
-        self.events = f"{self.record}:events"
         self.wake = f"{self.record}:wake"
+        self.calls = f"{self.record}:calls"
         self.current = RoundKeys.under(self.record)
         # The keys of the latest taken round. A take asks for them three times.
         self._latest: tuple[str | None, RoundKeys] = (None, self.current)
@@ -120,20 +151,36 @@ class Keys:
             self._latest = token, of
         return of
 
-    def part(self, gradient: str, number: int) -> str:
+    def part(self, owner: str, number: int) -> str:
         """Returns the key of part ``number`` (from 0) of a buffered gradient. Partitions take turns."""
         if self.partitions:
-            return f"{self.partition(number)}:partition:{gradient}:{number}"
-        return f"{self.record}:part:{gradient}:{number}"
-
-    def partition(self, number: int) -> str:
-        """Returns what the key of part ``number`` of every gradient begins with: prefix and hash tag."""
-        return f"{PREFIX}{{{self.name}/{self.partitions[number % len(self.partitions)]}}}"
+            return f"{self.partition(number)}:partition:{owner}:{number}"
+        return f"{self.record}:part:{owner}:{number}"
 
     @property
-    def homes(self) -> tuple[str, ...]:
-        """What the keys of each partition begin with, the partitions in their order; empty if there are none."""
-        return tuple([self.partition(number) for number in range(len(self.partitions))])
+    def positions(self) -> Sequence[int | None]:
+        """The positions of the partitions, from 0 on; None alone if there are none. Each has a reducer of its own."""
+        return range(len(self.partitions)) if self.partitions else (None,)
+
+    def home(self, position: int | None) -> str:
+        """Returns a key in the slot of the partition at a position."""
+        return self.record if position is None else self.partition(position)
+
+    def reducer(self, position: int | None) -> str:
+        """Returns the key of the lease of the reducer for the partition at a position. It has an expiry.
+
+        It is always in the slot ``{NAME}``, so that a taker asks for all of them at once.
+        """
+        return f"{self.record}:reducer" if position is None else f"{self.record}:reducer:{self.partitions[position]}"
+
+    @property
+    def reducers(self) -> list[str]:
+        """The keys of the leases of all reducers."""
+        return [self.reducer(position) for position in self.positions]
+
+    def wake_of(self, position: int | None) -> str:
+        """Returns the channel on which the node of the partition at a position tells what has arrived there."""
+        return self.wake if position is None else f"{self.partition(position)}:wake"
 
     def staged(self, gradient: str, number: int) -> str:
         """Returns the key of that part before the gradient is accepted. It has an expiry, except in a partition."""
@@ -150,33 +197,33 @@ class Keys:
 
         Args:
             digest: names the gradients that the sum contains.
-            number: the number of the part, counted from the first one with dense elements.
+            number: the number of the part, counted from the first one with dense elements. With partitions, it is where
+                the part of the same number of a gradient without sparse parts would be.
         """
-        return f"{self.record}:sum:{digest}:{number}"
+        return f"{self.partition(number) if self.partitions else self.record}:sum:{digest}:{number}"
 
 
-class ParameterKeys:
+class ParameterKeys(PartitionedKeys):
     """The keys of the parameters of one name. They share the hash tag of the accumulator of that name.
 
     Args:
         name: the name of the parameters.
+        partitions: the numbers of the slots ``{NAME/p}`` that hold the parts of blobs.
 
     Attributes:
-        name: the name of the parameters.
-        record: the key of their record.
+        name, partitions, record, attempts, events: as ``PartitionedKeys`` describes them.
         guard: a key that never exists. A user whose ACL allows it may delete the parameters.
-        events: the channel of events.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.record = f"{PREFIX}{{{name}}}:parameters"
+    def __init__(self, name: str, partitions: tuple[int, ...] = ()) -> None:
+        super().__init__(name, f"{PREFIX}{{{name}}}:parameters", partitions)
         self.guard = f"{self.record}:guard"
-        self.events = f"{self.record}:events"
 
-    def object(self, blob: str, number: int) -> str:
-        """Returns the key of part ``number`` (from 0) of a blob."""
-        return f"{self.record}:object:{blob}:{number}"
+    def part(self, owner: str, number: int) -> str:
+        """Returns the key of part ``number`` (from 0) of a blob. Partitions take turns."""
+        if self.partitions:
+            return f"{self.partition(number)}:parameters:partition:{owner}:{number}"
+        return f"{self.record}:object:{owner}:{number}"
 
     def staged(self, blob: str, number: int) -> str:
         """Returns the key of that part before its version is published. It has an expiry."""

@@ -19,8 +19,10 @@ from itertools import pairwise
 from typing import ClassVar
 
 from redisacc._data.validation import INT64_MAX
+from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema, ranges_text
+from redisacc._format.partitions import parse_partitions
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, SchemaMismatchError
 
@@ -28,7 +30,12 @@ from redisacc.errors import CorruptDataError, SchemaMismatchError
 FORMAT = "1"
 
 # A blob has at most this many parts, so that the script that publishes it stays short. Parts of large blobs are larger.
+# No script touches the parts in partitions, so there may be more of them there.
 MAX_PARTS = 16
+
+# A blob of at most this many bytes is a single part in partitions as well: smaller pieces would cost more requests than
+# the other nodes save.
+SINGLE_PART_BYTES = 64 * 1024
 
 # A string of Redis may have 512 MiB.
 MAX_BLOB_BYTES = MAX_PARTS * 512 * 2**20
@@ -39,7 +46,8 @@ WIRES = ("float32", "bfloat16")
 # The bytes of an index of a row.
 INDEX_BYTES = 8
 
-_BLOB = re.compile(r"[0-9a-f]{16}-(?:full|base|rows|state)")
+# In partitions, the id of a version ends with the number of the attempt to publish it.
+_BLOB = re.compile(r"[0-9a-f]{16}(?:-[0-9]{1,15})?-(?:full|base|rows|state)")
 _STEP = re.compile(r"-?[0-9]{1,19}")
 _COUNT = re.compile(r"([0-9]{1,6})=([0-9]{1,15})")
 # No list has more entries than this: a publisher keeps at most some 500.
@@ -50,14 +58,23 @@ _MAX_ENTRIES = 10_000
 PART_BYTES = 2 * 2**20 - 64
 
 
-def part_size(nbytes: int) -> int:
-    """Returns the bytes of each part of a blob but the last."""
-    return max(PART_BYTES, -(-nbytes // MAX_PARTS))
+def part_size(nbytes: int, partitions: int = 0) -> int:
+    """Returns the bytes of each part of a blob but the last.
+
+    Args:
+        nbytes: the length of the blob in bytes.
+        partitions: among how many partitions the parts are spread, which get equally many; 0: none.
+    """
+    if not partitions:
+        return max(PART_BYTES, -(-nbytes // MAX_PARTS))
+    if nbytes <= SINGLE_PART_BYTES:
+        return max(nbytes, 1)
+    return -(-nbytes // (partitions * -(-nbytes // (partitions * PART_BYTES))))
 
 
-def part_lengths(nbytes: int) -> list[int]:
-    """Returns the bytes of each part of a blob."""
-    size = part_size(nbytes)
+def part_lengths(nbytes: int, partitions: int = 0) -> list[int]:
+    """Returns the bytes of each part of a blob, as ``part_size`` cuts it."""
+    size = part_size(nbytes, partitions)
     return [min(size, nbytes - start) for start in range(0, nbytes, size)]
 
 
@@ -73,9 +90,18 @@ class Blob:
     id: str
     nbytes: int
 
+    def parts(self, keys: ParameterKeys) -> list[tuple[str, int]]:
+        """Returns the key of each of its parts, and how many bytes that has."""
+        lengths = part_lengths(self.nbytes, len(keys.partitions))
+        return [(keys.part(self.id, number), length) for number, length in enumerate(lengths)]
+
     def keys(self, keys: ParameterKeys) -> list[str]:
         """Returns the keys of its parts."""
-        return [keys.object(self.id, number) for number in range(len(part_lengths(self.nbytes)))]
+        return [key for key, _ in self.parts(keys)]
+
+    def attempt(self, keys: ParameterKeys) -> StoredAttempt:
+        """Returns how the leader lists it while its parts are being written to partitions, or are to be removed."""
+        return StoredAttempt(self.id, len(part_lengths(self.nbytes, len(keys.partitions))))
 
     @property
     def text(self) -> str:
@@ -182,6 +208,7 @@ class ParameterRecord:
     Readers poll it, so it lacks what only publishers and deletions need: what is retired.
 
     Attributes:
+        keys: the keys of the parameters, with their partitions.
         incarnation: a random id that the parameters got with their first version.
         version: a random id of the version.
         step: its step.
@@ -189,9 +216,12 @@ class ParameterRecord:
         wire: how its elements of float32 are stored, one of WIRES.
     """
 
-    FIELDS = ("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "finished", "wire")
+    FIELDS = (
+        *("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "finished", "wire"),
+        "partitions",
+    )
     # Fields that may be absent, and what that means.
-    _DEFAULTS: ClassVar = {"finished": b"0", "wire": b"float32"}
+    _DEFAULTS: ClassVar = {"finished": b"0", "wire": b"float32", "partitions": b""}
 
     def __init__(self, keys: ParameterKeys, reply: Sequence[bytes]) -> None:
         texts = []
@@ -202,7 +232,7 @@ class ParameterRecord:
                 raise self._foreign(keys, name, value)
             texts.append(value.decode())
         found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, *texts = texts
-        finished, self.wire = texts
+        finished, self.wire, partitions = texts
         self.finished = finished == "1"
         if found != FORMAT:
             raise SchemaMismatchError(
@@ -214,7 +244,7 @@ class ParameterRecord:
                 f"parameters {shown(keys.name)} are stored with the encoding {shown(self.wire)}, but this version of "
                 f"redisacc reads {' and '.join(WIRES)}: read them with the version that published them"
             )
-        self._keys = keys
+        self.keys = self._keys = with_partitions(keys, partitions)
         for name, text in (("incarnation", self.incarnation), ("version", self.version)):
             if not 0 < len(text) <= 64:
                 raise self._foreign(keys, name, text)
@@ -228,7 +258,7 @@ class ParameterRecord:
 
     @classmethod
     def parse(cls, keys: ParameterKeys, reply: object) -> ParameterRecord | None:
-        """Returns the record from the reply to ``command``, or None if there is none.
+        """Returns the record from the reply to ``command``, or None if there is none, or none of a version yet.
 
         Raises:
             CorruptDataError: redisacc did not write it.
@@ -236,6 +266,10 @@ class ParameterRecord:
         """
         if not isinstance(reply, list) or len(reply) != len(cls.FIELDS):
             raise CorruptDataError(f"{keys.record}: HMGET must reply {len(cls.FIELDS)} values, not {shown(reply)}")
+        found = dict(zip(cls.FIELDS, reply, strict=True))
+        if found["version"] is None and found["partitions"] is not None and found["step"] is None:
+            # An attempt to publish the first version is under way, or was given up.
+            return None
         return None if reply == [None] * len(reply) else cls(keys, reply)
 
     def manifest(self, schema: Schema) -> Manifest:
@@ -339,13 +373,26 @@ def announced(keys: ParameterKeys, event: str, limit: int) -> list[str]:
         if not (_BLOB.fullmatch(blob) and length.isdigit() and len(length) <= 15) or len(found) == 4:
             return []
         limit -= int(length)
-        found.append(keys.object(blob, 0))
+        found.append(keys.part(blob, 0))
     return found if limit >= 0 else []
 
 
 def full_blob(version: str, sort: str, step: int, since: int, leaves: Sequence[int]) -> FullBlob:
     """Returns the full blob of some leaves, in ascending order, that a version brings."""
     return FullBlob(f"{version}-{sort}", step, since, ranges_text(leaves))
+
+
+def with_partitions(keys: ParameterKeys, text: str) -> ParameterKeys:
+    """Returns the keys of parameters whose record says this of their partitions.
+
+    Raises:
+        CorruptDataError: redisacc did not write it.
+    """
+    try:
+        partitions = parse_partitions(text)
+    except ValueError:
+        raise CorruptDataError(f"{keys.record}: partitions holds {shown(text)}, which redisacc did not write") from None
+    return keys if partitions == keys.partitions else ParameterKeys(keys.name, partitions)
 
 
 def parse_schema(keys: ParameterKeys, name: str, text: object) -> Schema:

@@ -133,6 +133,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
             server have them, and raise NotReplicatedError otherwise. In a cluster, these are replicas of the master
             that has the accumulator, and of each that has parts of the gradient. 0: they do not wait for replication.
+            With partitions, a handle that does not wait may remove what another one's replicas have confirmed.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
@@ -181,7 +182,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         if max_staleness is not None:
             max_staleness = validation.integer(max_staleness, "max_staleness", low=0, high=MOST_STALENESS)
         rule, normalize = _checked_weighting(spec, max_staleness, staleness_weight, normalize)
-        partitions = _checked_partitions(partitions)
+        partitions = checked_partitions(partitions)
         create = validation.flag(create, "create")
         if isinstance(shared_name, str) and not shared_name:
             shared_name = None
@@ -769,7 +770,12 @@ def _checked_weighting(
     return rule, None if normalize is None else checked_normalize(normalize)
 
 
-def _checked_partitions(value: object) -> int | Literal["auto"] | None:
+def checked_partitions(value: object) -> int | Literal["auto"] | None:
+    """Returns the argument ``partitions`` of a handle.
+
+    Raises:
+        InvalidArgumentError: it is invalid.
+    """
     if value is None or (isinstance(value, str) and value == "auto"):
         return None if value is None else "auto"
     try:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from redisacc._data import validation
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import WIRES
-from redisacc._handles.base import host_and_process
+from redisacc._handles.base import checked_partitions, host_and_process
 from redisacc._handles.pickling import check_picklable, picklable_where
 from redisacc._protocol.lifetime import Closing, Lifetime
 from redisacc._protocol.parameter_deletion import delete_parameters
@@ -66,11 +66,16 @@ class Parameters(Closing):
             half as many bytes, which NaN and infinities survive. Readers get them widened to float32 again, whatever
             their own ``wire`` is: they get rounded values, and so does the handle that has published them. Other
             dtypes, and the state, are published as they are.
+        partitions: among how many slots of a Redis Cluster the values are spread, from 1 to 1000, decided with the
+            first version. Each node then has its share of the bytes, and only the record is in one slot. "auto": as
+            many as there are masters, but no more than the values have MiB; 1 on a single server. None: 1, or what the
+            parameters were first published with.
         create: whether the parameters need not exist yet. If it is False and nothing has been published, an error is
             raised, which suggests similar names.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
+        SchemaMismatchError: the parameters exist with another number of ``partitions``.
         ParametersNotFoundError: nothing has been published under this name, and ``create`` is False.
         ServerUnavailableError: no server answers. The message says how to start one.
     """
@@ -86,6 +91,7 @@ class Parameters(Closing):
         name: str = "parameters",
         publisher: str | None = None,
         wire: Literal["float32", "bfloat16"] | None = None,
+        partitions: int | Literal["auto"] | None = None,
         create: bool = True,
     ) -> None:
         shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
@@ -96,6 +102,7 @@ class Parameters(Closing):
             raise InvalidArgumentError(
                 f"wire of parameters must be one of {', '.join(WIRES)}, or None, not {shown(wire)}"
             )
+        self._partitions = checked_partitions(partitions)
         create = validation.flag(create, "create")
         self._where = picklable_where(redis)
         self._transport = connect(redis)
@@ -103,8 +110,10 @@ class Parameters(Closing):
         self._telemetry = Telemetry("parameters", shared_name, address=self._transport.address)
         self._lifetime = Lifetime(shared_name)
         self._reader = ParameterReader(self._transport, keys, self._reopens)
-        self._publisher = Publisher(self._transport, keys, self._reader, self._wire)
-        if self._reader.poll(timeout=OPENING_TIMEOUT) is None and not create:
+        self._publisher = Publisher(self._transport, keys, self._reader, self._wire, self._partitions)
+        if self._reader.poll(timeout=OPENING_TIMEOUT) is not None:
+            self._publisher.check_partitions(self._reader.keys)
+        elif not create:
             raise ParametersNotFoundError(
                 f"nothing has been published under the name {shown(shared_name)}, and create=False requires it"
                 f"{suggestion(self._transport, shared_name)}"
@@ -119,7 +128,12 @@ class Parameters(Closing):
         """
         self._lifetime.check()
         check_picklable(self._where, self.shared_name)
-        arguments = {"name": self._name, "publisher": self._given_publisher, "wire": self._wire}
+        arguments = {
+            "name": self._name,
+            "publisher": self._given_publisher,
+            "wire": self._wire,
+            "partitions": self._partitions,
+        }
         return _reopen, (type(self), self.shared_name, self._where, arguments, self._reader.incarnation)
 
     # What it is
@@ -261,6 +275,7 @@ class Parameters(Closing):
         Raises:
             ParametersNotFoundError: the parameters were deleted since this handle has seen them.
             PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+            DataLossError: a node has lost a part of the version, in a partition. ``part`` names it.
             CorruptDataError: Redis holds what redisacc did not write.
         """
         self._lifetime.check()
@@ -315,6 +330,7 @@ class Parameters(Closing):
             CancelledError: the handle was closed, or ``cancel`` returned True.
             ParametersNotFoundError: the parameters were deleted since this handle has seen them.
             PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+            DataLossError: a node has lost a part of the version, in a partition. ``part`` names it.
             CorruptDataError: Redis holds what redisacc did not write.
         """
         wanted = None if after is None else validation.integer(after, "after")
@@ -348,6 +364,28 @@ class Parameters(Closing):
         record = self._reader.poll()
         return record is not None and record.finished
 
+    def is_complete(self) -> bool:
+        """Returns whether the latest version has lost no part. Fetches no values.
+
+        With partitions, a failover to a replica that lagged behind may lose parts of a version and not the record. Then
+        ``latest`` raises DataLossError, and publishing the values again replaces the version.
+
+        Returns:
+            True also if nothing has been published, or without partitions.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted since this handle has seen them.
+        """
+        self._lifetime.check()
+        record = self._reader.poll()
+        while record is not None and not self._reader.is_complete(record):
+            found = self._reader.poll()
+            if found is not None and found.version == record.version:
+                return False
+            # It was replaced meanwhile.
+            record = found
+        return True
+
     def latest_state(self) -> tuple[int, Any] | None:
         """Returns the publisher's state of the latest version.
 
@@ -356,7 +394,7 @@ class Parameters(Closing):
             caller's own. None if nothing has been published.
 
         Raises:
-            ParametersNotFoundError, PeekTimeoutError, CorruptDataError: as ``latest``.
+            ParametersNotFoundError, PeekTimeoutError, DataLossError, CorruptDataError: as ``latest``.
         """
         self._lifetime.check()
         return self._reader.latest_state()

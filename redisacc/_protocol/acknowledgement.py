@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
+from redisacc._format.attempts import StoredAttempt
 from redisacc._format.buffered import BufferedGradient, listed_part_keys, number_of_parts, part_keys
 from redisacc._format.keys import Keys
-from redisacc._protocol.partition_scripts import PartitionScripts, StoredAttempt
+from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._protocol.partition_sweep import sweep_quietly
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis.hash_scan import scan
@@ -74,7 +75,7 @@ def _end_attempts(
     """Removes a round whose gradients have their parts in partitions. The leader lists these until they are removed."""
     acknowledged = _run(scripts, token, list(map(str, attempts)), in_partitions=True)
     if acknowledged and attempts:
-        sweep_quietly(transport, keys, scripts)
+        sweep_quietly(transport, keys, min_replicas=scripts.min_replicas)
     return acknowledged
 
 

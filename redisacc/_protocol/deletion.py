@@ -6,7 +6,8 @@ import contextlib
 
 from redisacc._format.buffered import number_of_parts
 from redisacc._format.keys import NAMES, Keys, ParameterKeys
-from redisacc._protocol.partition_scripts import PartitionScripts, listed_attempts
+from redisacc._protocol.attempt_scripts import listed_attempts
+from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._protocol.partition_sweep import remove_parts
 from redisacc._protocol.record_reader import with_partitions
 from redisacc._protocol.round_reader import all_rounds

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from redisacc._format.keys import NAMES, Keys, ParameterKeys
-from redisacc._format.parameter_record import ParameterRecord, parse_schema
+from redisacc._format.parameter_record import Blob, ParameterRecord, parse_schema, with_partitions
+from redisacc._protocol.attempt_scripts import listed_attempts
 from redisacc._protocol.parameter_scripts import ParameterScripts
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError, NotPermittedError, SchemaMismatchError
@@ -24,7 +25,7 @@ def delete_parameters(transport: Transport, keys: ParameterKeys, incarnation: st
     if scripts.delete_parameters(incarnation=incarnation, finish=False, timeout=timeout) != "closed":
         return
     # From here on, nothing can be published until the record is removed.
-    objects = listed_objects(transport, keys, timeout=timeout)
+    objects = [*listed_objects(transport, keys, timeout=timeout), *_attempted(transport, keys, timeout)]
     if objects:
         # One part to a command, because freeing a large string takes the server some time: others get between.
         transport.pipeline([("UNLINK", key) for key in objects], timeout=timeout)
@@ -35,16 +36,47 @@ def delete_parameters(transport: Transport, keys: ParameterKeys, incarnation: st
     scripts.delete_parameters(incarnation=incarnation, finish=True, timeout=timeout)
 
 
+def _attempted(transport: Transport, keys: ParameterKeys, timeout: float) -> list[str]:
+    """Returns the keys of the parts of attempts that are under way, and of those whose parts are to be removed."""
+    # What redisacc did not write is removed with the keys.
+    with contextlib.suppress(CorruptDataError):
+        keys = read_partitions(transport, keys, timeout=timeout)
+        if keys.partitions:
+            attempts = listed_attempts(transport, keys, timeout=timeout)
+            return [keys.part(attempt.id, number) for attempt in attempts for number in range(attempt.parts)]
+    return []
+
+
+def read_partitions(transport: Transport, keys: ParameterKeys, *, timeout: float = TIMEOUT) -> ParameterKeys:
+    """Returns the keys of parameters with the partitions that the record lists, whatever else that holds.
+
+    Raises:
+        CorruptDataError: redisacc did not write what the record says of partitions.
+    """
+    text = transport.call("HGET", keys.record, "partitions", timeout=timeout)
+    return with_partitions(keys, (text or b"").decode(errors="replace"))
+
+
 def listed_objects(transport: Transport, keys: ParameterKeys, *, timeout: float = TIMEOUT) -> list[str]:
     """Returns the keys of all parts that the record lists; none if redisacc did not write it."""
-    *fields, text, retired = transport.call(*ParameterRecord.command(keys), "structure", "retired", timeout=timeout)
     try:
-        record = ParameterRecord.parse(keys, fields)
-        if record is None:
-            return []
-        schema = parse_schema(keys, "structure", text)
-        blobs = [*record.manifest(schema).blobs(schema.stored(record.wire)).values(), *record.retired(retired)]
+        keys = read_partitions(transport, keys, timeout=timeout)
+        return [key for blob in listed_blobs(transport, keys, timeout=timeout) for key in blob.keys(keys)]
     except (CorruptDataError, SchemaMismatchError):
         # What cannot be found this way is found by `redisacc gc`.
         return []
-    return [key for blob in blobs for key in blob.keys(keys)]
+
+
+def listed_blobs(transport: Transport, keys: ParameterKeys, *, timeout: float = TIMEOUT) -> list[Blob]:
+    """Returns all blobs that the record lists, those of earlier versions included; none if there is no version.
+
+    Raises:
+        CorruptDataError: redisacc did not write the record.
+        SchemaMismatchError: another version of redisacc wrote it.
+    """
+    *fields, text, retired = transport.call(*ParameterRecord.command(keys), "structure", "retired", timeout=timeout)
+    record = ParameterRecord.parse(keys, fields)
+    if record is None:
+        return []
+    schema = parse_schema(keys, "structure", text)
+    return [*record.manifest(schema).blobs(schema.stored(record.wire)).values(), *record.retired(retired)]

@@ -27,6 +27,8 @@ class ParametersInfo:
         leaves: the number of arrays in their tree.
         nbytes: the size of these arrays together in bytes.
         wire: how elements of float32 are stored: "float32" or "bfloat16".
+        partitions: the numbers p of the slots ``{NAME/p}`` that hold the values; empty if that is the slot of the
+            record.
         state_bytes: the size of the publisher's state in bytes; 0 if it has none.
         stored_bytes: the size of everything that is stored, earlier versions for slow readers included, in bytes.
         publisher: the name of who published the latest version.
@@ -43,6 +45,7 @@ class ParametersInfo:
     leaves: int
     nbytes: int
     wire: str
+    partitions: tuple[int, ...]
     state_bytes: int
     stored_bytes: int
     publisher: str
@@ -95,6 +98,7 @@ def read_parameters_info(transport: Transport, keys: ParameterKeys) -> Parameter
         leaves=len(schema.leaves),
         nbytes=schema.nbytes,
         wire=record.wire,
+        partitions=record.keys.partitions,
         state_bytes=0 if manifest.state is None else manifest.state.nbytes,
         stored_bytes=sum(blob.nbytes for blob in stored),
         publisher=printable(publisher or b""),

@@ -21,15 +21,16 @@ from redisacc._format.parameter_record import (
     ParameterRecord,
     RowsBlob,
     parse_schema,
-    part_lengths,
+    with_partitions,
 )
 from redisacc._protocol.parameter_memory import Memory, MemoryPool
 from redisacc._protocol.parameter_scripts import gone, replaced
+from redisacc._protocol.partition_parts import are_there
 from redisacc._protocol.whole_parts import TRUSTED_BYTES
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError, PeekTimeoutError
+from redisacc.errors import CorruptDataError, DataLossError, PeekTimeoutError
 
 # How long to keep looking for a version that stays for as long as it takes to read it, in seconds.
 READ_TIMEOUT = 30.0
@@ -103,6 +104,11 @@ class ParameterReader:
         self._pool = MemoryPool()
         self._read: _Snapshot | None = None
 
+    @property
+    def keys(self) -> ParameterKeys:
+        """The keys of the parameters, with their partitions once something has been found or published."""
+        return self._keys
+
     def poll(self, *, timeout: float = TIMEOUT) -> ParameterRecord | None:
         """Returns the record, or None if nothing has been published. This is one short round trip.
 
@@ -132,6 +138,8 @@ class ParameterReader:
             if not self.incarnation:
                 self.incarnation = record.incarnation
             if record.incarnation == self.incarnation:
+                # Partitions never change, but become known with the first record.
+                self._keys = record.keys
                 return record
         if not self.incarnation:
             return None
@@ -144,6 +152,15 @@ class ParameterReader:
             return None
         return replace(record.manifest(self.schema()), retired=record.retired(retired))
 
+    def is_complete(self, record: ParameterRecord) -> bool:
+        """Returns whether all parts of a version are there, if they are in partitions. Asks all nodes at once."""
+        if not record.keys.partitions:
+            # One server has the record and all parts, and loses both or neither.
+            return True
+        schema = self.schema()
+        blobs = record.manifest(schema).blobs(schema.stored(record.wire)).values()
+        return are_there(self._transport, [part for blob in blobs for part in blob.parts(record.keys)])
+
     def schema(self) -> Schema:
         """Returns what the leaves are, which never changes. Call it after ``poll`` has returned a record."""
         if self._schema is None:
@@ -153,9 +170,22 @@ class ParameterReader:
             self._schema = parse_schema(self._keys, "structure", text)
         return self._schema
 
-    def learn(self, incarnation: str, schema: Schema) -> None:
+    def begun(self) -> tuple[str, ParameterKeys] | None:
+        """Returns the incarnation and the keys of parameters of which no version has been published in partitions yet.
+
+        Returns None if nobody has begun to, or a version is there.
+        """
+        fields = self._transport.call("HMGET", self._keys.record, "incarnation", "version", "partitions")
+        incarnation, version, partitions = [
+            None if field is None else field.decode("ascii", "replace") for field in fields
+        ]
+        if incarnation is None or partitions is None or version is not None or incarnation.startswith(DELETING):
+            return None
+        return incarnation, with_partitions(self._keys, partitions)
+
+    def learn(self, incarnation: str, keys: ParameterKeys, schema: Schema) -> None:
         """Notes what this process has published."""
-        self.incarnation, self._schema = incarnation, schema
+        self.incarnation, self._keys, self._schema = incarnation, keys, schema
 
     def latest(self) -> tuple[ParameterRecord, Any] | None:
         """Returns the record of the latest version, and its tree; None if nothing has been published.
@@ -188,11 +218,20 @@ class ParameterReader:
         """Returns the record that has taken the place of one of which a part was missing.
 
         Raises:
+            DataLossError: none has, and the part should have been in a partition: its node has lost it.
             CorruptDataError: none has, so the part should have been there.
             PeekTimeoutError: the deadline has passed.
         """
         found = self.poll()
         if found is not None and found.version == record.version:
+            if found.keys.partitions and error.args[0] != found.keys.record:
+                raise DataLossError(
+                    f"parameters {shown(self._keys.name)}: part {error.args[0]} of step {found.step} is lost: its node "
+                    "failed, and a replica that lagged behind has taken its place, or the part was evicted (set "
+                    "maxmemory-policy noeviction) or removed by hand. Publish the values again, for this step or a "
+                    "later one",
+                    part=error.args[0],
+                )
             raise CorruptDataError(str(error)) from error
         if time.monotonic() >= deadline:
             raise PeekTimeoutError(
@@ -337,20 +376,16 @@ class ParameterReader:
     def _check_lengths(self, blobs: Sequence[Blob]) -> None:
         """Compares the record with the lengths on the server, so that a forged one allocates no memory."""
         if sum(blob.nbytes for blob in blobs) > TRUSTED_BYTES:
-            wanted = [
-                (key, length)
-                for blob in blobs
-                for key, length in zip(blob.keys(self._keys), part_lengths(blob.nbytes), strict=True)
-            ]
+            wanted = [part for blob in blobs for part in blob.parts(self._keys)]
             lengths = self._transport.pipeline([("STRLEN", key) for key, _ in wanted])
             for (key, length), actual in zip(wanted, lengths, strict=True):
                 _check_length(key, actual or -1, length)
 
     def _fetch(self, blobs: Sequence[tuple[Blob, Array]], fetched: Mapping[str, Any]) -> None:
-        arrivals = _Arrivals()
+        arrivals = _Arrivals(self._keys.homes)
         for blob, data in blobs:
             start = 0
-            for key, length in zip(blob.keys(self._keys), part_lengths(blob.nbytes), strict=True):
+            for number, (key, length) in enumerate(blob.parts(self._keys)):
                 place = data[start : start + length]
                 start += length
                 there = fetched.get(key)
@@ -358,7 +393,7 @@ class ParameterReader:
                     _check_length(key, len(there), length)
                     place[:] = np.frombuffer(there, np.uint8)
                 else:
-                    arrivals.expect(key, place)
+                    arrivals.expect(key, place, number)
         if arrivals.wanted():
             self._transport.fetch(arrivals)
 
@@ -372,7 +407,7 @@ class ParameterReader:
             indices = np.frombuffer(data[start:middle].tobytes(), _INDEX)
             if indices[0] < 0 or indices[-1] >= schema.leaves[leaf].shape[0] or not np.all(indices[1:] > indices[:-1]):
                 raise CorruptDataError(
-                    f"{self._keys.object(blob.id, 0)}: indices that are not ascending, or not below "
+                    f"{self._keys.part(blob.id, 0)}: indices that are not ascending, or not below "
                     f"{schema.leaves[leaf].shape[0]}"
                 )
             rows = data[middle:end].reshape(count, -1)
@@ -392,7 +427,7 @@ class ParameterReader:
                 raise self._not_boolean(blob)
 
     def _not_boolean(self, blob: str) -> CorruptDataError:
-        return CorruptDataError(f"{self._keys.object(blob, 0)}: a boolean that is neither 0 nor 1")
+        return CorruptDataError(f"{self._keys.part(blob, 0)}: a boolean that is neither 0 nor 1")
 
 
 def _widened(data: Array, stored: Leaf, leaf: Leaf) -> Array:
@@ -432,22 +467,25 @@ class _Arrival(NamedTuple):
 
     key: str
     place: memoryview
-    lane: int = 0
+    lane: int
 
 
 class _Arrivals:
-    """Parts that are on their way."""
+    """Parts that are on their way.
 
-    # A reader uploads nothing meanwhile, so one connection is as fast as several.
-    lanes = 1
-    homes = ()
+    Args:
+        homes: what the keys of each partition begin with; empty if there are none.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, homes: Sequence[str]) -> None:
+        self.homes = homes
+        # A reader uploads nothing meanwhile, so one connection to each node is as fast as several.
+        self.lanes = len(homes) or 1
         self._awaited: deque[_Arrival] = deque()
 
-    def expect(self, key: str, place: Array) -> None:
-        """Fetches a key to this place."""
-        self._awaited.append(_Arrival(key, place.data))
+    def expect(self, key: str, place: Array, number: int) -> None:
+        """Fetches a key, that of the part with this number of a blob, to this place."""
+        self._awaited.append(_Arrival(key, place.data, number % self.lanes))
 
     # Arrivals of fast_socket:
 

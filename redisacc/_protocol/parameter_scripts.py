@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.script_replies import Deletion, corrupt, deletion_of
 from redisacc._redis.fast_socket import Command
@@ -20,6 +21,37 @@ class BeingDeleted:
     """The parameters are being deleted, by a client that may have died."""
 
     incarnation: str
+
+
+@dataclass(frozen=True)
+class Registered:
+    """An attempt to publish a version in partitions may begin.
+
+    Attributes:
+        number: the number of the attempt, which no other one has.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Follows:
+    """Which version is published, and what it follows.
+
+    Attributes:
+        incarnation: the incarnation that the client has seen; for a first version, the one that it gets.
+        previous: id of the version that it follows; "" if it is the first.
+        step: its step.
+        replaces: whether it may have the step of the version that it follows, because that has lost parts.
+    """
+
+    incarnation: str
+    previous: str
+    step: int
+    replaces: bool = False
+
+
+Refusal = Literal["changed", "older"] | BeingDeleted
 
 
 class ParameterScripts:
@@ -39,11 +71,9 @@ class ParameterScripts:
 
     def publish(
         self,
+        follows: Follows,
         *,
-        incarnation: str,
-        previous: str,
         version: str,
-        step: int,
         event: str,
         lengths: Sequence[int],
         fields: Sequence[str],
@@ -52,14 +82,12 @@ class ParameterScripts:
         retired: Sequence[str],
         stage: Sequence[Command] = (),
         after: Sequence[Command] = (),
-    ) -> Literal["published", "changed", "older", "unstaged"] | BeingDeleted:
+    ) -> Literal["published", "unstaged"] | Refusal:
         """Publishes a version.
 
         Args:
-            incarnation: the incarnation that the client has seen; for a first version, the one that it gets.
-            previous: id of the version that this one follows; "" if it is the first.
-            version: id of the version.
-            step: its step.
+            follows: which version it is.
+            version: its id.
             event: what waiting readers are told.
             lengths: bytes of each part.
             fields: what else the record gets: the name of a field, its value, and so on.
@@ -80,10 +108,10 @@ class ParameterScripts:
             *load("publish").bind(
                 keys={"record": self._keys.record, "staged": staged, "objects": objects, "retired": retired},
                 args={
-                    "incarnation": incarnation,
-                    "previous": previous,
+                    "incarnation": follows.incarnation,
+                    "previous": follows.previous,
                     "version": version,
-                    "step": step,
+                    "step": follows.step,
                     "event": event,
                     "lengths": lengths,
                     "fields": fields,
@@ -95,14 +123,124 @@ class ParameterScripts:
         match reply:
             case [b"published"]:
                 return "published"
+            case [b"unstaged", _]:
+                return "unstaged"
+        return self._refused(reply)
+
+    def register_version(
+        self, follows: Follows, *, version: str, partitions: str, lease_ms: int, blobs: Sequence[str]
+    ) -> Registered | Refusal:
+        """Registers an attempt to publish a version in partitions, before the first of its parts is written.
+
+        Args:
+            follows: which version it is.
+            version: a random id. That of the version is this, a hyphen and the number of the attempt.
+            partitions: the numbers of the partitions, as a record lists them. The first version decides.
+            lease_ms: how long the attempt may take, in milliseconds.
+            blobs: "SORT parts" of each blob.
+
+        Returns:
+            `Registered`; or, with nothing changed, "changed" if another version than the previous one is there, "older"
+            if the step is not higher than its step.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted.
+        """
+        reply = self._transport.run(
+            *load("register_version").bind(
+                keys=self._leader_keys(),
+                args={
+                    **self._of(follows, version),
+                    "partitions": partitions,
+                    "lease_ms": lease_ms,
+                    "blobs": blobs,
+                },
+            )
+        )
+        match reply:
+            case [b"registered", number] if number.isdigit() and len(number) <= 15:
+                return Registered(int(number))
+            case [b"published"]:
+                # No version has this id, because those in partitions end with the number of the attempt.
+                return "changed"
+        return self._refused(reply)
+
+    def commit_version(
+        self,
+        follows: Follows,
+        *,
+        version: str,
+        event: str,
+        blobs: Sequence[StoredAttempt],
+        retired: Sequence[StoredAttempt],
+        removed: Sequence[StoredAttempt],
+        fields: Sequence[str],
+    ) -> Literal["published", "expired"] | Refusal:
+        """Publishes a version all of whose parts have been written to partitions.
+
+        Args:
+            follows: which version it is.
+            version: its id.
+            event: what waiting readers are told.
+            blobs: those that were written.
+            retired: blobs of the version before that this one does without. A minute later, they are due to be removed.
+            removed: blobs of still earlier versions, which are due at once.
+            fields: what else the record gets: the name of a field, its value, and so on.
+
+        Returns:
+            "published"; or, with nothing changed: "expired" if a sweeper gave the attempt up, so that parts may be
+            gone, and what ``register_version`` returns.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted.
+        """
+        reply = self._transport.run(
+            *load("commit_version").bind(
+                keys=self._leader_keys(),
+                args={
+                    **self._of(follows, version),
+                    "event": event,
+                    "blobs": list(map(str, blobs)),
+                    "retired": list(map(str, retired)),
+                    "removed": list(map(str, removed)),
+                    "fields": fields,
+                },
+            )
+        )
+        match reply:
+            case [b"published"]:
+                return "published"
+            case [b"expired"]:
+                return "expired"
+        return self._refused(reply)
+
+    def _leader_keys(self) -> dict[str, str]:
+        return {"record": self._keys.record, "attempts": self._keys.attempts}
+
+    @staticmethod
+    def _of(follows: Follows, version: str) -> dict[str, str | int | Sequence[str]]:
+        return {
+            "incarnation": follows.incarnation,
+            "previous": follows.previous,
+            "version": version,
+            "step": follows.step,
+            "replaces": int(follows.replaces),
+        }
+
+    def _refused(self, reply: list[bytes]) -> Refusal:
+        """Returns what a reply says that refuses a version.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted.
+            CorruptDataError: it says something else.
+        """
+        match reply:
             case [b"changed"]:
                 return "changed"
             case [b"older", _]:
                 return "older"
-            case [b"unstaged", _]:
-                return "unstaged"
-            case [b"deleting", incarnation_]:
-                return BeingDeleted(incarnation_.decode(errors="backslashreplace"))
+            case [b"deleting", incarnation]:
+                return BeingDeleted(incarnation.decode(errors="backslashreplace"))
             case [b"missing"]:
                 raise gone(self._keys.name)
             case [b"replaced"]:
@@ -145,7 +283,7 @@ class ParameterScripts:
         """
         reply = self._transport.run(
             *load("delete_parameters").bind(
-                keys={"record": self._keys.record, "guard": self._keys.guard},
+                keys={**self._leader_keys(), "guard": self._keys.guard},
                 args={"incarnation": incarnation, "finish": int(finish)},
             ),
             timeout=timeout,

@@ -153,7 +153,8 @@ class _Wait:
         event, self._event = self._event, ""
         timeout = min(POLL_TIMEOUT, max(self._deadline - time.monotonic(), LAST_POLL_TIMEOUT))
         try:
-            record, fetched = self._reader.poll_and_fetch(announced(self._keys, event, TOGETHER_BYTES), timeout=timeout)
+            wanted = announced(self._reader.keys, event, TOGETHER_BYTES)
+            record, fetched = self._reader.poll_and_fetch(wanted, timeout=timeout)
             self._answered = True
             self._outage.end(self._fields)
             give_up = time.monotonic() + READ_TIMEOUT

@@ -2,63 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from redisacc._format import buffered as buffered_format
-from redisacc._format.keys import Keys
+from redisacc._format.attempts import StoredAttempt
 from redisacc._format.weights import weight_text
 from redisacc._protocol.scripts import Counted, Full, Request, Scripts
 from redisacc._redis.fast_socket import Argument
 from redisacc._redis.script_loader import load
-from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc._text import shown
-from redisacc.errors import CorruptDataError
-
-_MEMBER = re.compile(rb"([0-9a-z-]{1,64}) ([0-9]{1,7})")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredAttempt:
-    """An attempt to store a gradient, as the leader lists it.
-
-    Attributes:
-        id: names the parts: "SESSION-SEQUENCE-PLACE".
-        parts: how many there are.
-    """
-
-    id: str
-    parts: int
-
-    def __str__(self) -> str:
-        return f"{self.id} {self.parts}"
-
-    @classmethod
-    def parse(cls, key: str, member: object) -> StoredAttempt:
-        """Returns the attempt that a member of the ``attempts`` set describes.
-
-        Raises:
-            CorruptDataError: redisacc did not write it.
-        """
-        match = _MEMBER.fullmatch(member) if isinstance(member, bytes) else None
-        if match is None:
-            raise CorruptDataError(f"{key} lists {shown(member)}, which is not an attempt that redisacc wrote")
-        return cls(match[1].decode(), int(match[2]))
-
-
-def listed_attempts(transport: Transport, keys: Keys, *, timeout: float = TIMEOUT) -> list[StoredAttempt]:
-    """Returns the attempts that the leader lists: those under way, and those whose parts are to be removed.
-
-    A gradient that was counted is not among them.
-
-    Raises:
-        CorruptDataError: redisacc did not write one of them.
-    """
-    # There are few: one for each upload that is under way, and those that nobody has swept yet.
-    members = transport.call("ZRANGE", keys.attempts, 0, -1, timeout=timeout)
-    return [StoredAttempt.parse(keys.attempts, member) for member in members]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +53,7 @@ class PartitionScripts(Scripts):
         parts: int,
         nbytes: int,
         lease_ms: int,
+        announced: bytes = b"",
         replaced: Replaced = Replaced(),
     ) -> Registered | Counted | Full | Literal["changed"]:
         """Registers an attempt to store a gradient, before the first of its parts is written.
@@ -110,6 +64,7 @@ class PartitionScripts(Scripts):
             parts: how many parts it has.
             nbytes: how many bytes they have together.
             lease_ms: how long the attempt may take, in milliseconds.
+            announced: header of the gradient, if takers and reducers are told of it; else empty.
             replaced: the gradients whose sum is part of this one.
 
         Returns:
@@ -120,7 +75,9 @@ class PartitionScripts(Scripts):
             InvalidArgumentError: the round holds gradients of another shape.
         """
         keys, args = self._attempt(request, gradient, parts, nbytes, replaced)
-        reply = self._transport.run(*load("register").bind(keys=keys, args={**args, "lease_ms": lease_ms}))
+        reply = self._transport.run(
+            *load("register").bind(keys=keys, args={**args, "lease_ms": lease_ms, "announced": announced.hex()})
+        )
         match reply:
             case [b"registered", place]:
                 return Registered(str(self._number(place, "places")))
@@ -195,30 +152,6 @@ class PartitionScripts(Scripts):
             "replaced_bytes": replaced.nbytes,
             "replaced": replaced.ids,
         }
-
-    def sweep(
-        self, *, limit: int, abandoned: Sequence[StoredAttempt] = (), removed: Sequence[StoredAttempt] = ()
-    ) -> list[StoredAttempt]:
-        """Gives up attempts whose lease is over.
-
-        Args:
-            limit: how many attempts to return at most.
-            abandoned: attempts that are given up as well, by their own writer.
-            removed: attempts whose parts have been removed, so that they are forgotten.
-
-        Returns:
-            Attempts whose parts are to be removed.
-        """
-        reply = self._transport.run(
-            *load("sweep").bind(
-                keys={"attempts": self._keys.attempts},
-                args={"limit": limit, "abandoned": list(map(str, abandoned)), "removed": list(map(str, removed))},
-            )
-        )
-        match reply:
-            case [b"due", *due]:
-                return [StoredAttempt.parse(self._keys.attempts, member) for member in due]
-        self._refuse(reply)
 
     def _decided(
         self, request: Request, reply: list[bytes], replicas: Sequence[object] = ()

@@ -1,7 +1,11 @@
-"""Removes the parts of attempts that are over: of rounds that were acknowledged, and of writers that gave up or died.
+"""Removes the parts of attempts that are over: of acknowledged rounds, of replaced versions, and of dead writers.
 
 The leader lists these attempts. Each was fenced there before the first of its parts is removed, so none of them can be
-counted any more, and is forgotten only when all of them are gone. Whoever dies in between leaves the rest to the next.
+counted or published any more, and is forgotten only when all of them are gone. If the sweeper dies in between, the rest
+is left to the next one.
+
+With ``min_replicas``, replicas of the leader have confirmed that the attempts are over before anything is removed. A
+replica that took over without knowing it would still count on the parts.
 """
 
 from __future__ import annotations
@@ -9,8 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from redisacc._format.keys import Keys
-from redisacc._protocol.partition_scripts import PartitionScripts, StoredAttempt
+from redisacc._format.attempts import StoredAttempt
+from redisacc._format.keys import PartitionedKeys
+from redisacc._protocol.attempt_scripts import AttemptScripts
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import RedisAccError
 
@@ -20,15 +25,25 @@ logger = logging.getLogger("redisacc")
 ATTEMPTS_PER_CALL = 50
 
 
-def sweep(transport: Transport, keys: Keys, scripts: PartitionScripts, abandoned: Sequence[StoredAttempt] = ()) -> int:
+def sweep(
+    transport: Transport,
+    keys: PartitionedKeys,
+    abandoned: Sequence[StoredAttempt] = (),
+    *,
+    min_replicas: int = 0,
+) -> int:
     """Removes the parts of all attempts that are over, and returns how many attempts these were.
 
     Args:
         transport: the way to the nodes.
-        keys: the keys of the accumulator, with its partitions.
-        scripts: its scripts.
+        keys: the keys of the accumulator, or of the parameters, with the partitions.
         abandoned: attempts that their writer, the caller, gives up.
+        min_replicas: how many replicas of the leader must confirm that attempts are over; 0 asks none.
+
+    Raises:
+        NotReplicatedError: too few replicas know that the attempts are over. Their parts stay for the next sweep.
     """
+    scripts = AttemptScripts(transport, keys, min_replicas=min_replicas)
     number = 0
     removed: list[StoredAttempt] = []
     while True:
@@ -41,17 +56,21 @@ def sweep(transport: Transport, keys: Keys, scripts: PartitionScripts, abandoned
 
 
 def sweep_quietly(
-    transport: Transport, keys: Keys, scripts: PartitionScripts, abandoned: Sequence[StoredAttempt] = ()
+    transport: Transport,
+    keys: PartitionedKeys,
+    abandoned: Sequence[StoredAttempt] = (),
+    *,
+    min_replicas: int = 0,
 ) -> None:
     """Does the same, and raises nothing: what is left here, somebody else removes."""
     try:
-        sweep(transport, keys, scripts, abandoned)
+        sweep(transport, keys, abandoned, min_replicas=min_replicas)
     except RedisAccError as error:
         logger.debug("%s: parts that nobody needs any more are still there: %s", keys.name, error)
 
 
 def remove_parts(
-    transport: Transport, keys: Keys, attempts: Sequence[StoredAttempt], *, timeout: float = TIMEOUT
+    transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt], *, timeout: float = TIMEOUT
 ) -> None:
     """Removes the parts of attempts, on all nodes at once; one part to a command, so that others get between."""
     batches: dict[str, list[tuple[str, str]]] = {}

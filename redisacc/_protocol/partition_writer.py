@@ -1,6 +1,7 @@
 """Buffers gradients in partitions: their parts lie on several nodes, and one script at the leader counts them.
 
-1. The leader registers the attempt. A stale gradient, or one for which there is no room, is refused here.
+1. The leader registers the attempt. A stale gradient, or one for which there is no room, is refused here. A large one
+   is announced, so that takers and reducers add its parts up while they arrive.
 2. Each node stores its parts, under names that no other attempt has, and confirms that they are there for good.
 3. The leader counts the gradient, if nobody has given the attempt up meanwhile.
 
@@ -14,22 +15,25 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from redisacc._data.gradient import Gradient
-from redisacc._format.buffered import STAGING_MS, BufferedGradient, PartitionedGradient, partitioned
+from redisacc._format import buffered as buffered_format
+from redisacc._format.attempts import StoredAttempt
+from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
-from redisacc._protocol.partition_scripts import PartitionScripts, Registered, Replaced, StoredAttempt
+from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived
+from redisacc._protocol.partition_parts import write_parts
+from redisacc._protocol.partition_scripts import PartitionScripts, Registered, Replaced
 from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
-from redisacc._protocol.scripts import REPLICATION_TIMEOUT_MS, Counted, Full, Request
-from redisacc._redis.fast_socket import Command
-from redisacc._redis.transport import Transport
-from redisacc._text import shown
-from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, RedisAccError, ServerUnavailableError
+from redisacc._protocol.scripts import Counted, Full, Request
+from redisacc._redis.fast_socket import Pieces
+from redisacc._redis.transport import Hint, Transport
+from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerUnavailableError
 
 # How long an attempt may take, in milliseconds; and the bytes for each further millisecond. After that, anybody may
 # give it up, and its writer has to begin a new one.
 ATTEMPT_MS = 60_000
 BYTES_PER_MS = 128
 
-Reply = Counted | Full | Literal["changed", "unstaged"]
+Reply = Counted | Full | Literal["changed", "unstaged", "unconfirmed"]
 
 
 class PartitionWriter:
@@ -50,7 +54,7 @@ class PartitionWriter:
         self._keys = keys
         self._scripts = scripts
         self._lease_ms = lease_ms
-        self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
+        self._min_replicas = min_replicas
 
     def send(
         self,
@@ -70,25 +74,40 @@ class PartitionWriter:
             summed_weight: the weight that the gradient of the request has in that sum.
 
         Returns:
-            The outcome; or, with nothing changed, `Full`, "changed" if a gradient that it replaces is gone, or
-            "unstaged" if the attempt was given up by somebody else, so that a new one is needed.
+            The outcome; or, with nothing changed, `Full`, "changed" if a gradient that it replaces is gone, "unstaged"
+            if the attempt was given up by somebody else, so that a new one is needed, or "unconfirmed" if it replaces
+            gradients, and too few replicas have its parts.
         """
-        of = partitioned(self._keys, gradient)
+        of = buffered_format.partitioned(self._keys, gradient)
         what: dict[str, Any] = {
             "gradient": gradient_id,
             "parts": len(of.parts),
             "nbytes": of.nbytes,
             "replaced": _replaced(replaced, summed_weight),
         }
-        registered = self._scripts.register(request, **what, lease_ms=ATTEMPT_MS + of.nbytes // BYTES_PER_MS)
+        announced = of.nbytes >= buffered_format.ANNOUNCED_BYTES and not replaced and len(of.header) <= ANNOUNCED_HEADER
+        registered = self._scripts.register(
+            request, **what, lease_ms=lease_of(of.nbytes), announced=of.header if announced else b""
+        )
         if not isinstance(registered, Registered):
             return registered
         attempt = StoredAttempt(f"{gradient_id}-{registered.place}", len(of.parts))
         try:
-            replicas = self._write(attempt.id, of)
+            replicas = write_parts(
+                self._transport,
+                self._keys,
+                {attempt.id: of.parts},
+                min_replicas=self._min_replicas,
+                lease_ms=self._lease_ms,
+                hints=self._messages(attempt.id, of.parts) if announced else None,
+            )
             if replicas is None:
-                sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
+                self._sweep([attempt])
                 return "unstaged"
+            if replaced and any(number < self._min_replicas for number in replicas):
+                # Replicas may have confirmed what it would replace, and others were told so.
+                self._sweep([attempt])
+                return "unconfirmed"
             reply = self._scripts.commit(request, **what, place=registered.place, header=of.header)
         except AccumulatorNotFoundError:
             # Nobody counts it any more, and nobody else knows of its parts.
@@ -98,7 +117,7 @@ class PartitionWriter:
             # The commit may still arrive: only the end of the lease may give the attempt up.
             raise
         except RedisAccError:
-            sweep_quietly(self._transport, self._keys, self._scripts, [attempt])
+            self._sweep([attempt])
             raise
         if isinstance(reply, Counted):
             reply.replicas = min([reply.replicas, *replicas])
@@ -108,47 +127,36 @@ class PartitionWriter:
             # A sweeper may have missed parts that were written after it had looked.
             self._remove(attempt)
             return "unstaged"
-        sweep_quietly(self._transport, self._keys, self._scripts)
+        self._sweep()
         return reply
 
-    def _write(self, attempt: str, of: PartitionedGradient) -> list[int] | None:
-        """Writes the parts, on all nodes at once.
+    def _messages(self, attempt: str, parts: Sequence[memoryview | Pieces]) -> dict[int, Hint]:
+        """Returns the messages by which nodes tell of parts that have arrived: the number of a part → its message."""
+        step = len(self._keys.partitions)
+        messages = {}
+        for position in range(step):
+            unannounced = 0
+            numbers = range(position, len(parts), step)
+            for count, number in enumerate(numbers, start=1):
+                unannounced += parts[number].nbytes
+                if unannounced >= buffered_format.message_bytes() or count == len(numbers):
+                    text = parts_arrived(attempt, count, position)
+                    messages[number] = Hint(("PUBLISH", self._keys.wake_of(position), text))
+                    unannounced = 0
+        return messages
 
-        Returns:
-            How many replicas of each node have them, if they were asked; None if a part is not there.
-        """
-        keys = [self._keys.part(attempt, number) for number in range(len(of.parts))]
-        batches: dict[str, list[Command]] = {}
-        numbers: dict[str, list[int]] = {}
-        for number, (key, part) in enumerate(zip(keys, of.parts, strict=True)):
-            partition = self._keys.partition(number)
-            # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the
-            # gradient was counted. NX: it must not give an expiry to a part that is there.
-            batches.setdefault(partition, []).append(("SET", key, part, "NX", "PX", STAGING_MS))
-            batches[partition] += [self._lasting(key), ("STRLEN", key)]
-            numbers.setdefault(partition, []).append(number)
-        found = self._transport.scatter([[*batch, *self._replicate] for batch in batches.values()])
-        replicas: list[int] = []
-        for partition, answers in zip(batches, found, strict=True):
-            replies = answers
-            if self._replicate:
-                *replies, confirmed = answers
-                if not isinstance(confirmed, int):
-                    raise CorruptDataError(f"{partition}: WAIT replied {shown(confirmed)}, not a number of replicas")
-                replicas.append(confirmed)
-            # The length proves that the part is there. It is looked up after the expiry was removed, so it will stay.
-            if [of.parts[number].nbytes for number in numbers[partition]] != replies[2::3]:
-                return None
-        return replicas
+    def _sweep(self, abandoned: Sequence[StoredAttempt] = ()) -> None:
+        sweep_quietly(self._transport, self._keys, abandoned, min_replicas=self._min_replicas)
 
     def _remove(self, attempt: StoredAttempt) -> None:
         """Removes the parts of an attempt that the leader does not know any more. What fails here, `gc` removes."""
         with contextlib.suppress(RedisAccError):
             remove_parts(self._transport, self._keys, [attempt])
 
-    def _lasting(self, key: str) -> Command:
-        """Returns the command by which a part gets the expiry that it has while its gradient counts: mostly none."""
-        return ("PEXPIRE", key, self._lease_ms) if self._lease_ms else ("PERSIST", key)
+
+def lease_of(nbytes: int) -> int:
+    """Returns how long an attempt to write that many bytes may take, in milliseconds."""
+    return ATTEMPT_MS + nbytes // BYTES_PER_MS
 
 
 def _replaced(gradients: Sequence[BufferedGradient], summed_weight: float) -> Replaced:

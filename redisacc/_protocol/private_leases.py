@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from redisacc._format.buffered import listed_part_keys
 from redisacc._format.keys import Keys
+from redisacc._protocol.attempt_scripts import listed_attempts
 from redisacc._protocol.deletion import delete
-from redisacc._protocol.partition_scripts import listed_attempts
 from redisacc._protocol.round_reader import all_rounds
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport

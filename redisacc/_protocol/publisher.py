@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import secrets
@@ -14,7 +15,6 @@ import numpy as np
 
 from redisacc._data.tree import flatten
 from redisacc._data.validation import Array, array, indices
-from redisacc._format.buffered import STAGING_MS, cut
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Layout, Leaf, Schema, ranges_text
 from redisacc._format.packing import packed, packed_rows
@@ -25,25 +25,23 @@ from redisacc._format.parameter_record import (
     Manifest,
     ParameterRecord,
     announcement,
-    part_size,
 )
+from redisacc._format.partitions import automatic_partitions, choose_partitions
 from redisacc._protocol.opening import list_name
 from redisacc._protocol.parameter_deletion import delete_parameters
 from redisacc._protocol.parameter_reader import ParameterReader, VersionGoneError
-from redisacc._protocol.parameter_scripts import BeingDeleted, ParameterScripts
+from redisacc._protocol.parameter_scripts import BeingDeleted, Follows, ParameterScripts
+from redisacc._protocol.partition_version_writer import version_writer
 from redisacc._protocol.publication import Publication, plan
-from redisacc._redis.fast_socket import Command
+from redisacc._protocol.version_writer import Begun, Reply, Version
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
-from redisacc.errors import InvalidArgumentError, SchemaMismatchError, ServerError, StepConflictError
+from redisacc.errors import DataLossError, InvalidArgumentError, SchemaMismatchError, ServerError, StepConflictError
+
+logger = logging.getLogger("redisacc")
 
 # How long publishing is tried again, in seconds, if other publishers get in between or staged parts are lost.
 PUBLISH_TIMEOUT = 30.0
-
-# Staged parts of large versions expire later than others: an upload may be as slow as this, in bytes per millisecond.
-SLOWEST_UPLOAD = 1000
-
-Reply = Literal["published", "changed", "older", "unstaged"] | BeingDeleted
 
 
 @dataclass(frozen=True)
@@ -79,28 +77,6 @@ class _Published:
     wire: str
 
 
-class _Uploads:
-    """The parts of a version on their way to the server."""
-
-    def __init__(self, keys: ParameterKeys, blobs: Sequence[tuple[str, Sequence[memoryview]]]) -> None:
-        self.blobs = [_blob_of(*blob) for blob in blobs]
-        self.staged: list[str] = []
-        self.objects: list[str] = []
-        self.lengths: list[int] = []
-        self.commands: list[Command] = []
-        expiry_ms = max(STAGING_MS, sum(blob.nbytes for blob in self.blobs) // SLOWEST_UPLOAD)
-        for blob, (name, pieces) in zip(self.blobs, blobs, strict=True):
-            for number, part in enumerate(cut(pieces, part_size(blob.nbytes))):
-                self.staged.append(keys.staged(name, number))
-                self.objects.append(keys.object(name, number))
-                self.lengths.append(part.nbytes)
-                self.commands.append(("SET", self.staged[-1], part, "PX", expiry_ms))
-
-
-def _blob_of(name: str, pieces: Sequence[memoryview]) -> Blob:
-    return Blob(name, sum([piece.nbytes for piece in pieces]))
-
-
 class Publisher:
     """Publishes the parameters of one name. Threads may share it.
 
@@ -109,13 +85,23 @@ class Publisher:
         keys: the keys of the parameters.
         reader: reads them for the same handle.
         wire: how elements of float32 are stored, one of WIRES.
+        partitions: among how many slots the parts of blobs are spread; "auto": as many as there are masters, if the
+            values are large enough; None: as with existing parameters, and 1 for new ones.
     """
 
-    def __init__(self, transport: Transport, keys: ParameterKeys, reader: ParameterReader, wire: str) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        keys: ParameterKeys,
+        reader: ParameterReader,
+        wire: str,
+        partitions: int | Literal["auto"] | None,
+    ) -> None:
         self._transport = transport
         self._keys = keys
         self._reader = reader
         self._wire = wire
+        self._partitions = partitions
         self._scripts = ParameterScripts(transport, keys)
         # After a fork, the lock may be another thread's of the parent.
         self._lock = transport.waits.lock()
@@ -123,6 +109,8 @@ class Publisher:
         self._schema: Schema | None = None
         self._last: _Published | None = None
         self._listed = False
+        # Whether a part of the version that is published is lost, so that the next one needs all leaves whole.
+        self._has_losses = False
         # The version to which ``changed`` refers: the one that the caller has published, or got, last.
         self._callers = ""
 
@@ -181,90 +169,121 @@ class Publisher:
             fields=["finished", "1" if finished else "0"],
         )
 
-    def _try(self, wanted: Wanted, version: str, publisher: str) -> bool:
+    def _try(self, wanted: Wanted, name: str, publisher: str) -> bool:
         """Tries to publish a version. Returns False if what is published has changed meanwhile."""
-        last = self._last
+        last, has_losses = self._last, self._has_losses
+        self._has_losses = False
         if last is None or wanted.step <= last.step:
             # Unknown, or to be compared: somebody may have deleted it since, or published more.
             self._last = None
             record = self._reader.poll()
             last = None
             if record is not None:
+                self.check_partitions(record.keys)
                 wanted = self._agreed(wanted)
                 if wanted.step <= record.step:
-                    return self._is_there(wanted, record)
+                    try:
+                        return self._is_there(wanted, record)
+                    except DataLossError as error:
+                        # Only the caller still has its values. They cannot be compared with what is gone.
+                        logger.warning("%s: step %d is published again: %s", self._keys.name, wanted.step, error)
+                        has_losses = True
                 manifest = self._reader.manifest(record)
                 if manifest is None:
                     return False
                 last = _Published(record.version, record.step, manifest, record.wire)
-        planned = plan(
+        if last is None:
+            incarnation, keys = self._first(wanted)
+        else:
+            incarnation, keys = self._reader.incarnation, self._reader.keys
+        follows = Follows(incarnation, "" if last is None else last.version, wanted.step, has_losses)
+        writer = version_writer(self._transport, keys)
+        brought = self._plan(wanted, name, last, has_losses).brought(wanted.schema.stored(self._wire))
+        begun = writer.begin(follows, name, brought)
+        if isinstance(begun, Begun):
+            planned = self._plan(wanted, begun.version, last, has_losses)
+            reply: Reply = writer.write(self._packed(wanted, planned, begun.version, follows, publisher))
+            if reply == "published":
+                self._reader.learn(incarnation, keys, wanted.schema)
+                self._schema = wanted.schema
+                self._last = _Published(begun.version, wanted.step, planned.manifest, self._wire)
+                self._callers = begun.version
+                return True
+        else:
+            reply = begun
+        self._last = None
+        self._has_losses = reply == "lost"
+        if isinstance(reply, BeingDeleted):
+            # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
+            delete_parameters(self._transport, keys, reply.incarnation)
+        return False
+
+    def check_partitions(self, keys: ParameterKeys) -> None:
+        """Raises SchemaMismatchError if parameters have another number of partitions than the caller has asked for."""
+        there = len(keys.partitions) or 1
+        if isinstance(self._partitions, int) and self._partitions != there:
+            raise SchemaMismatchError(
+                f"parameters {shown(keys.name)} were created as something else: their number of partitions is {there}, "
+                f"not {self._partitions}"
+            )
+
+    def _first(self, wanted: Wanted) -> tuple[str, ParameterKeys]:
+        """Returns the incarnation that parameters get with their first version, and their keys."""
+        begun = self._reader.begun()
+        if begun is not None:
+            # Somebody else is publishing the first version, or died while publishing it.
+            self.check_partitions(begun[1])
+            return begun
+        name, slot_map = self._keys.name, None
+        if self._partitions in (None, 1):
+            return secrets.token_hex(16), ParameterKeys(name)
+        if self._transport.cluster is not None:
+            slot_map = self._transport.slot_map()
+        number = self._partitions
+        if not isinstance(number, int):
+            number = automatic_partitions(wanted.schema.stored(self._wire).nbytes, slot_map)
+        return secrets.token_hex(16), ParameterKeys(name, choose_partitions(name, number, slot_map))
+
+    def _plan(self, wanted: Wanted, version: str, last: _Published | None, has_losses: bool) -> Publication:
+        return plan(
             wanted.schema.stored(self._wire),
             version,
             wanted.step,
             before=None if last is None else last.manifest,
-            stored_before=None if last is None or last.wire == self._wire else wanted.schema.stored(last.wire),
+            # All leaves are uploaded whole if they are encoded in another way than before, or if parts are lost.
+            stored_before=(
+                None
+                if last is None or (last.wire == self._wire and not has_losses)
+                else wanted.schema.stored(last.wire)
+            ),
             # If the caller does not know the last version, it cannot know which rows differ from that one.
             changed=wanted.changed if last is not None and last.version == self._callers else {},
             state=None if wanted.state is None else Blob(f"{version}-state", _whole(wanted.state[0]).nbytes),
         )
-        incarnation = self._reader.incarnation or secrets.token_hex(16)
-        reply = self._send(wanted, planned, last, version=version, incarnation=incarnation, publisher=publisher)
-        if reply == "published":
-            self._reader.learn(incarnation, wanted.schema)
-            self._schema = wanted.schema
-            self._last = _Published(version, wanted.step, planned.manifest, self._wire)
-            self._callers = version
-            return True
-        self._last = None
-        if isinstance(reply, BeingDeleted):
-            # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
-            delete_parameters(self._transport, self._keys, reply.incarnation)
-        return False
 
-    def _send(
-        self,
-        wanted: Wanted,
-        planned: Publication,
-        last: _Published | None,
-        *,
-        version: str,
-        incarnation: str,
-        publisher: str,
-    ) -> Reply:
+    def _packed(self, wanted: Wanted, planned: Publication, version: str, follows: Follows, publisher: str) -> Version:
+        """Returns a version as it travels to the server."""
         stored = wanted.schema.stored(self._wire)
-        blobs = [(blob.id, packed(stored, wanted.arrays, stored.layout(blob.leaves))) for blob in planned.full]
+        pieces = {blob.id: packed(stored, wanted.arrays, stored.layout(blob.leaves)) for blob in planned.full}
         if planned.rows:
-            blobs.append((f"{version}-rows", packed_rows(stored, wanted.arrays, planned.rows)))
-        told = announcement(wanted.step, [_blob_of(*blob) for blob in blobs])
+            pieces[f"{version}-rows"] = packed_rows(stored, wanted.arrays, planned.rows)
         fields = [*planned.manifest.fields(), "publisher", publisher, "wire", self._wire, "state_structure"]
         if wanted.state is None:
             fields.append("")
         else:
             schema, arrays = wanted.state
             fields.append(schema.text)
-            blobs.append((f"{version}-state", packed(schema, arrays, _whole(schema))))
+            pieces[f"{version}-state"] = packed(schema, arrays, _whole(schema))
         if wanted.finished:
             fields += ["finished", "1"]
-        if last is None:
+        if not follows.previous:
             fields += ["format", FORMAT, "structure", wanted.schema.text]
             fields += ["leaves", str(len(wanted.schema.leaves)), "bytes", str(wanted.schema.nbytes)]
-        uploads = _Uploads(self._keys, blobs)
-        return self._scripts.publish(
-            incarnation=incarnation,
-            previous="" if last is None else last.version,
-            version=version,
-            step=wanted.step,
-            event=told,
-            lengths=uploads.lengths,
-            fields=fields,
-            staged=uploads.staged,
-            objects=uploads.objects,
-            retired=[key for blob in planned.retired for key in blob.keys(self._keys)],
-            stage=uploads.commands,
-            # Nobody refers to these in any case. One to a command, because freeing a large string takes the server
-            # some time: others get between.
-            after=[("UNLINK", key) for blob in planned.removed for key in blob.keys(self._keys)],
-        )
+        blobs = {blob: pieces[blob.id] for blob in planned.brought(stored)}
+        kept = [blob for blob in planned.manifest.blobs(stored).values() if blob not in blobs]
+        # Readers do not fetch the state.
+        event = announcement(wanted.step, [blob for blob in blobs if blob != planned.manifest.state])
+        return Version(version, follows, event, fields, blobs, kept, planned.retired, planned.removed)
 
     def _agreed(self, wanted: Wanted) -> Wanted:
         """Returns the same, if its tree is like the one that is published.

@@ -98,6 +98,11 @@ class Chief(Participant):
         patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
             lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
             error after a few seconds.
+        partitions: among how many slots of a Redis Cluster parameters and gradients are spread, as for
+            ``ConditionalAccumulator`` and ``Parameters``. "auto": each of them as if it were given "auto". Workers
+            find out by themselves. If a failover loses a part of the parameters, the chief publishes them again; if it
+            loses a part of a gradient, ``rounds`` raises DataLossError, and the round stays (see
+            ``ConditionalAccumulator.recover``).
         in_place_limit: as for ``ConditionalAccumulator``.
         buffer_limit: as for ``ConditionalAccumulator``.
         min_replicas: as for ``ConditionalAccumulator``.
@@ -111,7 +116,8 @@ class Chief(Participant):
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker.
-        SchemaMismatchError: another model is trained under this name. The message names the first leaf that differs.
+        SchemaMismatchError: another model is trained under this name, or with other ``partitions``. The message names
+            the first leaf that differs.
         LeaseHeldError: another process is the chief. Its predecessor may still be: if that is a process on this machine
             that is dead, its lease is taken at once; else it is waited for, for up to 10 seconds.
         ServerUnavailableError: no server answers.
@@ -135,6 +141,7 @@ class Chief(Participant):
         redis: object = None,
         wire: Literal["float32", "bfloat16"] | None = None,
         patience: float | None = None,
+        partitions: int | Literal["auto"] | None = None,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         min_replicas: int = 0,
@@ -149,7 +156,7 @@ class Chief(Participant):
         # Raises now, before anything is opened, if they are invalid.
         quorum = Quorum.of(workers, minimum, up_to, grace)
         self._min_weight = None if min_weight is None else checked_weight(min_weight, "min_weight")
-        super().__init__("chief", shared_name, here, redis=redis, patience=patience, wire=wire)
+        super().__init__("chief", shared_name, here, redis=redis, patience=patience, wire=wire, partitions=partitions)
         self._rounds_parameters = wire == "bfloat16"
         # The round that the body of the loop has, and the block that acknowledges it.
         self._current: Round[Any] | None = None
@@ -173,6 +180,7 @@ class Chief(Participant):
                 sparse_mean=sparse_mean,
                 reduction_type=reduction_type,
                 redis=redis,
+                partitions=partitions,
                 in_place_limit=in_place_limit,
                 buffer_limit=buffer_limit,
                 min_replicas=min_replicas,
@@ -329,7 +337,10 @@ class Chief(Participant):
         # The step is another one if the server was restarted from older data, or if a chief who had stood still for
         # longer than its lease has taken this round.
         self._has_to_agree = (
-            self._lease.lost or self._accumulator.global_step() != self.step or self._parameters.step() != self.step
+            self._lease.lost
+            or self._accumulator.global_step() != self.step
+            or self._parameters.step() != self.step
+            or not self._parameters.is_complete()
         )
         return self._has_to_agree
 
@@ -350,6 +361,9 @@ class Chief(Participant):
             self._quorum.store()
         elif published > self.step:
             raise self._lost(published)
+        elif not self._parameters.is_complete():
+            self._warn("a node has lost a part of the parameters of step %d; publishing them again", self.step)
+            self._send_parameters()
         step = self._accumulator.global_step()
         if step > self.step:
             raise self._lost(step)

@@ -33,6 +33,7 @@ class Participant(Closing):
         redis: the way to the server.
         patience: for how many seconds every call waits while the server does not answer. None: forever.
         wire: how the elements of float32 of published parameters are stored.
+        partitions: among how many slots of a Redis Cluster parameters are spread.
     """
 
     _place: str
@@ -47,6 +48,7 @@ class Participant(Closing):
         redis: object,
         patience: float | None,
         wire: Literal["float32", "bfloat16"] | None = None,
+        partitions: int | Literal["auto"] | None = None,
     ) -> None:
         seconds = validation.timeout(patience, "patience")
         self.shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
@@ -56,7 +58,7 @@ class Participant(Closing):
         who = host_and_process(os.getpid())
         self._opened = ExitStack()
         self._parameters = self._opened.enter_context(
-            Parameters(shared_name, redis=redis, wire=wire, publisher=f"{role} {who}")
+            Parameters(shared_name, redis=redis, wire=wire, partitions=partitions, publisher=f"{role} {who}")
         )
         self._crew = Crew(self._transport, self.shared_name, holder=here.run_id or secrets.token_hex(8), who=who)
         # The next process of this place need not wait for the lease, also without ``with``.

@@ -193,6 +193,11 @@ class Worker(Participant):
                 step, tree = self._patience.call(self._wait, "to wait for parameters")
             except ParametersFinishedError:
                 return
+            except DataLossError as error:
+                # Only the chief can publish them again.
+                self._warn("%s; waiting for the chief", error)
+                self._transport.waits.sleep(LOOK_EVERY)
+                continue
             except CancelledError:
                 self._check_lease()
                 if not self._went_back:

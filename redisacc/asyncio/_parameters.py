@@ -40,5 +40,6 @@ class Parameters(Handle[parameters.Parameters]):
     latest = awaited(parameters.Parameters.latest)
     wait = awaited(parameters.Parameters.wait)
     finished = awaited(parameters.Parameters.finished)
+    is_complete = awaited(parameters.Parameters.is_complete)
     latest_state = awaited(parameters.Parameters.latest_state)
     delete = awaited(parameters.Parameters.delete)

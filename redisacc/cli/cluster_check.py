@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from redisacc._admin.catalogue import list_names
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, ParameterKeys, PartitionedKeys
+from redisacc._protocol.parameter_deletion import read_partitions
 from redisacc._protocol.record_reader import with_partitions
 from redisacc._redis.slot_map import key_slot
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport
@@ -67,25 +68,24 @@ def examine_cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
 
 
 def examine_partitions(transport: Transport) -> Finding:
-    """Returns whether the partitions of each accumulator are spread evenly over the masters."""
+    """Returns whether the partitions of all accumulators, and of parameters, are spread evenly over the masters."""
     slot_map = transport.slot_map(timeout=OPENING_TIMEOUT)
     masters = len(slot_map.masters)
     uneven: list[str] = []
-    spread = 0
+    counts = {"accumulator": 0, "parameters": 0}
     try:
         for name in list_names(transport):
-            keys = Keys(name)
-            with suppress(CorruptDataError):
-                keys = with_partitions(transport, keys)
-            if not keys.partitions:
-                continue
-            spread += 1
-            owners = Counter(slot_map.owner(key_slot(home)) for home in keys.homes)
-            if max(owners.values()) > -(-len(keys.homes) // masters):
-                uneven.append(f"{printable(name, QUOTED)}: {', '.join(_shares(owners))}")
+            for what, keys in _with_partitions(transport, name):
+                counts[what] += 1
+                owners = Counter(slot_map.owner(key_slot(home)) for home in keys.homes)
+                if max(owners.values()) > -(-len(keys.homes) // masters):
+                    uneven.append(f"{what} {printable(name, QUOTED)}: {', '.join(_shares(owners))}")
     except NotPermittedError:
         return Finding("partitions", "warn", "unknown, because this user may not read the names and records")
-    found = f"{count_text(spread, 'accumulator')} with partitions"
+    found = f"{count_text(counts['accumulator'], 'accumulator')}"
+    if counts["parameters"]:
+        found += f" and parameters of {count_text(counts['parameters'], 'name')}"
+    found += " with partitions"
     if uneven:
         named = "; ".join(uneven[:3]) + ("; …" if len(uneven) > 3 else "")
         return Finding(
@@ -95,6 +95,18 @@ def examine_partitions(transport: Transport) -> Finding:
             "delete them when their training is over and create them again: partitions are chosen at creation",
         )
     return Finding("partitions", "ok", found)
+
+
+def _with_partitions(transport: Transport, name: str) -> Iterator[tuple[str, PartitionedKeys]]:
+    """Yields what has partitions of what has this name: "accumulator" and "parameters", and the keys."""
+    with suppress(CorruptDataError):
+        keys = with_partitions(transport, Keys(name))
+        if keys.partitions:
+            yield "accumulator", keys
+    with suppress(CorruptDataError):
+        parameter_keys = read_partitions(transport, ParameterKeys(name))
+        if parameter_keys.partitions:
+            yield "parameters", parameter_keys
 
 
 def _shares(owners: Counter[Any]) -> list[str]:

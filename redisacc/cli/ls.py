@@ -127,6 +127,7 @@ def _parameter_facts(info: ParametersInfo) -> dict[str, Any]:
     return {
         "name": info.name,
         "kind": "parameters",
+        "partitions": len(info.partitions) or 1,
         "step": info.step,
         "leaves": info.leaves,
         "bytes": info.stored_bytes,

@@ -92,16 +92,19 @@ def _look_at_parameters(transport: Transport, keys: ParameterKeys) -> tuple[str,
     try:
         info = read_parameters_info(transport, keys)
     except (CorruptDataError, SchemaMismatchError) as error:
-        contents = f"unreadable parameters ({printable(str(error))})"
+        is_readable, contents = False, f"unreadable parameters ({printable(str(error))})"
     else:
         if info is not None:
             return info.incarnation, f"parameters of step {info.step}, {count_text(info.leaves, 'leaf', 'leaves')}"
-        contents = "parameters that are being deleted"
+        is_readable, contents = True, "parameters that are being deleted"
     incarnation = transport.call("HGET", keys.record, "incarnation")
     if incarnation is None and not transport.call("EXISTS", keys.record):
         return None
     if not incarnation or not incarnation.isascii():
         raise CorruptDataError(f"{keys.record}: incarnation holds {shown(incarnation)}, which redisacc did not write")
+    if is_readable and not incarnation.startswith(DELETING.encode()):
+        # Somebody is publishing the first version in partitions. If they have died, the record expires.
+        return None
     return incarnation.decode(), contents
 
 

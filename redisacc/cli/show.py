@@ -327,6 +327,8 @@ def _print_parameters(info: ParametersInfo) -> None:
     if info.state_bytes:
         line("state", bytes_text(info.state_bytes))
     line("stored", bytes_text(info.stored_bytes))
+    if info.partitions:
+        line("partitions", f"{len(info.partitions)} ({_numbers_text(info.partitions)})")
     line("published", f"{age_text(info.read_at, info.published_at)} ago by {info.publisher}")
     line("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {age_text(info.read_at, info.created_at)} ago")
     line("incarnation", info.incarnation)

@@ -64,6 +64,7 @@ def test_readers_get_rounded_values(open_parameters, client, rows):
 
 
 @pytest.mark.every_server
+@pytest.mark.fixed_partitions
 def test_changed_rows_are_rounded_too(open_parameters, client):
     chief, reader, late = open_parameters(wire="bfloat16"), open_parameters(), open_parameters()
     tree = random_tree(2)

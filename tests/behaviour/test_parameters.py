@@ -185,6 +185,7 @@ def test_who_publishes_the_same_again_lists_the_name(open_parameters, client):
     assert client.smembers("redisacc:names") == {b"weights"}
 
 
+@pytest.mark.fixed_partitions
 def test_the_same_again_with_only_rows(open_parameters, client, monkeypatch):
     table = np.zeros((100, 4), np.float32)
     writer = open_parameters()
@@ -376,6 +377,7 @@ class Bytes:
         return found
 
 
+@pytest.mark.fixed_partitions
 def test_only_rows_that_changed_are_uploaded_and_fetched(open_parameters, monkeypatch):
     table, other, dense = np.zeros((10_000, 8), np.float32), np.ones((500, 2)), np.zeros(4)
     writer, reader = open_parameters(), open_parameters()
@@ -496,6 +498,7 @@ def test_rows_of_another_publishers_version(open_parameters):
     assert same(open_parameters().latest()[1], table)
 
 
+@pytest.mark.fixed_partitions
 def test_who_continues_what_another_published_uploads_rows(open_parameters, monkeypatch):
     first = open_parameters()
     first.publish(np.zeros((100, 2)), 0, state=[np.zeros(3)])
@@ -699,6 +702,7 @@ def test_readers_never_see_a_mixture(open_parameters, background):
 
 
 @pytest.mark.blocking
+@pytest.mark.fixed_partitions
 def test_a_reader_that_was_overtaken_by_another_thread(open_parameters):
     """It fails because its version is gone, and what the other thread has read stays as it is."""
     writer, reader = open_parameters(), open_parameters()
@@ -780,6 +784,7 @@ def test_other_parameters_under_the_name(open_parameters):
     assert new.step() == 0
 
 
+@pytest.mark.fixed_partitions
 def test_an_interrupted_deletion_is_finished_by_who_publishes(open_parameters, client, monkeypatch):
     old = open_parameters()
     old.publish(np.ones(3), 5)

@@ -23,7 +23,7 @@ def test_nothing_is_lost_and_nothing_counted_twice(kind, everything):
 
 @pytest.mark.timeout(240)
 @pytest.mark.thorough
-@pytest.mark.parametrize(("replicas", "partitions"), [(0, None), (1, None), (0, 3)])
+@pytest.mark.parametrize(("replicas", "partitions"), [(0, None), (1, None), (0, 3), (1, 3)])
 def test_nothing_is_lost_on_a_cluster(replicas, partitions):
     with Chaos(seed=6, crew=SMALL_CREW, replicas=replicas, partitions=partitions) as chaos:
         chaos.rage(15)
@@ -33,9 +33,10 @@ def test_nothing_is_lost_on_a_cluster(replicas, partitions):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", [1])
-def test_a_training_gives_the_same_bits_as_undisturbed(seed, everything):
-    with Training(seed=seed, workers=2, legs=(2, 4)) as training:
+@pytest.mark.parametrize("cluster", thorough([False, True], usual=[False]))
+def test_a_training_gives_the_same_bits_as_undisturbed(cluster, everything):
+    """On a cluster, gradients and parameters are in partitions."""
+    with Training(seed=1, workers=2, legs=(2, 4), cluster=cluster) as training:
         training.replace()
         training.disturb(20 if everything else 4)
         training.end()

@@ -18,6 +18,7 @@ import numpy as np
 
 import redisacc
 from redisacc._format import buffered as buffered_format
+from redisacc._format import parameter_record
 from redisacc._handles.environment import RUN_ID
 from redisacc._protocol import crew, part_sums, reduction, reliance
 from redisacc._training import worker as worker_module
@@ -74,10 +75,17 @@ def undisturbed(workers: int, steps: int) -> tuple[dict[str, Any], dict[str, Any
     return parameters, state
 
 
-def chief(url: str, workers: int, until: int) -> None:
+def chief(url: str, workers: int, until: int, partitions: int | None) -> None:
     parameters, state = beginning()
     with redisacc.Chief(
-        NAME, parameters, workers=workers, state=state, sparse=["table"], reduction_type="SUM", redis=url
+        NAME,
+        parameters,
+        workers=workers,
+        state=state,
+        sparse=["table"],
+        reduction_type="SUM",
+        redis=url,
+        partitions=partitions,
     ) as training:
         for taken in training.rounds(until=until):
             parameters, state, changed = after(training.parameters, training.state, taken.gradient)
@@ -92,7 +100,16 @@ def worker(url: str, number: int) -> None:
             training.apply(gradient_of(number, step, parameters))
 
 
-def work(role: str, url: str, number: int, workers: int, until: int, run_id: str, in_parts: bool) -> int:
+def work(
+    role: str,
+    url: str,
+    number: int,
+    workers: int,
+    until: int,
+    run_id: str,
+    in_parts: bool = False,
+    partitions: int | None = None,
+) -> int:
     """Does the work of a process, and returns how it ended."""
     crew.LEASE = LEASE
     reduction.LEASE_MS, reduction.RENEWAL = 600, 0.2
@@ -100,13 +117,15 @@ def work(role: str, url: str, number: int, workers: int, until: int, run_id: str
     if in_parts:
         buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = part_sums.ANNOUNCED_BYTES = 0
         buffered_format.PART_SIZES = (32,)
+    if partitions:
+        buffered_format.INLINE_BYTES = parameter_record.SINGLE_PART_BYTES = 0
     worker_module.CONTINUED_WITHIN = 1.0
     os.environ[RUN_ID] = run_id
     try:
         if role == "reducer":
             redisacc.Reducer(NAME, redis=url).run()
         elif role == "chief":
-            chief(url, workers, until)
+            chief(url, workers, until, partitions)
         else:
             worker(url, number)
     except (redisacc.LeaseLostError, redisacc.LeaseHeldError):

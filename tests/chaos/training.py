@@ -1,9 +1,10 @@
 """Kills the chief, the workers and the server of a training at random, and compares the result with an undisturbed one.
 
 Now and then, a process is paused for longer than its lease lasts, another one takes its place, and then both run. With
-odd seeds, reducers add up the gradients, and are killed as well. The training consists of legs: each chief finishes it
-at some step, and the next one continues it. Gradients and parameters are integers, so the result is exactly that of a
-computation without Redis, or something was lost, repeated or mixed.
+odd seeds, reducers add up the gradients, and are killed as well. With --cluster, gradients and parameters are in
+partitions of a cluster, whose nodes are killed and whose slots move. The training consists of legs: each chief finishes
+it at some step, and the next one continues it. Gradients and parameters are integers, so the result is exactly that of
+a computation without Redis, or something was lost, repeated or mixed.
 
 python -m chaos.training --kills 50 --seed 1
 """
@@ -24,16 +25,19 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import redis
+from chaos.cluster import ClusterVictim
 from chaos.run import MEMORY
 from chaos.server import Server
 from chaos.trainee import FAILED, FINISHED, LEASE, NAME, undisturbed
 from support.leaks import leftovers
 
 import redisacc
-from redisacc._format.keys import ParameterKeys
+from redisacc._format import parameter_record
+from redisacc._format.keys import Keys, ParameterKeys
 
 TRAINEE = Path(__file__).with_name("trainee.py")
 # If nothing has happened for this long, the training hangs, in seconds.
@@ -71,8 +75,10 @@ class Training:
         done: what was done, and how often.
     """
 
-    def __init__(self, *, seed: int, workers: int = 3, legs: tuple[int, int] = (3, 20)) -> None:
+    def __init__(self, *, seed: int, workers: int = 3, legs: tuple[int, int] = (3, 20), cluster: bool = False) -> None:
         self._random = random.Random(seed)
+        self._seed = seed
+        self._on_cluster = cluster
         self._workers = workers
         self._legs = legs
         self._until = 0
@@ -82,7 +88,7 @@ class Training:
         self._replaced: list[Process] = []
         # With reducers, gradients are uploaded in parts, as large ones are.
         self._reducers: list[Process] = []
-        self._in_parts = seed % 2 == 1
+        self._in_parts = seed % 2 == 1 and not cluster
         self._stack = contextlib.ExitStack()
         self.done: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -90,8 +96,8 @@ class Training:
     def __enter__(self) -> Training:
         try:
             directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="training-", dir=MEMORY)))
-            self._server = Server(directory)
-            self._stack.callback(self._server.kill)
+            self._server = self._victim(directory)
+            self._stack.callback(self._server.stop)
             self._server.start()
             self._log = directory / "log"
             with self._log.open("wb") as log:
@@ -115,6 +121,13 @@ class Training:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def _victim(self, directory: Path) -> Server | ClusterVictim:
+        if not self._on_cluster:
+            return Server(directory)
+        victim = ClusterVictim(directory, Keys(NAME).record, replicas=0, seed=self._seed)
+        victim.keys += [f"redisacc:{{{NAME}/{number}}}" for number in range(3)]
+        return victim
+
     # Processes
 
     def _ask(self, task: dict[str, Any]) -> Any:
@@ -137,6 +150,7 @@ class Training:
                 "until": self._until,
                 "run_id": run_id,
                 "in_parts": self._in_parts,
+                "partitions": 3 if self._on_cluster else None,
             }
         )
         return Process(role, number, run_id, pid)
@@ -245,6 +259,9 @@ class Training:
         self._reducers.append(self._begin("reducer", process.number, ""))
 
     def _kill_server(self) -> None:
+        if isinstance(self._server, ClusterVictim):
+            self.done[self._random.choice(self._server.deeds())(self._random)] += 1
+            return
         self._server.kill()
         time.sleep(self._random.choice([0.0, 0.1, 0.4]))
         self._server.start()
@@ -265,6 +282,10 @@ class Training:
 
     def end(self) -> None:
         """Waits for the training to finish, and compares its result."""
+        self._server.calm_down()
+        if self._on_cluster:
+            # Its processes cut small blobs, too.
+            self._stack.enter_context(mock.patch.object(parameter_record, "SINGLE_PART_BYTES", 0))
         deadline = time.monotonic() + HANGS
         while not self._look_after() and not self.problems:
             if time.monotonic() > deadline:
@@ -307,9 +328,9 @@ class Training:
         return f"{sorted(self._crew)}, {len(self._replaced)} replaced, until {self._until}"
 
 
-def train(seed: int, kills: int) -> tuple[Counter[str], list[str]]:
+def train(seed: int, kills: int, *, cluster: bool = False) -> tuple[Counter[str], list[str]]:
     """Runs a training, and returns what was done and what is wrong."""
-    with Training(seed=seed) as training:
+    with Training(seed=seed, cluster=cluster) as training:
         started = time.monotonic()
         training.disturb(kills)
         training.end()
@@ -321,8 +342,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=50, help="how often to kill a process or the server")
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--cluster", action="store_true", help="in partitions of a cluster")
     options = parser.parse_args()
-    done, problems = train(options.seed, options.kills)
+    done, problems = train(options.seed, options.kills, cluster=options.cluster)
     print(f"training, seed {options.seed}")
     for what, number in sorted(done.items()):
         print(f"{number:12,} {what}")

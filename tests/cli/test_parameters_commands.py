@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.selection import thorough
 from support.servers import contents
 
 import redisacc
 
-pytestmark = pytest.mark.servers("valkey", "cluster")
+pytestmark = [
+    pytest.mark.servers("valkey", "cluster"),
+    pytest.mark.parametrize("parameter_partitions", thorough([None, 3], usual=[None]), indirect=True),
+]
 
 
 @pytest.fixture
@@ -20,14 +24,15 @@ def weights(open_parameters):
     return handle
 
 
-def test_ls(cli, cli_json, weights, open_dense):
+def test_ls(cli, cli_json, weights, open_dense, parameter_partitions):
     open_dense("float32", [2], "w")
     open_dense("float32", [2], "v")
     lines = [line.split() for line in cli("ls").stdout.splitlines()]
     assert [line[:2] for line in lines[1:]] == [["v", "dense"], ["w", "dense"], ["w", "parameters"]]
     assert lines[-1][2:8] == ["-", "2", "leaves", "7", "-", "-"]
     assert cli_json("ls", "w")[1] | {"bytes": 0, "last_activity": ""} == {
-        "name": "w", "kind": "parameters", "step": 7, "leaves": 2, "bytes": 0, "last_activity": "",
+        "name": "w", "kind": "parameters", "partitions": parameter_partitions or 1, "step": 7, "leaves": 2, "bytes": 0,
+        "last_activity": "",
     }  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def test_watch_says_whether_a_reducer_keeps_up(cli, open_dense, client, stored, 
     assert cli("watch", "w", "-n", 1).stdout.endswith(f"  0.0 applied/s  0.0 stale/s  {text}\n")
     facts = json.loads(cli("watch", "w", "-n", 1, "--json").stdout)["reducer"]
     since = "2026-11-21T06:25:03.861000+00:00"
-    assert facts == {"who": "box:1", "since": since, "stored": stored, "late": late}
+    assert facts == {"who": "box:1", "since": since, "stored": stored, "late": late, "missing": 0}
     # Everything at its longest is as wide as a terminal has columns.
     view = View(acc.info())
     view.add(dataclasses.replace(view.info, unacknowledged=[None] * 12))

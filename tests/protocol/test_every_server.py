@@ -26,7 +26,7 @@ KINDS = {
     "attempts",
     *("sums", "buffered", "inline", "workers"),
     *("taken:sums", "taken:buffered", "taken:inline", "taken:workers"),
-    *("parameters", "parameters:object", "parameters:staged", "parameters:guard"),
+    *("parameters", "parameters:object", "parameters:staged", "parameters:attempts", "parameters:guard"),
 }
 
 
@@ -114,7 +114,7 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
         assert found.gradient.tolist() == [63.0] * 4
     acc.set_global_step(7)
     acc.configure(num_required=2)
-    reducer = ReducerScripts(connect(real_client), acc._keys)
+    reducer = ReducerScripts(connect(real_client), acc._keys, None)
     assert reducer.hold_reducer(holder="h", who="me", stored=0, late=0, sums="", lease_ms=60_000) is None
     assert reducer.release_reducer(holder="h")
     info = acc.info()
@@ -139,6 +139,11 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
         parameters.publish(tree, step, changed={"table": [0, 2]}, state=[np.zeros(3)])
         assert parameters.wait(after=step - 1, timeout=20)[0] == step
     parameters.finish()
+    parameters.delete()
+    parameters = redisacc.Parameters("every", redis=real_client, partitions=2)
+    for step, tree in enumerate(trees()):
+        parameters.publish(tree, step, changed={"table": [0, 2]}, state=[np.zeros(3)])
+        assert parameters.wait(after=step - 1, timeout=20)[0] == step
     parameters.delete()
     with redisacc.Worker("every", redis=real_client) as worker:
         assert worker.number == 0

@@ -9,7 +9,7 @@ import redis
 
 import redisacc
 from redisacc._format.keys import ParameterKeys
-from redisacc._protocol.parameter_scripts import BeingDeleted, ParameterScripts
+from redisacc._protocol.parameter_scripts import BeingDeleted, Follows, ParameterScripts
 from redisacc._redis.connect import connect
 
 KEYS = ParameterKeys("w")
@@ -22,23 +22,23 @@ class Sent:
         self.client = client
         self.scripts = ParameterScripts(connect(client), KEYS)
 
-    def publish(self, version: str, step: int, previous: str, *, stage: bool = True, **options: Any) -> Any:
+    def publish(
+        self, version: str, step: int, previous: str, *, stage: bool = True, incarnation: str = "one", **options: Any
+    ) -> Any:
         if stage:
             self.client.set(KEYS.staged(version, 0), b"1234", px=50_000)
         return self.scripts.publish(
+            Follows(incarnation, previous, step),
             **{
-                "incarnation": "one",
-                "previous": previous,
                 "version": version,
-                "step": step,
                 "event": f"published {version}",
                 "lengths": [4],
                 "fields": ["full", version, "publisher", "me"],
                 "staged": [KEYS.staged(version, 0)],
-                "objects": [KEYS.object(version, 0)],
-                "retired": [KEYS.object(previous, 0)] if previous else [],
+                "objects": [KEYS.part(version, 0)],
+                "retired": [KEYS.part(previous, 0)] if previous else [],
                 **options,
-            }
+            },
         )
 
     def record(self) -> dict[bytes, bytes]:
@@ -59,12 +59,12 @@ def test_a_version_and_its_successor(sent: Sent, client: redis.Redis) -> None:
         b"created_ms": b"", b"published_ms": b"",
     }  # fmt: skip
     assert int(first[b"created_ms"]) == int(first[b"published_ms"]) > 1_600_000_000_000
-    assert client.keys(f"{KEYS.record}:*") == [KEYS.object("a", 0).encode()]
-    assert client.pttl(KEYS.object("a", 0)) == -1
+    assert client.keys(f"{KEYS.record}:*") == [KEYS.part("a", 0).encode()]
+    assert client.pttl(KEYS.part("a", 0)) == -1
     assert sent.publish("b", 2, "a") == "published"
     assert sent.record()[b"created_ms"] == first[b"created_ms"]
-    assert 0 < client.pttl(KEYS.object("a", 0)) <= 60_000
-    assert client.pttl(KEYS.object("b", 0)) == -1
+    assert 0 < client.pttl(KEYS.part("a", 0)) <= 60_000
+    assert client.pttl(KEYS.part("b", 0)) == -1
 
 
 @pytest.mark.single_server
@@ -107,8 +107,8 @@ def test_requests_that_change_nothing(
     assert sent.publish(*arguments, **options) == reply
     assert sent.record() == before
     assert client.keys("*staged*") == []
-    assert client.get(KEYS.object("b", 0)) == b"1234"
-    assert client.pttl(KEYS.object("b", 0)) == -1
+    assert client.get(KEYS.part("b", 0)) == b"1234"
+    assert client.pttl(KEYS.part("b", 0)) == -1
 
 
 @pytest.mark.forges

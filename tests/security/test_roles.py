@@ -50,8 +50,8 @@ class Place:
         for acc in (self.shared, self.foreign):
             self.apply(acc)
 
-    def parameters(self, role, name="train-1"):
-        return redisacc.Parameters(name, redis=self.client(role), publisher=role)
+    def parameters(self, role, name="train-1", **options):
+        return redisacc.Parameters(name, redis=self.client(role), publisher=role, **options)
 
     def client(self, role):
         return self.server.client(protocol=2, **({"username": role, "password": PASSWORD} if role else {}))
@@ -106,6 +106,12 @@ def worker_works(place):
         assert weights.latest()[0] == step
     with pytest.raises(redisacc.ParametersTimeoutError):
         weights.wait(after=step, timeout=0.01)
+    chief = place.parameters(None, "train-wide", partitions=3)
+    weights = place.parameters("worker", "train-wide")
+    before = chief.step() or 0
+    for step in range(before + 1, before + 4):
+        chief.publish(np.full((10_000, 4), step), step, changed={".": [1]}, state=[np.ones(3)])
+        assert weights.latest()[0] == step
     # More than the limit allows, in partitions.
     spread = place.open("worker", "train-spread", in_place_limit=0, buffer_limit=500_000, partitions=3)
     for _ in range(4):
@@ -155,6 +161,14 @@ def taker_works(place, background, until):
         for _ in range(2):
             chief.publish([table, np.zeros(3_000_000)], step, changed={"0": [1]}, state=[table])
         chief.latest()
+    chief = place.parameters("taker", "train-wider", partitions=3)
+    before = chief.step() or 0
+    for step in range(before + 1, before + 5):
+        for _ in range(2):
+            chief.publish([table, np.zeros(3_000_000)], step, changed={"0": [1]}, state=[table])
+        chief.latest()
+    # Nothing is left to sweep but what slow readers may still be reading.
+    assert all(score > 1 for _, score in place.admin.zrange(f"{chief.parameters_ref}:attempts", 0, -1, withscores=True))
     return acc
 
 
@@ -165,6 +179,8 @@ def observer_works(place):
     assert acc.peek().gradient.tolist() == [1] * 300
     place.parameters(None).publish(np.ones(3), 0)
     assert place.parameters("observer").wait(timeout=20)[0] == 0
+    place.parameters(None, "train-widest", partitions=3).publish(np.ones(30_000), 0)
+    assert place.parameters("observer", "train-widest").wait(timeout=20)[0] == 0
     buffered = place.open(None, "train-buffered", in_place_limit=0)
     for size in (200_000, 200_000):
         place.apply(buffered, size)
@@ -411,10 +427,18 @@ COMMANDS = [
     "UNLINK redisacc:names",
     "GET redisacc:{other}:parameters:object:x:0",
     "HSET redisacc:{other}:parameters step 9",
+    "GET redisacc:{other/0}:parameters:partition:x:0",
+    "SET redisacc:{other/0}:parameters:partition:x:0 x",
+    "ZADD redisacc:{other}:parameters:attempts 0 x",
 ]
 
 # On old servers, nothing can keep a worker from these.
-WRITES_PARAMETERS = ["HSET redisacc:{train-1}:parameters step 9", "SET redisacc:{train-1}:parameters:object:x:0 x"]
+WRITES_PARAMETERS = [
+    "HSET redisacc:{train-1}:parameters step 9",
+    "SET redisacc:{train-1}:parameters:object:x:0 x",
+    "SET redisacc:{train-1/0}:parameters:partition:x:0 x",
+    "ZADD redisacc:{train-1}:parameters:attempts 0 x",
+]
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -465,13 +489,18 @@ def test_scripts_that_nobody_loaded_are_an_error_that_says_who_has_to(place):
 
 
 def test_a_worker_may_load_the_scripts_where_that_was_asked_for(daemon, server_name, open_accumulator, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 100)
+    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 100)
     place = Place(daemon().start(), server_name, open_accumulator, "--eval", "--wait")
     acc = place.open("worker", "train-1", min_replicas=1)
     place.admin.script_flush()
     with pytest.raises(redisacc.NotReplicatedError):
         place.apply(acc)
     assert acc.num_accumulated() == 2
+    spread = place.open("worker", "train-spread", in_place_limit=0, partitions=3, min_replicas=1)
+    with pytest.raises(redisacc.NotReplicatedError):
+        place.apply(spread, 50_000)
+    assert spread.num_accumulated() == 1
+    assert place.open("operator", "train-spread", min_replicas=1).num_accumulated() == 1
 
 
 def test_the_names_are_listed_where_a_role_can_be_kept_to_that(place):

@@ -16,6 +16,9 @@ CREW = 3_600_000
 
 _KEY = re.compile(rb"redisacc:\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 
+# The record of parameters of which no version has been published expires after its publisher's attempt.
+BEGUN = 2 * LONGEST
+
 # Keys that an accumulator may have for as long as it lives.
 LASTING = {b"sessions", b"taken", b"recovered"}
 # Keys that it may have while its round holds gradients.
@@ -42,7 +45,7 @@ def leftovers(client: redis.Redis) -> list[str]:
         if what in (None, b"parameters"):
             names.add(name)
         ttl = client.pttl(key)
-        if ttl > (CREW if what == b"crew" else LONGEST):
+        if ttl > {b"crew": CREW, b"parameters": BEGUN}.get(what, LONGEST):
             found.append(f"{key!r}: stays for another {ttl} ms")
         if ttl == -1:
             reason = _unowned(client, b"redisacc:{" + name + b"}", what)
@@ -59,6 +62,8 @@ def _unowned(client: redis.Redis, record: bytes, what: bytes | None) -> str | No
     if what is not None and what.startswith(b"partition:"):
         # It belongs to the accumulator NAME, and is in its partition {NAME/p}.
         return _unowned_part_of_partition(client, record[:-1].rpartition(b"/")[0] + b"}", what)
+    if what is not None and what.startswith(b"parameters:partition:"):
+        return _unowned_blob(client, record[:-1].rpartition(b"/")[0] + b"}:parameters", what)
     if what is not None and what.partition(b":")[0] == b"parameters":
         return _unowned_parameters(client, record + b":parameters", what)
     if client.type(record) != b"hash" or not client.hexists(record, "incarnation"):
@@ -104,19 +109,39 @@ def _unowned_part_of_partition(client: redis.Redis, record: bytes, what: bytes) 
 def _is_under_way(client: redis.Redis, attempts: bytes, attempt: bytes) -> bool:
     """Whether an upload to partitions has a lease, and none that is longer than it should be."""
     left = (client.zscore(attempts, attempt) or 0) / 1000 - float(client.time()[0])
-    return -1 < left <= LONGEST / 1000 + 30
+    # A lease is longer by 8 seconds for each MiB, and no part has more than 2 of them.
+    parts = sum(int(listed.split()[1]) for listed in client.zrange(attempts, 0, -1))
+    return -1 < left <= LONGEST / 1000 + 30 + 17 * parts
 
 
 def _unowned_parameters(client: redis.Redis, record: bytes, what: bytes) -> str | None:
     if client.type(record) != b"hash" or client.hget(record, "incarnation").startswith(b"deleted:"):
         return "no record of parameters"
     if what == b"parameters":
-        return None
+        return None if client.hexists(record, "version") else "no version"
+    key = record + b":attempts"
+    if what == b"parameters:attempts":
+        return None if all(_is_under_way(client, key, blob) for blob in client.zrange(key, 0, -1)) else "it is over"
     _, kind, blob, _number = what.split(b":")
-    listed = b" ".join(client.hmget(record, "full", "rows", "state"))
     if kind != b"object":
         return "nothing ever removes it"
-    return None if blob in {entry.partition(b":")[0] for entry in listed.split()} else "the record does not list it"
+    return None if blob in _published(client, record) else "the record does not list it"
+
+
+def _unowned_blob(client: redis.Redis, record: bytes, what: bytes) -> str | None:
+    if not client.hexists(record, "partitions"):
+        return "no record of parameters with partitions"
+    blob, attempts = what.split(b":")[2], record + b":attempts"
+    for listed in client.zrange(attempts, 0, -1):
+        if listed.startswith(blob + b" ") and _is_under_way(client, attempts, listed):
+            return None
+    return None if blob in _published(client, record) else "the record does not list it, nor does an attempt"
+
+
+def _published(client: redis.Redis, record: bytes) -> set[bytes]:
+    """Returns the ids of the blobs of the version that is published."""
+    listed = b" ".join(filter(None, client.hmget(record, "full", "rows", "state")))
+    return {entry.partition(b":")[0] for entry in listed.split()}
 
 
 def _rounds(client: redis.Redis, record: bytes) -> Iterator[bytes]:

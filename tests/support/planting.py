@@ -163,8 +163,8 @@ class Planted:
         client.set(self.keys.staged("other-1", 0), "part", px=600_000)
         client.set(self.keys.place("other-1"), "1", px=600_000)
         lease = {"holder": "r", "who": "host:1", "since_ms": now, "stored": 1, "late": 0}
-        client.hset(self.keys.reducer, mapping=lease)
-        client.pexpire(self.keys.reducer, 600_000)
+        client.hset(self.keys.reducer(None), mapping=lease)
+        client.pexpire(self.keys.reducer(None), 600_000)
         client.set(self.keys.sum("0" * 32, 0), "part", px=600_000)
         self.parameter_keys = ParameterKeys("w")
         parameters = redisacc.Parameters("w", redis=client, publisher="chief")
@@ -173,6 +173,7 @@ class Planted:
         parameters.finish()
         (self.blob,) = client.hget(self.parameter_keys.record, "state").decode().split(":")[:1]
         client.set(self.parameter_keys.staged("other", 0), "part", px=600_000)
+        client.zadd(self.parameter_keys.attempts, {"other-1-full 2": now + 600_000})
         self.parameters = parameters
         self._dumps = {key: client.dump(key) for key in client.scan_iter()}
         missing = {key.encode() for key in self.all_keys()} - self._dumps.keys()
@@ -196,7 +197,7 @@ class Planted:
             "crew": [keys.crew],
             "compacting": [keys.compacting],
             "attempts": [keys.attempts],
-            "reducer": [keys.reducer],
+            "reducer": [keys.reducer(None)],
             "sum": [keys.sum("0" * 32, 0)],
             "taken_round": list(keys.taken_round(self.token).hashes),
             "part": [keys.part(self.gradient, 0)],
@@ -210,10 +211,11 @@ class Planted:
         public = {name for name in dir(others) if not name.startswith("_")} - {"guard"}
         made_of_parameters = {
             "record": [others.record],
-            "object": [others.object(self.blob, 0)],
+            "part": [others.part(self.blob, 0)],
+            "attempts": [others.attempts],
             "staged": [others.staged("other", 0)],
         }
-        assert public == made_of_parameters.keys() | {"name", "events"}
+        assert public == made_of_parameters.keys() | {"name", "events", "partitions", "partition", "homes"}
         made = {**made, **{f"parameters {what}": found for what, found in made_of_parameters.items()}}
         hashes = keys.current.hashes
         assert len(hashes) == len(dataclasses.fields(keys.current))

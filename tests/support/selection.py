@@ -47,6 +47,7 @@ MARKERS = (
     "asyncio_too: `make test` runs it for redisacc.asyncio as well, and `make test-all` all tests of behaviour",
     "thorough: only in `make test-all`, which has the option --all",
     "slow: not in `make test-fast`",
+    "fixed_partitions: the test itself says how many partitions parameters have, because that plays a role in it",
     "forges: writes foreign keys itself, so the check for leftovers is left out",
 )
 # The kind of client by which accumulators are opened with redisacc.asyncio.
@@ -168,6 +169,15 @@ def parametrize_client(metafunc: pytest.Metafunc) -> None:
     )
 
 
+def parametrize_partitions(metafunc: pytest.Metafunc) -> None:
+    """Sets the number of partitions of the parameters that a test of behaviour opens."""
+    if "open_parameters" in metafunc.fixturenames and "behaviour" in metafunc.module.__file__:
+        cases: list[Any] = [pytest.param(None, id="slot")]
+        if not metafunc.definition.get_closest_marker("fixed_partitions"):
+            cases.append(pytest.param(3, marks=pytest.mark.thorough, id="partitions"))
+        metafunc.parametrize("parameter_partitions", cases, indirect=True)
+
+
 def parametrize_server(metafunc: pytest.Metafunc) -> None:
     """Sets the parameters `server_name` and `storage` of a test that uses them."""
     if "server_name" not in metafunc.fixturenames:
@@ -227,6 +237,11 @@ def _can_run(item: pytest.Item) -> bool:
     params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
     if not params or "server_name" not in params:
         return True
+    if params.get("parameter_partitions") and (
+        params["server_name"] not in ("valkey", CLUSTER) or params.get("accumulator_client") == ASYNCIO
+    ):
+        # Only the place of the bytes differs, not the behaviour of the server or the client.
+        return False
     # The asyncio driver takes a client of one server; tests/event_loop has a cluster.
     if params.get("accumulator_client") == ASYNCIO and (
         item.get_closest_marker("blocking") or params.get("server_name") == CLUSTER

@@ -15,15 +15,17 @@ import pytest
 import redis
 
 import redisacc
+from redisacc._format.attempts import StoredAttempt
 from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import FORMAT
 from redisacc._format.settings import SettingsChange
 from redisacc._protocol import script_replies
 from redisacc._protocol import scripts as scripts_module
+from redisacc._protocol.attempt_scripts import AttemptScripts
 from redisacc._protocol.crew_scripts import CrewScripts
-from redisacc._protocol.parameter_scripts import ParameterScripts
-from redisacc._protocol.partition_scripts import PartitionScripts, Replaced, StoredAttempt
+from redisacc._protocol.parameter_scripts import Follows, ParameterScripts
+from redisacc._protocol.partition_scripts import PartitionScripts, Replaced
 from redisacc._protocol.reducer_scripts import ReducerScripts
 from redisacc._protocol.scripts import Request, Schema, Scripts
 from redisacc._protocol.sessions import Session
@@ -38,6 +40,7 @@ KEYS = Keys("NAME")
 PARAMETERS = ParameterKeys("NAME")
 SESSION = Session(0)
 REQUEST = Request(SESSION, 1, "w", 0, (2,))
+FOLLOWS = Follows("x", "", 1)
 REPLACED = Replaced(("a", "b"), (StoredAttempt("b", 1),), 4)
 
 # A call of each script. The tokens and ids are the placeholders of the headers.
@@ -75,16 +78,26 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "hold_reducer": lambda s: s.hold_reducer(holder="h", who="w", stored=1, late=0, sums="", lease_ms=1),
     "release_reducer": lambda s: s.release_reducer(holder="h"),
     "publish": lambda s: s.publish(
-        incarnation="x",
-        previous="",
+        FOLLOWS,
         version="v",
-        step=1,
         event="e",
         lengths=[4],
         fields=["a", "b"],
         staged=[PARAMETERS.staged("BLOB", 0)],
-        objects=[PARAMETERS.object("BLOB", 0)],
-        retired=[PARAMETERS.object("BLOB", 7)],
+        objects=[PARAMETERS.part("BLOB", 0)],
+        retired=[PARAMETERS.part("BLOB", 7)],
+    ),
+    "register_version": lambda s: s.register_version(
+        FOLLOWS, version="v", partitions="0,1", lease_ms=1, blobs=["full 2"]
+    ),
+    "commit_version": lambda s: s.commit_version(
+        FOLLOWS,
+        version="v",
+        event="e",
+        blobs=[StoredAttempt("v-1-full", 2)],
+        retired=[StoredAttempt("a-full", 2)],
+        removed=[StoredAttempt("b-full", 2)],
+        fields=["a", "b"],
     ),
     "recover": lambda s: s.recover(old="OLD", token="TOKEN", taker="w"),
     "register": lambda s: s.register(REQUEST, gradient="ID", parts=2, nbytes=8, lease_ms=1, replaced=REPLACED),
@@ -208,7 +221,9 @@ def replayed(name: str, *reply: bytes) -> Any:
     if hasattr(CrewScripts, name):
         return CALLS[name](CrewScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
     if hasattr(ReducerScripts, name):
-        return CALLS[name](ReducerScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
+        return CALLS[name](ReducerScripts(Replaying(*reply), KEYS, None))  # type: ignore[arg-type]
+    if hasattr(AttemptScripts, name):
+        return CALLS[name](AttemptScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
     if hasattr(ParameterScripts, name):
         return CALLS[name](ParameterScripts(Replaying(*reply), PARAMETERS))  # type: ignore[arg-type]
     return CALLS[name](PartitionScripts(Replaying(*reply), KEYS, incarnation="x"))  # type: ignore[arg-type]
@@ -217,7 +232,7 @@ def replayed(name: str, *reply: bytes) -> Any:
 def test_every_script_is_a_function_and_every_function_a_script() -> None:
     functions = {
         name
-        for kind in (Scripts, PartitionScripts, ParameterScripts, CrewScripts, ReducerScripts)
+        for kind in (Scripts, PartitionScripts, AttemptScripts, ParameterScripts, CrewScripts, ReducerScripts)
         for name, value in vars(kind).items()
         if inspect.isfunction(value) and not name.startswith("_") and name != "bind"
     }
@@ -313,7 +328,7 @@ def test_python_handles_no_reply_that_no_header_documents() -> None:
     source = "".join(
         map(
             inspect.getsource,
-            (Scripts, PartitionScripts, ParameterScripts, CrewScripts, ReducerScripts, script_replies),
+            (Scripts, PartitionScripts, AttemptScripts, ParameterScripts, CrewScripts, ReducerScripts, script_replies),
         )
     )
     handled = set(re.findall(r'b"(\w+)"', source)) - {"yes"}

@@ -11,7 +11,6 @@ from support.servers import contents
 
 import redisacc
 from redisacc._format.keys import Keys
-from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._protocol.partition_sweep import sweep
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Hint
@@ -197,7 +196,7 @@ def test_parts_are_removed_while_the_server_is_full(daemon, open_accumulator):
     transport, keys = connect(server.client()), Keys("w", partitions=(0, 1, 2))
     server.client().zadd(keys.attempts, {"given-up-1 3": 1})
     full = Full(server)
-    assert sweep(transport, keys, PartitionScripts(transport, keys)) == 1
+    assert sweep(transport, keys) == 1
     full.empty()
     assert not server.client().exists(keys.attempts)
     it.acc.delete()

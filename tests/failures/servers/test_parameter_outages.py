@@ -126,7 +126,7 @@ def test_an_evicted_part_is_an_error(daemon, opened):
     writer = opened(server)
     writer.publish(np.zeros(700_000), 0)
     (blob,) = server.client().hget("redisacc:{w}:parameters", "full").decode().split(":")[:1]
-    server.client().delete(ParameterKeys("w").object(blob, 1))
+    server.client().delete(ParameterKeys("w").part(blob, 1))
     with pytest.raises(redisacc.CorruptDataError, match=r"object:.*:1 is missing: it was evicted"):
         opened(server).latest()
     # Whoever publishes the next version repairs it.

@@ -1,0 +1,51 @@
+-- Registers an attempt to publish a version of parameters in partitions, before the first of its parts is written.
+--
+-- KEYS record       redisacc:{NAME}:parameters           the record of the parameters
+-- KEYS attempts     redisacc:{NAME}:parameters:attempts  "BLOB parts" -> when its parts may be removed; 0: at once
+-- ARGV incarnation  text     the incarnation that the client has seen; for a first version, the one that it gets
+-- ARGV previous     text     id of the version that this one follows; "" if it is the first
+-- ARGV version      text     random; the id of the version is this, a hyphen and the number of the attempt
+-- ARGV step         int64    step of the version
+-- ARGV replaces     flag     whether it may have the step of the version that it follows, which has lost parts
+-- ARGV partitions   text     numbers of the partitions, such as "0,2,3", that the parameters get with a first version
+-- ARGV lease_ms     number   how long the attempt may take, in milliseconds
+-- ARGV blobs...     text     "SORT parts" of each blob, whose id is that of the version, a hyphen and this sort
+--
+-- Replies:
+-- {'registered', number}     the attempt may write its parts; no other attempt gets this number
+-- {'published'}              the version is visible already
+-- {'changed'}                another version than the previous one is there, or the first one was begun by somebody
+--                            else; nothing changed: read the record again
+-- {'older', step}            the version that is there has this step, which is not lower; nothing changed
+-- {'deleting', incarnation}  a client is deleting the parameters, or died while it was; nothing changed
+-- {'missing'}                there are no such parameters
+-- {'replaced'}               the parameters were deleted and published again
+-- {'corrupt', where, text}   the record holds what redisacc never writes; nothing changed
+
+-- #include "now_ms"
+-- #include "refused_version"
+-- #bind
+
+local BEGUN_MS = 60000
+
+local refusal = refused_version(keys.record, args, args.replaces)
+if refusal then
+  return refusal
+end
+-- This raises if the key has another type, before anything changes.
+redis.call('ZSCORE', keys.attempts, '')
+if args.previous == '' then
+  -- Readers see nothing of a record without a version. It tells other publishers where the parts of the first version
+  -- belong, and expires if nobody publishes one.
+  redis.call('HSETNX', keys.record, 'incarnation', args.incarnation)
+  redis.call('HSETNX', keys.record, 'partitions', args.partitions)
+  redis.call('PEXPIRE', keys.record, args.lease_ms + BEGUN_MS)
+end
+-- A copy of this request that arrives late gets another number, so it can never revive an attempt that was given up:
+-- commit_version would then publish a version whose parts have been removed.
+local number = tostring(redis.call('HINCRBY', keys.record, 'attempts', 1))
+local lease_end = string.format('%.0f', now_ms() + args.lease_ms)
+for _, blob in ipairs(args.blobs) do
+  redis.call('ZADD', keys.attempts, lease_end, args.version .. '-' .. number .. '-' .. blob)
+end
+return {'registered', number}
