@@ -13,7 +13,7 @@
 -- KEYS compacting   redisacc:{NAME}:compacting   held by the client that compacts
 -- KEYS attempts     redisacc:{NAME}:attempts     attempts to store gradients in partitions
 -- KEYS crew         redisacc:{NAME}:crew         the leases of the chief and the workers of a training
--- KEYS reducer      redisacc:{NAME}:reducer      the lease of the reducer
+-- KEYS reducers...  redisacc:{NAME}:reducer      the lease of the reducer; redisacc:{NAME}:reducer:p for each partition
 -- ARGV incarnation  text   the incarnation to delete
 -- ARGV finish       flag   whether to remove the accumulator, which must be closed, instead of closing it
 --
@@ -37,5 +37,5 @@ if reply then
   return reply
 end
 redis.call('UNLINK', keys.record, keys.sums, keys.buffered, keys.inline, keys.workers, keys.sessions, keys.queue,
-  keys.takers, keys.taken, keys.recovered, keys.compacting, keys.attempts, keys.crew, keys.reducer)
+  keys.takers, keys.taken, keys.recovered, keys.compacting, keys.attempts, keys.crew, unpack(keys.reducers))
 return {'deleted'}

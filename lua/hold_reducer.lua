@@ -1,6 +1,7 @@
--- Gives the lease of the reducer of an accumulator to a holder, or extends it.
+-- Gives the lease of the reducer of an accumulator, or of one of its partitions, to a holder, or extends it.
 --
--- KEYS reducer   redisacc:{NAME}:reducer   hash: holder, who, since_ms, stored, late, sums; with an expiry
+-- KEYS reducer   redisacc:{NAME}:reducer   or redisacc:{NAME}:reducer:p; a hash with an expiry: holder, who, since_ms,
+--                                          stored, late, sums
 -- ARGV holder    text     random id of the reducer
 -- ARGV who       text     what people call it: host and process id
 -- ARGV stored    number   rounds whose whole sum the holder has stored before it was needed

@@ -20,6 +20,7 @@
 -- ARGV parts           number    how many parts it has
 -- ARGV bytes           number    how many bytes they have together
 -- ARGV lease_ms        number    how long the attempt may take, in milliseconds
+-- ARGV announced       text      header of the gradient, in hexadecimal, if it is announced; else ""
 -- ARGV replaced_bytes  number    bytes in partitions of the gradients that are replaced
 -- ARGV replaced...     text      ids of the gradients that are replaced, the oldest first
 --
@@ -49,6 +50,7 @@
 -- luacheck: ignore 211/count_gradient
 -- #include "admit"
 -- #include "room_in_round"
+-- #include "announce_upload"
 -- #bind
 
 local admission, refusal = admit(keys, args, {'buffered_bytes', 'buffer_limit'})
@@ -65,7 +67,10 @@ redis.call('ZSCORE', keys.attempts, '')
 -- A copy of this request that arrives late gets another place, so it can never revive an attempt that was given up:
 -- commit would then count a gradient whose parts have been removed.
 local place = tostring(redis.call('HINCRBY', keys.record, 'places', 1))
-redis.call('ZADD', keys.attempts, count_text(now_ms() + args.lease_ms),
-  string.format('%s-%s %.0f', args.gradient, place, args.parts))
+local attempt = args.gradient .. '-' .. place
+redis.call('ZADD', keys.attempts, count_text(now_ms() + args.lease_ms), string.format('%s %.0f', attempt, args.parts))
 extend_leases(admission.record.lease_ms, keys.attempts)
+if args.announced ~= '' then
+  announce_upload(keys.record, attempt, place, admission.weight, args.round_shape, args.announced)
+end
 return {'registered', place}

@@ -1,6 +1,7 @@
--- Gives back the lease of the reducer of an accumulator.
+-- Gives back the lease of the reducer of an accumulator, or of one of its partitions.
 --
--- KEYS reducer   redisacc:{NAME}:reducer   hash: holder, who, since_ms, stored, late; with an expiry
+-- KEYS reducer   redisacc:{NAME}:reducer   or redisacc:{NAME}:reducer:p; a hash with an expiry: holder, who, since_ms,
+--                                          stored, late, sums
 -- ARGV holder    text     random id of the reducer
 --
 -- Replies:

@@ -24,7 +24,7 @@
 -- #include "read_record"
 -- #include "accepted_staleness"
 -- #include "effective_weight"
--- #include "weight_text"
+-- #include "announce_upload"
 -- #bind
 
 -- A waiting taker adds the parts one by one while they arrive. This only saves time: a gradient without a place gets
@@ -49,7 +49,5 @@ end
 -- If the request is sent again, it keeps its place.
 local place = redis.call('GET', keys.place) or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
 redis.call('SET', keys.place, place, 'PX', args.expiry_ms)
-redis.call('PUBLISH', keys.record .. ':wake',
-  string.format('gradient=%s place=%s%s shape=%s header=%s', args.gradient, place,
-    weight ~= 1 and '*' .. weight_text(weight) or '', args.round_shape, args.header))
+announce_upload(keys.record, args.gradient, place, weight, args.round_shape, args.header)
 return {'placed', place}

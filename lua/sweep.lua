@@ -3,6 +3,7 @@
 -- KEYS attempts      redisacc:{NAME}:attempts   "ATTEMPT parts" -> end of its lease; 0: its parts are to be removed.
 --                                               That of parameters is redisacc:{NAME}:parameters:attempts
 -- ARGV limit         number   how many attempts are told at most
+-- ARGV confirm       flag     whether a WAIT follows, for replicas to confirm that the attempts in the reply are over
 -- ARGV abandoned...  text     "ATTEMPT parts" of attempts that their own writer gives up
 -- ARGV removed...    text     "ATTEMPT parts" of attempts whose parts have been removed
 --
@@ -31,6 +32,11 @@ local due = redis.call('ZRANGEBYSCORE', keys.attempts, 0, string.format('%.0f', 
 local reply = {'due'}
 for _, attempt in ipairs(due) do
   if #attempt <= 72 and string.match(attempt, '^[0-9a-z-]+ %d+$') then
+    if args.confirm then
+      -- On Valkey, WAIT counts the replicas that have what its own connection wrote last, and setting the same score
+      -- again writes nothing.
+      redis.call('ZADD', keys.attempts, 'XX', 1, attempt)
+    end
     redis.call('ZADD', keys.attempts, 'XX', 0, attempt)
     reply[#reply + 1] = attempt
   else

@@ -146,7 +146,8 @@ class ParametersNotFoundError(RedisAccError, LookupError):
 class AccumulatorFullError(RedisAccError):
     """A gradient would push the buffered gradients past the accumulator's limit, and compacting does not help.
 
-    Nothing was stored. Take the round, or create the accumulator with a larger ``buffer_limit``.
+    Nothing was stored. Take the round, or create the accumulator with a larger ``buffer_limit``. With partitions and
+    ``min_replicas``, compacting does not help either while replicas do not confirm what it stores.
     """
 
 

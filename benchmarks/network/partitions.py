@@ -2,13 +2,14 @@
 
 Three masters, a taker and the workers are hosts of their own (network namespaces), each with a link of --rate. Every
 round, all workers apply a gradient at once and the taker takes their mean. Prints, for each way to store the gradients,
-the median time of a round, the processor time of the busiest master per round, and the bytes that passed its link and
-the taker's.
+with and without a reducer beside each master, the median time of a round, the processor time of the busiest master per
+round, that of the reducers together, and the bytes that passed the busiest master's link and the taker's.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ PARTITIONS = (1, MASTERS)
 # Arrays of the tree.
 LEAVES = 100
 _START = 30.0
+_COLUMNS = (
+    *("gradients", "partitions", "reducers", "ms", "busiest master, ms of CPU", "reducers, ms of CPU"),
+    *("its link in, MB", "out, MB", "taker in, MB"),
+)
 
 
 def main() -> int:
@@ -52,14 +57,14 @@ def main() -> int:
     names = [*masters, "taker", *(f"worker{number}" for number in range(given.workers))]
     with hosts.Hosts(names, given.rate) as network, ExitStack() as stack:
         url, pids = _start_cluster(network, masters, stack)
-        print("| gradients | partitions | ms | busiest master, ms of CPU | its link in, MB | out, MB | taker in, MB |")
-        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-        for name in given.only or GRADIENTS:
-            for partitions in PARTITIONS:
-                arguments = ["--url", url, "--kind", name, "--partitions", str(partitions)]
-                arguments += ["--rounds", str(given.rounds), "--workers", str(given.workers)]
-                found = _measure(network, pids, given.workers, arguments)
-                print(f"| {name} | {partitions} | {' | '.join(found)} |", flush=True)
+        print(f"| {' | '.join(_COLUMNS)} |", "| --- " + "| ---: " * (len(_COLUMNS) - 1) + "|", sep="\n")
+        ways = list(itertools.product(given.only or GRADIENTS, (False, True), PARTITIONS))
+        for name, reduced, partitions in ways * given.repeat:
+            arguments = ["--url", url, "--kind", name, "--partitions", str(partitions)]
+            arguments += ["--rounds", str(given.rounds), "--workers", str(given.workers)]
+            with _reducers(network, masters if reduced else (), url) as reducers:
+                found = _measure(network, pids, reducers, given.workers, arguments)
+            print(f"| {name} | {partitions} | {'yes' if reduced else 'no'} | {' | '.join(found)} |", flush=True)
     return 0
 
 
@@ -68,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--rate", type=float, default=1.0, help="Gbit/s")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--repeat", type=int, default=1, help="how often everything is measured, in turns")
     parser.add_argument("--only", action="append", choices=GRADIENTS)
     for hidden in ("--role", "--url", "--kind"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -108,6 +114,23 @@ def _start_cluster(network: hosts.Hosts, masters: list[str], stack: ExitStack) -
     return f"redis+cluster://{network.address(masters[0])}:{PORT}", pids
 
 
+@contextmanager
+def _reducers(network: hosts.Hosts, masters: Sequence[str], url: str) -> Iterator[list[int]]:
+    """Runs a reducer beside each of these masters. Yields the ids of their processes."""
+    with ExitStack() as stack:
+        pids = []
+        for name in masters:
+            command = [sys.executable, "-m", "redisacc", "reduce", "--redis", url]
+            command += ["--node", f"{network.address(name)}:{PORT}"]
+            reducer = subprocess.Popen([*network.command(name), *command], stdout=subprocess.PIPE, text=True)
+            stack.callback(reducer.wait)
+            stack.callback(reducer.kill)
+            assert reducer.stdout is not None
+            reducer.stdout.readline()
+            pids.append(reducer.pid)
+        yield pids
+
+
 def _is_ready(client: redis.Redis) -> bool:
     info = client.execute_command("CLUSTER", "INFO")
     text = info if isinstance(info, str) else str(info)
@@ -120,7 +143,9 @@ def _check(deadline: float) -> None:
     time.sleep(0.05)
 
 
-def _measure(network: hosts.Hosts, pids: list[int], workers: int, arguments: list[str]) -> list[str]:
+def _measure(
+    network: hosts.Hosts, pids: list[int], reducers: list[int], workers: int, arguments: list[str]
+) -> list[str]:
     """Returns the cells of a row."""
     program = [sys.executable, "-m", "benchmarks.network.partitions"]
     with _processes() as start:
@@ -131,10 +156,11 @@ def _measure(network: hosts.Hosts, pids: list[int], workers: int, arguments: lis
         for number in range(workers):
             start([*network.command(f"worker{number}"), *program, "--role", "worker", *arguments])
         taker.stdout.readline()
-        before, cpu_before = network.traffic(), [_cpu_ms(pid) for pid in pids]
+        before, cpu_before = network.traffic(), [_cpu_ms(pid) for pid in [*pids, *reducers]]
         times: list[float] = json.loads(taker.stdout.readline())
-        after, cpu_after = network.traffic(), [_cpu_ms(pid) for pid in pids]
-    cpu = [(end - begin) / len(times) for begin, end in zip(cpu_before, cpu_after, strict=True)]
+        after, cpu_after = network.traffic(), [_cpu_ms(pid) for pid in [*pids, *reducers]]
+    used = [(end - begin) / len(times) for begin, end in zip(cpu_before, cpu_after, strict=True)]
+    cpu, cpu_of_reducers = used[: len(pids)], used[len(pids) :]
     busiest = f"node{cpu.index(max(cpu))}"
 
     def megabytes(host: str, way: str) -> str:
@@ -145,6 +171,7 @@ def _measure(network: hosts.Hosts, pids: list[int], workers: int, arguments: lis
     return [
         f"{middle} ({low} to {high})",
         f"{max(cpu):.0f}",
+        f"{sum(cpu_of_reducers):.0f}",
         megabytes(busiest, "in"),
         megabytes(busiest, "out"),
         megabytes("taker", "in"),

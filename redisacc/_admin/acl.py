@@ -81,7 +81,8 @@ ROLES = {
     "observer": Role("reads, and listens to events", _LOOKS, "sismember smembers sscan", everything=True),
     "operator": Role(
         "all of the above; also deletes, cleans up, and loads the scripts",
-        f"{_OPENS} {_APPLIES} {_TAKES} {_PUBLISHES} {_LOOKS} eval script|load scan memory|usage persist ping wait",
+        f"{_OPENS} {_APPLIES} {_TAKES} {_PUBLISHES} {_LOOKS} eval script|load scan memory|usage persist ping "
+        "wait append",
         "sismember sadd smembers sscan srem",
         everything=True,
     ),
@@ -130,7 +131,8 @@ def rules(
     if eval_:
         commands["eval"] = None
     if wait:
-        commands["wait"] = None
+        # Before it waits for replicas of a partition, a writer appends nothing to the parts that these are to have.
+        commands |= dict.fromkeys(("wait", "append") if given.applies else ("wait",))
     if cluster:
         commands |= dict.fromkeys(_FINDS_NODES)
         if selectors:
@@ -142,7 +144,7 @@ def rules(
     keys = _keys(given, Keys(pattern))
     parameters = ParameterKeys(pattern)
     of = Keys(pattern)
-    channels = [of.events, of.wake, parameters.events]
+    channels = [of.events, of.wake, f"{PREFIX}{{{pattern}/*}}:wake", of.calls, parameters.events]
     reads = [parameters.record, f"{parameters.record}:object:*", _blobs_of(pattern)] if given.applies else []
     selected = [_selector(_READS_PARAMETERS, reads)] if selectors and reads else []
     if not selectors:
@@ -166,9 +168,9 @@ def _selector(commands: str, keys: Sequence[str]) -> str:
     return f"({' '.join([f'+{command}' for command in commands.split()] + [f'~{key}' for key in keys])})"
 
 
-def _partitions_of(keys: Keys) -> str:
-    """Returns the pattern of the parts of gradients that lie in partitions."""
-    return f"{PREFIX}{{{keys.name}/*}}:partition:*"
+def _partitions_of(keys: Keys, what: str = "partition") -> str:
+    """Returns the pattern of the parts of gradients that lie in partitions, or of the parts of sums ("sum")."""
+    return f"{PREFIX}{{{keys.name}/*}}:{what}:*"
 
 
 def _blobs_of(name: str) -> str:
@@ -178,11 +180,12 @@ def _blobs_of(name: str) -> str:
 
 def _keys(role: Role, keys: Keys) -> list[str]:
     if role.everything:
-        return [keys.record, f"{keys.record}:*", _partitions_of(keys), _blobs_of(keys.name)]
+        in_partitions = [_partitions_of(keys), _partitions_of(keys, "sum"), _blobs_of(keys.name)]
+        return [keys.record, f"{keys.record}:*", *in_partitions]
     current = keys.current
     if role.reduces:
         read = [keys.record, current.buffered, f"{keys.record}:part:*", f"{keys.record}:staged:*"]
-        return [*read, f"{keys.record}:sum:*", keys.reducer]
+        return [*read, _partitions_of(keys), *_reduces(keys)]
     found = [keys.record, current.sums, current.buffered, current.inline, current.workers, keys.sessions]
     # A role that applies or takes gradients may run a worker or a chief, and these hold leases.
     found += [f"{keys.record}:part:*", keys.crew, keys.attempts, _partitions_of(keys)]
@@ -190,8 +193,14 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         found += [f"{keys.record}:staged:*", keys.compacting]
     if role.takes:
         found += [keys.queue, keys.takers, keys.taken, keys.recovered, f"{keys.taken}:*"]
-        found += [keys.reducer, f"{keys.record}:sum:*"]
+        found += _reduces(keys)
         parameters = ParameterKeys(keys.name)
         found += [parameters.record, f"{parameters.record}:object:*", f"{parameters.record}:staged:*"]
         found += [parameters.attempts, _blobs_of(keys.name)]
     return found
+
+
+def _reduces(keys: Keys) -> list[str]:
+    """Returns the patterns of the leases of reducers and of the parts of sums."""
+    lease = keys.reducer(None)
+    return [lease, f"{lease}:*", f"{keys.record}:sum:*", _partitions_of(keys, "sum")]

@@ -55,11 +55,12 @@ _KEY = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}(?::(.+))?", re.DOTALL)
 _PART = re.compile(r"(part|staged):([\w-]+):(?:\d+|place)")
 _IN_PARTITION = re.compile(r"partition:([\w-]+):\d+")
 _SUM = re.compile(r"sum:[0-9a-f]+:\d+")
+_REDUCER = re.compile(r"reducer(?::\d+)?")
 _ROUND = re.compile(r"taken:([^:]+):(?:sums|buffered|inline|workers)")
 _WHOLE = frozenset(
     (
         *("sums", "buffered", "inline", "workers", "sessions", "queue", "takers", "taken", "recovered"),
-        *("compacting", "crew", "reducer", "attempts"),
+        *("compacting", "crew", "attempts"),
     )
 )
 
@@ -291,7 +292,7 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
 
 
 def _is_ours(suffix: str) -> bool:
-    return suffix in _WHOLE or any(pattern.fullmatch(suffix) for pattern in (_PART, _SUM, _ROUND))
+    return suffix in _WHOLE or any(pattern.fullmatch(suffix) for pattern in (_PART, _SUM, _REDUCER, _ROUND))
 
 
 def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: list[tuple[str, str]]) -> list[Leftover]:

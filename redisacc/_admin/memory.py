@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from redisacc._format.buffered import part_lengths
 from redisacc._format.keys import Keys
-from redisacc._format.reducer_lease import parse_sums, sums_command
+from redisacc._format.reducer_lease import parse_sums, sums_commands
+from redisacc._protocol.record_reader import with_partitions
 from redisacc._protocol.round_reader import all_rounds
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
@@ -18,8 +19,8 @@ class Memory:
     """The memory of the keys of one kind.
 
     Attributes:
-        what: the kind: "record", "sums", "buffered", "parts", …; "reducer" is the lease of a reducer, and the sums that
-            it has stored.
+        what: the kind: "record", "sums", "buffered", "parts", …; "reducer" are the leases of reducers, and the sums
+            that they have stored.
         keys: the number of keys.
         nbytes: their memory in bytes as the server reports it, including its overhead; of parts, only their content.
     """
@@ -31,6 +32,7 @@ class Memory:
 
 def memory(transport: Transport, keys: Keys) -> list[Memory]:
     """Returns the memory of an accumulator by kind of key, taken rounds included; [] if the user may not ask for it."""
+    keys = with_partitions(transport, keys)
     record, *rounds = [keys.record], *all_rounds(transport, keys)
     sorts = {
         "record": record,
@@ -42,7 +44,7 @@ def memory(transport: Transport, keys: Keys) -> list[Memory]:
         "takers": [keys.queue, keys.takers],
         "taken": [keys.taken, keys.recovered],
         "attempts": [keys.attempts],
-        "reducer": [keys.reducer, *parse_sums(keys, transport.call(*sums_command(keys)))],
+        "reducer": [*keys.reducers, *parse_sums(keys, transport.pipeline(sums_commands(keys)))],
     }
     flat = [key for group in sorts.values() for key in group]
     try:

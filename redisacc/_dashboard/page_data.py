@@ -163,16 +163,8 @@ def _row(view: View, figures: Figures) -> dict[str, Any]:
         "stale": _rounded(stale),
         "takes": _rounded(takes),
         "bytes": _rounded(figures.bytes_per_second),
-        "reducer": None if info.reducer is None else _reducer_state(view),
+        "reducer": None if info.reducer is None else info.reducer.state,
     }
-
-
-def _reducer_state(view: View) -> str:
-    reducer = view.info.reducer
-    assert reducer is not None
-    if not reducer.stored and not reducer.late:
-        return "has begun"
-    return "keeps up" if reducer.keeps_up else "is late"
 
 
 def _detail(view: View, figures: Figures, most_workers: int) -> dict[str, Any]:
@@ -196,7 +188,7 @@ def _detail(view: View, figures: Figures, most_workers: int) -> dict[str, Any]:
             "repeated": info.repeated,
             "duplicates": info.duplicates,
             "takes": info.takes,
-            "reducer": None if info.reducer is None else [printable(info.reducer.who, NAME), _reducer_state(view)],
+            "reducer": None if info.reducer is None else [printable(info.reducer.who, NAME), info.reducer.state],
         },
         "filling": {
             "step": str(info.global_step),

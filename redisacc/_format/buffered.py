@@ -52,6 +52,10 @@ INLINE_BYTES = 64 * 1024
 # while they arrive. Smaller ones wake the taker only together.
 ANNOUNCED_BYTES = 512 * 1024
 
+# After so many bytes of parts, a message says that they have arrived. A message takes a taker about as long as fetching
+# 64 KiB.
+MESSAGE_BYTES = PART_SIZES[0] // 2
+
 # The expiry of a staged part, in milliseconds, in case no script admits it.
 STAGING_MS = 60_000
 
@@ -257,8 +261,8 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
     commands: list[Command] = []
     unannounced = 0
     for number, part in enumerate(parts):
-        # The script announces the last ones. A message costs a taker about as much as fetching 64 KiB.
-        if announced and unannounced >= PART_SIZES[0] // 2:
+        # The script announces the last ones.
+        if announced and unannounced >= MESSAGE_BYTES:
             commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient_id, number))))
             unannounced = 0
         commands.append(("SET", keys.staged(gradient_id, number), part, "PX", STAGING_MS))

@@ -8,6 +8,7 @@ other slots, the partitions ``{NAME/p}``; no script touches them there.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redisacc._text import is_unicode, shown
@@ -106,8 +107,8 @@ class Keys(PartitionedKeys):
         taken: the key of the list of rounds that were taken and not acknowledged.
         recovered: the key of the list of the latest recoveries.
         crew: the key of the leases of the chief and the workers who train under this name.
-        reducer: the key of the lease of the reducer that works on the accumulator. It has an expiry.
         wake: the channel for waiting takers: events that may complete a round, and gradients on their way.
+        calls: the channel on which a waiting taker calls for reducers. In a cluster, all nodes pass its messages on.
         current: the keys of the current round.
     """
 
@@ -119,8 +120,8 @@ class Keys(PartitionedKeys):
         self.taken = f"{self.record}:taken"
         self.recovered = f"{self.record}:recovered"
         self.crew = f"{self.record}:crew"
-        self.reducer = f"{self.record}:reducer"
         self.wake = f"{self.record}:wake"
+        self.calls = f"{self.record}:calls"
         self.current = RoundKeys.under(self.record)
         # The keys of the latest taken round. A take asks for them three times.
         self._latest: tuple[str | None, RoundKeys] = (None, self.current)
@@ -156,6 +157,31 @@ class Keys(PartitionedKeys):
             return f"{self.partition(number)}:partition:{owner}:{number}"
         return f"{self.record}:part:{owner}:{number}"
 
+    @property
+    def positions(self) -> Sequence[int | None]:
+        """The positions of the partitions, from 0 on; None alone if there are none. Each has a reducer of its own."""
+        return range(len(self.partitions)) if self.partitions else (None,)
+
+    def home(self, position: int | None) -> str:
+        """Returns a key in the slot of the partition at a position."""
+        return self.record if position is None else self.partition(position)
+
+    def reducer(self, position: int | None) -> str:
+        """Returns the key of the lease of the reducer for the partition at a position. It has an expiry.
+
+        It is always in the slot ``{NAME}``, so that a taker asks for all of them at once.
+        """
+        return f"{self.record}:reducer" if position is None else f"{self.record}:reducer:{self.partitions[position]}"
+
+    @property
+    def reducers(self) -> list[str]:
+        """The keys of the leases of all reducers."""
+        return [self.reducer(position) for position in self.positions]
+
+    def wake_of(self, position: int | None) -> str:
+        """Returns the channel on which the node of the partition at a position tells what has arrived there."""
+        return self.wake if position is None else f"{self.partition(position)}:wake"
+
     def staged(self, gradient: str, number: int) -> str:
         """Returns the key of that part before the gradient is accepted. It has an expiry, except in a partition."""
         if self.partitions:
@@ -171,9 +197,10 @@ class Keys(PartitionedKeys):
 
         Args:
             digest: names the gradients that the sum contains.
-            number: the number of the part, counted from the first one with dense elements.
+            number: the number of the part, counted from the first one with dense elements. With partitions, it is where
+                the part of the same number of a gradient without sparse parts would be.
         """
-        return f"{self.record}:sum:{digest}:{number}"
+        return f"{self.partition(number) if self.partitions else self.record}:sum:{digest}:{number}"
 
 
 class ParameterKeys(PartitionedKeys):

@@ -1,4 +1,4 @@
-"""The lease of the reducer that works on an accumulator: a small hash of plain text, with an expiry."""
+"""The lease of a reducer that works on an accumulator, or on one of its partitions: a small hash with an expiry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELDS = ("who", "since_ms", "stored", "late")
 
 @dataclass(frozen=True)
 class ReducerInfo:
-    """A reducer that works on an accumulator.
+    """The reducer that works on an accumulator; with partitions, the reducers that work on them.
 
     Example:
         >>> import redisacc
@@ -30,30 +30,57 @@ class ReducerInfo:
         None
 
     Attributes:
-        who: the host and the process id of the reducer. Printable.
-        since: when it began to work on the accumulator.
-        stored: the number of rounds since then whose whole sum it has stored before the taker needed it.
-        late: the number of rounds since then for which it was too late, or which held other gradients than it expected.
+        who: the host and the process id of the reducer; of several, each once, with commas. Printable.
+        since: when it began to work on the accumulator; of several, the last one.
+        stored: the number of rounds since then whose whole sum it has stored before the taker needed it; of several,
+            that of the slowest.
+        late: the number of rounds since then for which it was too late, or which held other gradients than it expected;
+            of several, that of the slowest.
+        missing: the number of partitions on which no reducer works. While there are any, takers rely on none.
     """
 
     who: str
     since: datetime
     stored: int
     late: int
+    missing: int = 0
 
     @property
     def keeps_up(self) -> bool:
-        """Whether it was in time for at least half of the rounds."""
-        return self.stored >= self.late
+        """Whether it was in time for at least half of the rounds, and no partition lacks one."""
+        return self.stored >= self.late and not self.missing
+
+    @property
+    def state(self) -> str:
+        """What people are told: "has begun", "keeps up", "is late", or on how many partitions one is missing."""
+        if self.missing:
+            return f"is missing on {self.missing} of the partitions"
+        if not self.stored and not self.late:
+            return "has begun"
+        return "keeps up" if self.keeps_up else "is late"
 
 
-def lease_command(keys: Keys) -> Command:
-    """Returns the command that reads the lease."""
-    return ("HMGET", keys.reducer, *_FIELDS)
+def lease_commands(keys: Keys) -> list[Command]:
+    """Returns the commands that read the lease; with partitions, one for each of them."""
+    return [("HMGET", key, *_FIELDS) for key in keys.reducers]
 
 
-def parse_lease(reply: object) -> ReducerInfo | None:
-    """Returns what the reply to ``lease_command`` says; None if there is no reducer, or redisacc did not write it."""
+def parse_leases(replies: Sequence[object]) -> ReducerInfo | None:
+    """Returns what the replies to ``lease_commands`` say; None if there is no reducer."""
+    found = [lease for lease in map(_parse_lease, replies) if lease is not None]
+    if not found:
+        return None
+    return ReducerInfo(
+        printable(", ".join(dict.fromkeys(lease.who for lease in found)), 200),
+        max(lease.since for lease in found),
+        min(lease.stored for lease in found),
+        max(lease.late for lease in found),
+        len(replies) - len(found),
+    )
+
+
+def _parse_lease(reply: object) -> ReducerInfo | None:
+    """Returns what a lease says; None if there is none, or redisacc did not write it."""
     match reply:
         case [bytes() as who, bytes() as since, bytes() as stored, bytes() as late] if _are_numbers(
             [since, stored, late]
@@ -68,20 +95,22 @@ def sums_text(sums: Mapping[str, int]) -> str:
     return " ".join([f"{digest}:{parts}" for digest, parts in sums.items()])
 
 
-def sums_command(keys: Keys) -> Command:
-    """Returns the command that reads which sums the reducer keeps."""
-    return ("HGET", keys.reducer, "sums")
+def sums_commands(keys: Keys) -> list[Command]:
+    """Returns the commands that read which sums reducers keep."""
+    return [("HGET", key, "sums") for key in keys.reducers]
 
 
-def parse_sums(keys: Keys, reply: object) -> list[str]:
-    """Returns the keys of the sums that the reply to ``sums_command`` lists, as far as redisacc may have written it."""
-    listed = reply.split(b" ", _MOST_SUMS)[:_MOST_SUMS] if isinstance(reply, bytes) else []
-    return [
-        keys.sum(match[1].decode(), number)
-        for match in map(_SUM.fullmatch, listed)
-        if match is not None
-        for number in range(min(int(match[2]), _MOST_PARTS))
-    ]
+def parse_sums(keys: Keys, replies: Sequence[object]) -> list[str]:
+    """Returns the keys of the sums that the replies to ``sums_commands`` list, if redisacc may have written them."""
+    step = len(keys.partitions) or 1
+    found = []
+    for position, reply in zip(keys.positions, replies, strict=True):
+        listed = reply.split(b" ", _MOST_SUMS)[:_MOST_SUMS] if isinstance(reply, bytes) else []
+        for match in map(_SUM.fullmatch, listed):
+            if match is not None:
+                numbers = range(position or 0, min(int(match[2]), _MOST_PARTS) * step, step)
+                found += [keys.sum(match[1].decode(), number) for number in numbers]
+    return found
 
 
 def _are_numbers(values: Sequence[bytes]) -> bool:

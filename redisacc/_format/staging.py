@@ -3,9 +3,11 @@
 A reducer adds messages about the parts of sums that it has stored.
 
 They are sent to the channel ``redisacc:{NAME}:wake``, so that they keep their order with the events that admit the
-gradients. A waiting taker adds the parts up while the rest is still being uploaded. Messages may get lost, and every
-user with the right to publish can forge them. Parts that are added because of a message therefore count only after they
-have been compared with the round that was granted: see ``_protocol/part_sums.py``.
+gradients. If the parts lie in partitions, those about a partition are sent to its own channel,
+``redisacc:{NAME/p}:wake``, by the node that has the parts. A waiting taker adds the parts up while the rest is still
+being uploaded. Messages may get lost, and every user with the right to publish can forge them. Parts that are added
+because of a message therefore count only after they have been compared with the round that was granted: see
+``_protocol/part_sums.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _BEGUN = re.compile(
     r"gradient=([0-9a-z-]{1,64}) place=(\d{1,15}(?:\*[0-9.e+-]{1,24})?) shape=(\[[\d,]*\]) header=([0-9a-f]*)"
 )
 _SUM_STORED = re.compile(r"sum=([0-9a-f]{32}) part=(\d{1,6})")
-_ARRIVED = re.compile(r"gradient=([0-9a-z-]{1,64}) parts=(\d{1,6})")
+_ARRIVED = re.compile(r"gradient=([0-9a-z-]{1,64}) parts=(\d{1,6})(?: partition=(\d{1,4}))?")
 
 
 class UploadBegun(NamedTuple):
@@ -43,10 +45,12 @@ class PartsArrived(NamedTuple):
     Attributes:
         gradient: the id of the gradient.
         parts: how many.
+        position: that of a partition, if only the parts there are meant; else None.
     """
 
     gradient: str
     parts: int
+    position: int | None = None
 
 
 class SumStored(NamedTuple):
@@ -66,9 +70,9 @@ def sum_stored(digest: str, part: int) -> str:
     return f"sum={digest} part={part}"
 
 
-def parts_arrived(gradient: str, parts: int) -> str:
-    """Returns the message that a client sends between parts."""
-    return f"gradient={gradient} parts={parts}"
+def parts_arrived(gradient: str, parts: int, position: int | None = None) -> str:
+    """Returns the message that a client sends between parts. The arguments are those of ``PartsArrived``."""
+    return f"gradient={gradient} parts={parts}" + ("" if position is None else f" partition={position}")
 
 
 def parse_message(text: str) -> UploadBegun | PartsArrived | SumStored | None:
@@ -76,7 +80,7 @@ def parse_message(text: str) -> UploadBegun | PartsArrived | SumStored | None:
     if (match := _SUM_STORED.fullmatch(text)) is not None:
         return SumStored(match[1], int(match[2]))
     if (match := _ARRIVED.fullmatch(text)) is not None:
-        return PartsArrived(match[1], int(match[2]))
+        return PartsArrived(match[1], int(match[2]), None if match[3] is None else int(match[3]))
     if len(text) <= 3 * ANNOUNCED_HEADER and (match := _BEGUN.fullmatch(text)) is not None and len(match[4]) % 2 == 0:
         return UploadBegun(match[1], f"{match[2]} ".encode() + bytes.fromhex(match[4]), match[3])
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -9,17 +10,20 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from redisacc._data import validation
 from redisacc._format.keys import Keys
-from redisacc._format.staging import UploadBegun
 from redisacc._handles.base import host_and_process
 from redisacc._protocol.lifetime import Closing
-from redisacc._protocol.reduction import Reduction, heard_in
+from redisacc._protocol.record_reader import with_partitions
+from redisacc._protocol.reduction import IDLE, LONGEST_IDLE, Reduction
 from redisacc._redis.connect import connect
 from redisacc._redis.pubsub import pubsub_of
-from redisacc.errors import InvalidArgumentError, ServerUnavailableError
+from redisacc._redis.transport import OPENING_TIMEOUT, Transport
+from redisacc._text import printable, shown
+from redisacc.errors import InvalidArgumentError, RedisAccError, ServerUnavailableError
 
 __all__ = ["Reducer"]
 
@@ -31,8 +35,13 @@ MAX_ACCUMULATORS = 16
 TURN = 0.02
 # The longest pause of the worker, in seconds.
 LONGEST_PAUSE = 1.0
+# How long a look at an accumulator tries to reach the server, in seconds. Takers call again.
+CALL_TIMEOUT = 3.0
 
-_WAKE = re.compile(r"redisacc:\{([^{}]+)\}:wake")
+# How many calls are remembered until they are looked at. Takers call again, so the others are not lost.
+MOST_CALLS = 1000
+
+_CALLS = re.compile(r"redisacc:\{([^{}]+)\}:calls")
 
 
 class Reducer(Closing):
@@ -42,10 +51,13 @@ class Reducer(Closing):
     the same, bit for bit. Several reducers may run for the same accumulators; one of them works on each, and the others
     stand by.
 
-    It works on an accumulator while gradients of at least 512 KiB are announced there whose dense arrays have, for as
-    many gradients as the next take requires, more than 1.25 times the bytes of their sum. Its memory is that of one sum
-    for each of these accumulators, and a few MiB. In Redis, it stores at most two sums for each, which expire after 60
-    seconds.
+    It works on an accumulator when a waiting taker calls for it, until nothing has happened there for 10 minutes. A
+    taker calls if gradients of at least 512 KiB arrive whose dense arrays have, for as many gradients as it requires,
+    more than 1.25 times the bytes of their sum. The memory of a reducer is that of one sum for each accumulator, and a
+    few MiB. In Redis, it stores at most two sums for each, which expire after 60 seconds.
+
+    On a Redis Cluster, run one beside each node, with ``node=``: it adds up what this node stores, be it whole
+    gradients or those parts of them that lie in partitions there. Takers rely on reducers if each partition has one.
 
     Example:
         >>> with redisacc.Reducer("model*", redis="unix:///run/redis.sock") as reducer:  # doctest: +SKIP
@@ -56,28 +68,40 @@ class Reducer(Closing):
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         max_accumulators: how many accumulators it works on at the same time, at least 1. Others get no reducer until
             one of these has been idle for 10 seconds.
+        node: the address "host:port" of a node of a Redis Cluster, as the cluster announces it: it works on what this
+            node stores, whichever slots this is. None: on everything.
 
     Raises:
-        InvalidArgumentError: an argument is invalid, or the client is one of a Redis Cluster, which reducers do not
-            support yet.
+        InvalidArgumentError: an argument is invalid, or the cluster has no such node. The message lists its nodes.
     """
 
-    def __init__(self, pattern: str = "*", *, redis: object = None, max_accumulators: int = MAX_ACCUMULATORS) -> None:
+    def __init__(
+        self,
+        pattern: str = "*",
+        *,
+        redis: object = None,
+        max_accumulators: int = MAX_ACCUMULATORS,
+        node: str | None = None,
+    ) -> None:
         self._pattern = validation.text(pattern, "pattern", max_bytes=512)
         self._most = validation.integer(max_accumulators, "max_accumulators", low=1)
         self._transport = connect(redis)
-        if self._transport.cluster is not None:
-            raise InvalidArgumentError("a reducer does not support Redis Cluster: pass a client of a single server")
+        self._node = None if node is None else _checked_node(self._transport, node)
         self._holder = secrets.token_hex(8)
         self._lock = threading.Lock()
-        self._reductions: dict[str, Reduction] = {}
+        # The names of accumulators for which takers have called.
+        self._called: dict[str, None] = {}
+        self._reductions: dict[tuple[str, int | None], _Running] = {}
         self._alarm = self._transport.waits.alarm()
         self._closed = threading.Event()
         self._running = threading.Lock()
         self._outage = False
+        # The last problem with an accumulator that was logged.
+        self._problem = ""
 
     def __repr__(self) -> str:
-        return f"Reducer({self._pattern!r}, server={self._transport.address})"
+        node = "" if self._node is None else f", node={self._node!r}"
+        return f"Reducer({self._pattern!r}, server={self._transport.address}{node})"
 
     def run(self) -> None:
         """Blocks, and works until ``close`` is called from another thread, or a signal raises.
@@ -90,13 +114,12 @@ class Reducer(Closing):
         if not self._running.acquire(blocking=False):
             raise InvalidArgumentError("this reducer is already running")
         try:
-            wake = Keys(self._pattern).wake
-            with pubsub_of(self._transport, wake).listen_to_pattern(wake, self._hear):
+            calls = Keys(self._pattern).calls
+            with pubsub_of(self._transport, calls).listen_to_pattern(calls, self._hear_call):
                 self._work()
         finally:
-            for reduction in self._reductions.values():
-                reduction.release()
-            self._reductions.clear()
+            for key in list(self._reductions):
+                self._leave(key)
             self._running.release()
 
     def close(self) -> None:
@@ -104,53 +127,110 @@ class Reducer(Closing):
         self._closed.set()
         self._alarm.set()
 
-    def _hear(self, channel: str, text: str | None) -> None:
-        """Handles a message, in the thread that listens."""
-        if text is None:
-            with self._lock:
-                for reduction in self._reductions.values():
-                    reduction.hear(None)
-            self._alarm.set()
-            return
-        match = _WAKE.fullmatch(channel)
-        if match is None:
+    def _hear_call(self, channel: str, text: str | None) -> None:
+        """Notes that a taker calls for reducers, in the thread that listens."""
+        match = _CALLS.fullmatch(channel)
+        if text is None or match is None:
             return
         with self._lock:
-            known = self._reductions.get(match[1])
-            if known is None:
-                if len(self._reductions) >= self._most or not isinstance(heard_in(text), UploadBegun):
-                    # Only large gradients are announced before they are complete.
-                    return
-                known = Reduction(
-                    self._transport, Keys(match[1]), holder=self._holder, who=host_and_process(os.getpid())
-                )
-                self._reductions[match[1]] = known
-        if known.hear(text):
-            self._alarm.set()
+            if len(self._called) >= MOST_CALLS:
+                return
+            self._called[match[1]] = None
+        self._alarm.set()
 
     def _work(self) -> None:
         while not self._closed.is_set():
             self._alarm.clear()
             with self._lock:
-                reductions = list(self._reductions.items())
+                called, self._called = list(self._called), {}
+            for name in called:
+                self._attempt(partial(self._answer, name))
             now = time.monotonic()
             pause = LONGEST_PAUSE
-            if not reductions:
+            if not self._reductions:
                 # Nothing else would notice that the server cannot be reached, or refuses this user.
                 self._attempt(lambda: self._transport.call("TIME", timeout=LONGEST_PAUSE))
-            for name, reduction in reductions:
-                if reduction.is_idle:
-                    with self._lock:
-                        del self._reductions[name]
-                    reduction.release()
+            for key, running in list(self._reductions.items()):
+                reduction = running.reduction
+                if reduction.is_idle(LONGEST_IDLE) or not self._is_ours(running):
+                    self._leave(key)
                     continue
                 has_work = reduction.has_work or reduction.due <= now
                 if has_work and not self._attempt(partial(reduction.work, self._interrupts(reduction))):
                     reduction.due = time.monotonic() + LONGEST_PAUSE
                     continue
                 pause = min(pause, reduction.due - time.monotonic())
-            if not any(reduction.has_work for _, reduction in reductions):
+            if not any(running.reduction.has_work for running in self._reductions.values()):
                 self._alarm.wait(pause)
+
+    def _answer(self, name: str) -> None:
+        """Begins to work on an accumulator, as far as it is on the node and not yet worked on."""
+        if not self._has_room(name):
+            return
+        try:
+            keys = with_partitions(self._transport, Keys(name), timeout=CALL_TIMEOUT)
+        except ServerUnavailableError:
+            raise
+        except RedisAccError as error:
+            # The taker calls every second.
+            if self._problem != str(error):
+                self._problem = str(error)
+                logger.warning("%s: the reducer leaves it alone: %s", printable(name), error)
+            return
+        for position in keys.positions:
+            key = name, position
+            if key not in self._reductions and self._stores(keys.home(position)):
+                reduction = Reduction(
+                    self._transport, keys, position, holder=self._holder, who=host_and_process(os.getpid())
+                )
+                listening = contextlib.ExitStack()
+                for channel in reduction.channels:
+                    listening.enter_context(
+                        pubsub_of(self._transport, channel).listen(channel, partial(self._hear, reduction))
+                    )
+                self._reductions[key] = _Running(reduction, keys.home(position), listening)
+
+    def _has_room(self, name: str) -> bool:
+        """Returns whether to work on an accumulator as well, and leaves one that is idle if it takes its place."""
+        names = {known for known, _ in self._reductions}
+        if name in names or len(names) < self._most:
+            return True
+        for other in names:
+            parts = [key for key in self._reductions if key[0] == other]
+            if all(self._reductions[key].reduction.is_idle(IDLE) for key in parts):
+                for key in parts:
+                    self._leave(key)
+                return True
+        return False
+
+    def _hear(self, reduction: Reduction, text: str | None) -> None:
+        """Handles a message, in the thread that listens."""
+        if reduction.hear(text):
+            self._alarm.set()
+
+    def _stores(self, home: str) -> bool:
+        """Returns whether the node of this reducer stores the keys of a slot."""
+        return self._node is None or self._transport.owner_of(home, timeout=CALL_TIMEOUT) == self._node
+
+    def _is_ours(self, running: _Running) -> bool:
+        """Returns whether the node still stores it, as far as that can be found out. Looks once a second."""
+        now = time.monotonic()
+        if now < running.look_at:
+            return True
+        running.look_at = now + LONGEST_PAUSE
+        ours = True
+
+        def look() -> None:
+            nonlocal ours
+            ours = self._stores(running.home)
+
+        self._attempt(look)
+        return ours
+
+    def _leave(self, key: tuple[str, int | None]) -> None:
+        running = self._reductions.pop(key)
+        running.listening.close()
+        running.reduction.release()
 
     def _attempt(self, work: Callable[[], object]) -> bool:
         """Does something with the server. Returns False, and logs it once, if it cannot be reached."""
@@ -175,7 +255,45 @@ class Reducer(Closing):
                 return True
             if time.monotonic() < until:
                 return False
-            with self._lock:
-                return any(other.has_work for other in self._reductions.values() if other is not working)
+            if self._called:
+                return True
+            others = [running.reduction for running in self._reductions.values()]
+            return any(other.has_work for other in others if other is not working)
 
         return interrupted
+
+
+@dataclass(slots=True)
+class _Running:
+    """A reduction under way.
+
+    Attributes:
+        reduction: the reduction.
+        home: a key in the slot whose gradients it adds up.
+        listening: ends the subscriptions.
+        look_at: when to look whether the node still stores that slot, on ``time.monotonic()``'s clock.
+    """
+
+    reduction: Reduction
+    home: str
+    listening: contextlib.ExitStack
+    look_at: float = 0.0
+
+
+def _checked_node(transport: Transport, node: object) -> str:
+    """Returns the address of a node of the cluster.
+
+    Raises:
+        InvalidArgumentError: the cluster has no such node, or the server is no cluster.
+    """
+    if transport.cluster is None:
+        raise InvalidArgumentError(
+            f"node={shown(node)} names a node of a Redis Cluster, but {transport.address} is a single server: "
+            "leave it out"
+        )
+    known = [str(address) for address in transport.slot_map(timeout=OPENING_TIMEOUT).nodes]
+    if not isinstance(node, str) or node not in known:
+        raise InvalidArgumentError(
+            f"node must be one of the addresses that the cluster announces, {', '.join(known)}, not {shown(node)}"
+        )
+    return node

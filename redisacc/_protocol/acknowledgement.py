@@ -75,7 +75,7 @@ def _end_attempts(
     """Removes a round whose gradients have their parts in partitions. The leader lists these until they are removed."""
     acknowledged = _run(scripts, token, list(map(str, attempts)), in_partitions=True)
     if acknowledged and attempts:
-        sweep_quietly(transport, keys)
+        sweep_quietly(transport, keys, min_replicas=scripts.min_replicas)
     return acknowledged
 
 

@@ -6,9 +6,14 @@ from collections.abc import Sequence
 
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import PartitionedKeys
+from redisacc._protocol import scripts
+from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.script_replies import corrupt
+from redisacc._redis.fast_socket import Command
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError
 
 
 class AttemptScripts:
@@ -19,11 +24,16 @@ class AttemptScripts:
     Args:
         transport: the way to the leader.
         keys: the keys of the accumulator, or of the parameters.
+        min_replicas: how many replicas of the leader have to know that attempts are over; 0: none.
     """
 
-    def __init__(self, transport: Transport, keys: PartitionedKeys) -> None:
+    def __init__(self, transport: Transport, keys: PartitionedKeys, *, min_replicas: int = 0) -> None:
         self._transport = transport
         self._keys = keys
+        self._min_replicas = min_replicas
+        self._replicate: list[Command] = (
+            [("WAIT", min_replicas, scripts.REPLICATION_TIMEOUT_MS)] if min_replicas else []
+        )
 
     def sweep(
         self, *, limit: int, abandoned: Sequence[StoredAttempt] = (), removed: Sequence[StoredAttempt] = ()
@@ -37,17 +47,40 @@ class AttemptScripts:
 
         Returns:
             Attempts whose parts are to be removed.
+
+        Raises:
+            NotReplicatedError: too few replicas know that these attempts are over. If one of them took over now, it
+                would count on their parts.
         """
-        reply = self._transport.run(
+        reply, replicas = self._transport.run_and_read(
             *load("sweep").bind(
                 keys={"attempts": self._keys.attempts},
-                args={"limit": limit, "abandoned": list(map(str, abandoned)), "removed": list(map(str, removed))},
-            )
+                args={
+                    "limit": limit,
+                    "confirm": int(self._min_replicas > 0),
+                    "abandoned": list(map(str, abandoned)),
+                    "removed": list(map(str, removed)),
+                },
+            ),
+            after=self._replicate,
         )
         match reply:
             case [b"due", *due]:
+                if due and self._min_replicas:
+                    check_replicated(
+                        self._keys.name,
+                        f"{len(due)} attempt(s) to store gradients ended",
+                        replicas=self._confirmed(replicas),
+                        min_replicas=self._min_replicas,
+                    )
                 return [StoredAttempt.parse(self._keys.attempts, member) for member in due]
         raise corrupt(self._keys.attempts, reply)
+
+    def _confirmed(self, replies: Sequence[object]) -> int:
+        match replies:
+            case [int(replicas)]:
+                return replicas
+        raise CorruptDataError(f"{self._keys.attempts}: WAIT replied {shown(replies)}, not a number of replicas")
 
 
 def listed_attempts(transport: Transport, keys: PartitionedKeys, *, timeout: float = TIMEOUT) -> list[StoredAttempt]:

@@ -94,12 +94,13 @@ class BufferWriter:
     ) -> Reply:
         # A request that is sent again has the same id, so that it writes the same keys. A sum has an id of its own,
         # so that a late copy of parts that were staged before cannot replace it.
-        name = f"{request.session.id}-{request.sequence}"
-        if replaced:
-            name += f"-{secrets.token_hex(4)}"
+        name, own = f"{request.session.id}-{request.sequence}", f"-{secrets.token_hex(4)}"
         if self._partitions is not None and gradient.nbytes > buffered_format.INLINE_BYTES:
-            # Registering asks whether it would be accepted.
-            return self._partitions.send(gradient, request, name, replaced, summed_weight)
+            # Registering asks whether it would be accepted. Every attempt has names of its own: after a failover, the
+            # leader may number another attempt alike, and somebody may still be removing the parts of this one.
+            return self._partitions.send(gradient, request, name + own, replaced, summed_weight)
+        if replaced:
+            name += own
         announced = gradient.nbytes >= buffered_format.ANNOUNCED_BYTES and not replaced
         staged = buffered_format.stage(self._keys, name, gradient, announced=announced)
         announced = announced and len(staged.commands) > 0 and len(staged.header) <= ANNOUNCED_HEADER and not ask

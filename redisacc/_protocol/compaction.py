@@ -43,7 +43,7 @@ COMPACT_BYTES = 128 * 2**20
 COMPACTING_MS = 5000
 COMPACTING_PAUSE = 0.01
 
-Reply = Counted | Full | Literal["would_accept", "changed", "unstaged"]
+Reply = Counted | Full | Literal["would_accept", "changed", "unstaged", "unconfirmed"]
 
 # Sends a gradient, given the request, the buffered gradients that it replaces, and the weight that the gradient of the
 # request has in it.
@@ -72,7 +72,7 @@ class Compactor:
             What the server replied to the sum; or ``full`` if somebody else is at work, so that the caller tries again.
 
         Raises:
-            AccumulatorFullError: the sum exceeds the limit, too.
+            AccumulatorFullError: the sum exceeds the limit, too, or replicas do not confirm it.
         """
         token = secrets.token_hex(8)
         if self._transport.call(
@@ -83,11 +83,20 @@ class Compactor:
         try:
             with self._telemetry.observe("compact", request.worker) as operation:
                 return self._compact(gradient, request, full, send, operation)
-        except PartMissingError:
+        except PartMissingError as error:
+            if self._is_lost(error):
+                why = f"compacting needs {error.args[0]}, which is lost, as the next take will report"
+                raise no_room(self._keys, gradient, full, why) from None
             return full
         finally:
             if self._is_compacting(token):
                 self._transport.call("UNLINK", self._keys.compacting)
+
+    def _is_lost(self, missing: PartMissingError) -> bool:
+        """Returns whether a part is gone although its gradient is still buffered: a node has lost it in a failover."""
+        if not self._keys.partitions:
+            return False
+        return self._transport.call("HGET", self._keys.current.buffered, missing.gradient) is not None
 
     def _is_compacting(self, token: str) -> bool:
         """Returns whether this client compacts. Its SET may have been sent twice, so the key may be its own."""
@@ -98,7 +107,7 @@ class Compactor:
         """Replaces some of the buffered gradients by the sum of these and the new one.
 
         Raises:
-            AccumulatorFullError: the sum exceeds the limit, too.
+            AccumulatorFullError: the sum exceeds the limit, too, or replicas do not confirm it.
         """
         shape = request.round_shape
         entries = scan(self._transport, self._keys.current.buffered)
@@ -116,6 +125,8 @@ class Compactor:
                 choices.append(more)
         for chosen in choices:
             reply = self._swap(gradient, request, send, chosen, full.weight)
+            if reply == "unconfirmed":
+                raise no_room(self._keys, gradient, full, "replicas do not confirm a sum of them in time")
             if isinstance(reply, Counted):
                 operation.note_compacted(len(chosen))
             # If others took the round or buffered gradients meanwhile, this does not show what compacting can do.

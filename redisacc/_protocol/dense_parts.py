@@ -33,23 +33,34 @@ class DenseParts:
         uploads: the gradients that the round will probably hold.
         stored: the sums that reducers have stored.
         store: stores the sum of the expected gradients, cell by cell; None: nothing is stored.
+        position: that of the only partition whose cells are added; None: all are.
 
     Attributes:
         cut: how the gradients are cut; None: none of them can be added part by part.
-        cells: the cells, in order.
+        cells: the cells that are added, in order.
     """
 
     def __init__(
-        self, keys: Keys, round_sum: RoundSum, uploads: Uploads, stored: StoredSums, store: Store | None
+        self,
+        keys: Keys,
+        round_sum: RoundSum,
+        uploads: Uploads,
+        stored: StoredSums,
+        *,
+        store: Store | None,
+        position: int | None = None,
     ) -> None:
         self.cut: Cut | None = None
         self.cells: list[Cell] = []
+        self._position = position
+        # By their numbers.
+        self._by_number: dict[int, Cell] = {}
         self._keys = keys
         self._sum = round_sum
         self._uploads = uploads
         self._stored = stored
         self._store = store
-        self._lanes = lanes_of(keys)
+        self._lanes = lanes_of(keys, position)
         # What is requested next, for each partition, which take turns; a single node has everything in one place.
         self._ready: tuple[deque[tuple[Cell, int, int]], ...] = tuple(deque() for _ in keys.partitions or (0,))
         self._turn = 0
@@ -57,7 +68,14 @@ class DenseParts:
     def set_cut(self, cut: Cut, added: int) -> None:
         """Makes the cells, when so many gradients have been added whole."""
         self.cut = cut
-        self.cells = [Cell(number, added, added) for number in range(len(cut))]
+        step = len(self._keys.partitions) or 1
+        numbers = range(len(cut)) if self._position is None else range(self._position, len(cut), step)
+        self.cells = [Cell(number, added, added) for number in numbers]
+        self._by_number = {cell.number: cell for cell in self.cells}
+
+    def cell(self, number: int) -> Cell | None:
+        """Returns the cell with a number; None if it is not added here."""
+        return self._by_number.get(number)
 
     def clear(self) -> None:
         """Sets the dense sums to zero."""

@@ -50,17 +50,27 @@ class GrowingRound:
         keys: the keys of the accumulator.
         spec: what the accumulator was created as.
         store: stores parts of the sum, as for ``PartSums``; None: nothing is stored.
+        position: with ``store``: that of the only partition whose parts are added; None: all are.
 
     Attributes:
         num_stored: how many rounds were over whose whole sum was stored.
         num_late: how many were over before that.
     """
 
-    def __init__(self, transport: Transport, keys: Keys, spec: AccumulatorSpec, *, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        keys: Keys,
+        spec: AccumulatorSpec,
+        *,
+        store: Store | None = None,
+        position: int | None = None,
+    ) -> None:
         self._transport = transport
         self._keys = keys
         self._spec = spec
         self._store = store
+        self._position = position
         # Of the reducer that works on the accumulator; None: there is none, or it is not used.
         self._reliance: Reliance | None = None
         self.num_stored = self.num_late = 0
@@ -108,6 +118,7 @@ class GrowingRound:
                 bets=num_required,
                 reliance=self._reliance,
                 store=self._store,
+                position=self._position,
             )
         return self._part_sums, self._round_sum
 
@@ -168,7 +179,7 @@ class GrowingRound:
             self._announce(message, num_required)
         elif isinstance(message, PartsArrived):
             if self._part_sums is not None:
-                self._part_sums.arrive(message.gradient, message.parts)
+                self._part_sums.arrive(message)
         elif isinstance(message, SumStored):
             if self._part_sums is not None:
                 self._part_sums.sum_stored(message.digest, message.part)
@@ -188,8 +199,16 @@ class GrowingRound:
         except CorruptDataError:
             # Anybody may publish. Should a gradient have this header, it shows when the round is read.
             return
-        if gradient.nbytes <= TRUSTED_BYTES and part_sums.known < MOST_ANNOUNCED:
+        if self._trusted_bytes(gradient) <= TRUSTED_BYTES and part_sums.known < MOST_ANNOUNCED:
             part_sums.announce(gradient)
+
+    def _trusted_bytes(self, gradient: BufferedGradient) -> int:
+        """Returns for how many bytes of an announced gradient memory would be allocated on the word of the message.
+
+        Dense sections go into the memory of the sum, and its size is known if their shapes were declared.
+        """
+        declared = self._spec.kind == "tree" or self._spec.fixed_shapes is not None
+        return gradient.sparse_bytes if declared else gradient.nbytes
 
     def _look_up(self, ids: Sequence[str] | None, num_required: int) -> None:
         """Reads the headers of gradients that are buffered in the current round.

@@ -23,7 +23,7 @@ from redisacc._format.entries import (
 )
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
-from redisacc._format.reducer_lease import ReducerInfo, lease_command, parse_lease
+from redisacc._format.reducer_lease import ReducerInfo, lease_commands, parse_leases
 from redisacc._format.settings import Settings
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
@@ -91,7 +91,7 @@ class AccumulatorInfo:
         known_workers: all workers that have sent a gradient, by name. A worker that has been idle for an hour may have
             been forgotten.
         last_activity: when the last request arrived that counted a gradient, set the step or was granted a round.
-        reducer: the reducer that works on it; None: none does.
+        reducer: the reducer that works on it, or those that work on its partitions; None: none does.
         read_at: the time of the server's clock when all this was read.
     """
 
@@ -193,7 +193,7 @@ def summary_commands(keys: Keys) -> list[Command]:
         ("ZCARD", keys.queue),
         ("HLEN", keys.taken),
         ("HLEN", keys.sessions),
-        lease_command(keys),
+        *lease_commands(keys),
     ]
 
 
@@ -205,18 +205,18 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         CorruptDataError: something under its keys is not as redisacc writes it.
     """
     hashes = (keys.current.workers, keys.takers, keys.taken, keys.sessions)
-    record, buffered, attempts, queue, clock, lease, *firsts = transport.pipeline(
+    record, buffered, attempts, queue, clock, *firsts = transport.pipeline(
         [
             Record.command(keys),
             ("HLEN", keys.current.buffered),
             ("ZRANGE", keys.attempts, 0, MOST_ATTEMPTS - 1),
             _queue_command(keys),
             ("TIME",),
-            lease_command(keys),
             *(scan_command(key) for key in hashes),
         ]
     )
     fields = Record(keys, record)
+    leases = transport.pipeline(lease_commands(Keys(keys.name, fields.partitions)))
     workers, takers, taken, sessions = (
         scan_whole(transport, key, first) for key, first in zip(hashes, firsts, strict=True)
     )
@@ -264,6 +264,6 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         created_at=created_at,
         known_workers=known_workers,
         last_activity=max([created_at, *seen, *(found.granted_at for _, found in rounds)]),
-        reducer=parse_lease(lease),
+        reducer=parse_leases(leases),
         read_at=time_of(clock_ms(clock)),
     )

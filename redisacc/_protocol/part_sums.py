@@ -22,6 +22,7 @@ from redisacc._data.sums import RoundSum
 from redisacc._format.buffered import ANNOUNCED_BYTES, BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import cut_of
+from redisacc._format.staging import PartsArrived
 from redisacc._protocol.buffered_sections import whole_gradient
 from redisacc._protocol.dense_parts import DenseParts, Store
 from redisacc._protocol.inline_reader import InlineReader
@@ -49,6 +50,7 @@ class PartSums:
         reliance: notes whether a reducer was in time; None: no reducer's sum is used.
         store: stores the parts of the sum of the first gradients, as many as the bets say. With it, these are all that
             is added, and of these the dense sections only. None: nothing is stored.
+        position: with ``store``: that of the only partition whose parts are added; None: all are.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class PartSums:
         bets: int = 0,
         reliance: Reliance | None = None,
         store: Store | None = None,
+        position: int | None = None,
     ) -> None:
         self._transport = transport
         self._keys = keys
@@ -68,12 +71,14 @@ class PartSums:
         self._stores = store is not None
         self._uploads = Uploads(bets)
         self._stored = StoredSums(reliance, transport.waits)
-        self._dense = DenseParts(keys, round_sum, self._uploads, self._stored, store)
+        self._dense = DenseParts(keys, round_sum, self._uploads, self._stored, store=store, position=position)
         self._sparse = SparseParts(keys, round_sum, self._uploads)
-        self._in_flight = PartsInFlight(len(keys.partitions) or 1)
         # Of Arrivals: a lane for each partition, or lanes in which the parts of a single node take turns.
-        self.homes = keys.homes
-        self.lanes = lanes_of(keys)
+        self.homes = keys.homes if position is None else keys.homes[position : position + 1]
+        self.lanes = lanes_of(keys, position)
+        self._in_flight = PartsInFlight(len(self.homes) or 1)
+        # Whether the dense parts of the gradients have so many more bytes than their sum that a reducer saves time.
+        self.suits_reducer = False
         # Whether there is nothing to add before the round is known.
         self._idle = self._stores
         # How many come before the last one that was added whole, that one included. Nothing may begin anew before it:
@@ -103,14 +108,18 @@ class PartSums:
         """Returns whether this gradient was announced."""
         return self._uploads.find(gradient) is not None
 
-    def arrive(self, gradient: str, parts: int) -> None:
-        """Notes that the server has this many parts of a gradient, from the first on."""
-        upload = self._uploads.find(gradient)
-        if upload is None:
+    def arrive(self, message: PartsArrived) -> None:
+        """Notes that the server has some parts of a gradient."""
+        upload, step = self._uploads.find(message.gradient), len(self._keys.partitions)
+        # All parts of a gradient lie in partitions, or none does.
+        if upload is None or (message.position is None) != (step == 0):
             return
-        for part in upload.arrive(parts):
-            if upload.cut is not None and part >= upload.sparse_parts:
-                self._dense.advance(self._dense.cells[part - upload.sparse_parts], self._bound)
+        every = range(len(upload.there))
+        there = every if message.position is None else every[message.position :: step]
+        for part in upload.arrive(there[: message.parts]):
+            cell = None if upload.cut is None else self._dense.cell(part - upload.sparse_parts)
+            if cell is not None:
+                self._dense.advance(cell, self._bound)
 
     def admit(self, gradient: str) -> None:
         """Notes that the round has this gradient, all of whose parts are at the server."""
@@ -127,8 +136,9 @@ class PartSums:
 
     def sum_stored(self, digest: str, number: int) -> None:
         """Notes that a reducer has stored a part of the sum of the gradients with this digest."""
-        if self._stored.hear(digest, number) and number < len(self._dense.cells):
-            self._dense.advance(self._dense.cells[number], self._bound)
+        cell = self._dense.cell(number)
+        if self._stored.hear(digest, number) and cell is not None:
+            self._dense.advance(cell, self._bound)
 
     @property
     def stores(self) -> bool:
@@ -153,13 +163,15 @@ class PartSums:
 
     def _upload_of(self, gradient: BufferedGradient) -> Upload:
         sparse_parts, cut = cut_of(gradient) or (0, None)
-        if sparse_parts % (len(self.homes) or 1):
+        if sparse_parts % (len(self._keys.partitions) or 1):
             # Its dense parts lie in other partitions than those of the other gradients.
             sparse_parts, cut = 0, None
         if cut is not None and self._dense.cut is None:
             # Whatever has been added before was added whole.
             self._dense.set_cut(cut, self._sparse.added)
             if self._is_worthwhile(gradient, self._bets):
+                # Smaller ones are not announced, so reducers learn of them when it is too late.
+                self.suits_reducer = gradient.nbytes >= ANNOUNCED_BYTES
                 self._stored.rely()
                 self._idle = False
         if cut == self._dense.cut:
@@ -250,10 +262,10 @@ class PartSums:
         wanted = part.memory is not None and part.memory.base is upload.sparse
         self._in_flight.remove(part)
         if not part.sums:
-            if part.key == self._keys.part(upload.gradient.id, part.number):
+            if upload.admitted and part.key == self._keys.part(upload.gradient.id, part.number):
                 raise PartMissingError(part.key)
             # If it was admitted meanwhile, it is requested by its final name. Otherwise, it was refused, or will be
-            # staged again.
+            # staged again. In a partition, it has its final name from the beginning.
             upload.there[part.number] = upload.admitted
         if part.cell is not None:
             self._dense.miss(part.cell, part, self._bound)

@@ -53,6 +53,7 @@ class PartitionScripts(Scripts):
         parts: int,
         nbytes: int,
         lease_ms: int,
+        announced: bytes = b"",
         replaced: Replaced = Replaced(),
     ) -> Registered | Counted | Full | Literal["changed"]:
         """Registers an attempt to store a gradient, before the first of its parts is written.
@@ -63,6 +64,7 @@ class PartitionScripts(Scripts):
             parts: how many parts it has.
             nbytes: how many bytes they have together.
             lease_ms: how long the attempt may take, in milliseconds.
+            announced: header of the gradient, if takers and reducers are told of it; else empty.
             replaced: the gradients whose sum is part of this one.
 
         Returns:
@@ -73,7 +75,9 @@ class PartitionScripts(Scripts):
             InvalidArgumentError: the round holds gradients of another shape.
         """
         keys, args = self._attempt(request, gradient, parts, nbytes, replaced)
-        reply = self._transport.run(*load("register").bind(keys=keys, args={**args, "lease_ms": lease_ms}))
+        reply = self._transport.run(
+            *load("register").bind(keys=keys, args={**args, "lease_ms": lease_ms, "announced": announced.hex()})
+        )
         match reply:
             case [b"registered", place]:
                 return Registered(str(self._number(place, "places")))

@@ -3,6 +3,9 @@
 The leader lists these attempts. Each was fenced there before the first of its parts is removed, so none of them can be
 counted or published any more, and is forgotten only when all of them are gone. If the sweeper dies in between, the rest
 is left to the next one.
+
+With ``min_replicas``, replicas of the leader have confirmed that the attempts are over before anything is removed. A
+replica that took over without knowing it would still count on the parts.
 """
 
 from __future__ import annotations
@@ -22,15 +25,21 @@ logger = logging.getLogger("redisacc")
 ATTEMPTS_PER_CALL = 50
 
 
-def sweep(transport: Transport, keys: PartitionedKeys, abandoned: Sequence[StoredAttempt] = ()) -> int:
+def sweep(
+    transport: Transport, keys: PartitionedKeys, abandoned: Sequence[StoredAttempt] = (), *, min_replicas: int = 0
+) -> int:
     """Removes the parts of all attempts that are over, and returns how many attempts these were.
 
     Args:
         transport: the way to the nodes.
         keys: the keys of the accumulator, or of the parameters, with the partitions.
         abandoned: attempts that their writer, the caller, gives up.
+        min_replicas: how many replicas of the leader have to know that attempts are over; 0: none.
+
+    Raises:
+        NotReplicatedError: too few replicas know that the attempts are over. Their parts stay for the next sweep.
     """
-    scripts = AttemptScripts(transport, keys)
+    scripts = AttemptScripts(transport, keys, min_replicas=min_replicas)
     number = 0
     removed: list[StoredAttempt] = []
     while True:
@@ -42,10 +51,12 @@ def sweep(transport: Transport, keys: PartitionedKeys, abandoned: Sequence[Store
         abandoned, removed = (), due
 
 
-def sweep_quietly(transport: Transport, keys: PartitionedKeys, abandoned: Sequence[StoredAttempt] = ()) -> None:
+def sweep_quietly(
+    transport: Transport, keys: PartitionedKeys, abandoned: Sequence[StoredAttempt] = (), *, min_replicas: int = 0
+) -> None:
     """Does the same, and raises nothing: what is left here, somebody else removes."""
     try:
-        sweep(transport, keys, abandoned)
+        sweep(transport, keys, abandoned, min_replicas=min_replicas)
     except RedisAccError as error:
         logger.debug("%s: parts that nobody needs any more are still there: %s", keys.name, error)
 

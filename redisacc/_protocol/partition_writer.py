@@ -1,6 +1,7 @@
 """Buffers gradients in partitions: their parts lie on several nodes, and one script at the leader counts them.
 
-1. The leader registers the attempt. A stale gradient, or one for which there is no room, is refused here.
+1. The leader registers the attempt. A stale gradient, or one for which there is no room, is refused here. A large one
+   is announced, so that takers and reducers add its parts up while they arrive.
 2. Each node stores its parts, under names that no other attempt has, and confirms that they are there for good.
 3. The leader counts the gradient, if nobody has given the attempt up meanwhile.
 
@@ -15,13 +16,20 @@ from typing import Any, Literal
 
 from redisacc._data.gradient import Gradient
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import BufferedGradient, partitioned
+from redisacc._format.buffered import (
+    ANNOUNCED_BYTES,
+    MESSAGE_BYTES,
+    BufferedGradient,
+    partitioned,
+)
 from redisacc._format.keys import Keys
-from redisacc._protocol.partition_parts import write_parts
+from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived
+from redisacc._protocol.partition_parts import Messages, write_parts
 from redisacc._protocol.partition_scripts import PartitionScripts, Registered, Replaced
 from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
-from redisacc._protocol.scripts import Counted, Full, Request
-from redisacc._redis.transport import Transport
+from redisacc._protocol.scripts import REPLICATION_TIMEOUT_MS, Counted, Full, Request
+from redisacc._redis.fast_socket import Command, Pieces
+from redisacc._redis.transport import Hint, Transport
 from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerUnavailableError
 
 # How long an attempt may take, in milliseconds; and the bytes for each further millisecond. After that, anybody may
@@ -29,7 +37,7 @@ from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerUnava
 ATTEMPT_MS = 60_000
 BYTES_PER_MS = 128
 
-Reply = Counted | Full | Literal["changed", "unstaged"]
+Reply = Counted | Full | Literal["changed", "unstaged", "unconfirmed"]
 
 
 class PartitionWriter:
@@ -51,6 +59,7 @@ class PartitionWriter:
         self._scripts = scripts
         self._lease_ms = lease_ms
         self._min_replicas = min_replicas
+        self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
 
     def send(
         self,
@@ -70,8 +79,9 @@ class PartitionWriter:
             summed_weight: the weight that the gradient of the request has in that sum.
 
         Returns:
-            The outcome; or, with nothing changed, `Full`, "changed" if a gradient that it replaces is gone, or
-            "unstaged" if the attempt was given up by somebody else, so that a new one is needed.
+            The outcome; or, with nothing changed, `Full`, "changed" if a gradient that it replaces is gone, "unstaged"
+            if the attempt was given up by somebody else, so that a new one is needed, or "unconfirmed" if it replaces
+            gradients, and too few replicas have its parts.
         """
         of = partitioned(self._keys, gradient)
         what: dict[str, Any] = {
@@ -80,7 +90,13 @@ class PartitionWriter:
             "nbytes": of.nbytes,
             "replaced": _replaced(replaced, summed_weight),
         }
-        registered = self._scripts.register(request, **what, lease_ms=lease_of(of.nbytes))
+        announced = of.nbytes >= ANNOUNCED_BYTES and not replaced and len(of.header) <= ANNOUNCED_HEADER
+        registered = self._scripts.register(
+            request,
+            **what,
+            lease_ms=lease_of(of.nbytes),
+            announced=of.header if announced else b"",
+        )
         if not isinstance(registered, Registered):
             return registered
         attempt = StoredAttempt(f"{gradient_id}-{registered.place}", len(of.parts))
@@ -89,12 +105,17 @@ class PartitionWriter:
                 self._transport,
                 self._keys,
                 {attempt.id: of.parts},
-                min_replicas=self._min_replicas,
                 lease_ms=self._lease_ms,
+                replicate=self._replicate,
+                messages=self._messages(attempt.id, of.parts) if announced else None,
             )
             if replicas is None:
-                sweep_quietly(self._transport, self._keys, [attempt])
+                self._sweep(attempt)
                 return "unstaged"
+            if replaced and any(number < self._min_replicas for number in replicas):
+                # Replicas may have confirmed what it would replace, and others were told so.
+                self._sweep(attempt)
+                return "unconfirmed"
             reply = self._scripts.commit(request, **what, place=registered.place, header=of.header)
         except AccumulatorNotFoundError:
             # Nobody counts it any more, and nobody else knows of its parts.
@@ -104,7 +125,7 @@ class PartitionWriter:
             # The commit may still arrive: only the end of the lease may give the attempt up.
             raise
         except RedisAccError:
-            sweep_quietly(self._transport, self._keys, [attempt])
+            self._sweep(attempt)
             raise
         if isinstance(reply, Counted):
             reply.replicas = min([reply.replicas, *replicas])
@@ -114,8 +135,26 @@ class PartitionWriter:
             # A sweeper may have missed parts that were written after it had looked.
             self._remove(attempt)
             return "unstaged"
-        sweep_quietly(self._transport, self._keys)
+        self._sweep()
         return reply
+
+    def _messages(self, attempt: str, parts: Sequence[memoryview | Pieces]) -> Messages:
+        """Returns what tells takers and reducers of the parts of each partition that have arrived."""
+        step = len(self._keys.partitions)
+        unannounced = [0] * step
+
+        def after(position: int, number: int) -> list[Command]:
+            unannounced[position] += parts[number].nbytes
+            if unannounced[position] < MESSAGE_BYTES and number + step < len(parts):
+                return []
+            unannounced[position] = 0
+            text = parts_arrived(attempt, number // step + 1, position)
+            return [Hint(("PUBLISH", self._keys.wake_of(position), text))]
+
+        return after
+
+    def _sweep(self, *abandoned: StoredAttempt) -> None:
+        sweep_quietly(self._transport, self._keys, abandoned, min_replicas=self._min_replicas)
 
     def _remove(self, attempt: StoredAttempt) -> None:
         """Removes the parts of an attempt that the leader does not know any more. What fails here, `gc` removes."""

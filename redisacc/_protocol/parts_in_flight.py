@@ -18,9 +18,14 @@ WINDOW_BYTES = 4 * 2**20
 MOST_WINDOW_BYTES = 64 * 2**20
 
 
-def lanes_of(keys: Keys) -> int:
-    """Returns in how many lanes parts travel: one for each partition, or LANES, in which those of a node take turns."""
-    return len(keys.partitions) or LANES
+def lanes_of(keys: Keys, position: int | None = None) -> int:
+    """Returns in how many lanes parts travel: one for each partition, or LANES, in which those of a node take turns.
+
+    Args:
+        keys: the keys of the accumulator.
+        position: that of the only partition from which parts are fetched; None: they come from all of them.
+    """
+    return 1 if position is not None else len(keys.partitions) or LANES
 
 
 @dataclass(slots=True, eq=False)

@@ -13,18 +13,19 @@ TIMEOUT = 3.0
 
 
 class ReducerScripts:
-    """Runs the scripts on the lease of the reducer of one accumulator.
+    """Runs the scripts on the lease of the reducer of one accumulator, or of one of its partitions.
 
     Every function raises the errors of `Transport.run`, and CorruptDataError if a reply makes no sense.
 
     Args:
         transport: the server.
         keys: the keys of the accumulator.
+        position: that of the partition; None: there are none.
     """
 
-    def __init__(self, transport: Transport, keys: Keys) -> None:
+    def __init__(self, transport: Transport, keys: Keys, position: int | None) -> None:
         self._transport = transport
-        self._keys = keys
+        self._key = keys.reducer(position)
 
     def hold_reducer(self, *, holder: str, who: str, stored: int, late: int, sums: str, lease_ms: int) -> str | None:
         """Takes or extends the lease.
@@ -42,7 +43,7 @@ class ReducerScripts:
         """
         reply = self._transport.run(
             *load("hold_reducer").bind(
-                keys={"reducer": self._keys.reducer},
+                keys={"reducer": self._key},
                 args={
                     "holder": holder,
                     "who": who,
@@ -59,12 +60,12 @@ class ReducerScripts:
                 return None
             case [b"taken", other]:
                 return printable(other)
-        raise corrupt(self._keys.reducer, reply)
+        raise corrupt(self._key, reply)
 
     def release_reducer(self, *, holder: str) -> bool:
         """Gives the lease back. Returns whether the holder had it."""
         reply = self._transport.run(
-            *load("release_reducer").bind(keys={"reducer": self._keys.reducer}, args={"holder": holder}),
+            *load("release_reducer").bind(keys={"reducer": self._key}, args={"holder": holder}),
             timeout=TIMEOUT,
         )
         match reply:
@@ -72,4 +73,4 @@ class ReducerScripts:
                 return True
             case [b"unknown"]:
                 return False
-        raise corrupt(self._keys.reducer, reply)
+        raise corrupt(self._key, reply)

@@ -1,5 +1,7 @@
 """The work of a reducer for one accumulator: it adds up what is being uploaded, and stores the sum for the taker.
 
+If the accumulator has partitions, this is the work for one of them: the sums of what is there are stored there.
+
 It keeps no state that matters. The accumulator is only read; beside it, the reducer writes its lease, and the parts of
 sums, which expire. So it may be killed at any moment, and several may run: at worst a taker adds up by itself.
 """
@@ -22,7 +24,7 @@ from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse
 from redisacc._protocol.growing_round import GrowingRound, Heard, Interruption
 from redisacc._protocol.reducer_scripts import ReducerScripts
 from redisacc._redis.fast_socket import Command, Pieces
-from redisacc._redis.transport import Transport
+from redisacc._redis.transport import Hint, Transport
 from redisacc._text import printable
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -40,8 +42,10 @@ RENEWAL = 1.0
 SUM_MS = 60_000
 # The sums of so many rounds are kept. Earlier ones are removed at once, because their takers are done.
 SUMS_KEPT = 2
-# After this many seconds without a message, the accumulator is left.
+# After this many seconds without a message, the accumulator is left if others call; and in any case. A step of a large
+# model may take minutes, and a taker relies only on a reducer that was there before the first gradient arrived.
 IDLE = 10.0
+LONGEST_IDLE = 600.0
 # How often uploads that stand still are looked for, in seconds.
 LOOK = 0.25
 # How long an accumulator is left alone after an error, in seconds: one that passes, and one that stays.
@@ -52,11 +56,12 @@ MOST_HEARD = 10_000
 
 
 class Reduction:
-    """What a reducer does for one accumulator. One thread works; another one hears.
+    """What a reducer does for one accumulator, or for one of its partitions. One thread works; another one hears.
 
     Args:
         transport: the way to the server.
-        keys: the keys of the accumulator.
+        keys: the keys of the accumulator, with its partitions.
+        position: that of the partition; None: there are none.
         holder: the random id of the reducer.
         who: what people call it.
 
@@ -64,10 +69,12 @@ class Reduction:
         due: when to call ``work`` at the latest, on ``time.monotonic()``'s clock.
     """
 
-    def __init__(self, transport: Transport, keys: Keys, *, holder: str, who: str) -> None:
+    def __init__(self, transport: Transport, keys: Keys, position: int | None, *, holder: str, who: str) -> None:
         self._transport = transport
         self._keys = keys
-        self._scripts = ReducerScripts(transport, keys)
+        self._position = position
+        self._wake = keys.wake_of(position)
+        self._scripts = ReducerScripts(transport, keys, position)
         self._holder = holder
         self._who = who
         self._heard: deque[Heard] = deque([Interruption.MISSED])
@@ -85,10 +92,15 @@ class Reduction:
         self._logged = ""
         self.due = 0.0
 
-    def hear(self, text: str | None) -> bool:
-        """Notes a message of the channel ``wake``. None: messages were missed. Returns whether there is work.
+    @property
+    def channels(self) -> list[str]:
+        """The channels whose messages concern it."""
+        return list(dict.fromkeys([self._keys.wake, self._wake]))
 
-        Called by the thread that listens.
+    def hear(self, text: str | None) -> bool:
+        """Notes a message. None: messages were missed. Returns whether there is work.
+
+        Called by the threads that listen.
         """
         if text is None or len(self._heard) > MOST_HEARD:
             self._heard.clear()
@@ -106,10 +118,9 @@ class Reduction:
         """Whether something was heard that is still to be used, unless the accumulator is left alone for a moment."""
         return bool(self._heard) and (self._holds or time.monotonic() >= self.due)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing was heard for so long that the accumulator can be left."""
-        return not self._heard and time.monotonic() - self._heard_at > IDLE
+    def is_idle(self, seconds: float) -> bool:
+        """Returns whether nothing was heard for so long."""
+        return not self._heard and time.monotonic() - self._heard_at > seconds
 
     def work(self, interrupted: Callable[[], bool]) -> None:
         """Adds up and stores what has arrived.
@@ -163,9 +174,15 @@ class Reduction:
         )
         record = Record(self._keys, record_reply)
         number = Record.parse_wanted(wanted)
+        if record.partitions != self._keys.partitions:
+            raise AccumulatorNotFoundError(f"{self._keys.name} was created again, with other partitions")
         if record.incarnation != self._incarnation:
             self._growing = GrowingRound(
-                self._transport, self._keys, record.spec(tree if record.kind == "tree" else b""), store=self._store
+                self._transport,
+                self._keys,
+                record.spec(tree if record.kind == "tree" else b""),
+                store=self._store,
+                position=self._position,
             )
             self._incarnation = record.incarnation
         if number != self._wanted:
@@ -200,7 +217,7 @@ class Reduction:
         )
         commands: list[Command] = [
             ("SET", key, data[0] if len(data) == 1 else data, "PX", SUM_MS),
-            ("PUBLISH", self._keys.wake, sum_stored(digest, number)),
+            Hint(("PUBLISH", self._wake, sum_stored(digest, number))),
         ]
         if digest not in self._sums:
             self._sums[digest] = []

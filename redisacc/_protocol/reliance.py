@@ -1,9 +1,11 @@
-"""Whether a taker relies on a reducer."""
+"""Whether a taker relies on a reducer, and when it calls for one."""
 
 from __future__ import annotations
 
 import time
 
+# How often a handle calls for a reducer, in seconds.
+CALL_INTERVAL = 1.0
 # For how long a taker does without a reducer whose sum came too late, in seconds: the first time, and at most.
 SHORTEST = 1.0
 LONGEST = 64.0
@@ -19,11 +21,20 @@ class Reliance:
     def __init__(self) -> None:
         self._pause = SHORTEST
         self._resumes_at = 0.0
+        self._call_again = 0.0
 
     @property
     def relies(self) -> bool:
         """Whether a take that begins now relies on a reducer, if there is one."""
         return time.monotonic() >= self._resumes_at
+
+    def calls(self) -> bool:
+        """Returns whether to call for a reducer now: once a second."""
+        now = time.monotonic()
+        if now < self._call_again:
+            return False
+        self._call_again = now + CALL_INTERVAL
+        return True
 
     def succeed(self) -> None:
         """Notes that the whole sum was there in time."""

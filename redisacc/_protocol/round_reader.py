@@ -85,12 +85,20 @@ class RoundReader:
         self._keys = keys
         self._spec = spec
         self._reliance = reliance
+        self._has_reducer = False
         self._growing = GrowingRound(transport, keys, spec)
 
     def note_reducer(self, *, present: bool) -> None:
         """Notes whether a reducer works on the accumulator."""
+        self._has_reducer = present
         relies = present and self._reliance is not None and self._reliance.relies
         self._growing.rely_on_reducer(self._reliance if relies else None)
+
+    def calls_for_reducer(self) -> bool:
+        """Returns whether to call for a reducer now: none works on the accumulator, and one would save time."""
+        part_sums = self._growing.part_sums
+        suits = not self._has_reducer and part_sums is not None and part_sums.suits_reducer
+        return suits and self._reliance is not None and self._reliance.calls()
 
     def forget(self) -> None:
         """Drops what was added ahead."""

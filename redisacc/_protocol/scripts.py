@@ -258,6 +258,7 @@ class Scripts:
         self._transport = transport
         self._keys = keys
         self.incarnation = incarnation
+        self.min_replicas = min_replicas
         # WAIT must follow on the connection of its script: after a failover another one would ask another server.
         self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
 
@@ -886,7 +887,7 @@ class Scripts:
                     "compacting": keys.compacting,
                     "attempts": keys.attempts,
                     "crew": keys.crew,
-                    "reducer": keys.reducer,
+                    "reducers": keys.reducers,
                 },
                 args={"incarnation": self.incarnation, "finish": int(finish)},
             ),

@@ -14,7 +14,7 @@ from typing import Any
 from redisacc._format.buffered import PartMissingError
 from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
-from redisacc._format.staging import parse_message
+from redisacc._format.staging import PartsArrived, SumStored, parse_message
 from redisacc._protocol.contributors import Contributors, read_contributors
 from redisacc._protocol.growing_round import Heard, Interruption
 from redisacc._protocol.lifetime import Lifetime
@@ -44,6 +44,11 @@ logger = logging.getLogger("redisacc")
 
 # A taker that has not polled for this long is passed over, in milliseconds.
 TAKER_LEASE_MS = 3000
+# How long a call for a reducer tries to reach the server, in seconds.
+CALL_TIMEOUT = 1.0
+# With more partitions than this, a take listens to none of them, because each takes a thread and a connection. It then
+# begins to add gradients up when they are counted, and asks for the sums of reducers when its round is granted.
+MOST_CHANNELS = 128
 # Maximum number of workers of each kind listed in a message, and of missing workers in an error's attribute.
 NAMED = 10
 LISTED = 100
@@ -68,7 +73,11 @@ def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list
             # In most cases enough gradients are there already, and there is nothing to listen for.
             granted = pending.poll()
         if granted is None and pending.deadline > time.monotonic():
-            with pubsub.listen(pending.keys.wake, pending.on_event):
+            with contextlib.ExitStack() as listening:
+                listening.enter_context(pubsub.listen(pending.keys.wake, pending.on_event))
+                for channel in pending.partition_channels:
+                    of_partition = pubsub_of(pending.transport, channel)
+                    listening.enter_context(of_partition.listen(channel, pending.on_arrival))
                 granted = pending.until_granted(lifetime)
     except BaseException as error:
         # Ctrl-C included: the next taker in the queue must not wait until this one's lease has run out.
@@ -156,6 +165,12 @@ class TakeWait:
         )
 
     @property
+    def partition_channels(self) -> list[str]:
+        """The channels on which the nodes of the partitions tell what has arrived; none if they are too many."""
+        positions = range(len(self.keys.partitions))
+        return [self.keys.wake_of(position) for position in positions] if len(positions) <= MOST_CHANNELS else []
+
+    @property
     def num_required(self) -> int:
         """How many gradients the take required when the server answered last; 0 if only the server knows."""
         required = self.required or (self._seen.required if self._seen else None)
@@ -190,6 +205,13 @@ class TakeWait:
         self._poll_now = True
         self.alarm.set()
 
+    def on_arrival(self, text: str | None) -> None:
+        """Handles a message about a partition, in the thread that listens. A message that is missed only costs time."""
+        message = None if text is None else parse_message(text)
+        if isinstance(message, PartsArrived | SumStored):
+            self._heard.append(message)
+            self.alarm.set()
+
     def until_granted(self, lifetime: Lifetime) -> tuple[Granted, list[Any]] | None:
         """Polls until the round is granted and returns it, or returns None once the deadline has passed."""
         log = WaitLog(time.monotonic())
@@ -212,6 +234,8 @@ class TakeWait:
                 logger.warning("%s", self._state("is still waiting", self._contributors()), extra=self._fields)
             if self._look_ahead():
                 continue
+            if self.reader.calls_for_reducer():
+                self._call_reducer()
             self.alarm.wait(min(next_poll, self.deadline, log.due) - now)
 
     @property
@@ -239,6 +263,12 @@ class TakeWait:
             self._broke_off = False
             return False
         return True
+
+    def _call_reducer(self) -> None:
+        """Tells reducers that one could be used here."""
+        # Every node of a cluster passes on a message that belongs to no slot.
+        with contextlib.suppress(RedisAccError):
+            self.transport.call("PUBLISH", self.keys.calls, f"required={self.num_required}", timeout=CALL_TIMEOUT)
 
     def poll(self) -> tuple[Granted, list[Any]] | None:
         """Asks for the round once. Logs a warning and returns None if the server cannot be reached."""
@@ -289,13 +319,13 @@ class TakeWait:
         return [
             *read_commands(self.keys.taken_round(self._token)),
             ("HGET", self.keys.record, "takes"),
-            ("EXISTS", self.keys.reducer),
+            ("EXISTS", *self.keys.reducers),
         ]
 
     def _without_lease(self, pieces: list[Any]) -> list[Any]:
-        """Tells the reader whether there is a reducer, which is the last of the pieces. Returns the others."""
-        *others, lease = pieces
-        self.reader.note_reducer(present=lease == 1)
+        """Tells the reader whether there are reducers, which is the last of the pieces. Returns the others."""
+        *others, leases = pieces
+        self.reader.note_reducer(present=leases == len(self.keys.reducers))
         return others
 
     def _poll_timeout(self) -> float:

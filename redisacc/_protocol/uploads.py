@@ -53,10 +53,10 @@ class Upload:
         self.admitted = True
         self.there[:] = b"\1" * len(self.there)
 
-    def arrive(self, parts: int) -> list[int]:
-        """Notes that the server has this many parts, from the first on. Returns those that are new."""
+    def arrive(self, parts: Sequence[int]) -> list[int]:
+        """Notes that the server has these parts. Returns those that are new."""
         self.moved_at = time.monotonic()
-        new = [part for part in range(min(parts, len(self.there))) if not self.there[part]]
+        new = [part for part in parts if not self.there[part]]
         for part in new:
             self.there[part] = True
         return new

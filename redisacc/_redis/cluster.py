@@ -245,6 +245,10 @@ class Cluster:
         assert self._map is not None
         return self._map
 
+    def owner_of(self, key: str, deadline: float) -> str:
+        """Returns the address of the node that owns a key, by the map that is in use."""
+        return self._owner(key_slot(key), deadline).address
+
     # Redirections
 
     def _exchange_in_several(self, commands: Sequence[Command], deadline: float) -> list[Any]:

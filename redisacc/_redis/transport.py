@@ -96,7 +96,7 @@ class Call:
 
 
 class Hint(tuple[Argument, ...]):
-    """A command before a script that only saves time, so it may fail.
+    """A command that only saves time, so it may fail. If it publishes a message, that goes to a channel of its slot.
 
     Attributes:
         script: the script that it runs, if any.
@@ -193,8 +193,13 @@ class Transport:
         return _checked(self._exchange([command], timeout, beside=beside))[0]
 
     def pipeline(self, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> list[Any]:
-        """Returns the replies to several commands that travel together. The first that is an error is raised."""
-        return _checked(self._exchange(commands, timeout))
+        """Returns the replies to several commands that travel together. The first that is an error is raised.
+
+        Hints among them may fail.
+        """
+        if self.cluster is not None:
+            commands = self._sharded(commands, timeout)
+        return _checked(self._tolerated(commands, self._exchange(commands, timeout)))
 
     def scatter(self, batches: Sequence[Sequence[Command]], *, timeout: float = TIMEOUT) -> list[list[Any]]:
         """Returns the replies to several batches of commands, which go to all nodes at the same time.
@@ -273,7 +278,7 @@ class Transport:
         """
         if self.cluster is not None and self._shards(timeout):
             script = script.sharded
-            before = [command.sharded() if isinstance(command, Hint) else command for command in before]
+            before = self._sharded(before, timeout)
         commands = [*before, ("EVALSHA", script.sha, len(keys), *keys, *args), *after]
         return self._run(script, commands, len(before), timeout)
 
@@ -293,11 +298,7 @@ class Transport:
         self, script: Script, commands: Sequence[Command], here: int, timeout: float
     ) -> tuple[list[bytes], list[Any]]:
         """Exchanges commands of which the one at ``here`` runs a script."""
-        replies = self._exchange(commands, timeout)
-        for number, command in enumerate(commands[:here]):
-            if isinstance(command, Hint) and isinstance(replies[number], ReplyError):
-                self._note_refused(command, replies[number])
-                replies[number] = None
+        replies = self._tolerated(commands[:here], self._exchange(commands, timeout))
         if isinstance(replies[here], ReplyError) and replies[here].code == "NOSCRIPT":
             # The server is new, was restarted, or its script cache was flushed.
             whole = ("EVAL", script.text, *commands[here][2:])
@@ -317,6 +318,21 @@ class Transport:
                 raise CorruptDataError(f"script {script.name} replied with something other than strings and numbers")
             reply = [item if isinstance(item, bytes) else str(item).encode() for item in reply]
         return reply, replies[here + 1 :]
+
+    def _sharded(self, commands: Sequence[Command], timeout: float) -> Sequence[Command]:
+        """Returns the same commands with their hints as a cluster with sharded channels needs them, if this is one."""
+        if not any(isinstance(command, Hint) for command in commands) or not self._shards(timeout):
+            return commands
+        return [command.sharded() if isinstance(command, Hint) else command for command in commands]
+
+    def _tolerated(self, commands: Sequence[Command], replies: list[Any]) -> list[Any]:
+        """Returns the replies with None in place of the errors of hints, which are among the first commands."""
+        if not VALUES.issuperset(map(type, replies)):
+            for number, command in enumerate(commands):
+                if isinstance(command, Hint) and isinstance(replies[number], ReplyError):
+                    self._note_refused(command, replies[number])
+                    replies[number] = None
+        return replies
 
     def _note_refused(self, hint: Hint, error: ReplyError) -> None:
         logger.debug("%s refused %s: %s", self.address, hint[0], reason_of(error))
@@ -364,6 +380,11 @@ class Transport:
         """Returns the owners of a cluster's slots at this moment."""
         assert self.cluster is not None, "a single server has no slots"
         return self._persist(self.cluster.slot_map, timeout)
+
+    def owner_of(self, key: str, *, timeout: float = TIMEOUT) -> str:
+        """Returns the address of the node of a cluster that owns a key, as far as it is known here."""
+        assert self.cluster is not None, "a single server owns every key"
+        return self._persist(partial(self.cluster.owner_of, key), timeout)
 
     def place_of(self, channel: str) -> int | None:
         """Returns what channels must have in common if one connection is to listen to them: the slot in a cluster."""

@@ -55,8 +55,8 @@ def doctor(*, url: str | None, as_json: bool) -> None:
 
     The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency, reducers and a trial. The
     trial applies and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is
-    checked, and the coverage of the slots, the replicas and how evenly partitions lie as well, but not reducers, which
-    do not support clusters.
+    checked, and the coverage of the slots, the replicas and how evenly partitions lie as well.
+
     Exit code 1 means that something marked BAD must be changed.
     """
     transport = transport_of(url)
@@ -93,12 +93,11 @@ def _examine_servers(transport: Transport, url: str | None, servers: list[_Serve
         lambda: _lua(transport),
         lambda: _clock(transport),
         lambda: _latency(transport),
+        lambda: examine_reducers(transport),
+        lambda: _trial(transport),
     )
     for check_once in checks:
         yield check_once()
-    if transport.cluster is None:
-        yield examine_reducers(transport)
-    yield _trial(transport)
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,14 @@ _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ("unacknowledged_rounds", "Rounds taken but not acknowledged.", lambda info: len(info.unacknowledged)),
     ("buffered_bytes", "Bytes of buffered gradients in the current round.", lambda info: info.buffered_bytes),
     ("buffer_limit_bytes", "Maximum of redisacc_buffered_bytes.", lambda info: info.buffer_limit),
-    ("reducers", "Reducers that work on the accumulator: 0 or 1.", lambda info: int(info.reducer is not None)),
+    (
+        "reducers",
+        "Partitions on which a reducer works; without partitions, 1 or 0.",
+        lambda info: 0 if info.reducer is None else max(len(info.partitions), 1) - info.reducer.missing,
+    ),
     (
         "reducer_late_rounds",
-        "Rounds for which the reducer that works now was too late; 0 if there is none.",
+        "Rounds for which the reducer that works now was too late; 0 if there is none; of several, the slowest counts.",
         lambda info: info.reducer.late if info.reducer is not None else 0,
     ),
     ("max_staleness", "Steps by which a gradient may be late.", lambda info: info.max_staleness),

@@ -23,9 +23,14 @@ __all__ = ["reduce"]
     show_default=True,
     help="How many accumulators it works on at the same time.",
 )
+@click.option(
+    "--node",
+    metavar="HOST:PORT",
+    help="On a Redis Cluster: work only on what this node stores. Run one on the machine of each node.",
+)
 @redis_option
 @report_failures
-def reduce(*, pattern: str, max_accumulators: int, url: str | None) -> None:
+def reduce(*, pattern: str, max_accumulators: int, node: str | None, url: str | None) -> None:
     """Add up large gradients beside the server, so that takers on other machines fetch only their sum.
 
     PATTERN is a glob of accumulators' names, and all of them by default. Run it on the server's machine, best over a
@@ -34,8 +39,9 @@ def reduce(*, pattern: str, max_accumulators: int, url: str | None) -> None:
     """
     with interrupted_by_signals():
         try:
-            reducer = Reducer(pattern, redis=url, max_accumulators=max_accumulators)
-            echo_wrapped(f"reducing {printable(pattern)}; Ctrl-C stops it")
+            reducer = Reducer(pattern, redis=url, max_accumulators=max_accumulators, node=node)
+            where = "" if node is None else f" on {printable(node)}"
+            echo_wrapped(f"reducing {printable(pattern)}{where}; Ctrl-C stops it")
             reducer.run()
         except KeyboardInterrupt:
             echo_wrapped("stopped")

@@ -33,20 +33,15 @@ def examine_reducers(transport: Transport) -> Finding:
     The status is always "ok", because a reducer only saves time.
 
     Args:
-        transport: the way to a single server. Reducers do not support clusters.
+        transport: the way to the server, or the cluster.
     """
     try:
         cases = list(_cases(transport))
     except ServerError:
         return Finding("reducers", "ok", "unknown, because this user may not list and read all accumulators")
     reducers = [case.reducer for case in cases if case.reducer is not None]
-    if late := [case for case in cases if case.reducer is not None and not case.reducer.keeps_up]:
-        return Finding(
-            "reducers",
-            "ok",
-            f"too late for most rounds of {_named(late)}",
-            "give the reducer a processor core of its own, and let it connect over a Unix socket",
-        )
+    if (problem := _problem(cases)) is not None:
+        return problem
     without = [case for case in cases if case.reducer is None]
     if active := [case for case in without if not case.is_idle]:
         return Finding(
@@ -69,6 +64,25 @@ def examine_reducers(transport: Transport) -> Finding:
             "run doctor again during the training",
         )
     return Finding("reducers", "ok", "not needed, because no take has waited for several large dense gradients")
+
+
+def _problem(cases: Sequence[_Case]) -> Finding | None:
+    """Returns what is wrong with the reducers that there are; None if nothing is."""
+    if lacking := [case for case in cases if case.reducer is not None and case.reducer.missing]:
+        return Finding(
+            "reducers",
+            "ok",
+            f"none works on some partitions of {_named(lacking)}, so takers use none of the others",
+            "run `redisacc reduce --node HOST:PORT` on the machine of each node of the cluster",
+        )
+    if late := [case for case in cases if case.reducer is not None and not case.reducer.keeps_up]:
+        return Finding(
+            "reducers",
+            "ok",
+            f"too late for most rounds of {_named(late)}",
+            "give the reducer a processor core of its own, and let it connect over a Unix socket",
+        )
+    return None
 
 
 @dataclass(frozen=True)

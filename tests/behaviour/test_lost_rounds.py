@@ -157,17 +157,18 @@ def test_only_the_latest_recoveries_are_remembered(chief, heir, client):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_round_of_a_deleted_accumulator_is_not_returned(chief, before_acknowledging, open_dense, again):
+def test_a_round_of_a_deleted_accumulator_is_not_returned(chief, before_acknowledging, client, again):
     def delete():
         chief.delete()
         if again:
-            open_dense("float32", [3], "lost").apply_grad(f32(7, 7, 7))
+            with redisacc.ConditionalAccumulator("float32", [3], "lost", redis=client) as other:
+                other.apply_grad(f32(7, 7, 7))
 
     before_acknowledging(delete)
     with pytest.raises(redisacc.AccumulatorNotFoundError, match="was deleted after its round of step 0"):
         chief.take_grad(1)
     if again:
-        open_dense("float32", [3], "lost").delete()
+        redisacc.ConditionalAccumulator("float32", [3], "lost", redis=client).delete()
 
 
 @pytest.mark.one_server
@@ -199,7 +200,9 @@ def test_every_way_of_taking_says_it(open_sparse, before_acknowledging, server):
 
 
 @pytest.mark.parametrize("acknowledges", [False, True])
-def test_a_round_that_is_recovered_while_it_is_read(chief, heir, before_reading, acknowledges):
+def test_a_round_that_is_recovered_while_it_is_read(chief, client, before_reading, acknowledges):
+    # Its block begins inside of the take and ends outside, so it must not depend on an event loop.
+    heir = redisacc.ConditionalAccumulator("float32", [3], "lost", redis=client, worker="heir")
     blocks = contextlib.ExitStack()
 
     def recover():
@@ -213,6 +216,7 @@ def test_a_round_that_is_recovered_while_it_is_read(chief, heir, before_reading,
     lost(caught.value, "heir")
     assert len(chief.info().unacknowledged) == (not acknowledges)
     blocks.close()
+    heir.close()
 
 
 def test_an_accumulator_that_is_deleted_while_a_round_is_read(chief, before_reading):

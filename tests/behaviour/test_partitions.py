@@ -18,7 +18,7 @@ from redisacc._format.keys import Keys
 from redisacc._protocol import partition_writer, private_leases
 from redisacc._protocol.attempt_scripts import AttemptScripts
 from redisacc._protocol.partition_scripts import PartitionScripts, Registered
-from redisacc._protocol.partition_sweep import sweep
+from redisacc._protocol.partition_sweep import remove_parts, sweep
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
 
@@ -171,6 +171,22 @@ def test_an_attempt_is_refused_from_the_moment_in_which_a_sweeper_begins(acc, ke
     assert (parts_of(client), acc.info().attempts) == ([], 0)
 
 
+def test_a_number_that_the_leader_gives_twice_names_other_parts(acc, keys, client, between):
+    """After a failover to a replica that lagged behind. Somebody may still be removing the parts of the first one."""
+
+    def fail_over(attempt):
+        client.zrem(keys.attempts, str(attempt))
+        client.hincrby(keys.record, "places", -1)
+        forgotten.append(attempt)
+
+    forgotten = []
+    between(fail_over)
+    assert acc.apply_grad(gradient(1)).num_accumulated == 1
+    remove_parts(connect(client), keys, forgotten)
+    assert {key.split(":")[-2][-2:] for key in parts_of(client)} == {forgotten[0].id[-2:]}
+    assert_same(acc.take_grad(1), gradient(1))
+
+
 def test_a_gradient_that_is_refused_at_the_last_moment_leaves_nothing(acc, client, between):
     between(lambda _: acc.set_global_step(5))
     assert acc.apply_grad(gradient(1)).outcome == "stale"
@@ -287,6 +303,24 @@ def test_gradients_are_compacted_at_the_limit(open_dense, client):
     assert_same(acc.take_grad(4), gradient(15))
     acc.delete()
     assert parts_of(client) == []
+
+
+@pytest.mark.forges
+def test_a_lost_part_prevents_compacting_and_is_named(open_dense, client):
+    acc = open_dense(
+        "float32", SHAPE, "w", reduction_type="SUM", partitions=3, in_place_limit=0, buffer_limit=2 * 4 * 30
+    )
+    for number in (1, 2):
+        acc.apply_grad(gradient(number))
+    lost = next(key for key in parts_of(client) if key.rpartition(":")[0].endswith("-1"))
+    client.delete(lost)
+    with pytest.raises(redisacc.AccumulatorFullError, match=f"compacting needs {lost}, which is lost"):
+        acc.apply_grad(gradient(4))
+    with pytest.raises(redisacc.DataLossError) as caught:
+        acc.take_grad(2)
+    assert caught.value.part == lost
+    with acc.recover(skip_lost=True) as taken:
+        assert_same(taken.gradient, gradient(2))
 
 
 def test_gradients_have_weights(open_dense):

@@ -11,7 +11,7 @@ from redisacc._format.gradient_digests import digest_of
 from redisacc._format.keys import Keys
 from redisacc._protocol.part_sums import PartSums
 
-pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62")]
+pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62", "cluster")]
 
 # Two parts for each gradient, or more.
 ELEMENTS = 400_000
@@ -28,16 +28,18 @@ def total(*numbers):
     return expected
 
 
+# Whether the gradients have parts, and whether these lie in partitions.
+either = pytest.mark.parametrize("partitions", [None, 3])
+
+
 @pytest.fixture
-def reducer(client, background, until):
+def reducer(client, background):
     """Runs a reducer until the test ends."""
     running = []
 
     def start(**options):
         made = redisacc.Reducer(redis=client, **options)
         running.append((made, background(made.run)))
-        # Several in one process share the subscription.
-        until(client.pubsub_numpat)
         return made
 
     yield start
@@ -67,8 +69,8 @@ def patient(monkeypatch):
     monkeypatch.setattr("redisacc._protocol.stored_sums.SUM_PATIENCE", 20.0)
 
 
-def wait_for_lease(client, until, name="w"):
-    until(lambda: client.exists(f"redisacc:{{{name}}}:reducer"))
+def wait_for_leases(acc, until):
+    until(lambda: (info := acc.info().reducer) is not None and not info.missing)
 
 
 def buffered_of(acc, client):
@@ -78,15 +80,18 @@ def buffered_of(acc, client):
     return parse(keys, entries, acc._spec, (ELEMENTS,))
 
 
-def settle(acc, client, background, until):
-    """Has one round, after which the reducer holds its lease and knows how many gradients a take requires."""
+def settle(acc, background, until):
+    """Has a round, after which reducers hold their leases and know how many gradients a take requires."""
     take = background(acc.take_grad, 3)
     until(lambda: len(acc.info().waiting) == 1)
-    for k in range(3):
-        acc.apply_grad(values(k), local_step=0)
+    step = acc.global_step()
+    for k in range(2):
+        acc.apply_grad(values(k), local_step=step)
+    # The taker calls until there are as many as there should be.
+    wait_for_leases(acc, until)
+    acc.apply_grad(values(2), local_step=step)
     # Longer than `patient`, in case the reducer began too late to store every part of this sum.
     take.result(60)
-    wait_for_lease(client, until)
 
 
 def round_of(acc, background, until, step, numbers, required=3):
@@ -98,12 +103,14 @@ def round_of(acc, background, until, step, numbers, required=3):
     return take.result(30)
 
 
+@pytest.mark.every_server
+@either
 def test_a_taker_fetches_the_sum_instead_of_the_gradients(
-    open_dense, client, background, until, reducer, fetched, patient
+    open_dense, background, until, reducer, fetched, patient, partitions
 ):
-    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=partitions)
     reducer()
-    settle(acc, client, background, until)
+    settle(acc, background, until)
     for step in (1, 2):
         fetched.clear()
         result = round_of(acc, background, until, step, (5 * step, 6, 7))
@@ -117,15 +124,16 @@ def test_a_taker_fetches_the_sum_instead_of_the_gradients(
 
 
 @pytest.mark.thorough
+@either
 def test_gradients_beyond_those_that_were_required_are_added_to_the_sum(
-    open_dense, client, background, until, reducer, fetched, patient
+    open_dense, client, background, until, reducer, fetched, patient, partitions
 ):
-    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=partitions)
     reducer()
-    settle(acc, client, background, until)
+    settle(acc, background, until)
     for k in range(5):
         acc.apply_grad(values(k), local_step=1)
-    until(lambda: list(client.scan_iter("redisacc:{w}:sum:*")))
+    until(lambda: list(client.scan_iter("redisacc:{w*}:sum:*")))
     fetched.clear()
     np.testing.assert_array_equal(acc.take_grad(3), total(0, 1, 2, 3, 4))
     assert any(":sum:" in key for key in fetched)
@@ -133,9 +141,10 @@ def test_gradients_beyond_those_that_were_required_are_added_to_the_sum(
 
 
 @pytest.mark.thorough
-def test_a_tree_keeps_its_sparse_leaves_to_the_taker(client, background, until, reducer, fetched, patient):
+@either
+def test_a_tree_keeps_its_sparse_leaves_to_the_taker(client, background, until, reducer, fetched, patient, partitions):
     tree = {"d": ("float32", [ELEMENTS]), "s": redisacc.Sparse("float32", [1000, 8])}
-    acc = redisacc.TreeAccumulator(tree, "w", reduction_type="SUM", redis=client)
+    acc = redisacc.TreeAccumulator(tree, "w", reduction_type="SUM", redis=client, partitions=partitions)
     rows = np.arange(0, 1000, 3)
 
     def gradient(k):
@@ -143,13 +152,13 @@ def test_a_tree_keeps_its_sparse_leaves_to_the_taker(client, background, until, 
 
     reducer()
     for step in (0, 1, 2):
-        if step == 2:
-            wait_for_lease(client, until)
         fetched.clear()
         take = background(acc.take_grad, 3)
         until(lambda: len(acc.info().waiting) == 1)
         for k in range(3):
             acc.apply_grad(gradient(k), local_step=step)
+            if k == 1:
+                wait_for_leases(acc, until)
         result = take.result(30)
         np.testing.assert_array_equal(result["d"], total(0, 1, 2))
         np.testing.assert_array_equal(result["s"].values, np.full((len(rows), 8), 3, np.float32))
@@ -195,18 +204,29 @@ def test_without_a_reducer_that_works_a_taker_adds_up_itself_and_waits_no_more_f
 
 
 @pytest.mark.thorough
-def test_a_second_reducer_stands_by_and_takes_over(open_dense, client, background, until, reducer, fetched, patient):
-    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+@either
+def test_a_second_reducer_stands_by_and_takes_over(
+    open_dense, client, background, until, reducer, fetched, patient, partitions
+):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=partitions)
+
+    def holders():
+        return {client.hget(key, "holder") for key in Keys("w", acc.info().partitions).reducers}
+
     first = reducer()
-    settle(acc, client, background, until)
-    holder = client.hget("redisacc:{w}:reducer", "holder")
+    settle(acc, background, until)
+    (holder,) = holders()
     reducer()
     round_of(acc, background, until, 1, (1, 2, 3))
-    assert client.hget("redisacc:{w}:reducer", "holder") == holder
+    assert holders() == {holder}
     first.close()
-    until(lambda: client.hget("redisacc:{w}:reducer", "holder") not in (None, holder))
+    until(lambda: holders() == {None})
+    settle(acc, background, until)
+    assert len(holders() - {None, holder}) == 1
     step = acc.global_step()
+    fetched.clear()
     np.testing.assert_array_equal(round_of(acc, background, until, step, (4, 5, 6)), total(4, 5, 6))
+    assert all(":sum:" in key for key in fetched)
     acc.delete()
 
 
@@ -216,22 +236,34 @@ def test_an_accumulator_of_another_version_is_left_alone(open_dense, client, unt
     reducer()
     before = client.hget("redisacc:{w}", "format")
     client.hset("redisacc:{w}", "format", "1")
-    client.publish("redisacc:{w}:wake", f"gradient=a-1 place=1 shape=[{ELEMENTS}] header=80")
-    until(lambda: "has format '1'" in caplog.text)
+
+    def left_alone():
+        client.execute_command("PUBLISH", "redisacc:{w}:calls", "required=3")
+        return "has format '1'" in caplog.text
+
+    until(left_alone)
     assert not client.exists("redisacc:{w}:reducer")
     client.hset("redisacc:{w}", "format", before)
     acc.delete()
 
 
-def test_a_cluster_is_refused():
-    with pytest.raises(redisacc.InvalidArgumentError, match="does not support Redis Cluster"):
-        redisacc.Reducer(redis="redis+cluster://localhost:1")
+@pytest.mark.servers("valkey")
+def test_a_node_of_a_single_server_is_refused(client):
+    with pytest.raises(redisacc.InvalidArgumentError, match="is a single server: leave it out"):
+        redisacc.Reducer(redis=client, node="localhost:6379")
+
+
+@pytest.mark.servers("cluster")
+@pytest.mark.parametrize("node", ["localhost:1", "", 7])
+def test_an_unknown_node_is_refused(client, node):
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"node must be one of .*127\.0\.0\.1:\d+, 127"):
+        redisacc.Reducer(redis=client, node=node)
 
 
 def test_a_second_run_is_refused(client, background, until):
     reducer = redisacc.Reducer("w", redis=client, max_accumulators=1)
     run = background(reducer.run)
-    until(client.pubsub_numpat)
+    until(reducer._running.locked)
     with pytest.raises(redisacc.InvalidArgumentError, match="already running"):
         reducer.run()
     reducer.close()
@@ -253,10 +285,11 @@ def test_a_server_that_cannot_be_reached_is_logged_and_waited_for(daemon, backgr
     assert caplog.text.count("cannot reach the server") == 1
 
 
-def test_a_reducer_multiplies_by_the_weights(open_dense, client, background, until, reducer, fetched, patient):
-    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+@either
+def test_a_reducer_multiplies_by_the_weights(open_dense, background, until, reducer, fetched, patient, partitions):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=partitions)
     reducer()
-    settle(acc, client, background, until)
+    settle(acc, background, until)
     fetched.clear()
     take = background(acc.take_grad, 3)
     until(lambda: len(acc.info().waiting) == 1)
@@ -268,3 +301,54 @@ def test_a_reducer_multiplies_by_the_weights(open_dense, client, background, unt
     assert fetched
     assert all(":sum:" in key for key in fetched)
     acc.delete()
+
+
+@pytest.mark.servers("cluster")
+@pytest.mark.every_server
+def test_reducers_beside_the_nodes_share_the_partitions(
+    open_dense, client, background, until, reducer, fetched, patient
+):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=6)
+    slot_map = acc._transport.slot_map()
+    nodes = [str(master) for master in slot_map.masters]
+    keys = Keys("w", acc.info().partitions)
+    at = {position: acc._transport.owner_of(keys.home(position)) for position in keys.positions}
+    assert sorted(at.values()) == sorted(nodes * 2)
+    reducers = {node: reducer(node=node) for node in nodes[:2]}
+    take = background(acc.take_grad, 3)
+    until(lambda: len(acc.info().waiting) == 1)
+    for k in range(2):
+        acc.apply_grad(values(k))
+    until(lambda: (info := acc.info().reducer) is not None and info.missing == 2)
+    assert not acc.info().reducer.keeps_up
+    reducers[nodes[2]] = reducer(node=nodes[2])
+    wait_for_leases(acc, until)
+    for position, node in at.items():
+        assert client.hget(keys.reducer(position), "holder").decode() == reducers[node]._holder
+    acc.apply_grad(values(2))
+    np.testing.assert_array_equal(take.result(60), total(0, 1, 2))
+    fetched.clear()
+    np.testing.assert_array_equal(round_of(acc, background, until, 1, (3, 4, 5)), total(3, 4, 5))
+    assert all(":sum:" in key for key in fetched)
+    assert {key.partition(":sum:")[0] for key in fetched} == set(keys.homes)
+    acc.delete()
+
+
+@pytest.mark.thorough
+def test_an_accumulator_that_is_idle_makes_room_for_another_one(
+    open_dense, client, background, until, reducer, monkeypatch
+):
+    reducer(max_accumulators=1)
+    settle(open_dense("float32", [ELEMENTS], "w"), background, until)
+    other = open_dense("float32", [ELEMENTS], "v")
+    take = background(other.take_grad, 3)
+    until(lambda: len(other.info().waiting) == 1)
+    other.apply_grad(values(1))
+    assert not client.exists("redisacc:{v}:reducer")
+    monkeypatch.setattr("redisacc._handles.reducer.IDLE", 0.0)
+    # The taker calls again every second.
+    wait_for_leases(other, until)
+    until(lambda: not client.exists("redisacc:{w}:reducer"))
+    for k in (2, 3):
+        other.apply_grad(values(k))
+    take.result(60)

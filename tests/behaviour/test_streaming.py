@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 import redisacc
+from redisacc._data.gradient import Gradient, Section
+from redisacc._format import buffered as buffered_format
+from redisacc._format.keys import Keys
 from redisacc._protocol.part_sums import PartSums
 
 # A taker that waits is woken for each gradient from 512 KiB on.
@@ -92,6 +95,35 @@ def test_what_is_announced_is_fetched_once_and_before_the_end(open_dense, backgr
     assert len(fetched) == 6
     assert fetched.ahead >= 5
     assert len(fetched.keys) == len({key.replace(":staged:", ":part:") for key in fetched.keys}) == 30
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.forges
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_message_alone_makes_a_taker_allocate_little_memory(
+    open_dense, client, background, waiting, until, fetched, monkeypatch, declared
+):
+    monkeypatch.setattr("redisacc._protocol.growing_round.TRUSTED_BYTES", 0)
+    acc = open_dense("float32", [3 * COPIES if declared else None], "w", reduction_type="SUM", in_place_limit=0)
+    take = background(acc.take_grad, 2)
+    waiting(acc, 1)
+    keys, forged = Keys("w"), Gradient((Section(values(7)),))
+    staged = buffered_format.stage(keys, "forged-1", forged, announced=True)
+    for command in staged.commands:
+        client.execute_command(*[bytes(word) if isinstance(word, memoryview) else word for word in command])
+    message = f"place=0 shape=[{3 * COPIES}] header={staged.header.hex()}"
+    client.publish(keys.wake, f"gradient=forged-1 {message}")
+    client.publish(keys.wake, "gradient=forged-1 parts=2")
+    first = keys.staged("forged-1", 0)
+    if declared:
+        until(lambda: first in fetched.keys)
+    acc.apply_grad(values(1))
+    until(lambda: any(":part:" in key for key in fetched.keys) or (declared and len(fetched.keys) > 2))
+    assert (first in fetched.keys) == declared
+    acc.apply_grad(values(2))
+    np.testing.assert_array_equal(take.result(), values(1) + values(2))
+    client.delete(*[keys.staged("forged-1", number) for number in range(len(staged.lengths))])
+    acc.delete()
 
 
 @pytest.mark.every_server

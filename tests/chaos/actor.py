@@ -38,7 +38,7 @@ from chaos.journal import Journal
 
 import redisacc
 from redisacc._format import buffered as buffered_format
-from redisacc._protocol import part_sums, reliance
+from redisacc._protocol import part_sums, partition_writer, reliance, scripts
 from redisacc._redis import lanes
 
 NAME = "chaos"
@@ -147,9 +147,12 @@ def indices_of(taken: Any, total_weight: float | None = None) -> list[int]:
     """Returns the indices of the gradients in a round, after checking its sums.
 
     Args:
-        taken: the sum of the gradients.
+        taken: the sum of the gradients; None if all of them are lost.
         total_weight: what the round says that their weights add up to; None: it is not known.
     """
+    if taken is None:
+        assert total_weight == 0, f"gradients that are lost are counted as {total_weight}"
+        return []
     slices = taken if isinstance(taken, redisacc.IndexedSlices) else taken["rows"]
     indices, values = slices.indices, slices.values
     assert indices[0] == 0, f"row 0 is missing: {indices[:10]}"
@@ -216,7 +219,7 @@ class Actor:
         self._kind = kind
         self._server = server
         self._min_replicas = min_replicas
-        # Only a replica that takes over may have less than the server had, and only of what nobody relies on.
+        # Only a replica that takes over may have less than its master had, and only of what nobody relies on.
         self._losses = (redisacc.DataLossError,) if min_replicas else ()
         self._journal = journal
         self._stop = stop
@@ -226,6 +229,8 @@ class Actor:
             buffered_format.INLINE_BYTES = buffered_format.ANNOUNCED_BYTES = part_sums.ANNOUNCED_BYTES = 0
             buffered_format.PART_SIZES = (part_size or self._random.choice([32, 32, 1024]),)
         self._in_parts = part_size is not None
+        # An impatient actor counts gradients that no replica has, some of which then get lost.
+        scripts.REPLICATION_TIMEOUT_MS = partition_writer.REPLICATION_TIMEOUT_MS = self._random.choice([100, 5000])
         # Takers try again soon after a reducer was late, because here one always is.
         reliance.SHORTEST = reliance.LONGEST = 0.1
         succeed = reliance.Reliance.succeed
@@ -374,8 +379,8 @@ class Actor:
             except redisacc.NotReplicatedError:
                 # The round stays unacknowledged.
                 continue
-            except self._losses:
-                self._journal.note("loss")
+            except self._losses as loss:
+                self._note_loss(loss)
             except redisacc.RoundRecoveredError:
                 # This process was stopped, and taken for dead.
                 self._journal.note("robbed")
@@ -389,24 +394,36 @@ class Actor:
         finally:
             self._journal.note("kept")
 
-    def _recover(self, acc: Any) -> None:
+    def _note_loss(self, loss: redisacc.DataLossError) -> None:
+        self._journal.note("loss")
+        if loss.part is not None:
+            assert f":{loss.gradient}:" in loss.part, f"gradient {loss.gradient} has no part {loss.part}"
+            self._journal.note("part")
+
+    def _recover(self, acc: Any, *, skip_lost: bool = False) -> None:
         """Rounds that were granted to a killed taker of this name, and sometimes old ones of anybody."""
         try:
             info = acc.info()
             of_anybody = info.read_at - ROBBED_AFTER if self._random.random() < 0.2 else NEVER
-            for token in [
-                one.token for one in info.unacknowledged if one.taker == self.name or one.granted_at < of_anybody
-            ]:
-                block = acc.recover(token)
+            for one in info.unacknowledged:
+                if one.taker != self.name and one.granted_at >= of_anybody:
+                    continue
+                block = acc.recover(one.token, skip_lost=skip_lost)
                 taken = block.__enter__()
                 if taken is not None:
+                    if taken.num_accumulated < one.num_accumulated:
+                        assert skip_lost
+                        self._journal.note(f"lost {taken.global_step} {one.num_accumulated - taken.num_accumulated}")
                     self._use(taken, block)
                 else:
                     block.__exit__(None, None, None)
         except (redisacc.ServerUnavailableError, redisacc.NotReplicatedError):
             return
-        except self._losses:
-            self._journal.note("loss")
+        except self._losses as loss:
+            self._note_loss(loss)
+            if loss.part is not None:
+                # It is listed under another token now.
+                self._recover(acc, skip_lost=True)
         except redisacc.RoundRecoveredError:
             self._journal.note("robbed")
 

@@ -9,7 +9,9 @@ A line is written in one system call, so that a kill loses none that a process h
 | `dropped INDEX` | the gradient was stale or refused: it is in no round |
 | `unconfirmed` | a gradient was counted, but replicas did not confirm it, so it may be lost |
 | `loss` | the server has lost something that it had acknowledged to this process, and said so |
+| `part` | that was a part of a gradient that had been counted |
 | `taking` | `take_grad` is called, whose round nobody else can see |
+| `lost STEP COUNT` | the round of this step, which follows, lacks so many gradients, because parts of them are lost |
 | `round STEP COUNT INDEX…` | a round was delivered; the step is `?` if `take_grad` delivered it |
 | `kept` | the call that was announced by `taking` has ended, and the journal has its round if there was one |
 | `reduced` | a take has used the whole sum of a reducer |
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,10 +47,17 @@ class Journal:
 
 @dataclass(frozen=True)
 class DeliveredRound:
-    """A round as a journal describes it."""
+    """A round as a journal describes it.
+
+    Attributes:
+        count: how many gradients it has.
+        indices: which ones.
+        lost: how many more the server had counted in it, of which parts are lost.
+    """
 
     count: int
     indices: frozenset[int]
+    lost: int = 0
 
 
 @dataclass
@@ -74,13 +83,14 @@ class Tale:
     configured: int = 0
     unconfirmed: int = 0
     losses: int = 0
+    lost_parts: int = 0
     # Calls of take_grad that a kill cut off. Each may have taken its round with it.
     cut_off: int = 0
     problems: list[str] = field(default_factory=list)
 
     def read(self, journal: Path) -> None:
         """Adds a journal."""
-        taking = 0
+        taking = lost = 0
         for line in journal.read_text().splitlines():
             what, *words = line.split(" ")
             match what:
@@ -98,21 +108,27 @@ class Tale:
                     self.unconfirmed += 1
                 case "loss":
                     self.losses += 1
+                case "part":
+                    self.lost_parts += 1
                 case "robbed":
                     self.robbed += 1
                 case "taking":
                     taking += 1
                 case "kept":
                     taking -= 1
+                case "lost":
+                    lost = int(words[1])
                 case "round":
-                    self.add_round(None if words[0] == "?" else int(words[0]), int(words[1]), map(int, words[2:]))
+                    step = None if words[0] == "?" else int(words[0])
+                    self.add_round(step, int(words[1]), map(int, words[2:]), lost)
+                    lost = 0
                 case "wrong":
                     self.problems.append(f"{journal.stem}: {line}")
         self.cut_off += taking
 
-    def add_round(self, step: int | None, count: int, indices: object) -> None:
-        """Adds a round that was delivered."""
-        delivered = DeliveredRound(count, frozenset(indices))  # type: ignore[call-overload]
+    def add_round(self, step: int | None, count: int, indices: Iterable[int], lost: int = 0) -> None:
+        """Adds a round that was delivered, without so many gradients that are lost."""
+        delivered = DeliveredRound(count, frozenset(indices), lost)
         if len(delivered.indices) != count:
             self.problems.append(f"round {step} of {count} holds {len(delivered.indices)} gradients")
         if step is None:
@@ -121,8 +137,11 @@ class Tale:
         if step in self.rounds:
             # Its taker died before it was acknowledged.
             self.handed_out_again += 1
-            if self.rounds[step] != delivered:
+            less, more = sorted((delivered, self.rounds[step]), key=lambda one: one.count)
+            # In the meantime, a failover may have lost parts of it.
+            if not (less.indices <= more.indices and less.count + less.lost == more.count + more.lost):
                 self.problems.append(f"round {step} was another when it was handed out again")
+            delivered = less
         self.rounds[step] = delivered
 
     def check(self, info: redisacc.AccumulatorInfo) -> None:
@@ -153,7 +172,7 @@ class Tale:
                 self.problems.append(f"gradient {index}, which was counted at step {step}, is lost")
         # A worker that was killed leaves gradients of which no journal says whether they were counted.
         unknown = sum(map(len, self.begun)) - len(self.applied) - len(self.dropped)
-        least = len(where) + gone
+        least = len(where) + gone + sum(delivered.lost for delivered in self.rounds.values())
         most = least + (unknown if missing else 0)
         if not least <= info.applied <= most:
             self.problems.append(f"the server counts {info.applied} gradients, and {least} to {most} were delivered")

@@ -6,10 +6,13 @@ the rounds reveal any loss and any repetition. On a cluster, slots move and node
 
 python -m chaos.run --seconds 180 --seed 1
 python -m chaos.run --cluster --replicas 1
-python -m chaos.run --cluster --partitions 3
+python -m chaos.run --cluster --replicas 1 --partitions 3
 python -m chaos.run --gradients 10000000
 
 A long run consists of pieces with a server, an accumulator and a seed of their own, each checked when it ends.
+
+A run that fails leaves a record in build/chaos: what failed, what was done and when, the journals of the actors, and
+the logs of the servers.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -37,6 +41,7 @@ from chaos.server import Deed, Server, Victim
 from support.leaks import leftovers
 from support.proxy import Weather
 
+import redisacc
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.keys import Keys
 
@@ -65,6 +70,10 @@ SMALL_CREW = {
 # A killed process leaves what it has written to the kernel. So no disk is needed, whose fsync would take most of the
 # time. None: the directory for temporary files.
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+# Where the records of runs that failed are kept.
+RECORDS = Path(__file__).parents[2] / "build" / "chaos"
+# How many of the latest deeds are shown with a failure.
+LATEST = 12
 # Gradients of a piece of a long run. What is checked at the end of a piece has to fit into memory.
 PIECE = 200_000
 
@@ -115,11 +124,14 @@ class Chaos:
         self._journals: dict[str, Path] = {}
         self._stopped: dict[str, float] = {}
         self._stack = contextlib.ExitStack()
+        self._begun = time.monotonic()
+        # What was done, and when.
+        self._deeds: list[str] = []
         self.done: Counter[str] = Counter()
 
     def __enter__(self) -> Chaos:
+        self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", dir=MEMORY)))
         try:
-            self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", dir=MEMORY)))
             self._victim = self._made_victim()
             self._stack.callback(self._victim.stop)
             self._victim.start()
@@ -141,13 +153,42 @@ class Chaos:
             for name in self._roles:
                 self._start(name)
             self._victim.weather(self._weather)
-        except BaseException:
+        except BaseException as error:
+            self._record_failure(error)
             self._stack.close()
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if error is not None:
+            self._record_failure(error)
         self._stack.close()
+
+    # The record of a failure
+
+    def _note(self, deed: str) -> None:
+        self._deeds.append(f"{time.monotonic() - self._begun:8.2f} {deed}")
+
+    def _record_failure(self, error: BaseException) -> None:
+        """Adds the record to an error that ends the run."""
+        if isinstance(error, Exception):
+            words = self._last_words()
+            failure = "".join(traceback.format_exception(error)) + f"\n{words}"
+            error.add_note("\n".join(self._record(failure)))
+
+    def _record(self, failure: str) -> list[str]:
+        """Keeps what may explain a failure, and returns lines about it."""
+        place = RECORDS / f"seed-{self._seed}-{os.getpid()}-{len(self._deeds)}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "failure").write_text(failure)
+        (place / "deeds").write_text("\n".join(self._deeds))
+        for path in [*self._directory.glob("*.journal"), self._directory / "log"]:
+            if path.exists():
+                shutil.copy(path, place)
+        for path in self._directory.glob("nodes/*/*.log"):
+            shutil.copy(path, place / f"{path.parent.name}.log")
+        what = f"kind {self._kind}, replicas {self._replicas}, partitions {self._partitions}"
+        return [f"seed {self._seed}, {what}; recorded in {place}", "the latest deeds:", *self._deeds[-LATEST:]]
 
     def _made_victim(self) -> Victim:
         if self._replicas is None:
@@ -220,7 +261,10 @@ class Chaos:
             return int(client.hget(Keys(NAME).record, "applied") or 0)
 
     def _do(self, deed: Deed) -> None:
-        self.done[deed(self._random)] += 1
+        self._note(f"{_name_of(deed)} begins")
+        what = deed(self._random)
+        self._note(what)
+        self.done[what] += 1
 
     def _someone(self) -> str:
         return self._random.choice(sorted(self._running))
@@ -229,6 +273,7 @@ class Chaos:
         name = self._someone()
         self._kill_group(name)
         self._stopped.pop(name, None)
+        self._note(f"kill of {name}")
         self.done[f"kills of {self._roles[name][0]}"] += 1
         self._start(name)
 
@@ -236,7 +281,9 @@ class Chaos:
         name = self._someone()
         if name not in self._stopped:
             os.killpg(self._running[name], signal.SIGSTOP)
-            self._stopped[name] = time.monotonic() + self._random.choice([0.1, 1.0, LONG_PAUSE])
+            seconds = self._random.choice([0.1, 1.0, LONG_PAUSE])
+            self._stopped[name] = time.monotonic() + seconds
+            self._note(f"pause of {name} for {seconds} s")
             self.done["pauses of processes"] += 1
 
     def _wake_up(self, now: float) -> None:
@@ -247,6 +294,7 @@ class Chaos:
 
     def _cut_all(self) -> None:
         self._random.choice(self._victim.proxies()).cut_all()
+        self._note("all connections of a proxy cut")
         self.done["all connections of a proxy cut"] += 1
 
     # Checking the result
@@ -273,8 +321,33 @@ class Chaos:
             remove_garbage(transport, one) for one in find_garbage(transport, NAME)
         )
 
+    def _take_what_is_left(self, tale: Tale) -> None:
+        accumulator, skip_lost = self._accumulator, False
+        while True:
+            info = accumulator.info()
+            if info.unacknowledged:
+                number = info.unacknowledged[0].num_accumulated
+                block = accumulator.recover(info.unacknowledged[0].token, skip_lost=skip_lost)
+            elif info.num_accumulated:
+                number = info.num_accumulated
+                block = accumulator.take(1, timeout=30)
+            else:
+                return
+            try:
+                with block as taken:
+                    indices = indices_of(taken.gradient, taken.total_weight)
+                    lost = number - taken.num_accumulated
+                    assert skip_lost or not lost, f"{lost} gradients of round {taken.global_step} disappeared"
+                    tale.add_round(taken.global_step, taken.num_accumulated, indices, lost)
+            except redisacc.DataLossError as loss:
+                if loss.part is None:
+                    raise
+                tale.lost_parts += 1
+                skip_lost = True
+
     def end(self) -> Tale:
         """Lets every process finish, takes the remaining rounds, and compares."""
+        self._note("the end")
         self._victim.weather(None)
         self._victim.calm_down()
         self._wait_for_actors()
@@ -286,13 +359,7 @@ class Chaos:
         if "Traceback" in (text := self._log.read_text()):
             tale.problems.append(f"a thread failed: {text[text.index('Traceback') :][:2000]}")
         accumulator = self._accumulator
-        while accumulator.info().unacknowledged:
-            with accumulator.recover() as taken:
-                assert taken is not None
-                tale.add_round(taken.global_step, taken.num_accumulated, indices_of(taken.gradient, taken.total_weight))
-        if accumulator.num_accumulated():
-            with accumulator.take(1, timeout=30) as taken:
-                tale.add_round(taken.global_step, taken.num_accumulated, indices_of(taken.gradient, taken.total_weight))
+        self._take_what_is_left(tale)
         # A taker that was killed, or whose request arrived late, is in the queue until its lease runs out.
         deadline = time.monotonic() + 30
         while accumulator.info().waiting and time.monotonic() < deadline:
@@ -318,13 +385,20 @@ class Chaos:
         self.done["rounds that a killed take_grad took along"] = info.global_step - len(tale.rounds)
         self.done["gradients that replicas did not confirm"] = tale.unconfirmed
         self.done["losses of what was not confirmed, reported"] = tale.losses
+        self.done["of which were parts of gradients"] = tale.lost_parts
+        self.done["gradients lost with them"] = sum(delivered.lost for delivered in tale.rounds.values())
         for proxy in self._victim.proxies():
             self.done.update({f"proxy: {what}": number for what, number in proxy.fired.items()})
-        if tale.problems and os.environ.get("CHAOS_KEEP"):
-            shutil.copytree(
-                self._directory, os.environ["CHAOS_KEEP"], ignore=lambda *_: {"s", "nodes"}, dirs_exist_ok=True
-            )
+        if tale.problems:
+            tale.problems[-1] += "\n" + "\n".join(self._record("\n".join(tale.problems)))
         return tale
+
+
+def _name_of(deed: Deed) -> str:
+    """Returns the name of the method that does a deed."""
+    while isinstance(deed, partial):
+        deed = deed.args[-1] if deed.args else deed.func
+    return deed.__name__.strip("_").replace("_", " ")
 
 
 def main() -> None:
@@ -342,11 +416,8 @@ def main() -> None:
     )
     parser.add_argument("--partitions", type=int, help="of the accumulators on the cluster")
     options = parser.parse_args()
-    if options.partitions:
-        # A part that no replica has confirmed may be lost alone, and no actor hands out the rest of such a round.
-        if not options.cluster or options.replicas:
-            parser.error("--partitions needs --cluster, without replicas")
-        options.replicas = 0
+    if options.partitions and not options.cluster:
+        parser.error("--partitions needs --cluster")
     chosen = {"kind": options.kind, "cluster": options.cluster, "replicas": options.replicas}
     chosen["partitions"] = options.partitions
     if options.gradients is None:

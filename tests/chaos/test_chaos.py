@@ -23,7 +23,7 @@ def test_nothing_is_lost_and_nothing_counted_twice(kind, everything):
 
 @pytest.mark.timeout(240)
 @pytest.mark.thorough
-@pytest.mark.parametrize(("replicas", "partitions"), [(0, None), (1, None), (0, 3)])
+@pytest.mark.parametrize(("replicas", "partitions"), [(0, None), (1, None), (0, 3), (1, 3)])
 def test_nothing_is_lost_on_a_cluster(replicas, partitions):
     with Chaos(seed=6, crew=SMALL_CREW, replicas=replicas, partitions=partitions) as chaos:
         chaos.rage(15)

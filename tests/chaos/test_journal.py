@@ -34,6 +34,22 @@ def test_a_round_may_be_handed_out_again_if_it_is_the_same(tmp_path):
     assert "was another" in problems_of(tmp_path, WORKER, OTHER_WORKER, TAKER, "round 0 1 10\n", GRAD_TAKER)[0]
 
 
+def test_a_round_may_lose_what_nobody_was_promised(tmp_path):
+    """Worker 30 was not told that its gradient was confirmed."""
+    unconfirmed, without = "begin 30 30\nunconfirmed\n", "part\nlost 0 1\nround 0 2 10 11\n"
+    workers = WORKER, OTHER_WORKER, unconfirmed
+    assert problems_of(tmp_path, *workers, without, GRAD_TAKER, applied=5) == []
+    whole = "round 0 3 10 11 30\n"
+    # Parts of it were lost before it was handed out again; both journals may come first.
+    for journals in ((whole, without), (without, whole)):
+        assert problems_of(tmp_path, *workers, *journals, GRAD_TAKER, applied=5) == []
+    assert "4 to 4 were delivered" in problems_of(tmp_path, *workers, TAKER, GRAD_TAKER, applied=5)[0]
+    promised = "part\nlost 0 1\nround 0 2 10 30\n"
+    assert "gradient 11, which was counted at step 0, is lost" in "\n".join(
+        problems_of(tmp_path, *workers, promised, GRAD_TAKER, applied=5)
+    )
+
+
 def test_only_a_killed_take_grad_excuses_a_missing_round(tmp_path):
     assert problems_of(tmp_path, WORKER, OTHER_WORKER, TAKER, "taking\n") == []
     found = problems_of(tmp_path, WORKER, OTHER_WORKER, TAKER, "taking\nkept\n")

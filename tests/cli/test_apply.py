@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 def test_apply(cli, cli_json, accumulator, tmp_path):

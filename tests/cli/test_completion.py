@@ -12,7 +12,7 @@ from click.shell_completion import BashComplete
 import redisacc
 from redisacc.cli import main
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

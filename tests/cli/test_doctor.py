@@ -16,11 +16,11 @@ from redisacc.cli.doctor import _access, _Server, _version, examine
 from redisacc.cli.reducer_check import examine_reducers
 from redisacc.embedded import Server
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
-@pytest.mark.servers("valkey", "redis7", "redis62")
-def test_doctor_on_a_server_of_ours(cli, cli_json, client, monkeypatch):
+@pytest.mark.servers("valkey", "redis7", "redis62", "cluster")
+def test_doctor_on_a_server_of_ours(cli, cli_json, client, monkeypatch, server_name):
     # While other tests run, round trips are slow.
     monkeypatch.setattr("redisacc.cli.doctor._SLOW", 1.0)
     # The tests' servers keep nothing on disk.
@@ -31,11 +31,12 @@ def test_doctor_on_a_server_of_ours(cli, cli_json, client, monkeypatch):
     finally:
         client.config_set("maxmemory", 0)
         client.config_set("save", "")
-    assert {what: finding["status"] for what, finding in findings.items()} == dict.fromkeys(findings, "ok")
-    assert set(findings) == {
-        "client", "version", "role", "eviction", "memory", "persistence", "access", "lua", "clock", "latency",
-        "reducers", "trial",
-    }  # fmt: skip
+    expected = dict.fromkeys(
+        ["client", "version", "role", "eviction", "memory", "persistence", "access", "lua", "clock", "latency"], "ok"
+    )
+    # No master of the tests' cluster has a replica.
+    expected |= {"cluster": "warn", "partitions": "ok"} if server_name == "cluster" else {"reducers": "ok"}
+    assert {what: finding["status"] for what, finding in findings.items()} == expected | {"trial": "ok"}
     assert client.keys() == []
     said = cli("doctor")
     assert said.exit_code == 0
@@ -92,8 +93,10 @@ def test_doctor_knows_each_kind_of_persistence(tmp_path):
 
 
 def test_doctor_as_a_user_who_may_do_little(client, real_server, cli):
-    client.acl_setuser("looker", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@read", "+ping", "+time"])
-    url = real_server.url.replace("redis://", "redis://looker:secret@")
+    # In a cluster, nothing works without the map of slots.
+    commands = ["+@read", "+ping", "+time", "+cluster|slots"]
+    client.acl_setuser("looker", enabled=True, passwords=["+secret"], keys=["*"], commands=commands)
+    url = real_server.url.replace("://", "://looker:secret@")
     try:
         findings = {finding.what: finding for finding in examine(connect(url), url)}
         said = cli("doctor", "--redis", url)
@@ -107,6 +110,7 @@ def test_doctor_as_a_user_who_may_do_little(client, real_server, cli):
     assert said.exit_code == 1
 
 
+@pytest.mark.single_server
 def test_doctor_knows_a_replica(client, cli_json, cli):
     with Server() as other:
         replica = redis.Redis.from_url(other.url)
@@ -182,6 +186,8 @@ def reducers(client, real_server):
     return lambda: examine_reducers(connect(real_server.url))
 
 
+# Reducers do not support clusters, so doctor does not look for them there.
+@pytest.mark.single_server
 def test_no_reducer_is_needed(open_dense, open_sparse, open_tree, reducers, take_round):
     not_needed = "not needed, because no take has waited for several large dense gradients"
     assert reducers().found == not_needed
@@ -203,6 +209,7 @@ def test_no_reducer_is_needed(open_dense, open_sparse, open_tree, reducers, take
     assert (finding.status, finding.found, finding.advice) == ("ok", not_needed, "")
 
 
+@pytest.mark.single_server
 @pytest.mark.parametrize("kind", ["declared", "of any shape", "encoded", "tree"])
 def test_a_reducer_would_pay_off(open_dense, open_tree, reducers, take_round, cli, kind):
     gradient = np.zeros(LARGE if kind != "encoded" else 5 * LARGE, np.float32)
@@ -226,6 +233,7 @@ def test_a_reducer_would_pay_off(open_dense, open_tree, reducers, take_round, cl
     assert max(map(len, said.stdout.splitlines())) <= 80
 
 
+@pytest.mark.single_server
 def test_whether_reducers_keep_up(open_dense, client, reducers, take_round, monkeypatch):
     opened = [open_dense("float32", [LARGE], f"w{number}") for number in range(5)]
     for number, acc in enumerate(opened):
@@ -244,8 +252,17 @@ def test_whether_reducers_keep_up(open_dense, client, reducers, take_round, monk
     assert "Unix socket" in finding.advice
     client.delete("redisacc:{w3}:reducer")
     assert reducers().found == "none works on w3 (gradients of 512 KiB)"
+    acc = open_dense("float32", [LARGE], "p", partitions=2)
+    take_round(acc, np.zeros(LARGE, np.float32))
+    client.rename("redisacc:{w4}:reducer", f"redisacc:{{p}}:reducer:{acc.info().partitions[1]}")
+    finding = reducers()
+    assert (
+        finding.found == "none works on some partitions of p (gradients of 512 KiB), so takers use none of the others"
+    )
+    assert "--node" in finding.advice
+    acc.delete()
     # A reducer leaves an accumulator that is idle.
-    for number in (0, 1, 2, 4):
+    for number in (0, 1, 2):
         client.delete(f"redisacc:{{w{number}}}:reducer")
     monkeypatch.setattr("redisacc.cli.reducer_check.IDLE", 0.0)
     finding = reducers()
@@ -253,6 +270,7 @@ def test_whether_reducers_keep_up(open_dense, client, reducers, take_round, monk
     assert "during the training" in finding.advice
 
 
+@pytest.mark.single_server
 @pytest.mark.forges
 def test_reducers_of_what_redisacc_did_not_write(open_dense, client, reducers, take_round):
     acc = open_dense("float32", [LARGE], "w")
@@ -266,6 +284,7 @@ def test_reducers_of_what_redisacc_did_not_write(open_dense, client, reducers, t
     assert reducers().found.startswith("none works on w ")
 
 
+@pytest.mark.single_server
 def test_reducers_as_a_user_who_may_not_read(open_dense, client, real_server):
     open_dense("float32", [LARGE], "w")
     client.acl_setuser("looker", enabled=True, passwords=["+secret"], keys=["redisacc:names"], commands=["+@all"])

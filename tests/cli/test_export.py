@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from redisacc._redis.connect import connect
 from redisacc.cli.export import Metrics
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 def test_export(real_server, open_dense, background, until):
@@ -84,6 +84,8 @@ def test_histograms(real_server, open_dense, open_parameters, until):
     registry = CollectorRegistry()
     registry.register(metrics)
     try:
+        # In a cluster, the exporter listens to the accumulators that it has found.
+        generate_latest(registry)
         for steps in ((0, 0), (0, 1)):
             for step in steps:
                 acc.apply_grad([1.0, 2.0, 3.0], step)

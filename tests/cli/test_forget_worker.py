@@ -10,7 +10,7 @@ import pytest
 import redisacc
 from redisacc._format.entries import GONE_AFTER
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 def names(workers):

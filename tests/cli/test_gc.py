@@ -13,7 +13,7 @@ from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis.connect import connect
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 @pytest.fixture

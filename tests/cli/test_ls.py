@@ -7,7 +7,7 @@ import re
 import pytest
 from terminals import on_a_terminal
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 def test_ls(cli, cli_json, open_dense, open_sparse, background, until):

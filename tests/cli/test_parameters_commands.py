@@ -10,7 +10,7 @@ from support.servers import contents
 import redisacc
 
 pytestmark = [
-    pytest.mark.servers("valkey"),
+    pytest.mark.servers("valkey", "cluster"),
     pytest.mark.parametrize("parameter_partitions", thorough([None, 3], usual=[None]), indirect=True),
 ]
 

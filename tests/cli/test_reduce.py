@@ -109,10 +109,10 @@ def test_reduce_adds_up_until_a_signal_ends_it(real_server, client, open_dense, 
     acc.delete()
 
 
-def test_reduce_refuses_a_cluster(offline_cli):
-    said = offline_cli("reduce", "--redis", "redis+cluster://127.0.0.1:1")
+def test_reduce_refuses_a_node_of_a_single_server(cli):
+    said = cli("reduce", "--node", "127.0.0.1:1")
     assert said.exit_code == 2
-    assert said.stderr == ("redisacc: a reducer does not support Redis Cluster: pass a client of a single server\n")
+    assert "node='127.0.0.1:1' names a node of a Redis Cluster, but" in said.stderr
     assert said.stdout == ""
 
 
@@ -120,6 +120,21 @@ def test_reduce_refuses_a_cluster(offline_cli):
 def test_wrong_usage_of_reduce(offline_cli, words):
     said = offline_cli("reduce", *words)
     assert (said.exit_code, said.stdout) == (2, "")
+
+
+@pytest.mark.thorough
+def test_a_cluster_and_a_reducer_together(tmp_path, train, until):
+    with running("server", "--cluster", "3", "--reduce", cwd=tmp_path) as process:
+        said = lines_until(process, "^  reducer ")
+        assert said.endswith("\n  reducer  adds up large gradients beside the nodes\n")
+        (url,) = re.findall(r"^  URL +(\S+)", said, re.MULTILINE)
+        options = {"reduction_type": "SUM", "partitions": 3, "redis": url}
+        with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", **options) as acc:
+            train(acc)
+            assert until(lambda: acc.info().reducer).who.endswith(f":{process.pid}")
+        process.send_signal(signal.SIGTERM)
+        said, problems = process.communicate(timeout=60)
+    assert process.returncode == 0, problems
 
 
 @pytest.mark.thorough
@@ -135,10 +150,3 @@ def test_server_and_reducer_together(tmp_path, train, until):
         said, problems = process.communicate(timeout=60)
     assert process.returncode == 0, problems
     assert "Stopped. The data are in redisacc-data." in said
-
-
-def test_server_with_a_reducer_is_no_cluster(offline_cli, tmp_path):
-    said = offline_cli("server", "--reduce", "--cluster", 3, "--dir", tmp_path / "data")
-    assert said.exit_code == 2
-    assert "a reducer cannot work on a cluster yet" in said.stderr
-    assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.servers import contents
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 def test_rm(cli, client, open_dense):

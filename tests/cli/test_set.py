@@ -6,7 +6,7 @@ import pytest
 
 import redisacc
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 UNSET = {"num_required": None, "up_to": None, "grace": None}
 

@@ -11,7 +11,7 @@ import redisacc
 from redisacc._data.dtypes import TABLE
 from redisacc.cli.output import json_value
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):

@@ -8,7 +8,7 @@ import re
 import pytest
 from terminals import EVIL
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 def test_tail(cli, real_server, open_dense, background, client, until):

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 # `redisacc.cli.take` may also be the command of that name.
 take_command = importlib.import_module("redisacc.cli.take")

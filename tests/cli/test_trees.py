@@ -14,7 +14,7 @@ from terminals import on_a_terminal
 import redisacc
 from redisacc.cli.output import json_value
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 SPEC = {
     "embed": redisacc.Sparse("float32", (100, 2)),

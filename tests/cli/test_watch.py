@@ -22,7 +22,7 @@ from redisacc._monitoring.view import View
 from redisacc._redis.connect import connect
 from redisacc.cli.watch import Board, _lines
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
 def test_watch_in_a_pipe(cli, open_dense, background, until):
@@ -104,6 +104,7 @@ def test_a_stopped_worker_is_named(real_server, open_dense, until):
     chief.delete()
 
 
+@pytest.mark.single_server
 def test_a_silent_server_is_reported_and_waited_for(open_dense, real_server, monkeypatch):
     acc = open_dense("float32", [1], "w")
     board = Board(connect(real_server.url), ["w"])
@@ -135,7 +136,7 @@ def test_watch_says_whether_a_reducer_keeps_up(cli, open_dense, client, stored, 
     assert cli("watch", "w", "-n", 1).stdout.endswith(f"  0.0 applied/s  0.0 stale/s  {text}\n")
     facts = json.loads(cli("watch", "w", "-n", 1, "--json").stdout)["reducer"]
     since = "2026-11-21T06:25:03.861000+00:00"
-    assert facts == {"who": "box:1", "since": since, "stored": stored, "late": late}
+    assert facts == {"who": "box:1", "since": since, "stored": stored, "late": late, "missing": 0}
     # Everything at its longest is as wide as a terminal has columns.
     view = View(acc.info())
     view.add(dataclasses.replace(view.info, unacknowledged=[None] * 12))

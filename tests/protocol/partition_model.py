@@ -24,6 +24,7 @@ the proof of all of them.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -125,6 +126,33 @@ class State(NamedTuple):
     flying: frozenset[tuple[str, Attempt]] = frozenset()
     results: tuple[Attempt, ...] = ()
 
+    def mirrored(self) -> State:
+        """Returns the same state with two gradients, and their writers, in each other's place."""
+
+        def of(attempts: Attempts) -> Attempts:
+            return frozenset((1 - gradient, which) for gradient, which in attempts)
+
+        def one(attempt: Attempt | None) -> Attempt | None:
+            return None if attempt is None else (1 - attempt[0], attempt[1])
+
+        return self._replace(
+            writers=self.writers[::-1],
+            takers=tuple(Taker(taker.at, of(taker.read)) for taker in self.takers),
+            sweeping=one(self.sweeping),
+            collecting=one(self.collecting),
+            registered=of(self.registered),
+            fenced=of(self.fenced),
+            passed=self.passed[::-1],
+            answers=frozenset((1 - gradient, tries, which) for gradient, tries, which in self.answers),
+            admitted=of(self.admitted),
+            round=of(self.round),
+            taken=of(self.taken),
+            trash=of(self.trash),
+            parts=frozenset(((1 - gradient, which), lasts) for (gradient, which), lasts in self.parts),
+            flying=frozenset((request, (1 - gradient, which)) for request, (gradient, which) in self.flying),
+            results=tuple((1 - gradient, which) for gradient, which in self.results),
+        )
+
 
 class Harm(AssertionError):
     """The search reached a state that must not be.
@@ -140,7 +168,7 @@ class Harm(AssertionError):
 
 @dataclass
 class Search:
-    """Visits every state that can be reached.
+    """Visits every state that can be reached. Of two states that mirror each other, one is enough.
 
     Args:
         gradients: how many gradients are stored, each by a writer of its own.
@@ -165,6 +193,17 @@ class Search:
         Raises:
             Harm: one of them must not be.
         """
+        # States form no cycles, and looking for some among a million objects again and again takes longer than the
+        # search, above all in a process that has run many tests.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._visit_all()
+        finally:
+            if collects:
+                gc.enable()
+
+    def _visit_all(self) -> None:
         first = State(
             writers=(Writer(),) * self.gradients,
             takers=(Taker("take"), Taker("recover")),
@@ -172,6 +211,7 @@ class Search:
             flying=frozenset(("register", (number, 0)) for number in range(self.gradients)),
         )
         came_from: dict[State, tuple[State, str] | None] = {first: None}
+        mirrors: set[State] = set()
         waiting = deque([first])
         while waiting:
             state = waiting.popleft()
@@ -185,9 +225,12 @@ class Search:
                     at = came_from[at[0]]
                 raise Harm(problem, steps[::-1])
             for what, reached in after:
-                if reached not in came_from:
+                if reached not in came_from and reached not in mirrors:
                     came_from[reached] = (state, what)
                     waiting.append(reached)
+                    if self.gradients == 2:
+                        # The protocol treats all gradients alike, so what follows from this is mirrored as well.
+                        mirrors.add(reached.mirrored())
         self.visited = len(came_from)
 
     # What must hold.

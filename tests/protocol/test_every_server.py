@@ -114,7 +114,7 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
         assert found.gradient.tolist() == [63.0] * 4
     acc.set_global_step(7)
     acc.configure(num_required=2)
-    reducer = ReducerScripts(connect(real_client), acc._keys)
+    reducer = ReducerScripts(connect(real_client), acc._keys, None)
     assert reducer.hold_reducer(holder="h", who="me", stored=0, late=0, sums="", lease_ms=60_000) is None
     assert reducer.release_reducer(holder="h")
     info = acc.info()

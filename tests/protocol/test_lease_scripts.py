@@ -123,7 +123,7 @@ def test_only_one_means_finished(client: redis.Redis, value: str) -> None:
 
 @pytest.fixture
 def reducer_scripts(client: redis.Redis) -> ReducerScripts:
-    return ReducerScripts(connect(client), KEYS)
+    return ReducerScripts(connect(client), KEYS, None)
 
 
 def hold_reducer(scripts: ReducerScripts, holder: str, stored: int = 0, late: int = 0, ms: int = 5000) -> str | None:
@@ -134,61 +134,61 @@ def test_the_lease_of_a_reducer_is_taken_extended_and_given_back(
     reducer_scripts: ReducerScripts, client: redis.Redis
 ) -> None:
     assert hold_reducer(reducer_scripts, "a") is None
-    first = client.hgetall(KEYS.reducer)
+    first = client.hgetall(KEYS.reducer(None))
     assert first.keys() == {b"holder", b"who", b"since_ms", b"stored", b"late", b"sums"}
-    client.hset(KEYS.reducer, "since_ms", "1")
-    client.pexpire(KEYS.reducer, 1000)
+    client.hset(KEYS.reducer(None), "since_ms", "1")
+    client.pexpire(KEYS.reducer(None), 1000)
     # A number that Lua itself would write as 1e+13.
     assert hold_reducer(reducer_scripts, "a", stored=10**13, late=7) is None
-    assert client.pttl(KEYS.reducer) > 1000
-    assert client.hgetall(KEYS.reducer) == {
+    assert client.pttl(KEYS.reducer(None)) > 1000
+    assert client.hgetall(KEYS.reducer(None)) == {
         b"holder": b"a", b"who": b"host a", b"since_ms": b"1", b"stored": b"10000000000000", b"late": b"7",
         b"sums": b"",
     }  # fmt: skip
     assert reducer_scripts.release_reducer(holder="a")
-    assert not client.exists(KEYS.reducer)
+    assert not client.exists(KEYS.reducer(None))
     assert not reducer_scripts.release_reducer(holder="a")
 
 
 def test_the_lease_of_another_reducer_is_left_alone(reducer_scripts: ReducerScripts, client: redis.Redis) -> None:
     hold_reducer(reducer_scripts, "a", stored=3, late=1)
-    client.pexpire(KEYS.reducer, 1000)
-    before = client.hgetall(KEYS.reducer)
+    client.pexpire(KEYS.reducer(None), 1000)
+    before = client.hgetall(KEYS.reducer(None))
     assert hold_reducer(reducer_scripts, "b", stored=9, late=9) == "host a"
     assert not reducer_scripts.release_reducer(holder="b")
-    assert client.hgetall(KEYS.reducer) == before
-    assert client.pttl(KEYS.reducer) <= 1000
+    assert client.hgetall(KEYS.reducer(None)) == before
+    assert client.pttl(KEYS.reducer(None)) <= 1000
     # Once it has expired, the next reducer gets it, and begins to count.
-    client.delete(KEYS.reducer)
+    client.delete(KEYS.reducer(None))
     assert hold_reducer(reducer_scripts, "b") is None
-    assert client.hmget(KEYS.reducer, "holder", "stored", "late") == [b"b", b"0", b"0"]
+    assert client.hmget(KEYS.reducer(None), "holder", "stored", "late") == [b"b", b"0", b"0"]
 
 
 def test_the_name_of_another_reducer_is_printable_and_cut(reducer_scripts: ReducerScripts, client: redis.Redis) -> None:
-    client.hset(KEYS.reducer, mapping={"holder": "a", "who": "\x1b[2J" + "x" * 100_000})
+    client.hset(KEYS.reducer(None), mapping={"holder": "a", "who": "\x1b[2J" + "x" * 100_000})
     other = hold_reducer(reducer_scripts, "b")
     assert other is not None
     assert other.startswith("\\x1b[2Jxxx")
     assert len(other) < 210
-    client.hdel(KEYS.reducer, "who")
+    client.hdel(KEYS.reducer(None), "who")
     assert hold_reducer(reducer_scripts, "b") == ""
 
 
 def test_a_lease_of_a_reducer_without_a_holder_is_replaced(
     reducer_scripts: ReducerScripts, client: redis.Redis
 ) -> None:
-    client.hset(KEYS.reducer, mapping={"who": "nobody", "other": "field"})
+    client.hset(KEYS.reducer(None), mapping={"who": "nobody", "other": "field"})
     assert not reducer_scripts.release_reducer(holder="a")
     assert hold_reducer(reducer_scripts, "a") is None
-    assert client.hget(KEYS.reducer, "who") == b"host a"
-    assert not client.hexists(KEYS.reducer, "other")
-    assert 0 < client.pttl(KEYS.reducer) <= 5000
+    assert client.hget(KEYS.reducer(None), "who") == b"host a"
+    assert not client.hexists(KEYS.reducer(None), "other")
+    assert 0 < client.pttl(KEYS.reducer(None)) <= 5000
 
 
 def test_what_is_no_lease_of_a_reducer_is_an_error(reducer_scripts: ReducerScripts, client: redis.Redis) -> None:
-    client.set(KEYS.reducer, "text")
+    client.set(KEYS.reducer(None), "text")
     with pytest.raises(redisacc.RedisAccError, match="WRONGTYPE"):
         hold_reducer(reducer_scripts, "a")
     with pytest.raises(redisacc.RedisAccError, match="WRONGTYPE"):
         reducer_scripts.release_reducer(holder="a")
-    assert client.get(KEYS.reducer) == b"text"
+    assert client.get(KEYS.reducer(None)) == b"text"

@@ -452,8 +452,8 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
 
     lease = {"holder": "x", "who": "redis-1:4711", "since_ms": 1795242299846, "stored": 12, "late": 1}
     keys = Keys("model")
-    client.hset(keys.reducer, mapping=lease)
-    client.pexpire(keys.reducer, 600_000)
+    client.hset(keys.reducer(None), mapping=lease)
+    client.pexpire(keys.reducer(None), 600_000)
     sums = [keys.sum("5d0c1e7f9a3b42687c1f0e9d8b7a6954", part) for part in range(2)]
     for key in sums:
         client.set(key, b"part", px=600_000)
@@ -484,7 +484,7 @@ def test_the_page_shows_what_redis_cli_says(real_server, client, open_sparse, op
     chief.delete()
     bias.delete()
     models[0].delete()
-    client.delete(keys.reducer, *sums)
+    client.delete(keys.reducer(None), *sums)
 
 
 ROOT = Path(__file__).parents[2]

@@ -489,13 +489,19 @@ def test_scripts_that_nobody_loaded_are_an_error_that_says_who_has_to(place):
 
 
 def test_a_worker_may_load_the_scripts_where_that_was_asked_for(daemon, server_name, open_accumulator, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 100)
+    for module in ("scripts", "partition_writer"):
+        monkeypatch.setattr(f"redisacc._protocol.{module}.REPLICATION_TIMEOUT_MS", 100)
     place = Place(daemon().start(), server_name, open_accumulator, "--eval", "--wait")
     acc = place.open("worker", "train-1", min_replicas=1)
     place.admin.script_flush()
     with pytest.raises(redisacc.NotReplicatedError):
         place.apply(acc)
     assert acc.num_accumulated() == 2
+    spread = place.open("worker", "train-spread", in_place_limit=0, partitions=3, min_replicas=1)
+    with pytest.raises(redisacc.NotReplicatedError):
+        place.apply(spread, 50_000)
+    assert spread.num_accumulated() == 1
+    assert place.open("operator", "train-spread", min_replicas=1).num_accumulated() == 1
 
 
 def test_the_names_are_listed_where_a_role_can_be_kept_to_that(place):

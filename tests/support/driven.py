@@ -176,9 +176,13 @@ class Driven:
         # A test may look inside of a handle: what only the blocking one has is what it looks for.
         inside = self._driven if hasattr(type(self._driven), name) else self._driven.blocking
         value = getattr(inside, name)
-        return functools.partial(self._call, value) if callable(value) else value
+        return functools.partial(self._call, name, value) if callable(value) else value
 
-    def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _call(self, name: str, method: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        if self._driver.is_here():
+            # As in __getattr__: a test has put the method itself into the middle of a call.
+            return getattr(self._driven.blocking, name)(*args, **options)
+
         def call() -> Any:
             value = method(*args, **options)
             return value if inspect.iscoroutine(value) else contextlib.nullcontext(value)
@@ -200,6 +204,9 @@ class Driven:
         value = self._driver.run(block.__aenter__)
         try:
             yield value
+        except GeneratorExit:
+            # A test never ended the block, and Python collects it now, perhaps after the loop was closed.
+            raise
         except BaseException as error:
             if not self._driver.run(functools.partial(block.__aexit__, type(error), error, error.__traceback__)):
                 raise

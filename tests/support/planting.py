@@ -163,8 +163,8 @@ class Planted:
         client.set(self.keys.staged("other-1", 0), "part", px=600_000)
         client.set(self.keys.place("other-1"), "1", px=600_000)
         lease = {"holder": "r", "who": "host:1", "since_ms": now, "stored": 1, "late": 0}
-        client.hset(self.keys.reducer, mapping=lease)
-        client.pexpire(self.keys.reducer, 600_000)
+        client.hset(self.keys.reducer(None), mapping=lease)
+        client.pexpire(self.keys.reducer(None), 600_000)
         client.set(self.keys.sum("0" * 32, 0), "part", px=600_000)
         self.parameter_keys = ParameterKeys("w")
         parameters = redisacc.Parameters("w", redis=client, publisher="chief")
@@ -186,7 +186,8 @@ class Planted:
             AssertionError: that module makes a key that is unknown here.
         """
         keys = self.keys
-        channels, others = {"events", "wake"}, {"name", "of_ref", "current", "partitions", "partition", "homes"}
+        channels = {"events", "wake", "wake_of", "calls"}
+        others = {"name", "of_ref", "current", "partitions", "partition", "homes", "positions", "home", "reducers"}
         made = {
             "record": [keys.record],
             "sessions": [keys.sessions],
@@ -197,7 +198,7 @@ class Planted:
             "crew": [keys.crew],
             "compacting": [keys.compacting],
             "attempts": [keys.attempts],
-            "reducer": [keys.reducer],
+            "reducer": [keys.reducer(None)],
             "sum": [keys.sum("0" * 32, 0)],
             "taken_round": list(keys.taken_round(self.token).hashes),
             "part": [keys.part(self.gradient, 0)],

@@ -116,10 +116,31 @@ class Servers:
 
 
 class ClusterClient(redis.RedisCluster):
-    """A client of a cluster whose keys() are those of all nodes, as tests expect them to be."""
+    """A client of a cluster that tests may use as if it were one of a single server.
+
+    Keys, settings and users are those of all nodes, and channels are where accumulators publish: in the slot of their
+    key.
+    """
 
     def keys(self, pattern: str = "*", **options: Any) -> Any:
         return super().keys(pattern, target_nodes=self.PRIMARIES, **options)
+
+    def config_set(self, *args: Any, **options: Any) -> Any:
+        return super().config_set(*args, target_nodes=self.PRIMARIES, **options)
+
+    def acl_setuser(self, username: str, **options: Any) -> Any:
+        # redis-py takes no node here, so each one is asked for itself.
+        for node in self.get_primaries():
+            self.get_redis_connection(node).acl_setuser(username, **options)
+
+    def acl_deluser(self, *usernames: str, **options: Any) -> Any:
+        return super().acl_deluser(*usernames, target_nodes=self.PRIMARIES, **options)
+
+    def publish(self, channel: str, message: Any, **options: Any) -> Any:
+        return self.spublish(channel, message, **options)
+
+    def pubsub_numsub(self, *channels: str, **options: Any) -> Any:
+        return [self.pubsub_shardnumsub(one, target_nodes=self.get_node_from_key(one))[0] for one in channels]
 
 
 class ServerUnderTest:

@@ -221,7 +221,7 @@ def replayed(name: str, *reply: bytes) -> Any:
     if hasattr(CrewScripts, name):
         return CALLS[name](CrewScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
     if hasattr(ReducerScripts, name):
-        return CALLS[name](ReducerScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
+        return CALLS[name](ReducerScripts(Replaying(*reply), KEYS, None))  # type: ignore[arg-type]
     if hasattr(AttemptScripts, name):
         return CALLS[name](AttemptScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
     if hasattr(ParameterScripts, name):

@@ -22,6 +22,7 @@ from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.gradient_digests import digest_of
 from redisacc._format.keys import Keys
 from redisacc._format.part_cut import cut_of
+from redisacc._format.staging import PartsArrived
 from redisacc._protocol import part_sums, parts_in_flight, sparse_parts, stored_sums, whole_parts
 from redisacc._protocol import uploads as uploads_module
 from redisacc._protocol.inline_reader import InlineReader
@@ -225,7 +226,7 @@ def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> 
             part = data.draw(st.integers(0, len(found.lengths) - 1))
             stage(upload, part)
             if heard:
-                sums.arrive(name, part + 1)
+                sums.arrive(PartsArrived(name, part + 1))
         elif what == "admit":
             for part in range(len(found.lengths)):
                 stage(upload, part)
@@ -325,7 +326,7 @@ def test_a_weight_that_has_changed_since_the_upload_began() -> None:
     sums.announce(replace(found, factor=2 * found.factor))
     for part in range(len(found.lengths)):
         server.strings[KEYS.staged(found.id, part)] = server.strings[KEYS.part(found.id, part)] = upload.bytes_of(part)
-        sums.arrive(found.id, part + 1)
+        sums.arrive(PartsArrived(found.id, part + 1))
     sums.look_ahead(inline, lambda: False)
     sums.complete([found], inline)
     wanted = spec.empty_sum((), where="the test")
@@ -348,7 +349,7 @@ def test_what_was_added_ahead_is_not_fetched_again() -> None:
         for part in range(len(gradient.lengths)):
             data = upload.bytes_of(part)
             server.strings[KEYS.staged(gradient.id, part)] = server.strings[KEYS.part(gradient.id, part)] = data
-            sums.arrive(gradient.id, part + 1)
+            sums.arrive(PartsArrived(gradient.id, part + 1))
             sums.look_ahead(inline, lambda: False)
     assert len(server.fetched) == len(set(server.fetched)) == sum(len(gradient.lengths) for gradient in described)
     server.fetched.clear()

@@ -73,17 +73,28 @@ class Rounds:
         self._until(lambda: self.play() or len(used) > before)
 
 
-def opened(client):
+def opened(client, partitions=None):
     return redisacc.ConditionalAccumulator(
-        "float32", [SIZE], NAME, reduction_type="SUM", redis=client, in_place_limit=0
+        "float32", [SIZE], NAME, reduction_type="SUM", redis=client, in_place_limit=0, partitions=partitions
     )
 
 
-@pytest.fixture
-def rounds(real_client, background, until):
-    made = Rounds(opened(real_client), background, until)
+@pytest.fixture(params=thorough([None, 3], usual=[None]), ids=["whole", "partitions"])
+def rounds(request, real_client, background, until):
+    made = Rounds(opened(real_client, request.param), background, until)
     yield made
     made.acc.delete()
+
+
+@pytest.fixture
+def leases(rounds, real_client):
+    """Returns what a field of the leases of the reducers says, as far as there are any."""
+    keys = Keys(NAME, rounds.acc.info().partitions)
+
+    def read(field):
+        return {real_client.hget(key, field) for key in keys.reducers} - {None}
+
+    return read
 
 
 @pytest.fixture
@@ -113,7 +124,7 @@ def number_of(request, usual):
 
 
 @pytest.mark.parametrize("end", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGSTOP]))
-def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, real_client, until, used, end, request):
+def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, leases, until, used, end, request):
     child = child_processes.start("reduce", 0, SIZE)
     rounds.play_until_reduced(used)
     for fault in places(proxy, rounds, number_of(request, 3)):
@@ -125,7 +136,7 @@ def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, 
         proxy.resume()
         rounds.play()
         if end == signal.SIGSTOP:
-            until(lambda: not real_client.exists(KEYS.reducer))
+            until(lambda: not leases("who"))
             rounds.play()
             child.signal(signal.SIGCONT)
         else:
@@ -136,14 +147,18 @@ def test_a_reducer_that_dies_or_sleeps_anywhere(proxy, child_processes, rounds, 
 
 
 @pytest.mark.thorough
-def test_a_second_reducer_takes_over(child_processes, rounds, real_client, until, used):
+def test_a_second_reducer_takes_over(child_processes, rounds, leases, until, used):
     children = [child_processes.start("reduce", 0, SIZE) for _ in range(2)]
     rounds.play_until_reduced(used)
-    first = real_client.hget(KEYS.reducer, "who")
-    (working,) = [child for child in children if str(child.pid).encode() in first]
-    working.signal(signal.SIGKILL)
+
+    def work(child):
+        return any(who.endswith(f":{child.pid}".encode()) for who in leases("who"))
+
+    # Both may work, each for some of the partitions.
+    dying, staying = children if work(children[0]) else reversed(children)
+    dying.signal(signal.SIGKILL)
     rounds.play_until_reduced(used)
-    until(lambda: rounds.play() or real_client.hget(KEYS.reducer, "who") not in (None, first))
+    until(lambda: rounds.play() or (work(staying) and not work(dying)))
 
 
 @pytest.mark.thorough
@@ -180,6 +195,7 @@ def test_an_accumulator_of_another_version_is_left_alone(child_processes, rounds
     rounds.play_until_reduced(used)
     real_client.hset("redisacc:{other}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
     header = buffered_format.stage(KEYS, "a-1", EMPTY).header.hex()
+    real_client.publish("redisacc:{other}:calls", "required=3")
     real_client.publish("redisacc:{other}:wake", f"gradient=a-1 place=1 shape=[{SIZE}] header={header}")
     rounds.play_until_reduced(used)
     assert not child.gone

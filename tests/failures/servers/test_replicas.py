@@ -23,22 +23,6 @@ STORAGES = {"in_place": 10**9, "buffered": 0}
 
 
 @pytest.fixture
-def pair(daemon, until):
-    """A master and its replica, in step."""
-    master = daemon("--repl-diskless-sync-delay", "0", "--repl-diskless-sync", "yes").start()
-    return master, replica_of(master, daemon, until)
-
-
-def replica_of(master, daemon, until):
-    replica = daemon("--replicaof", "127.0.0.1", str(master.port), "--repl-diskless-sync-delay", "0").start()
-    follower = replica.client()
-    until(lambda: follower.info("replication")["master_link_status"] == "up")
-    leader = master.client()
-    until(lambda: leader.execute_command("WAIT", 1, 100) == 1)
-    return replica
-
-
-@pytest.fixture
 def open_acc(open_accumulator):
     def make(where, **options):
         return open_accumulator("dense", "float32", [2], "w", redis=where, **{"reduction_type": "SUM", **options})

@@ -1,0 +1,41 @@
+"""Replicas that have to confirm the parts of gradients in partitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.proxy import Fault, proxy_before
+
+import redisacc
+from redisacc._protocol.partition_scripts import PartitionScripts
+
+pytestmark = [
+    pytest.mark.servers("valkey", "redis7", "redis62"),
+    pytest.mark.every_server,
+    pytest.mark.usefixtures("force_parts"),
+]
+
+
+def test_replicas_confirm_parts_in_partitions_that_were_sent_twice(pair, open_accumulator, monkeypatch):
+    """The second connection finds the parts there, and its WAIT must not ask about nothing."""
+    monkeypatch.setattr("redisacc._protocol.partition_writer.REPLICATION_TIMEOUT_MS", 300)
+    master, replica = pair
+    commit = PartitionScripts.commit
+
+    def commit_when_the_replica_is_back(*args, **options):
+        # Otherwise, WAIT for the commit would speak for the parts, which are on the same server here.
+        replica.go_on()
+        return commit(*args, **options)
+
+    with proxy_before(("127.0.0.1", master.port)) as proxy:
+        options = {"redis": proxy.url, "reduction_type": "SUM", "min_replicas": 1, "partitions": 3}
+        acc = open_accumulator("dense", "float32", [30], "w", in_place_limit=0, **options)
+        monkeypatch.setattr(PartitionScripts, "commit", commit_when_the_replica_is_back)
+        replica.stall()
+        # The server has registered the attempt, and written all parts: 3 commands and WAIT for each of the first two.
+        proxy.arm(Fault("reply", 1 + 2 * 4, 0))
+        with pytest.raises(redisacc.NotReplicatedError, match="counted") as failure:
+            acc.apply_grad(np.ones(30, np.float32))
+        assert proxy.happened()
+        assert failure.value.replicas == 0
+        assert acc.take_grad(1, timeout=20).tolist() == [1] * 30
