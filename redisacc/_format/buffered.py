@@ -52,10 +52,6 @@ INLINE_BYTES = 64 * 1024
 # while they arrive. Smaller ones wake the taker only together.
 ANNOUNCED_BYTES = 512 * 1024
 
-# After so many bytes of parts, a message says that they have arrived. A message takes a taker about as long as fetching
-# 64 KiB.
-MESSAGE_BYTES = PART_SIZES[0] // 2
-
 # The expiry of a staged part, in milliseconds, in case no script admits it.
 STAGING_MS = 60_000
 
@@ -262,7 +258,7 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
     unannounced = 0
     for number, part in enumerate(parts):
         # The script announces the last ones.
-        if announced and unannounced >= MESSAGE_BYTES:
+        if announced and unannounced >= message_bytes():
             commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient_id, number))))
             unannounced = 0
         commands.append(("SET", keys.staged(gradient_id, number), part, "PX", STAGING_MS))
@@ -276,6 +272,14 @@ def partitioned(keys: Keys, gradient: Gradient) -> PartitionedGradient:
     described = tuple([(section.dtype, section.shape) for section in gradient.sections])
     lengths = tuple([part.nbytes for part in parts])
     return PartitionedGradient(_header(described, gradient.number, gradient.weight, lengths), parts)
+
+
+def message_bytes() -> int:
+    """Returns after how many bytes of parts a message says that they have arrived.
+
+    A message takes a taker about as long as fetching 64 KiB.
+    """
+    return PART_SIZES[0] // 2
 
 
 def part_size(nbytes: int, partitions: int = 1) -> int:

@@ -6,14 +6,10 @@ from collections.abc import Sequence
 
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import PartitionedKeys
-from redisacc._protocol import scripts
-from redisacc._protocol.replication import check_replicated
+from redisacc._protocol.replication import check_replicated, confirmed, wait_commands
 from redisacc._protocol.script_replies import corrupt
-from redisacc._redis.fast_socket import Command
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc._text import shown
-from redisacc.errors import CorruptDataError
 
 
 class AttemptScripts:
@@ -24,16 +20,13 @@ class AttemptScripts:
     Args:
         transport: the way to the leader.
         keys: the keys of the accumulator, or of the parameters.
-        min_replicas: how many replicas of the leader have to know that attempts are over; 0: none.
+        min_replicas: how many replicas of the leader must confirm that attempts are over; 0 asks none.
     """
 
     def __init__(self, transport: Transport, keys: PartitionedKeys, *, min_replicas: int = 0) -> None:
         self._transport = transport
         self._keys = keys
         self._min_replicas = min_replicas
-        self._replicate: list[Command] = (
-            [("WAIT", min_replicas, scripts.REPLICATION_TIMEOUT_MS)] if min_replicas else []
-        )
 
     def sweep(
         self, *, limit: int, abandoned: Sequence[StoredAttempt] = (), removed: Sequence[StoredAttempt] = ()
@@ -62,25 +55,19 @@ class AttemptScripts:
                     "removed": list(map(str, removed)),
                 },
             ),
-            after=self._replicate,
+            after=wait_commands(self._min_replicas),
         )
         match reply:
             case [b"due", *due]:
-                if due and self._min_replicas:
+                if due:
                     check_replicated(
                         self._keys.name,
-                        f"{len(due)} attempt(s) to store gradients ended",
-                        replicas=self._confirmed(replicas),
+                        f"{len(due)} attempt(s) ended",
+                        replicas=confirmed(self._keys.attempts, replicas),
                         min_replicas=self._min_replicas,
                     )
                 return [StoredAttempt.parse(self._keys.attempts, member) for member in due]
         raise corrupt(self._keys.attempts, reply)
-
-    def _confirmed(self, replies: Sequence[object]) -> int:
-        match replies:
-            case [int(replicas)]:
-                return replicas
-        raise CorruptDataError(f"{self._keys.attempts}: WAIT replied {shown(replies)}, not a number of replicas")
 
 
 def listed_attempts(transport: Transport, keys: PartitionedKeys, *, timeout: float = TIMEOUT) -> list[StoredAttempt]:

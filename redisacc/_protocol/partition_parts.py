@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from redisacc._format.buffered import STAGING_MS
 from redisacc._format.keys import PartitionedKeys
+from redisacc._protocol.replication import confirmed, wait_commands
 from redisacc._redis.fast_socket import Command, Pieces
-from redisacc._redis.transport import Transport
-from redisacc._text import shown
-from redisacc.errors import CorruptDataError
-
-# The commands whose reply is the length of a part.
-_MEASURES = ("STRLEN", "APPEND")
-
-# Returns the messages that follow a part, given the position of the partition and the number of the part.
-Messages = Callable[[int, int], Sequence[Command]]
+from redisacc._redis.transport import Hint, Transport
 
 
 def write_parts(
@@ -23,61 +16,51 @@ def write_parts(
     keys: PartitionedKeys,
     parts_of: Mapping[str, Sequence[memoryview | Pieces]],
     *,
+    min_replicas: int = 0,
     lease_ms: int = 0,
-    replicate: Sequence[Command] = (),
-    messages: Messages | None = None,
+    hints: Mapping[int, Hint] | None = None,
 ) -> list[int] | None:
-    """Writes the parts of attempts that are registered.
+    """Writes the parts of an attempt that is registered.
 
     Args:
         transport: the way to the nodes.
         keys: the keys of the accumulator, or of the parameters, with their partitions.
         parts_of: id → the parts, of each gradient or blob. No other attempt uses this id.
+        min_replicas: how many replicas of each node have to confirm the parts; 0: none are asked.
         lease_ms: the expiry that parts keep, in milliseconds; 0: none.
-        replicate: the command that waits until replicas of a node have its parts; empty: none are asked.
-        messages: what each node is to tell takers and reducers; None: nothing.
+        hints: number of a part → what its node does after it has stored that part; None: nothing.
 
     Returns:
         How many replicas of each node have the parts, if they were asked; None if a part is not there.
     """
-    # By the position of the partition. There may be fewer parts than there are partitions.
-    batches: dict[int, list[Command]] = {}
-    lengths: dict[int, list[int]] = {}
+    batches: dict[str, list[Command]] = {}
+    lengths: dict[str, list[int]] = {}
+    # With replicas to wait for, the length comes from a write that changes nothing. Valkey's WAIT asks for what its own
+    # connection wrote last, and when a batch is sent again, SET and PERSIST find their work done and write nothing: it
+    # would count replicas that lack the parts. APPEND always writes.
+    measure: Command = ("APPEND", b"") if min_replicas else ("STRLEN",)
     for owner, parts in parts_of.items():
         for number, part in enumerate(parts):
-            key, position = keys.part(owner, number), number % len(keys.partitions)
-            lasting: Command = ("PEXPIRE", key, lease_ms) if lease_ms else ("PERSIST", key)
-            batch = batches.setdefault(position, [])
+            key, partition = keys.part(owner, number), keys.partition(number)
             # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the parts
             # are in use. NX: it must not give an expiry to a part that is there.
-            batch += [("SET", key, part, "NX", "PX", STAGING_MS), lasting, _measure(key, confirmed=bool(replicate))]
-            lengths.setdefault(position, []).append(part.nbytes)
-            if messages is not None:
-                batch += messages(position, number)
+            batch = batches.setdefault(partition, [])
+            batch.append(("SET", key, part, "NX", "PX", STAGING_MS))
+            batch += [("PEXPIRE", key, lease_ms) if lease_ms else ("PERSIST", key), (measure[0], key, *measure[1:])]
+            if hints and number in hints:
+                batch.append(hints[number])
+            lengths.setdefault(partition, []).append(part.nbytes)
+    replicate = wait_commands(min_replicas)
     found = transport.scatter([[*batch, *replicate] for batch in batches.values()])
     replicas: list[int] = []
-    for (position, batch), replies in zip(batches.items(), found, strict=True):
+    for (partition, batch), replies in zip(batches.items(), found, strict=True):
         if replicate:
-            confirmed = replies.pop()
-            if not isinstance(confirmed, int):
-                where = keys.partition(position)
-                raise CorruptDataError(f"{where}: WAIT replied {shown(confirmed)}, not a number of replicas")
-            replicas.append(confirmed)
+            replicas.append(confirmed(partition, [replies.pop()]))
         # The length proves that the part is there. It is looked up after the expiry was removed, so it will stay.
-        there = [reply for command, reply in zip(batch, replies, strict=True) if command[0] in _MEASURES]
-        if there != lengths[position]:
+        there = [reply for command, reply in zip(batch, replies, strict=True) if command[0] == measure[0]]
+        if there != lengths[partition]:
             return None
     return replicas
-
-
-def _measure(key: str, *, confirmed: bool) -> Command:
-    """Returns the command that replies with the length of a part, 0 if it is not there.
-
-    With replicas to wait for, it is a write that changes nothing: Valkey's WAIT asks for what its own connection wrote
-    last. When a batch is sent again, SET and PERSIST find their work done and write nothing, so WAIT would count
-    replicas that lack the parts. APPEND always writes.
-    """
-    return ("APPEND", key, b"") if confirmed else ("STRLEN", key)
 
 
 def are_there(transport: Transport, parts: Sequence[tuple[str, int]]) -> bool:
@@ -89,7 +72,7 @@ def are_there(transport: Transport, parts: Sequence[tuple[str, int]]) -> bool:
         return True
     batches: dict[str, list[tuple[str, int]]] = {}
     for key, length in parts:
-        # What comes before the closing brace is the same for all keys of a partition.
+        # What comes before the second brace is the same for all keys of a partition.
         batches.setdefault(key.partition("}")[0], []).append((key, length))
     found = transport.scatter([[("STRLEN", key) for key, _ in batch] for batch in batches.values()])
     return found == [[length for _, length in batch] for batch in batches.values()]

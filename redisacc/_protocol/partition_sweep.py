@@ -26,7 +26,11 @@ ATTEMPTS_PER_CALL = 50
 
 
 def sweep(
-    transport: Transport, keys: PartitionedKeys, abandoned: Sequence[StoredAttempt] = (), *, min_replicas: int = 0
+    transport: Transport,
+    keys: PartitionedKeys,
+    abandoned: Sequence[StoredAttempt] = (),
+    *,
+    min_replicas: int = 0,
 ) -> int:
     """Removes the parts of all attempts that are over, and returns how many attempts these were.
 
@@ -34,7 +38,7 @@ def sweep(
         transport: the way to the nodes.
         keys: the keys of the accumulator, or of the parameters, with the partitions.
         abandoned: attempts that their writer, the caller, gives up.
-        min_replicas: how many replicas of the leader have to know that attempts are over; 0: none.
+        min_replicas: how many replicas of the leader must confirm that attempts are over; 0 asks none.
 
     Raises:
         NotReplicatedError: too few replicas know that the attempts are over. Their parts stay for the next sweep.
@@ -52,7 +56,11 @@ def sweep(
 
 
 def sweep_quietly(
-    transport: Transport, keys: PartitionedKeys, abandoned: Sequence[StoredAttempt] = (), *, min_replicas: int = 0
+    transport: Transport,
+    keys: PartitionedKeys,
+    abandoned: Sequence[StoredAttempt] = (),
+    *,
+    min_replicas: int = 0,
 ) -> None:
     """Does the same, and raises nothing: what is left here, somebody else removes."""
     try:

@@ -15,20 +15,16 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from redisacc._data.gradient import Gradient
+from redisacc._format import buffered as buffered_format
 from redisacc._format.attempts import StoredAttempt
-from redisacc._format.buffered import (
-    ANNOUNCED_BYTES,
-    MESSAGE_BYTES,
-    BufferedGradient,
-    partitioned,
-)
+from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
 from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived
-from redisacc._protocol.partition_parts import Messages, write_parts
+from redisacc._protocol.partition_parts import write_parts
 from redisacc._protocol.partition_scripts import PartitionScripts, Registered, Replaced
 from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
-from redisacc._protocol.scripts import REPLICATION_TIMEOUT_MS, Counted, Full, Request
-from redisacc._redis.fast_socket import Command, Pieces
+from redisacc._protocol.scripts import Counted, Full, Request
+from redisacc._redis.fast_socket import Pieces
 from redisacc._redis.transport import Hint, Transport
 from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerUnavailableError
 
@@ -59,7 +55,6 @@ class PartitionWriter:
         self._scripts = scripts
         self._lease_ms = lease_ms
         self._min_replicas = min_replicas
-        self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
 
     def send(
         self,
@@ -83,19 +78,16 @@ class PartitionWriter:
             if the attempt was given up by somebody else, so that a new one is needed, or "unconfirmed" if it replaces
             gradients, and too few replicas have its parts.
         """
-        of = partitioned(self._keys, gradient)
+        of = buffered_format.partitioned(self._keys, gradient)
         what: dict[str, Any] = {
             "gradient": gradient_id,
             "parts": len(of.parts),
             "nbytes": of.nbytes,
             "replaced": _replaced(replaced, summed_weight),
         }
-        announced = of.nbytes >= ANNOUNCED_BYTES and not replaced and len(of.header) <= ANNOUNCED_HEADER
+        announced = of.nbytes >= buffered_format.ANNOUNCED_BYTES and not replaced and len(of.header) <= ANNOUNCED_HEADER
         registered = self._scripts.register(
-            request,
-            **what,
-            lease_ms=lease_of(of.nbytes),
-            announced=of.header if announced else b"",
+            request, **what, lease_ms=lease_of(of.nbytes), announced=of.header if announced else b""
         )
         if not isinstance(registered, Registered):
             return registered
@@ -105,16 +97,16 @@ class PartitionWriter:
                 self._transport,
                 self._keys,
                 {attempt.id: of.parts},
+                min_replicas=self._min_replicas,
                 lease_ms=self._lease_ms,
-                replicate=self._replicate,
-                messages=self._messages(attempt.id, of.parts) if announced else None,
+                hints=self._messages(attempt.id, of.parts) if announced else None,
             )
             if replicas is None:
-                self._sweep(attempt)
+                self._sweep([attempt])
                 return "unstaged"
             if replaced and any(number < self._min_replicas for number in replicas):
                 # Replicas may have confirmed what it would replace, and others were told so.
-                self._sweep(attempt)
+                self._sweep([attempt])
                 return "unconfirmed"
             reply = self._scripts.commit(request, **what, place=registered.place, header=of.header)
         except AccumulatorNotFoundError:
@@ -125,7 +117,7 @@ class PartitionWriter:
             # The commit may still arrive: only the end of the lease may give the attempt up.
             raise
         except RedisAccError:
-            self._sweep(attempt)
+            self._sweep([attempt])
             raise
         if isinstance(reply, Counted):
             reply.replicas = min([reply.replicas, *replicas])
@@ -138,22 +130,22 @@ class PartitionWriter:
         self._sweep()
         return reply
 
-    def _messages(self, attempt: str, parts: Sequence[memoryview | Pieces]) -> Messages:
-        """Returns what tells takers and reducers of the parts of each partition that have arrived."""
+    def _messages(self, attempt: str, parts: Sequence[memoryview | Pieces]) -> dict[int, Hint]:
+        """Returns the messages by which nodes tell of parts that have arrived: the number of a part → its message."""
         step = len(self._keys.partitions)
-        unannounced = [0] * step
+        messages = {}
+        for position in range(step):
+            unannounced = 0
+            numbers = range(position, len(parts), step)
+            for count, number in enumerate(numbers, start=1):
+                unannounced += parts[number].nbytes
+                if unannounced >= buffered_format.message_bytes() or count == len(numbers):
+                    text = parts_arrived(attempt, count, position)
+                    messages[number] = Hint(("PUBLISH", self._keys.wake_of(position), text))
+                    unannounced = 0
+        return messages
 
-        def after(position: int, number: int) -> list[Command]:
-            unannounced[position] += parts[number].nbytes
-            if unannounced[position] < MESSAGE_BYTES and number + step < len(parts):
-                return []
-            unannounced[position] = 0
-            text = parts_arrived(attempt, number // step + 1, position)
-            return [Hint(("PUBLISH", self._keys.wake_of(position), text))]
-
-        return after
-
-    def _sweep(self, *abandoned: StoredAttempt) -> None:
+    def _sweep(self, abandoned: Sequence[StoredAttempt] = ()) -> None:
         sweep_quietly(self._transport, self._keys, abandoned, min_replicas=self._min_replicas)
 
     def _remove(self, attempt: StoredAttempt) -> None:

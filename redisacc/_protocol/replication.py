@@ -2,8 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from redisacc._redis.fast_socket import Command
 from redisacc._text import shown
-from redisacc.errors import NotReplicatedError
+from redisacc.errors import CorruptDataError, NotReplicatedError
+
+# How long replicas have to confirm a write, in milliseconds, if the handle was opened with min_replicas.
+REPLICATION_TIMEOUT_MS = 5000
+
+
+def wait_commands(min_replicas: int) -> list[Command]:
+    """Returns the command that waits until so many replicas have what its connection has written; 0: no command."""
+    return [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
+
+
+def confirmed(where: str, replies: Sequence[object]) -> int:
+    """Returns how many replicas the reply to ``wait_commands`` counts; 0 if there was no command.
+
+    Args:
+        where: the key that was written, for errors.
+        replies: the reply, if there was a command.
+
+    Raises:
+        CorruptDataError: it is no number.
+    """
+    match replies:
+        case []:
+            return 0
+        case [int(replicas)]:
+            return replicas
+    raise CorruptDataError(f"{where}: WAIT replied {shown(replies)}, not a number of replicas")
 
 
 def check_replicated(name: str, done: str, *, replicas: int, min_replicas: int) -> None:

@@ -22,6 +22,7 @@ from redisacc._format.partitions import parse_partitions, partitions_text
 from redisacc._format.record import check_format
 from redisacc._format.settings import SettingsChange
 from redisacc._format.weights import parse_weight, weight_text
+from redisacc._protocol.replication import confirmed, wait_commands
 from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.script_replies import Deletion, corrupt, deletion_of
 from redisacc._protocol.sessions import Session
@@ -38,9 +39,6 @@ from redisacc.errors import (
     StaleSequenceError,
     StepOverflowError,
 )
-
-# How long replicas have to confirm a write, in milliseconds, if the handle was opened with min_replicas.
-REPLICATION_TIMEOUT_MS = 5000
 
 
 @dataclass(frozen=True)
@@ -260,7 +258,7 @@ class Scripts:
         self.incarnation = incarnation
         self.min_replicas = min_replicas
         # WAIT must follow on the connection of its script: after a failover another one would ask another server.
-        self._replicate: list[Command] = [("WAIT", min_replicas, REPLICATION_TIMEOUT_MS)] if min_replicas else []
+        self._replicate = wait_commands(min_replicas)
 
     def bind(self, keys: Keys, incarnation: str) -> None:
         """Binds the scripts to the accumulator that ``open`` found.
@@ -926,12 +924,6 @@ class Scripts:
                 return 0
         self._refuse(reply)
 
-    def _confirmed(self, replies: Sequence[Any]) -> int:
-        match replies:
-            case [int(replicas)]:
-                return replicas
-        raise CorruptDataError(f"{self._keys.record}: WAIT replied {shown(replies)}, not a number of replicas")
-
     def _sender(self, session: Session, sequence: int, worker: str) -> dict[str, Argument]:
         """Returns the arguments of every request that is executed once."""
         return {
@@ -959,7 +951,7 @@ class Scripts:
                     _OUTCOMES[outcome],
                     self._step(step),
                     self._number(count, "num_accumulated"),
-                    self._confirmed(replicas) if replicas else 0,
+                    confirmed(self._keys.record, replicas),
                 )
             case [b"shape_mismatch", bound]:
                 raise InvalidArgumentError(
@@ -984,7 +976,7 @@ class Scripts:
                     _text(shape),
                     _text(staleness),
                     self._weight(weight) if weight else None,
-                    self._confirmed(replicas) if replicas else 0,
+                    confirmed(self._keys.record, replicas),
                 )
         self._refuse(reply)
 

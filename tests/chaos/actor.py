@@ -38,7 +38,7 @@ from chaos.journal import Journal
 
 import redisacc
 from redisacc._format import buffered as buffered_format
-from redisacc._protocol import part_sums, partition_writer, reliance, scripts
+from redisacc._protocol import part_sums, reliance, replication
 from redisacc._redis import lanes
 
 NAME = "chaos"
@@ -230,7 +230,7 @@ class Actor:
             buffered_format.PART_SIZES = (part_size or self._random.choice([32, 32, 1024]),)
         self._in_parts = part_size is not None
         # An impatient actor counts gradients that no replica has, some of which then get lost.
-        scripts.REPLICATION_TIMEOUT_MS = partition_writer.REPLICATION_TIMEOUT_MS = self._random.choice([100, 5000])
+        replication.REPLICATION_TIMEOUT_MS = self._random.choice([100, 5000])
         # Takers try again soon after a reducer was late, because here one always is.
         reliance.SHORTEST = reliance.LONGEST = 0.1
         succeed = reliance.Reliance.succeed

@@ -116,8 +116,6 @@ class Chaos:
         self._roles = {
             f"{role}{number}": (role, number < by_proxy)
             for role, (size, by_proxy) in crew.items()
-            # Reducers do not support clusters.
-            if role != "reducer" or replicas is None
             for number in range(size)
         }
         self._running: dict[str, int] = {}

@@ -489,8 +489,7 @@ def test_scripts_that_nobody_loaded_are_an_error_that_says_who_has_to(place):
 
 
 def test_a_worker_may_load_the_scripts_where_that_was_asked_for(daemon, server_name, open_accumulator, monkeypatch):
-    for module in ("scripts", "partition_writer"):
-        monkeypatch.setattr(f"redisacc._protocol.{module}.REPLICATION_TIMEOUT_MS", 100)
+    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 100)
     place = Place(daemon().start(), server_name, open_accumulator, "--eval", "--wait")
     acc = place.open("worker", "train-1", min_replicas=1)
     place.admin.script_flush()

@@ -129,7 +129,7 @@ def test_no_secret_in_any_log_line_error_or_repr(
 ):
     """Causes every kind of failure, and then looks for the password everywhere."""
     monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.3)
-    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 50)
+    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 50)
     monkeypatch.setattr("redisacc.cli.options.OPENING_TIMEOUT", 0.3)
     monkeypatch.setattr("redisacc._protocol.take_wait.POLL_TIMEOUT", 0.3)
     monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.1)

@@ -144,7 +144,7 @@ def test_a_gradient_whose_parts_the_replica_has_and_whose_entry_it_lacks(pair, u
 @pytest.mark.parametrize("size", SIZES)
 def test_nothing_that_was_confirmed_is_lost(pair, until, size, monkeypatch):
     """With min_replicas, the caller knows before the failover what may be lost."""
-    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 500)
+    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 500)
     worker, chief = (pair.open(*SIZES[size], min_replicas=1) for _ in range(2))
     assert apply(worker, 1)
     assert total(chief.take_grad(1, timeout=20)) == 1
@@ -163,7 +163,7 @@ def test_nothing_that_was_confirmed_is_lost(pair, until, size, monkeypatch):
 
 def test_a_round_is_confirmed_over_whatever_connection(pair, until, monkeypatch):
     """WAIT of Valkey knows only what its own connection wrote, and another one may have taken the round."""
-    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 500)
+    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 500)
     acc = pair.open(min_replicas=1)
     assert apply(acc, 1)
     pid = pair.replica.pid

@@ -31,8 +31,7 @@ SIZE = 200
 
 @pytest.fixture
 def short_wait(monkeypatch):
-    for module in ("scripts", "partition_writer"):
-        monkeypatch.setattr(f"redisacc._protocol.{module}.REPLICATION_TIMEOUT_MS", 500)
+    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 500)
 
 
 class Spread:

@@ -243,7 +243,7 @@ def test_more_replicas_than_there_are(pair, open_acc):
 )
 def test_a_clients_own_retries_and_timeout_do_not_prolong_the_wait(daemon, open_acc, monkeypatch, wire, library):
     """There is no replica, and the client would give up on WAIT, and repeat it, before the server answers."""
-    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 1000)
+    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 1000)
     server = daemon().start()
     with ClientKind(library, wire, retries=True).connected(server.port, socket_timeout=0.3) as client:
         acc = open_acc(client, min_replicas=1)
@@ -289,7 +289,7 @@ def master_now(finder):
 
 @pytest.mark.servers("redis7")
 def test_a_failover_by_sentinel_loses_nothing_that_replicas_have(watched, open_acc, background, until, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.REPLICATION_TIMEOUT_MS", 2000)
+    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 2000)
     master, replica, finder = watched
     clients = [finder.master_for("main", redis.Redis) for _ in range(3)]
     storages = [{"in_place_limit": limit, "min_replicas": 1} for limit in STORAGES.values()]
