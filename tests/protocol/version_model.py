@@ -1,8 +1,8 @@
 """A model of how versions of parameters are published whose parts lie on other nodes than their record.
 
-It is the sibling of ``partition_model``, which says what the two have in common: attempts that the leader registers with
-a number and a lease, writes that are confirmed by the nodes, a commit at the leader, a sweeper, and a gc. Here, a commit
-replaces a version by the next one:
+It is the sibling of ``partition_model``, which says what the two have in common: attempts that the leader registers
+with a number and a lease, writes that are confirmed by the nodes, a commit at the leader, a sweeper, and a gc. Here, a
+commit replaces a version by the next one:
 
 1. A publisher reads which version is published, and registers an attempt to publish the one that follows it.
 2. It writes the part, and has proof that it will stay.
