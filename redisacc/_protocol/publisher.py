@@ -142,8 +142,9 @@ class Publisher:
             self._lock, self._process = self._transport.waits.lock(), os.getpid()
         with self._lock:
             deadline = time.monotonic() + PUBLISH_TIMEOUT
-            version = secrets.token_hex(8)
-            while not self._try(wanted, version, publisher):
+            # Every attempt has names of its own. After a failover, the leader may number another one alike, and
+            # somebody may still be removing the parts of the first.
+            while not self._try(wanted, secrets.token_hex(8), publisher):
                 if time.monotonic() >= deadline:
                     raise ServerError(
                         f"step {wanted.step} of parameters {shown(self._keys.name)} could not be published in "

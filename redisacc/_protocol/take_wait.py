@@ -232,10 +232,11 @@ class TakeWait:
                     raise CancelledError(f"{self.label}: a take was cancelled while it waited")
             if log.is_due(now):
                 logger.warning("%s", self._state("is still waiting", self._contributors()), extra=self._fields)
-            if self._look_ahead():
-                continue
+            looked = self._look_ahead()
             if self.reader.calls_for_reducer():
                 self._call_reducer()
+            if looked:
+                continue
             self.alarm.wait(min(next_poll, self.deadline, log.due) - now)
 
     @property

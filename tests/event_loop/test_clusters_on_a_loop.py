@@ -27,3 +27,17 @@ async def test_a_cluster_by_its_url(real_server, partitions):
         await asyncio.gather(take, return_exceptions=True)
         assert (await acc.info()).waiting == []
         await acc.delete()
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_parameters_on_a_cluster(real_server, partitions):
+    options = {"redis": real_server.url, "partitions": partitions}
+    opened = [redisacc.asyncio.Parameters("w", **options) for _ in range(2)]
+    async with opened[0] as weights, opened[1] as other:
+        waiting = asyncio.create_task(other.wait(timeout=20))
+        await weights.publish(np.arange(300_000.0), 1, state=[np.ones(3)])
+        step, values = await waiting
+        assert (step, values.tolist()) == (1, list(range(300_000)))
+        assert await other.is_complete()
+        assert (await other.latest_state())[1][0].tolist() == [1, 1, 1]
+        await weights.delete()

@@ -25,8 +25,8 @@ def known_digest(monkeypatch):
 
 def pretend(client):
     """Makes takers believe that a reducer works."""
-    client.hset(KEYS.reducer, "who", "forged")
-    client.pexpire(KEYS.reducer, 60_000)
+    client.hset(KEYS.reducer(None), "who", "forged")
+    client.pexpire(KEYS.reducer(None), 60_000)
 
 
 def forge(client, what, number):

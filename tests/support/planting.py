@@ -186,7 +186,8 @@ class Planted:
             AssertionError: that module makes a key that is unknown here.
         """
         keys = self.keys
-        channels, others = {"events", "wake"}, {"name", "of_ref", "current", "partitions", "partition", "homes"}
+        channels = {"events", "wake", "wake_of", "calls"}
+        others = {"name", "of_ref", "current", "partitions", "partition", "homes", "positions", "home", "reducers"}
         made = {
             "record": [keys.record],
             "sessions": [keys.sessions],

@@ -18,6 +18,7 @@ from support.servers import ClusterClient
 import redisacc
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.keys import Keys
+from redisacc._protocol.attempt_scripts import AttemptScripts
 from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
@@ -241,8 +242,8 @@ def test_what_was_kept_is_removed_when_replicas_are_back(spread):
     with spread.stalled(replica):
         taking.__exit__(None, None, None)
         # Nor may another process remove them, whose connection has not written anything yet.
-        others = PartitionScripts(connect(spread.client()), spread.keys, min_replicas=1)
-        with pytest.raises(redisacc.NotReplicatedError, match="to store gradients ended"):
+        others = AttemptScripts(connect(spread.client()), spread.keys, min_replicas=1)
+        with pytest.raises(redisacc.NotReplicatedError, match="ended"):
             others.sweep(limit=1)
     assert len(spread.parts()) == 2
     assert acc.apply_grad(gradient(2), local_step=1)
@@ -349,3 +350,46 @@ def test_the_master_of_a_partition_fails_before_the_commit(spread, between):
     assert caught.value.part
     with acc.recover(skip_lost=True) as taken:
         assert numbers_of(taken.gradient) == [1]
+
+
+# Parameters, which have the same partitions
+
+
+@pytest.fixture
+def weights(spread):
+    with redisacc.Parameters("w", redis=spread.cluster.url, partitions=2) as made:
+        made.publish(np.zeros(40_000), 0)
+        assert made._reader.keys.partitions == spread.keys.partitions
+        yield made
+        made.delete()
+
+
+def test_a_part_of_parameters_is_lost_and_published_again(spread, weights):
+    spread.hold_back(spread.other)
+    weights.publish(np.ones(40_000), 1)
+    spread.fail_over(spread.other)
+    with redisacc.Parameters("w", redis=spread.cluster.url) as reader:
+        with pytest.raises(redisacc.DataLossError, match="of step 1 is lost") as caught:
+            reader.latest()
+        assert caught.value.part.startswith(tuple(spread.keys.homes))
+        assert not reader.is_complete()
+        weights.publish(np.ones(40_000), 1)
+        assert reader.is_complete()
+        step, values = reader.latest()
+        assert (step, set(values.tolist())) == (1, {1.0})
+
+
+def test_the_leader_of_parameters_forgets_a_version(spread, weights):
+    """What the version before consists of was only retired, so readers have it, and the publisher publishes again."""
+    spread.hold_back(spread.leader)
+    weights.publish(np.ones(40_000), 1)
+    spread.fail_over(spread.leader)
+    with redisacc.Parameters("w", redis=spread.cluster.url) as reader:
+        step, values = reader.latest()
+        assert (step, set(values.tolist())) == (0, {0.0})
+        weights.publish(np.ones(40_000), 1)
+        step, values = reader.latest()
+        assert (step, set(values.tolist())) == (1, {1.0})
+    # The other master still has its part of the version that was forgotten.
+    (leftover,) = [found for found in find_garbage(connect(spread.client())) if found.why == "blob"]
+    assert remove_garbage(connect(spread.client()), leftover) == 1
