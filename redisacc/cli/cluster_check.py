@@ -40,7 +40,7 @@ def examine_cluster(transport: Transport, silent: Mapping[str, str]) -> Finding:
         return Finding(
             "cluster",
             "bad",
-            f"{slot_map.uncovered} of 16384 slots have no master; {found}",
+            f"{slot_map.uncovered} of 16384 slots {'has' if slot_map.uncovered == 1 else 'have'} no master; {found}",
             "start the masters that are missing, or assign their slots to others: accumulators in these slots cannot "
             "be used" + (", and neither can any other" if full_coverage == "yes" else ""),
         )

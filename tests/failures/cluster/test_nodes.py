@@ -114,12 +114,24 @@ def test_a_node_is_added_and_gets_the_slot(make_cluster):
 
 
 def test_a_cluster_without_full_coverage(make_cluster):
+    """An accumulator without a master is an error that names the remedy. The others depend on a setting of the nodes."""
     cluster = make_cluster(3, dir=None, durable=False)
     with redisacc.ConditionalAccumulator("float32", [4], "w", redis=cluster.url) as acc:
         owner = cluster.owner(acc.accumulator_ref)
-        owner.ask("CLUSTER", "DELSLOTS", key_slot(acc.accumulator_ref))
-        with pytest.raises(redisacc.ServerUnavailableError, match="cluster that is down"):
-            acc._transport.call("HGET", acc.accumulator_ref, "x", timeout=1.0)
+        # Others would go on believing that the owner has it.
+        for node in cluster.nodes:
+            node.ask("CLUSTER", "DELSLOTS", key_slot(acc.accumulator_ref))
+        for coverage in ("yes", "no"):
+            for node in cluster.nodes:
+                node.ask("CONFIG", "SET", "cluster-require-full-coverage", coverage)
+            expected = "is down, or has no master for the key: see `redisacc doctor`"
+            with pytest.raises(redisacc.ServerUnavailableError, match=expected):
+                acc._transport.call("HGET", acc.accumulator_ref, "x", timeout=1.0)
+        elsewhere = next(name for name in "abcdefgh" if cluster.owner(f"redisacc:{{{name}}}") is not owner)
+        with redisacc.ConditionalAccumulator("float32", [4], elsewhere, redis=cluster.url) as other:
+            assert other.apply_grad(np.ones(4))
+        finding = next(found for found in examine(connect(cluster.url), cluster.url) if found.what == "cluster")
+        assert (finding.status, finding.found.startswith("1 of 16384 slots has no master")) == ("bad", True)
 
 
 @pytest.mark.parametrize("program", ["valkey", "redis7", "redis62"])

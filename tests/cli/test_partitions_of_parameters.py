@@ -1,0 +1,69 @@
+"""Parameters with partitions in the commands `ls`, `show`, `rm`, `gc` and `doctor`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.servers import CLUSTER
+
+on_one_server = pytest.mark.servers("valkey")
+
+ATTEMPTS = "redisacc:{w}:parameters:attempts"
+
+
+@pytest.fixture
+def weights(open_parameters):
+    handle = open_parameters("w", partitions=3)
+    for step in range(2):
+        handle.publish(np.full(30_000, step), step)
+    yield handle
+    handle.delete()
+
+
+@on_one_server
+def test_show_and_ls_say_how_many(cli, cli_json, weights):
+    assert "  partitions   3 (0, 1, 2)\n" in cli("show", "w").stdout
+    assert cli_json("show", "w")["parameters"]["partitions"] == [0, 1, 2]
+    assert cli_json("ls", "w")[0]["partitions"] == 3
+    # The version, and the one before.
+    assert cli_json("show", "w")["parameters"]["stored_bytes"] == 2 * 240_000
+
+
+@on_one_server
+def test_gc_removes_what_versions_have_replaced(cli, cli_json, client, weights):
+    assert cli("gc").stdout == "no garbage\n"
+    assert len(client.keys("redisacc:{w/*}:*")) == 6
+    for member in client.zrange(ATTEMPTS, 0, -1):
+        client.zadd(ATTEMPTS, {member: 1})
+    (found,) = cli_json("gc", "--dry-run")["leftovers"]
+    assert (found["name"], found["why"], found["keys"]) == ("w", "blobs", [ATTEMPTS])
+    assert cli_json("gc", "--yes")["removed"] == 1
+    assert len(client.keys("redisacc:{w/*}:*")) == 3
+    assert weights.latest()[0] == 1
+    assert cli("gc").stdout == "no garbage\n"
+
+
+@on_one_server
+def test_rm(cli, client, weights):
+    assert cli("rm", "w", "--yes").stderr == "w: parameters of step 1, 1 leaf\n"
+    assert client.keys() == []
+
+
+@on_one_server
+def test_a_first_version_under_way_is_nothing_yet(cli, client, open_parameters, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("redisacc._protocol.partition_version_writer.write_parts", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            open_parameters("w", partitions=3).publish(np.ones(3), 0)
+    assert cli("show", "w").exit_code == 3
+    assert cli("rm", "w", "--yes").exit_code == 3
+    assert cli("gc").stdout == "no garbage\n"
+    assert 0 < client.pttl("redisacc:{w}:parameters") <= 121_000
+    client.delete("redisacc:{w}:parameters")
+    assert "objects that no parameters refer to" in cli("gc", "--yes").output
+    assert client.keys() == []
+
+
+@pytest.mark.servers(CLUSTER)
+def test_doctor_looks_whether_partitions_lie_evenly(cli, weights):
+    assert "0 accumulators and parameters of 1 name with partitions" in " ".join(cli("doctor").stdout.split())
