@@ -54,9 +54,10 @@ test-rest: $(VENV)/.test ## 9 min | run what `make test-all` adds to `make test`
 	$(PYTEST) --rest $(T)
 
 # Client libraries, as pip writes them. Everything else is as in the environment of the tests. Each test meets one kind
-# of client (tests/support/clients.py); one after the other, all kinds take their turn.
+# of client (tests/support/clients.py); one after the other, all kinds take their turn. On a cluster, it is a
+# redis.RedisCluster, or the cluster's URL.
 CLIENTS ?= redis==5.0.* redis==5.3.* redis==6.* redis==7.* redis==8.* valkey
-client-matrix: $(VENV)/.test ## 25 min | run the tests of connections with redis-py 5 to 8, valkey-py and every kind of client
+client-matrix: $(VENV)/.test ## 35 min | run the tests of connections with redis-py 5 to 8, valkey-py, every kind of client, and clusters
 	set -e; for wanted in $(CLIENTS); do \
 	  library="$${wanted%%=*}"; place="build/clients/$${wanted%.\*}"; rm -rf "$$place"; \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --target "$$place" "$$wanted"; \
@@ -65,6 +66,9 @@ client-matrix: $(VENV)/.test ## 25 min | run the tests of connections with redis
 	  PYTHONPATH="$$place:$(CURDIR)" $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --servers valkey \
 	    --clients "turn:$$library-py" \
 	    tests/behaviour tests/protocol tests/unit tests/failures/connections tests/hostile/test_peers.py $(T); \
+	  test "$$library" = redis || continue; \
+	  PYTHONPATH="$$place:$(CURDIR)" $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --servers cluster \
+	    tests/behaviour tests/event_loop tests/failures/cluster $(T); \
 	done
 
 $(VENV)/.browser: pyproject.toml $(VENV)/.test

@@ -10,6 +10,7 @@
 -- {'missing'}       there are no such parameters
 -- {'replaced'}      the parameters were deleted and published again
 
+-- #include "notify"
 -- #bind
 
 local incarnation = redis.call('HGET', keys.record, 'incarnation')
@@ -19,5 +20,5 @@ elseif incarnation ~= args.incarnation then
   return {'replaced'}
 end
 redis.call('HSET', keys.record, unpack(args.fields))
-redis.call('PUBLISH', keys.record .. ':events', args.event)
+notify(keys.record .. ':events', args.event)
 return {'noted'}

@@ -1,9 +1,10 @@
+-- #include "notify"
 -- #include "weight_text"
 
 -- Tells waiting takers and reducers that the parts of a gradient are about to be uploaded, so that they add them up
 -- while they arrive. header: its header, in hexadecimal.
 local function announce_upload(record_key, gradient, place, weight, round_shape, header)
-  redis.call('PUBLISH', record_key .. ':wake',
+  notify(record_key .. ':wake',
     string.format('gradient=%s place=%s%s shape=%s header=%s', gradient, place,
       weight ~= 1 and '*' .. weight_text(weight) or '', round_shape, header))
 end

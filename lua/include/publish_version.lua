@@ -1,3 +1,4 @@
+-- #include "notify"
 -- #include "now_ms"
 
 -- Makes a version of parameters visible, and tells waiting readers. request: see publish.
@@ -6,5 +7,5 @@ local function publish_version(record_key, request)
   redis.call('HSET', record_key, 'incarnation', request.incarnation, 'version', request.version, 'step', request.step,
     'published_ms', now, unpack(request.fields))
   redis.call('HSETNX', record_key, 'created_ms', now)
-  redis.call('PUBLISH', record_key .. ':events', request.event)
+  notify(record_key .. ':events', request.event)
 end

@@ -161,7 +161,7 @@ def _check_schema(
             ("max_staleness", opened.max_staleness, opened.max_staleness if max_staleness is None else max_staleness),
             ("staleness_weight", opened.staleness_weight, staleness_weight or opened.staleness_weight),
             ("normalize", opened.normalize, normalize or opened.normalize),
-            ("partitions", num_partitions, partitions if isinstance(partitions, int) else num_partitions),
+            ("number of partitions", num_partitions, partitions if isinstance(partitions, int) else num_partitions),
         )
         if there != here and not (is_tree and what in ("dtype", "shape"))
     ]

@@ -22,7 +22,15 @@ from typing import Any, NoReturn, TypeVar
 
 from redisacc._redis.client_libraries import is_cluster
 from redisacc._redis.fast_socket import VALUES, A, Arrivals, Command, Connection, fetch_together
-from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError, SlotMovedError, reason_of
+from redisacc._redis.faults import (
+    FAULTS,
+    BrokenError,
+    RejectedError,
+    ReplyError,
+    SilentError,
+    SlotMovedError,
+    reason_of,
+)
 from redisacc._redis.node import Losses, Node, Send, fetch_from_nodes
 from redisacc._redis.reply_errors import REDIRECTIONS
 from redisacc._redis.slot_map import Address, SlotMap, key_slot, redirection, slot_of, slots_of
@@ -414,6 +422,10 @@ class Cluster:
         if isinstance(error, (BrokenError, OSError)):
             self._note_failure(node)
             raise self._described(node, error) from error
+        if isinstance(error, RejectedError):
+            raise RejectedError(
+                f"{reason_of(error).rstrip('.')} (node {node.address}; every node needs the same users and passwords)"
+            ) from error
         if isinstance(error, ReplyError) and error.code not in REDIRECTIONS:
             self._note_failure(node)
         raise error

@@ -11,7 +11,7 @@ PASSING = {
     "BUSY": "is busy",
     "LOADING": "is still loading its data",
     "TRYAGAIN": "is moving the key",
-    "CLUSTERDOWN": "belongs to a cluster that is down",
+    "CLUSTERDOWN": "belongs to a cluster that is down, or has no master for the key: see `redisacc doctor`",
     "MASTERDOWN": "is a replica that has lost its master",
     "UNBLOCKED": "was demoted to a replica while it waited for its replicas",
     "READONLY": "is a read-only replica: name its master, or go through Sentinel",

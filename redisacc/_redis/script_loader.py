@@ -99,7 +99,7 @@ class Script:
         Its messages go to the node that has the keys, where waiting takers listen, instead of to every node. The two
         commands must not stand in one script, because a server that lacks SPUBLISH fails where it is called.
         """
-        return Script(self.name, self.text.replace("redis.call('PUBLISH'", "redis.call('SPUBLISH'"), *self._fields)
+        return Script(self.name, self.text.replace("redis.pcall('PUBLISH'", "redis.pcall('SPUBLISH'"), *self._fields)
 
     def bind(
         self, *, keys: Mapping[str, str | Sequence[str]], args: Mapping[str, Argument | Sequence[Argument]]

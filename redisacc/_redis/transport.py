@@ -303,7 +303,11 @@ class Transport:
             # The server is new, was restarted, or its script cache was flushed.
             whole = ("EVAL", script.text, *commands[here][2:])
             replies[here:] = self._exchange([whole, *commands[here + 1 :]], timeout)
-            if isinstance(replies[here], ReplyError) and replies[here].code == "NOPERM":
+            if (
+                isinstance(replies[here], ReplyError)
+                and replies[here].code == "NOPERM"
+                and "'eval'" in str(replies[here])
+            ):
                 raise NotPermittedError(
                     f"the server at {self.address} does not have the script {shown(script.name)}, and this user may "
                     f"not load it: run `redisacc load-scripts` as a user who may ({reason_of(replies[here])})"

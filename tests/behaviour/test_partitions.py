@@ -88,7 +88,7 @@ def test_an_existing_accumulator_keeps_its_partitions(open_dense, acc):
     for same in (3, None, "auto"):
         assert open_dense("float32", SHAPE, "w", reduction_type="SUM", partitions=same).info().partitions == kept
     for other in (1, 2, 4):
-        with pytest.raises(redisacc.SchemaMismatchError, match=f"its partitions is 3, not {other}"):
+        with pytest.raises(redisacc.SchemaMismatchError, match=f"its number of partitions is 3, not {other}"):
             open_dense("float32", SHAPE, "w", reduction_type="SUM", partitions=other)
 
 

@@ -20,6 +20,11 @@ die; a request may be delivered late, even after its sender has died or has begu
 may be delivered twice. Leases are not clocked: they may be over at any time. One node with one part per gradient stands
 for all nodes, because parts of different nodes have nothing to do with each other before step 4, and that step needs
 the proof of all of them.
+
+If the leader fails over, its replica takes its place, with what it has received of the leader's state. That may happen
+once, at any moment. What the leader alone knew is lost then, which its callers are told. But parts of what the replica
+knows must still be there, so parts are removed only after the replica has confirmed that their attempt is over
+(``min_replicas``).
 """
 
 from __future__ import annotations
@@ -49,6 +54,9 @@ class Rules:
         one_outcome: the leader admits a gradient only once, whichever attempt it comes from.
         asks_after_listing: gc asks the leader about an attempt after it has seen its part, and not before.
         result_after_acknowledgement: a taker hands out its result only when its acknowledgement was accepted.
+        confirmation_before_removal: the sweeper removes parts only after the replica has confirmed the fence.
+        names_outlive_failovers: the name of an attempt contains something random, so that it is not used again by a
+            leader whose counter is that of a replica that lagged behind.
     """
 
     fence_before_removal: bool = True
@@ -58,6 +66,8 @@ class Rules:
     one_outcome: bool = True
     asks_after_listing: bool = True
     result_after_acknowledgement: bool = True
+    confirmation_before_removal: bool = True
+    names_outlive_failovers: bool = True
 
 
 class Writer(NamedTuple):
@@ -86,6 +96,19 @@ class Taker(NamedTuple):
     read: Attempts = NONE
 
 
+class Replica(NamedTuple):
+    """What the leader's replica has received: fields of the state of the same names."""
+
+    registered: Attempts
+    fenced: Attempts
+    passed: tuple[int, ...]
+    admitted: Attempts
+    round: Attempts
+    taken: Attempts
+    owner: int
+    trash: Attempts
+
+
 class State(NamedTuple):
     """Everything that is stored, under way, and known to a process.
 
@@ -93,6 +116,7 @@ class State(NamedTuple):
         writers: one for each gradient.
         takers: the first one, and the one that may recover its round.
         sweeping: the attempt whose intent the sweeper has fenced, and whose part it is about to remove.
+        confirmed: whether the replica has confirmed that this attempt is over.
         collecting: the attempt that gc is about to ask about, or whose part it is about to remove.
         condemned: whether the leader did not know that attempt.
         registered, fenced: intents at the leader.
@@ -106,11 +130,14 @@ class State(NamedTuple):
         parts: attempts whose part is on the node: True if it has no expiry.
         flying: requests on their way: (request, attempt or taker).
         results: the attempts that were handed out, each as often as it was.
+        replica: what the leader's replica knows; None: there is none, or it has taken over.
+        failed_over: whether it has.
     """
 
     writers: tuple[Writer, ...]
     takers: tuple[Taker, ...]
     sweeping: Attempt | None = None
+    confirmed: bool = False
     collecting: Attempt | None = None
     condemned: bool = False
     registered: Attempts = NONE
@@ -125,6 +152,12 @@ class State(NamedTuple):
     parts: frozenset[tuple[Attempt, bool]] = frozenset()
     flying: frozenset[tuple[str, Attempt]] = frozenset()
     results: tuple[Attempt, ...] = ()
+    replica: Replica | None = None
+    failed_over: bool = False
+
+    def replicated(self) -> Replica:
+        """Returns what a replica knows that has received everything."""
+        return Replica(**{name: getattr(self, name) for name in Replica._fields})
 
     def mirrored(self) -> State:
         """Returns the same state with two gradients, and their writers, in each other's place."""
@@ -176,6 +209,7 @@ class Search:
         numbers: how many attempts of a gradient the leader registers, at most. With more than the writer tries, some of
             them come from copies of its requests.
         rules: the rules of the protocol.
+        fails_over: whether the leader has a replica, which may take over.
 
     Attributes:
         visited: the number of states.
@@ -185,6 +219,7 @@ class Search:
     attempts: int
     numbers: int = 2
     rules: Rules = Rules()
+    fails_over: bool = False
     visited: int = field(default=0, init=False)
 
     def run(self) -> None:
@@ -210,6 +245,9 @@ class Search:
             passed=(-1,) * self.gradients,
             flying=frozenset(("register", (number, 0)) for number in range(self.gradients)),
         )
+        if self.fails_over:
+            assert self.gradients == 1, "the replica is not mirrored"
+            first = first._replace(replica=first.replicated())
         came_from: dict[State, tuple[State, str] | None] = {first: None}
         mirrors: set[State] = set()
         waiting = deque([first])
@@ -243,7 +281,8 @@ class Search:
         gradients = [gradient for gradient, _ in state.admitted]
         if len(gradients) > len(set(gradients)):
             return "a gradient was counted twice"
-        if len(state.results) > len(set(state.results)):
+        # A round whose acknowledgement a failover has undone is handed out again, which nothing can prevent.
+        if len(state.results) > len(set(state.results)) and not state.failed_over:
             return "a gradient was handed out twice"
         return None
 
@@ -270,6 +309,7 @@ class Search:
                 yield from self._taker_steps(state, number, taker)
         yield from self._sweeper_steps(state)
         yield from self._gc_steps(state)
+        yield from self._replica_steps(state)
         for request, attempt in state.flying:
             yield from self._delivery(state, request, attempt)
         for attempt, persisted in state.parts:
@@ -337,18 +377,23 @@ class Search:
             # The reply is the outcome.
             return state
         if self.rules.attempts_are_used_once:
-            which = state.passed[number] + 1
+            place = state.passed[number] + 1
         else:
-            which = next(free for free in count() if not self._knows(state, (number, free)))
-        if which >= self.numbers:
+            place = next(free for free in count() if not self._knows(state, (number, self._named(free, tries))))
+        if place >= self.numbers:
             # A bound for the search: this copy is lost.
             return state
-        passed = (*state.passed[:number], max(which, state.passed[number]), *state.passed[number + 1 :])
+        which = self._named(place, tries)
+        passed = (*state.passed[:number], max(place, state.passed[number]), *state.passed[number + 1 :])
         return state._replace(
             registered=state.registered | {(number, which)},
             passed=passed,
             answers=state.answers | {(number, tries, which)},
         )
+
+    def _named(self, place: int, tries: int) -> int:
+        """Returns the number that stands for the name of an attempt: its place, and what its writer made up."""
+        return place + self.numbers * tries if self.rules.names_outlive_failovers else place
 
     def _admit(self, state: State, attempt: Attempt) -> State:
         if attempt not in state.registered:
@@ -361,13 +406,36 @@ class Search:
             round=state.round | {attempt},
         )
 
+    def _replica_steps(self, state: State) -> Iterator[tuple[str, State]]:
+        if state.replica is None:
+            return
+        if state.replica != (known := state.replicated()):
+            yield "the replica receives everything", state._replace(replica=known)
+        # What is on its way to the old leader or from there is lost. Who waits for a reply asks the new leader.
+        asked_again = {
+            (writer.at, (number, writer.tries if writer.at == "register" else writer.attempt))
+            for number, writer in enumerate(state.writers)
+            if writer.at in ("register", "admit")
+        }
+        to_nodes = {(request, attempt) for request, attempt in state.flying if request in ("write", "persist")}
+        fields = {**state.replica._asdict(), "flying": frozenset(to_nodes | asked_again), "answers": NONE}
+        if not state.confirmed:
+            # The sweeper's request, too, begins anew there.
+            fields["sweeping"] = None
+        yield "the replica takes over", state._replace(**fields, replica=None, failed_over=True)
+
     def _sweeper_steps(self, state: State) -> Iterator[tuple[str, State]]:
         if state.sweeping is not None:
             attempt = state.sweeping
-            yield "the sweeper dies", state._replace(sweeping=None)
+            yield "the sweeper dies", state._replace(sweeping=None, confirmed=False)
+            if self.rules.confirmation_before_removal and not state.confirmed:
+                received = None if state.replica is None else state.replicated()
+                yield "the replica confirms that", state._replace(confirmed=True, replica=received)
+                return
             parts = frozenset(part for part in state.parts if part[0] != attempt)
             removed = state._replace(
                 sweeping=None,
+                confirmed=False,
                 parts=parts,
                 registered=state.registered - {attempt},
                 fenced=state.fenced - {attempt},
@@ -393,7 +461,7 @@ class Search:
                     yield f"gc finds the part of {found}", state._replace(collecting=found)
                 return
             for number in range(self.gradients):
-                for which in range(self.numbers):
+                for which in range(self.numbers * self.attempts):
                     if not self._knows(state, (number, which)):
                         unknown = state._replace(collecting=(number, which), condemned=True)
                         yield f"the leader does not know {(number, which)}", unknown
@@ -425,7 +493,9 @@ class Search:
                 done = state._replace(owner=2, taken=NONE, trash=state.trash | taker.read)
                 handed = done._replace(results=(*done.results, *sorted(taker.read)))
                 accepted = handed if self.rules.result_after_acknowledgement else done
-                yield f"taker {number} acknowledges", become(taker._replace(at="remove"), accepted)
+                # With a replica, it is left to the sweeper, who waits for that one.
+                then = Taker("") if self.fails_over else taker._replace(at="remove")
+                yield f"taker {number} acknowledges", become(then, accepted)
             # Otherwise its round was recovered: it gets an error.
         elif taker.at == "remove":
             parts = frozenset(part for part in state.parts if part[0] not in taker.read)

@@ -9,6 +9,8 @@ from partition_model import Harm, Rules, Search
 from support.selection import thorough
 
 RULES = [rule.name for rule in fields(Rules)]
+# These matter only if the leader fails over to a replica that lags behind.
+FAILOVERS = ["confirmation_before_removal", "names_outlive_failovers"]
 
 
 @pytest.mark.timeout(600)
@@ -23,9 +25,17 @@ def test_nothing_is_lost_counted_twice_or_left_behind(gradients: int, attempts: 
     assert search.visited > states
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.thorough
+def test_what_a_replica_knows_is_there_when_it_takes_over() -> None:
+    search = Search(1, 1, fails_over=True)
+    search.run()
+    assert search.visited > 100_000
+
+
 @pytest.mark.parametrize("rule", thorough(RULES, usual=["persists", "proof_before_admission"]))
 def test_each_rule_is_necessary(rule: str) -> None:
-    search = Search(1, 2, rules=replace(Rules(), **{rule: False}))
+    search = Search(1, 2, rules=replace(Rules(), **{rule: False}), fails_over=rule in FAILOVERS)
     with pytest.raises(Harm) as caught:
         search.run()
     # The shortest way to the harm, so that one can read it.

@@ -6,15 +6,18 @@ It knows where requests and replies begin and end, so that a fault can be put be
 from __future__ import annotations
 
 import contextlib
+import importlib
 import random
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
+
+import redis
 
 Direction = Literal["request", "reply"]
 # cut: close both sides. reset: the same with a TCP reset. late (requests only): close the client's side, keep what it
@@ -93,19 +96,24 @@ class Weather:
     longest_late: float = 2.0
 
 
+# Where a server listens: a host and a port, or the path of a Unix socket.
+Place = tuple[str, int] | str
+
+
 class Proxy:
-    """Listens on a port of its own until it is closed.
+    """Listens on a port of its own until it is closed; before several servers, on one for each.
+
+    Messages of all connections are numbered together.
 
     Attributes:
-        port: where it listens, on 127.0.0.1.
+        ports: where it listens, on 127.0.0.1, in the order of the servers.
         bytewise: pass everything on byte by byte.
         refuses: close new connections at once.
         fired: how many faults there were of each kind.
         when_it_happens: called when an armed fault happens, before its connection breaks.
     """
 
-    def __init__(self, server: tuple[str, int] | str, seed: int = 0) -> None:
-        self._server = server
+    def __init__(self, server: Place, seed: int = 0, *, more: Sequence[Place] = ()) -> None:
         self._random = random.Random(seed)
         self._weather: Weather | None = None
         self._lock = threading.Lock()
@@ -122,9 +130,21 @@ class Proxy:
         self.when_it_happens: Callable[[], object] = lambda: None
         self.fired: dict[str, int] = {}
         self.lengths: dict[Direction, list[int]] = {"request": [], "reply": []}
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        servers = [server, *more]
+        self._listeners = [socket.create_server(("127.0.0.1", 0), backlog=100) for _ in servers]
+        self.ports: list[int] = [listener.getsockname()[1] for listener in self._listeners]
+        for pair in zip(self._listeners, servers, strict=True):
+            threading.Thread(target=self._accept, args=pair, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port that leads to the first server."""
+        return self.ports[0]
+
+    @property
+    def where(self) -> Any:
+        """What an accumulator gets as ``redis=``."""
+        return self.url
 
     @property
     def url(self) -> str:
@@ -179,22 +199,23 @@ class Proxy:
     def close(self) -> None:
         self._closed = True
         self.resume()
-        _close(self._listener)
+        for listener in self._listeners:
+            _close(listener)
         self.cut_all()
         self.deliver_late()
 
     # The proxy's own work
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket, place: Place) -> None:
         while not self._closed:
             try:
-                client, _ = self._listener.accept()
+                client, _ = listener.accept()
             except OSError:
                 return
             try:
                 if self.refuses:
                     raise ConnectionRefusedError
-                server = self._connect()
+                server = _connected(place)
             except OSError:
                 _close(client)
                 continue
@@ -204,20 +225,9 @@ class Proxy:
             with self._lock:
                 self._open |= {client, server}
             for direction, source, target in (("request", client, server), ("reply", server, client)):
-                threading.Thread(target=self._pump, args=(direction, source, target), daemon=True).start()
+                threading.Thread(target=self._pump, args=(direction, source, target, place), daemon=True).start()
 
-    def _connect(self) -> socket.socket:
-        if isinstance(self._server, str):
-            sock = socket.socket(socket.AF_UNIX)
-            try:
-                sock.connect(self._server)
-            except OSError:
-                sock.close()
-                raise
-            return sock
-        return socket.create_connection(self._server)
-
-    def _pump(self, direction: Direction, source: socket.socket, target: socket.socket) -> None:
+    def _pump(self, direction: Direction, source: socket.socket, target: socket.socket, place: Place) -> None:
         messages = Messages()
         number = passed = 0
         begun = False
@@ -235,12 +245,12 @@ class Proxy:
                         with self._lock:
                             self.lengths[direction].append(passed + len(piece))
                     happening = fault or self._fault
-                    place = self._place(happening, direction, number, passed, piece, ends)
-                    self._send(target, piece[:place])
-                    if place is not None and happening is not None:
-                        if not self._happen(happening, source, target, data[here + place :]):
+                    at = self._place(happening, direction, number, passed, piece, ends)
+                    self._send(target, piece[:at])
+                    if at is not None and happening is not None:
+                        if not self._happen(happening, source, target, data[here + at :], place):
                             return
-                        self._send(target, piece[place:])
+                        self._send(target, piece[at:])
                     here += len(piece)
                     passed += len(piece)
                     begun = not ends
@@ -304,7 +314,7 @@ class Proxy:
         for k in range(len(piece)):
             target.sendall(piece[k : k + 1])
 
-    def _happen(self, fault: Fault, source: socket.socket, target: socket.socket, rest: bytes) -> bool:
+    def _happen(self, fault: Fault, source: socket.socket, target: socket.socket, rest: bytes, place: Place) -> bool:
         """Lets a fault happen; ``rest`` arrived and was not passed on. True if the connection stays open."""
         self._count(fault.action)
         armed = fault is self._fault
@@ -319,7 +329,7 @@ class Proxy:
             gate.wait()
             return True
         if fault.action == "late":
-            self._keep_back(source, rest)
+            self._keep_back(source, rest, place)
         elif fault.action == "reset":
             for sock in (source, target):
                 with contextlib.suppress(OSError):
@@ -330,8 +340,8 @@ class Proxy:
             self._happened.set()
         return False
 
-    def _keep_back(self, client: socket.socket, held: bytes) -> None:
-        """Keeps what the client has sent, with all that travels with it."""
+    def _keep_back(self, client: socket.socket, held: bytes, place: Place) -> None:
+        """Keeps what the client has sent to a server, with all that travels with it."""
         client.settimeout(TOGETHER)
         with contextlib.suppress(OSError):
             while more := client.recv(65536):
@@ -340,13 +350,53 @@ class Proxy:
         with self._lock:
             latest = self._random.random() * weather.longest_late if weather else None
         now = threading.Event()
-        thread = threading.Thread(target=_deliver, args=(self._connect(), held, now, latest), daemon=True)
+        thread = threading.Thread(target=_deliver, args=(_connected(place), held, now, latest), daemon=True)
         thread.start()
         self._late.append((now, thread))
 
     def _count(self, what: str) -> None:
         with self._lock:
             self.fired[what] = self.fired.get(what, 0) + 1
+
+
+class ClusterProxy(Proxy):
+    """A proxy before every master of a cluster.
+
+    Args:
+        ports: those of the masters, on 127.0.0.1.
+    """
+
+    def __init__(self, ports: Sequence[int], seed: int = 0) -> None:
+        first, *more = [("127.0.0.1", port) for port in ports]
+        super().__init__(first, seed, more=more)
+        self._by_port = dict(zip(ports, self.ports, strict=True))
+
+    @property
+    def where(self) -> Any:
+        return self.client(redis)
+
+    def client(self, library: Any) -> Any:
+        """Returns a new client of redis-py or valkey-py that reaches every node through the proxy."""
+        node = importlib.import_module(f"{library.__name__}.cluster").ClusterNode
+        nodes = [node("127.0.0.1", port) for port in self.ports]
+        kind = library.RedisCluster if library is redis else library.ValkeyCluster
+        return kind(startup_nodes=nodes, address_remap=self._remapped, socket_timeout=2)
+
+    def _remapped(self, address: tuple[str, int]) -> tuple[str, int]:
+        host, port = address
+        return host, self._by_port.get(port, port)
+
+
+def _connected(place: Place) -> socket.socket:
+    if not isinstance(place, str):
+        return socket.create_connection(place)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect(place)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _deliver(server: socket.socket, held: bytes, now: threading.Event, latest: float | None) -> None:
@@ -368,7 +418,7 @@ def _close(sock: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def proxy_before(server: tuple[str, int] | str, seed: int = 0) -> Iterator[Proxy]:
+def proxy_before(server: Place, seed: int = 0) -> Iterator[Proxy]:
     """A proxy for the length of a block."""
     proxy = Proxy(server, seed)
     try:

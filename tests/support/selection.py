@@ -39,7 +39,7 @@ UNUSUAL_STORAGES = ("partitions",)
 MARKERS = (
     "servers(*names): the servers that the test can run on; all of them if there is no such marker",
     "every_server(**params): in `make test` also on Redis 6.2 and the cluster, there only with these parameters",
-    "same_on_a_cluster: runs on the cluster only with --servers cluster, because it is about values and not about keys",
+    "same_on_a_cluster: never on the cluster in `make test`, because it is about values and not about keys",
     "single_server: cannot run on a cluster, because the test itself needs all keys on one server",
     "one_server: the server plays no role, so that `make test` runs it on one server only",
     "usual_storages(*names): `make test` runs it only with these ways of storing gradients",
@@ -201,7 +201,7 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
             # `make test-fast` is for these.
             marks[FAKE] = (pytest.mark.thorough,)
         if CLUSTER in names and definition.get_closest_marker("same_on_a_cluster"):
-            marks[CLUSTER] = (getattr(pytest.mark, _NOWHERE),)
+            marks[CLUSTER] = (pytest.mark.thorough,)
     if not names:
         names, marks = ["none"], {"none": (getattr(pytest.mark, _NOWHERE),)}
     if "storage" not in metafunc.fixturenames:

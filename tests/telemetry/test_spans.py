@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+import redis
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -48,7 +49,6 @@ def test_spans_say_what_the_conventions_for_messaging_ask_for(open_dense, client
     acc.apply_grad([1, 2, 3], local_step=-1)
     acc.take_grad(1)
     applied, stale, take = recorded.spans()
-    settings = client.connection_pool.connection_kwargs
     common = {
         "messaging.system": "redisacc",
         "messaging.destination.name": "w",
@@ -56,7 +56,9 @@ def test_spans_say_what_the_conventions_for_messaging_ask_for(open_dense, client
         "db.system.name": "redis",
         "redisacc.kind": "dense",
     }
-    if "host" in settings:
+    if isinstance(client, redis.RedisCluster):
+        common["server.address"] = acc._transport.address
+    elif "host" in (settings := client.connection_pool.connection_kwargs):
         common |= {
             "server.address": settings["host"],
             "server.port": settings["port"],

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from support.leaks import leftovers
 from support.proxy import all_faults
+from support.servers import CLUSTER
 
 import redisacc
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", CLUSTER)
 
 
 def version(step, size):
@@ -56,7 +57,7 @@ def scene(proxy, real_client):
     def begin(size):
         real_client.flushall()
         direct = redisacc.Parameters("w", redis=real_client)
-        through = redisacc.Parameters("w", redis=proxy.url)
+        through = redisacc.Parameters("w", redis=proxy.where)
         through.publish(version(0, size), 0, state=[np.full(size, 0)])
         through._transport.call("PING")
         direct.latest()

@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+import valkey
 from support.clients import ALL as ALL_CLIENTS
 from support.leaks import leftovers
-from support.proxy import Fault, Proxy, all_faults
+from support.proxy import ClusterProxy, Fault, Proxy, all_faults
 from support.selection import clients as chosen_clients
 from support.selection import thorough
+from support.servers import CLUSTER
 
 import redisacc
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", CLUSTER)
 
 # Elements of float32: too many for an inline gradient; too many to be sent without asking first, in several parts.
 IN_PARTS, LARGE = 20_000, 1_200_000
@@ -35,11 +37,17 @@ def _as_it_comes(proxy: Proxy) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _url(proxy: Proxy) -> Iterator[Any]:
-    yield proxy.url
+    yield proxy.where
+
+
+@contextlib.contextmanager
+def _valkey_cluster(proxy: ClusterProxy) -> Iterator[Any]:
+    with contextlib.closing(proxy.client(valkey)) as client:
+        yield client
 
 
 # Each fault meets the next of these, or of those that --clients names.
-MADE_HERE = {c.__name__: c for c in (_url, _as_it_comes)}
+MADE_HERE = {c.__name__: c for c in (_url, _as_it_comes, _valkey_cluster)}
 USUAL = [
     "_url",
     "_as_it_comes",
@@ -48,6 +56,8 @@ USUAL = [
     "redis-py-tls-two_pool-resp2-retries",
     "valkey-py-sentinel-plain_pool-resp2-decode-retries",
 ]
+# Those of a cluster. The first one makes a client there, because a URL would lead past the proxy.
+OF_CLUSTER = ["_url", "_valkey_cluster"]
 
 
 def connected(kind: str, proxy: Proxy) -> contextlib.AbstractContextManager[Any]:
@@ -56,9 +66,9 @@ def connected(kind: str, proxy: Proxy) -> contextlib.AbstractContextManager[Any]
 
 
 @pytest.fixture
-def turns(request) -> Iterator[str]:
+def turns(request, real_server) -> Iterator[str]:
     """Kinds of clients, one after the other and again from the beginning, from a place that depends on the test."""
-    names = chosen_clients(request.config) or USUAL
+    names = OF_CLUSTER if real_server.name == CLUSTER else chosen_clients(request.config) or USUAL
     start = zlib.crc32(request.node.name.encode()) % len(names)
     return itertools.cycle(names[start:] + names[:start])
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from support.leaks import leftovers
 from support.proxy import Fault
+from support.servers import CLUSTER
 from support.timeouts import SENDING, short_timeouts
 
 import redisacc
 from redisacc._protocol.scripts import Scripts
 
-pytestmark = pytest.mark.servers("valkey")
+pytestmark = pytest.mark.servers("valkey", CLUSTER)
 
 LIMITS = {"in_place": 10**9, "buffered": 0}
 
@@ -23,7 +24,7 @@ def both(request, proxy, real_client):
     """A handle through the proxy, and one that bypasses it."""
     options = {"reduction_type": "SUM", "in_place_limit": LIMITS[request.param]}
     direct = redisacc.ConditionalAccumulator("float32", [4], "w", redis=real_client, **options)
-    through = redisacc.ConditionalAccumulator("float32", [4], "w", redis=proxy.url, **options)
+    through = redisacc.ConditionalAccumulator("float32", [4], "w", redis=proxy.where, **options)
     # The server knows all scripts, and the handle is connected.
     through.apply_grad(np.ones(4))
     through.take_grad(1)
@@ -102,6 +103,7 @@ def test_a_retry_of_what_has_become_stale_says_so(proxy, both):
     assert direct.num_accumulated() == 0
 
 
+@pytest.mark.single_server
 def test_a_server_that_stands_still_is_an_error_at_opening(proxy, monkeypatch):
     """It accepts connections, as the kernel does for a stopped process, and never answers."""
     monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.5)
@@ -165,7 +167,7 @@ def test_a_round_in_memory_is_delivered_by_retry(proxy, both):
 
 
 def test_every_way_of_taking_returns_by_retry_what_it_returns_itself(proxy, real_client):
-    acc = redisacc.SparseConditionalAccumulator("float32", [None, 1], "s", redis=proxy.url)
+    acc = redisacc.SparseConditionalAccumulator("float32", [None, 1], "s", redis=proxy.where)
     for take, unpacked in (
         (acc.take_grad, lambda t: t),
         (acc.take_indexed_slices_grad, lambda t: (t.indices, t.values)),
