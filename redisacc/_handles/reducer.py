@@ -38,6 +38,8 @@ LONGEST_PAUSE = 1.0
 # How long a look at an accumulator tries to reach the server, in seconds. Takers call again.
 CALL_TIMEOUT = 3.0
 
+# The most partitions of an accumulator that a reducer works on: each takes a thread and a connection.
+MOST_PARTITIONS = 64
 # How many calls are remembered until they are looked at. Takers call again, so the others are not lost.
 MOST_CALLS = 1000
 
@@ -152,7 +154,7 @@ class Reducer(Closing):
                 self._attempt(lambda: self._transport.call("TIME", timeout=LONGEST_PAUSE))
             for key, running in list(self._reductions.items()):
                 reduction = running.reduction
-                if reduction.is_idle(LONGEST_IDLE) or not self._is_ours(running):
+                if reduction.is_over or reduction.is_idle(LONGEST_IDLE) or not self._is_ours(running):
                     self._leave(key)
                     continue
                 has_work = reduction.has_work or reduction.due <= now
@@ -172,14 +174,19 @@ class Reducer(Closing):
         except ServerUnavailableError:
             raise
         except RedisAccError as error:
-            # The taker calls every second.
-            if self._problem != str(error):
-                self._problem = str(error)
-                logger.warning("%s: the reducer leaves it alone: %s", printable(name), error)
+            self._leave_alone(name, str(error))
             return
-        for position in keys.positions:
+        stored = [position for position in keys.positions if self._stores(keys.home(position))]
+        if len(stored) > MOST_PARTITIONS:
+            self._leave_alone(
+                name,
+                f"it has {len(stored)} partitions here, more than {MOST_PARTITIONS}: run one reducer beside each node, "
+                "with node=",
+            )
+            return
+        for position in stored:
             key = name, position
-            if key not in self._reductions and self._stores(keys.home(position)):
+            if key not in self._reductions:
                 reduction = Reduction(
                     self._transport, keys, position, holder=self._holder, who=host_and_process(os.getpid())
                 )
@@ -189,6 +196,12 @@ class Reducer(Closing):
                         pubsub_of(self._transport, channel).listen(channel, partial(self._hear, reduction))
                     )
                 self._reductions[key] = _Running(reduction, keys.home(position), listening)
+
+    def _leave_alone(self, name: str, why: str) -> None:
+        """Logs once why the reducer does not work on an accumulator. The taker calls every second."""
+        if self._problem != why:
+            self._problem = why
+            logger.warning("%s: the reducer leaves it alone: %s", printable(name), why)
 
     def _has_room(self, name: str) -> bool:
         """Returns whether to work on an accumulator as well, and leaves one that is idle if it takes its place."""

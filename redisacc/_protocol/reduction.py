@@ -67,6 +67,7 @@ class Reduction:
 
     Attributes:
         due: when to call ``work`` at the latest, on ``time.monotonic()``'s clock.
+        is_over: whether the accumulator was deleted. Another one of its name may have other partitions.
     """
 
     def __init__(self, transport: Transport, keys: Keys, position: int | None, *, holder: str, who: str) -> None:
@@ -91,6 +92,7 @@ class Reduction:
         # The last problem that was logged, so that it is logged once.
         self._logged = ""
         self.due = 0.0
+        self.is_over = False
 
     @property
     def channels(self) -> list[str]:
@@ -137,7 +139,7 @@ class Reduction:
             self._begin_anew()
             raise
         except AccumulatorNotFoundError:
-            self._pause(LONG_PAUSE)
+            self.is_over = True
         except PartMissingError as error:
             # The round was taken and acknowledged meanwhile, or gradients were compacted.
             logger.debug("%s: %s", self._keys.name, error)

@@ -258,7 +258,6 @@ def test_the_next_publisher_removes_what_a_dead_one_has_left(weights, reader, cl
     assert len(parts_of(client)) == 3
     assert reader.latest() is None
     assert 0 < client.pttl(RECORD) <= 60_001
-    assert leftovers(client) == [] or time.sleep(0.01) is None
     time.sleep(0.01)
     weights.publish(version(0), 0)
     assert client.pttl(RECORD) == -1
@@ -419,6 +418,22 @@ def test_a_publisher_whose_parameters_are_deleted_leaves_nothing(open_parameters
     weights, other = open_parameters("w", partitions=3), open_parameters("w")
     weights.publish(version(0), 0)
     between(lambda _: other.delete())
+    with pytest.raises(redisacc.ParametersNotFoundError):
+        weights.publish(version(1), 1)
+    assert client.keys() == []
+
+
+def test_a_publisher_that_writes_after_the_deletion_removes_its_parts(open_parameters, client, monkeypatch):
+    weights, other = open_parameters("w", partitions=3), open_parameters("w")
+    weights.publish(version(0), 0)
+    register = ParameterScripts.register_version
+
+    def then_delete(self, *args, **options):
+        registered = register(self, *args, **options)
+        other.delete()
+        return registered
+
+    monkeypatch.setattr(ParameterScripts, "register_version", then_delete)
     with pytest.raises(redisacc.ParametersNotFoundError):
         weights.publish(version(1), 1)
     assert client.keys() == []

@@ -352,3 +352,17 @@ def test_an_accumulator_that_is_idle_makes_room_for_another_one(
     for k in (2, 3):
         other.apply_grad(values(k))
     take.result(60)
+
+
+@pytest.mark.thorough
+def test_an_accumulator_that_is_created_again_may_have_other_partitions(
+    open_dense, background, until, reducer, fetched, patient
+):
+    reducer()
+    for partitions in (None, 2, 3, None):
+        acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=partitions)
+        settle(acc, background, until)
+        fetched.clear()
+        np.testing.assert_array_equal(round_of(acc, background, until, 1, (1, 2, 3)), total(1, 2, 3))
+        assert all(":sum:" in key for key in fetched)
+        acc.delete()

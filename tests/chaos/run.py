@@ -388,7 +388,9 @@ class Chaos:
         for proxy in self._victim.proxies():
             self.done.update({f"proxy: {what}": number for what, number in proxy.fired.items()})
         if tale.problems:
-            tale.problems[-1] += "\n" + "\n".join(self._record("\n".join(tale.problems)))
+            # Before the first one, because only the first ones are printed.
+            record = self._record("\n".join(tale.problems))
+            tale.problems[0] = "\n".join([*record, tale.problems[0]])
         return tale
 
 

@@ -75,7 +75,7 @@ class Writer(NamedTuple):
 
     Attributes:
         tries: how often it has begun anew; -1: it is dead or has finished.
-        at: the request whose reply it waits for: register, write, admit.
+        at: the request whose reply it waits for: register, write, admit, or remove after a refusal.
         attempt: the number that the leader gave its attempt; -1: it does not know it yet.
     """
 
@@ -340,6 +340,10 @@ class Search:
                     yield f"writer {number} was registered as {(number, which)}", become(registered, *follow)
         elif writer.at == "write" and self._proved(state, attempt):
             yield f"writer {number} has proof for {attempt}", become(writer._replace(at="admit"), "admit")
+        elif writer.at == "remove":
+            parts = frozenset(part for part in state.parts if part[0] != attempt)
+            removed = become(Writer(-1, ""))._replace(parts=parts)
+            yield f"writer {number} removes the part of {attempt}, which was refused", removed
 
     def _proved(self, state: State, attempt: Attempt) -> bool:
         """Whether the writer can have replies to all its requests to the node."""
@@ -397,7 +401,13 @@ class Search:
 
     def _admit(self, state: State, attempt: Attempt) -> State:
         if attempt not in state.registered:
-            return state
+            number, which = attempt
+            writer = state.writers[number]
+            if (writer.at, writer.attempt) != ("admit", which) or attempt in state.admitted:
+                return state
+            # Its writer learns that somebody has given it up, and removes what was written after that.
+            writers = (*state.writers[:number], writer._replace(at="remove"), *state.writers[number + 1 :])
+            return state._replace(writers=writers)
         if self.rules.one_outcome and any(gradient == attempt[0] for gradient, _ in state.admitted):
             return state._replace(registered=state.registered - {attempt}, fenced=state.fenced | {attempt})
         return state._replace(

@@ -114,7 +114,7 @@ def test_a_node_is_added_and_gets_the_slot(make_cluster):
 
 
 def test_a_cluster_without_full_coverage(make_cluster):
-    """An accumulator without a master is an error that names the remedy; the others can be used."""
+    """An accumulator without a master is an error with a remedy. The others depend on a setting of the nodes."""
     cluster = make_cluster(3, dir=None, durable=False)
     with redisacc.ConditionalAccumulator("float32", [4], "w", redis=cluster.url) as acc:
         owner = cluster.owner(acc.accumulator_ref)

@@ -30,6 +30,8 @@ EMPTY = Gradient((Section(np.zeros(SIZE, np.float32)),))
 def used(monkeypatch):
     """One item for each take that used the whole sum of a reducer. Takers soon try again after one was late."""
     monkeypatch.setattr(reliance, "SHORTEST", 0.0)
+    # On a busy machine, a reducer stores the last parts of a sum later than usual.
+    monkeypatch.setattr(stored_sums, "SUM_PATIENCE", 0.5)
     found = []
     succeed = reliance.Reliance.succeed
     monkeypatch.setattr(reliance.Reliance, "succeed", lambda self: (found.append(1), succeed(self)))
@@ -70,7 +72,7 @@ class Rounds:
     def play_until_reduced(self, used):
         """Has rounds until one of them uses a reducer's sum."""
         before = len(used)
-        self._until(lambda: self.play() or len(used) > before)
+        self._until(lambda: self.play() or len(used) > before, timeout=60)
 
 
 def opened(client, partitions=None):
