@@ -50,7 +50,7 @@ test-all: $(VENV)/.test ## 6 min | run every test on every server, with all of i
 	$(PYTEST) --all $(T)
 
 # CI runs this beside `make check`, as a job of its own.
-test-rest: $(VENV)/.test ## 9 min | run what `make test-all` adds to `make test`
+test-rest: $(VENV)/.test ## 15 min | run what `make test-all` adds to `make test`
 	$(PYTEST) --rest $(T)
 
 # Client libraries, as pip writes them. Everything else is as in the environment of the tests. Each test meets one kind
