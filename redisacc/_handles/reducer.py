@@ -98,6 +98,8 @@ class Reducer(Closing):
         self._closed = threading.Event()
         self._running = threading.Lock()
         self._outage = False
+        # Whether the server was seen to be no node of a cluster.
+        self._looked = False
         # The last problem with an accumulator that was logged.
         self._problem = ""
 
@@ -111,7 +113,8 @@ class Reducer(Closing):
         While the server cannot be reached, it logs a warning and keeps trying.
 
         Raises:
-            InvalidArgumentError: it is already running in another thread.
+            InvalidArgumentError: it is already running in another thread; or ``redis`` leads to one node of a Redis
+                Cluster.
         """
         if not self._running.acquire(blocking=False):
             raise InvalidArgumentError("this reducer is already running")
@@ -151,7 +154,7 @@ class Reducer(Closing):
             pause = LONGEST_PAUSE
             if not self._reductions:
                 # Nothing else would notice that the server cannot be reached, or refuses this user.
-                self._attempt(lambda: self._transport.call("TIME", timeout=LONGEST_PAUSE))
+                self._attempt(self._look_at_server)
             for key, running in list(self._reductions.items()):
                 reduction = running.reduction
                 if reduction.is_over or reduction.is_idle(LONGEST_IDLE) or not self._is_ours(running):
@@ -164,6 +167,24 @@ class Reducer(Closing):
                 pause = min(pause, reduction.due - time.monotonic())
             if not any(running.reduction.has_work for running in self._reductions.values()):
                 self._alarm.wait(pause)
+
+    def _look_at_server(self) -> None:
+        """Asks the server for something small.
+
+        Raises:
+            InvalidArgumentError: it is a node of a cluster, whose messages this client does not hear.
+            ServerUnavailableError: it cannot be reached.
+        """
+        if self._transport.cluster is not None or self._looked:
+            self._transport.call("TIME", timeout=LONGEST_PAUSE)
+            return
+        info = self._transport.call("INFO", "cluster", timeout=LONGEST_PAUSE)
+        if b"cluster_enabled:1" in info:
+            raise InvalidArgumentError(
+                f"the server at {self._transport.address} is a node of a Redis Cluster: give redis= a URL "
+                "redis+cluster://HOST:PORT, or a redis.RedisCluster, and the node as node="
+            )
+        self._looked = True
 
     def _answer(self, name: str) -> None:
         """Begins to work on an accumulator, as far as it is on the node and not yet worked on."""

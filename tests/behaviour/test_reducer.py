@@ -304,6 +304,16 @@ def test_a_reducer_multiplies_by_the_weights(open_dense, background, until, redu
 
 
 @pytest.mark.servers("cluster")
+def test_a_client_of_a_single_node_is_refused(real_server):
+    node = real_server.url.partition("://")[2].partition(",")[0]
+    with (
+        redisacc.Reducer(redis=f"redis://{node}") as reducer,
+        pytest.raises(redisacc.InvalidArgumentError, match=r"is a node of a Redis Cluster: .* and the node as node="),
+    ):
+        reducer.run()
+
+
+@pytest.mark.servers("cluster")
 @pytest.mark.every_server
 def test_reducers_beside_the_nodes_share_the_partitions(
     open_dense, client, background, until, reducer, fetched, patient
