@@ -37,7 +37,12 @@ redis.call('ZSCORE', keys.attempts, '')
 if args.previous == '' then
   -- Readers see nothing of a record without a version. It tells other publishers where the parts of the first version
   -- belong, and expires if nobody publishes one.
-  redis.call('HSETNX', keys.record, 'incarnation', args.incarnation)
+  if redis.call('HSETNX', keys.record, 'incarnation', args.incarnation) == 1 then
+    -- The list may still have attempts of an earlier incarnation, whose record has expired. Their parts lie in its
+    -- partitions, which may be others, so no sweep of this one would find them. `redisacc gc` does, once they are not
+    -- listed.
+    redis.call('UNLINK', keys.attempts)
+  end
   redis.call('HSETNX', keys.record, 'partitions', args.partitions)
   redis.call('PEXPIRE', keys.record, args.lease_ms + BEGUN_MS)
 end

@@ -15,7 +15,8 @@ The following keys are garbage: nothing uses them.
 - Objects of parameters that their record does not list, or whose record is gone; staged ones without an expiry; and an
   interrupted deletion of parameters.
 - Parts of blobs in partitions that neither the record of the parameters lists nor an attempt that is under way.
-- Attempts to publish in partitions that are over, and blobs of earlier versions, with their parts.
+- Attempts to publish in partitions that are over, and blobs of earlier versions, with their parts. Without partitions,
+  the list itself, with the parts: it is that of an earlier incarnation, of which no version was published.
 - Names in ``redisacc:names`` without a record.
 
 A round that was granted and not acknowledged is not garbage: ``recover()`` hands it out.
@@ -30,7 +31,7 @@ from typing import Literal
 
 from redisacc._admin.catalogue import escape_glob, listed, scan_keys
 from redisacc._format.entries import clock_ms
-from redisacc._format.keys import DELETING, NAMES, PREFIX, Keys, ParameterKeys
+from redisacc._format.keys import DELETING, NAMES, PREFIX, Keys, ParameterKeys, PartitionedKeys
 from redisacc._protocol.acknowledgement import finish_acknowledgement
 from redisacc._protocol.attempt_scripts import listed_attempts
 from redisacc._protocol.deletion import delete
@@ -216,8 +217,12 @@ def _of_partitions(transport: Transport, keys: Keys, pairs: list[tuple[str, str]
         return []
     held: set[bytes] | None = set()
     if reply is not None:
-        # In this order: an attempt that is counted meanwhile moves from the list to a round.
-        listed_now = listed_attempts(transport, keys)
+        try:
+            # In this order: an attempt that is counted meanwhile moves from the list to a round.
+            listed_now = listed_attempts(transport, keys)
+        except CorruptDataError:
+            # What is in use is unknown.
+            return []
         held = _held_gradients(transport, keys)
         if held is not None:
             held |= {attempt.id.encode() for attempt in listed_now}
@@ -242,7 +247,10 @@ def _of_blobs(transport: Transport, keys: ParameterKeys, pairs: list[tuple[str, 
     if incarnation:
         try:
             # In this order: a blob that is published meanwhile moves from the list to the record.
-            held = {attempt.id for attempt in listed_attempts(transport, keys)}
+            listed_now = listed_attempts(transport, keys)
+            if read_partitions(transport, keys).partitions:
+                held = {attempt.id for attempt in listed_now}
+            # Otherwise, the list is that of an earlier incarnation.
             held |= {blob.id for blob in listed_blobs(transport, keys)}
         except (CorruptDataError, SchemaMismatchError):
             # What is in use is unknown.
@@ -275,6 +283,7 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
     found: list[Leftover] = []
     if transport.call("EXISTS", keys.record):
         try:
+            keys = read_partitions(transport, keys)
             listed = {key for blob in listed_blobs(transport, keys) for key in blob.keys(keys)}
         except (CorruptDataError, SchemaMismatchError):
             # What is in use is unknown.
@@ -282,13 +291,20 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
         if not listed and keys.attempts not in objects:
             # Deleted since then.
             return []
+        # Without partitions, a list is that of an earlier incarnation.
+        over = keys.attempts in objects and (not keys.partitions or _has_due_attempts(transport, keys))
         objects = [key for key in objects if key not in listed and key != keys.attempts]
-        now_ms = clock_ms(transport.call("TIME", beside=keys.record))
-        if transport.call("ZRANGEBYSCORE", keys.attempts, 0, now_ms, "LIMIT", 0, 1):
+        if over:
             found.append(Leftover(keys.name, "blobs", incarnation, {keys.attempts: ""}))
     if objects:
         found.append(Leftover(keys.name, "object", incarnation, dict.fromkeys(objects, "")))
     return found
+
+
+def _has_due_attempts(transport: Transport, keys: PartitionedKeys) -> bool:
+    """Returns whether the leases of any attempts are over."""
+    now_ms = clock_ms(transport.call("TIME", beside=keys.record))
+    return bool(transport.call("ZRANGEBYSCORE", keys.attempts, 0, now_ms, "LIMIT", 0, 1))
 
 
 def _is_ours(suffix: str) -> bool:
@@ -304,8 +320,7 @@ def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: li
         if text.startswith(b"acknowledged ")
     ]
     # Each of them was over when its lease ended, and nobody has swept it.
-    now_ms = clock_ms(transport.call("TIME", beside=keys.record))
-    if transport.call("ZRANGEBYSCORE", keys.attempts, 0, now_ms, "LIMIT", 0, 1):
+    if _has_due_attempts(transport, keys):
         found.append(Leftover(keys.name, "attempts", incarnation, {keys.attempts: ""}))
     sorts: dict[Why, dict[str, str]] = {"round": {}, "part": {}, "staged": {}}
     for key, suffix in pairs:
@@ -388,12 +403,21 @@ def remove_garbage(transport: Transport, leftover: Leftover) -> int:
 def _finish(transport: Transport, leftover: Leftover) -> int:
     """Finishes an acknowledgement, or sweeps attempts. Returns 1 if anything was left to do."""
     if leftover.why == "blobs":
-        return int(sweep(transport, read_partitions(transport, ParameterKeys(leftover.name))) > 0)
+        return _end_attempts(transport, read_partitions(transport, ParameterKeys(leftover.name)))
     keys = with_partitions(transport, Keys(leftover.name))
-    scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
     if leftover.why == "attempts":
-        return int(sweep(transport, keys) > 0)
+        return _end_attempts(transport, keys)
+    scripts = PartitionScripts(transport, keys, incarnation=leftover.incarnation)
     return int(finish_acknowledgement(transport, keys, scripts, leftover.token))
+
+
+def _end_attempts(transport: Transport, keys: PartitionedKeys) -> int:
+    """Removes the parts of attempts that are over. Returns 1 if there were any."""
+    if keys.partitions:
+        return int(sweep(transport, keys) > 0)
+    # The attempts are those of an earlier incarnation, whose partitions nothing lists any more. If another one with
+    # partitions has just begun, this gives its attempts up, and their writers begin new ones.
+    return int(transport.call("UNLINK", keys.attempts))
 
 
 def _unlink(transport: Transport, objects: list[str]) -> int:

@@ -497,6 +497,36 @@ def test_gc_removes_parts_that_no_version_has_and_no_others(open_parameters, wei
     assert find_garbage(transport) == []
 
 
+@pytest.fixture
+def forgotten(open_parameters, client, between):
+    """Parts of a first publisher that died with 3 partitions, and whose record has expired."""
+    between(die)
+    with pytest.raises(PublisherDiesError):
+        open_parameters("w", partitions=3).publish(version(0), 0)
+    # What the server does at the end of the expiry.
+    client.delete(RECORD)
+    found = parts_of(client)
+    assert len(found) == 3
+    return found
+
+
+@pytest.mark.servers(*REAL)
+@pytest.mark.parametrize("partitions", [None, 2])
+def test_gc_removes_the_parts_of_a_first_publisher_that_was_forgotten(open_parameters, client, forgotten, partitions):
+    """The next one has no partitions, or others."""
+    weights = open_parameters("w", partitions=partitions)
+    weights.publish(version(1), 1)
+    transport = connect(client)
+    found = find_garbage(transport)
+    assert all([remove_garbage(transport, leftover) for leftover in found])
+    assert {leftover.why for leftover in found} == ({"blob", "blobs"} if partitions is None else {"blob"})
+    assert not set(forgotten) & set(parts_of(client))
+    assert find_garbage(transport) == []
+    assert attempts_of(client) == {}
+    assert weights.latest()[1].tolist() == version(1).tolist()
+    weights.delete()
+
+
 def test_foreign_bytes_are_refused(weights, open_parameters, client):
     weights.publish(version(0), 0)
     # On a cluster, the numbers are those of slots that lie on different nodes.
