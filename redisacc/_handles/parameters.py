@@ -404,12 +404,17 @@ class Parameters(Closing):
     def delete(self) -> None:
         """Removes the parameters for everybody. An accumulator of the same name stays.
 
-        Afterwards every handle that has seen them raises ``ParametersNotFoundError``, and so do waits. If nothing has
-        been published, or the parameters were deleted and published again by others, nothing happens.
+        Afterwards every handle that has seen them raises ``ParametersNotFoundError``, and so do waits. If somebody has
+        begun to publish the first version with partitions, that attempt ends: the name is free again if they have died,
+        and if not, they begin anew. If nothing has been published, or the parameters were deleted and published again
+        by others, nothing happens.
         """
         self._lifetime.check()
         try:
             if not self._reader.incarnation and self._reader.poll() is None:
+                begun = self._reader.begun()
+                if begun is not None:
+                    delete_parameters(self._transport, self._keys, begun[0])
                 return
         except ParametersNotFoundError:
             return

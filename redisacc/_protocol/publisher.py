@@ -35,7 +35,7 @@ from redisacc._protocol.partition_version_writer import version_writer
 from redisacc._protocol.publication import Publication, plan
 from redisacc._protocol.version_writer import Begun, Reply, Version
 from redisacc._redis.transport import Transport
-from redisacc._text import shown
+from redisacc._text import seconds_text, shown
 from redisacc.errors import DataLossError, InvalidArgumentError, SchemaMismatchError, ServerError, StepConflictError
 
 logger = logging.getLogger("redisacc")
@@ -221,11 +221,24 @@ class Publisher:
 
     def check_partitions(self, keys: ParameterKeys) -> None:
         """Raises SchemaMismatchError if parameters have another number of partitions than the caller has asked for."""
-        there = len(keys.partitions) or 1
-        if isinstance(self._partitions, int) and self._partitions != there:
+        if self._has_other_partitions(keys):
             raise SchemaMismatchError(
-                f"parameters {shown(keys.name)} were created as something else: their number of partitions is {there}, "
-                f"not {self._partitions}"
+                f"parameters {shown(keys.name)} were created as something else: their number of partitions is "
+                f"{len(keys.partitions) or 1}, not {self._partitions}"
+            )
+
+    def _has_other_partitions(self, keys: ParameterKeys) -> bool:
+        return isinstance(self._partitions, int) and self._partitions != (len(keys.partitions) or 1)
+
+    def _check_begun(self, keys: ParameterKeys) -> None:
+        """Does the same as ``check_partitions`` if somebody has only begun to publish the first version."""
+        if self._has_other_partitions(keys):
+            left_ms = self._transport.call("PTTL", keys.record)
+            raise SchemaMismatchError(
+                f"somebody has begun to publish parameters {shown(keys.name)} with {len(keys.partitions)} partitions, "
+                f"not {self._partitions}, and has not finished. Publish with their number of partitions; or, if they "
+                f"have died, delete() the parameters, or wait {seconds_text(left_ms / 1000)}, until what they have "
+                "begun expires"
             )
 
     def _first(self, wanted: Wanted) -> tuple[str, ParameterKeys]:
@@ -233,7 +246,7 @@ class Publisher:
         begun = self._reader.begun()
         if begun is not None:
             # Somebody else is publishing the first version, or died while publishing it.
-            self.check_partitions(begun[1])
+            self._check_begun(begun[1])
             return begun
         name, slot_map = self._keys.name, None
         if self._partitions in (None, 1):

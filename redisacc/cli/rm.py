@@ -103,8 +103,7 @@ def _look_at_parameters(transport: Transport, keys: ParameterKeys) -> tuple[str,
     if not incarnation or not incarnation.isascii():
         raise CorruptDataError(f"{keys.record}: incarnation holds {shown(incarnation)}, which redisacc did not write")
     if is_readable and not incarnation.startswith(DELETING.encode()):
-        # Somebody is publishing the first version in partitions. If they have died, the record expires.
-        return None
+        contents = "parameters whose first version somebody has begun to publish"
     return incarnation.decode(), contents
 
 

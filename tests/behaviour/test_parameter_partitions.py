@@ -270,7 +270,10 @@ def test_a_first_publisher_takes_the_partitions_of_another_that_has_begun(open_p
     between(die)
     with pytest.raises(PublisherDiesError):
         open_parameters("w", partitions=3).publish(version(0), 0)
-    with pytest.raises(redisacc.SchemaMismatchError, match="number of partitions is 3, not 2"):
+    with pytest.raises(
+        redisacc.SchemaMismatchError,
+        match=r"somebody has begun to publish parameters 'w' with 3 partitions, not 2, .* delete\(\) .* wait 2 min,",
+    ):
         open_parameters("w", partitions=2).publish(version(1), 1)
     other = open_parameters("w")
     assert other.latest() is None
@@ -279,6 +282,28 @@ def test_a_first_publisher_takes_the_partitions_of_another_that_has_begun(open_p
     assert other.latest()[1].tolist() == version(1).tolist()
     other.delete()
     assert client.keys() == []
+
+
+def test_a_first_version_that_was_begun_can_be_deleted(open_parameters, client, between):
+    between(die)
+    with pytest.raises(PublisherDiesError):
+        open_parameters("w", partitions=3).publish(version(0), 0)
+    assert len(parts_of(client)) == 3
+    weights = open_parameters("w", partitions=2)
+    weights.delete()
+    assert client.keys() == []
+    weights.publish(version(1), 1)
+    assert len(parts_of(client)) == 2
+    weights.delete()
+
+
+def test_a_first_publisher_whose_attempt_is_deleted_begins_anew(open_parameters, client, between):
+    weights, other = open_parameters("w", partitions=3), open_parameters("w")
+    between(lambda _: other.delete())
+    weights.publish(version(0), 0)
+    assert other.latest()[1].tolist() == version(0).tolist()
+    assert len(parts_of(client)) == 3
+    weights.delete()
 
 
 def test_two_first_publishers(open_parameters, client, between):

@@ -50,13 +50,18 @@ def test_rm(cli, client, weights):
 
 
 @on_one_server
-def test_a_first_version_under_way_is_nothing_yet(cli, client, open_parameters, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("redisacc._protocol.partition_version_writer.write_parts", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            open_parameters("w", partitions=3).publish(np.ones(3), 0)
+def test_a_first_version_under_way_can_only_be_deleted(cli, client, open_parameters, monkeypatch):
+    def begin():
+        with monkeypatch.context() as patch:
+            patch.setattr("redisacc._protocol.partition_version_writer.write_parts", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                open_parameters("w", partitions=3).publish(np.ones(3), 0)
+
+    begin()
     assert cli("show", "w").exit_code == 3
-    assert cli("rm", "w", "--yes").exit_code == 3
+    assert "w: parameters whose first version somebody has begun to publish" in cli("rm", "w", "--yes").stderr
+    assert client.keys() == []
+    begin()
     assert cli("gc").stdout == "no garbage\n"
     assert 0 < client.pttl("redisacc:{w}:parameters") <= 121_000
     client.delete("redisacc:{w}:parameters")
