@@ -44,7 +44,11 @@ if args.previous == '' then
     redis.call('UNLINK', keys.attempts)
   end
   redis.call('HSETNX', keys.record, 'partitions', args.partitions)
-  redis.call('PEXPIRE', keys.record, args.lease_ms + BEGUN_MS)
+  -- It lasts until a minute after the last lease: a smaller version must not shorten what a larger one needs.
+  local expiry_ms = args.lease_ms + BEGUN_MS
+  if redis.call('PTTL', keys.record) < expiry_ms then
+    redis.call('PEXPIRE', keys.record, expiry_ms)
+  end
 end
 -- A copy of this request that arrives late gets another number, so it can never revive an attempt that was given up:
 -- commit_version would then publish a version whose parts have been removed.

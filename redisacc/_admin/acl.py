@@ -50,8 +50,8 @@ _TAKES = (
 )
 # Commands of the scripts that publish a version and delete earlier ones.
 _PUBLISHES = (
-    "hmget hsetnx hincrby hdel set rename persist pexpire unlink strlen publish get exists zadd zscore zrangebyscore "
-    "zrem"
+    "hmget hsetnx hincrby hdel set rename persist pexpire pttl unlink strlen publish get exists zadd zscore "
+    "zrangebyscore zrem"
 )
 _REDUCES = (
     "evalsha exists hget hmget hset hscan get set strlen unlink pexpire publish time info psubscribe punsubscribe "

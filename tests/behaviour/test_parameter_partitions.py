@@ -306,6 +306,19 @@ def test_a_first_publisher_whose_attempt_is_deleted_begins_anew(open_parameters,
     weights.delete()
 
 
+def test_a_second_registration_shortens_no_lease(open_parameters, client, between, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(partition_writer, "ATTEMPT_MS", 600_000)
+        between(die)
+        with pytest.raises(PublisherDiesError):
+            open_parameters("w", partitions=3).publish(version(0), 0)
+    between(die)
+    with pytest.raises(PublisherDiesError):
+        open_parameters("w").publish(version(0), 0)
+    assert client.pttl(RECORD) > 650_000
+    redisacc.Parameters("w", redis=client).delete()
+
+
 def test_two_first_publishers(open_parameters, client, between):
     one, other = open_parameters("w", partitions=3), open_parameters("w", partitions="auto")
     between(lambda _: other.publish(version(1), 1))
