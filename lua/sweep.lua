@@ -3,6 +3,7 @@
 -- KEYS attempts      redisacc:{NAME}:attempts   "ATTEMPT parts" -> end of its lease; 0: its parts are to be removed.
 --                                               That of parameters is redisacc:{NAME}:parameters:attempts
 -- ARGV limit         number   how many attempts are told at most
+-- ARGV most_parts    number   how many parts an attempt may have
 -- ARGV confirm       flag     whether a WAIT follows, for replicas to confirm that the attempts in the reply are over
 -- ARGV abandoned...  text     "ATTEMPT parts" of attempts that their own writer gives up
 -- ARGV removed...    text     "ATTEMPT parts" of attempts whose parts have been removed
@@ -31,7 +32,8 @@ end
 local due = redis.call('ZRANGEBYSCORE', keys.attempts, 0, string.format('%.0f', now_ms()), 'LIMIT', 0, args.limit)
 local reply = {'due'}
 for _, attempt in ipairs(due) do
-  if #attempt <= 72 and string.match(attempt, '^[0-9a-z-]+ %d+$') then
+  local parts = #attempt <= 72 and string.match(attempt, '^[0-9a-z-]+ (%d+)$')
+  if parts and tonumber(parts) <= args.most_parts then
     if args.confirm then
       -- On Valkey, WAIT counts the replicas that have what its own connection wrote last, and setting the same score
       -- again writes nothing.

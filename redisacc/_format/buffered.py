@@ -30,13 +30,14 @@ from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
+from redisacc._format import attempts
 from redisacc._format.keys import Keys
 from redisacc._format.staging import parts_arrived
 from redisacc._format.weights import parse_weight
 from redisacc._redis.fast_socket import Command, Pieces
 from redisacc._redis.transport import Hint
 from redisacc._text import printable, shown
-from redisacc.errors import CorruptDataError
+from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 # A taker adds a part as soon as it has arrived, so a gradient is cut into about this many.
 PARTS = 8
@@ -267,8 +268,17 @@ def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool =
 
 
 def partitioned(keys: Keys, gradient: Gradient) -> PartitionedGradient:
-    """Prepares a gradient of more than INLINE_BYTES for its way to the partitions."""
+    """Prepares a gradient of more than INLINE_BYTES for its way to the partitions.
+
+    Raises:
+        InvalidArgumentError: it is too large.
+    """
     parts = _parts(*_arrays(gradient), len(keys.partitions))
+    if len(parts) > attempts.MOST_PARTS:
+        raise InvalidArgumentError(
+            f"a gradient in partitions must have at most {attempts.MOST_PARTS} parts, but this one of "
+            f"{gradient.nbytes} bytes has {len(parts)}"
+        )
     described = tuple([(section.dtype, section.shape) for section in gradient.sections])
     lengths = tuple([part.nbytes for part in parts])
     return PartitionedGradient(_header(described, gradient.number, gradient.weight, lengths), parts)

@@ -11,8 +11,9 @@ from redisacc._format.keys import Keys
 from redisacc._redis.fast_socket import Command
 from redisacc._text import printable
 
-# Maximum number of sums that a lease lists, and of parts of one.
+# Maximum number of sums that a lease lists, and of parts of one; and of the parts that all leases list together.
 _MOST_SUMS, _MOST_PARTS = 8, 1000
+_MOST_KEYS = 50_000
 
 _SUM = re.compile(rb"([0-9a-f]{32}):([1-9][0-9]{0,4})")
 
@@ -103,13 +104,14 @@ def sums_commands(keys: Keys) -> list[Command]:
 def parse_sums(keys: Keys, replies: Sequence[object]) -> list[str]:
     """Returns the keys of the sums that the replies to ``sums_commands`` list, if redisacc may have written them."""
     step = len(keys.partitions) or 1
-    found = []
+    found: list[str] = []
     for position, reply in zip(keys.positions, replies, strict=True):
         listed = reply.split(b" ", _MOST_SUMS)[:_MOST_SUMS] if isinstance(reply, bytes) else []
         for match in map(_SUM.fullmatch, listed):
             if match is not None:
                 numbers = range(position or 0, min(int(match[2]), _MOST_PARTS) * step, step)
-                found += [keys.sum(match[1].decode(), number) for number in numbers]
+                some = numbers[: _MOST_KEYS - len(found)]
+                found += [keys.sum(match[1].decode(), number) for number in some]
     return found
 
 

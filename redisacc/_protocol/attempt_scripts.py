@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redisacc._format.attempts import StoredAttempt
+from redisacc._format.attempts import MOST_PARTS, StoredAttempt
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.replication import check_replicated, confirmed, wait_commands
 from redisacc._protocol.script_replies import corrupt
@@ -50,6 +50,7 @@ class AttemptScripts:
                 keys={"attempts": self._keys.attempts},
                 args={
                     "limit": limit,
+                    "most_parts": MOST_PARTS,
                     "confirm": int(self._min_replicas > 0),
                     "abandoned": list(map(str, abandoned)),
                     "removed": list(map(str, removed)),

@@ -8,6 +8,7 @@ from redisacc._format.keys import NAMES, Keys, ParameterKeys
 from redisacc._format.parameter_record import Blob, ParameterRecord, parse_schema, with_partitions
 from redisacc._protocol.attempt_scripts import listed_attempts
 from redisacc._protocol.parameter_scripts import ParameterScripts
+from redisacc._protocol.partition_sweep import remove_parts
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import CorruptDataError, NotPermittedError, SchemaMismatchError
 
@@ -25,10 +26,11 @@ def delete_parameters(transport: Transport, keys: ParameterKeys, incarnation: st
     if scripts.delete_parameters(incarnation=incarnation, finish=False, timeout=timeout) != "closed":
         return
     # From here on, nothing can be published until the record is removed.
-    objects = [*listed_objects(transport, keys, timeout=timeout), *_attempted(transport, keys, timeout)]
+    objects = listed_objects(transport, keys, timeout=timeout)
     if objects:
         # One part to a command, because freeing a large string takes the server some time: others get between.
         transport.pipeline([("UNLINK", key) for key in objects], timeout=timeout)
+    _remove_attempted(transport, keys, timeout)
     if not transport.call("EXISTS", Keys(keys.name).record, timeout=timeout):
         # The accumulator of this name would still be listed.
         with contextlib.suppress(CorruptDataError, NotPermittedError):
@@ -36,15 +38,14 @@ def delete_parameters(transport: Transport, keys: ParameterKeys, incarnation: st
     scripts.delete_parameters(incarnation=incarnation, finish=True, timeout=timeout)
 
 
-def _attempted(transport: Transport, keys: ParameterKeys, timeout: float) -> list[str]:
-    """Returns the keys of the parts of attempts that are under way, and of those whose parts are to be removed."""
+def _remove_attempted(transport: Transport, keys: ParameterKeys, timeout: float) -> None:
+    """Removes the parts of attempts that are under way, and of those whose parts are to be removed."""
     # What redisacc did not write is removed with the keys.
     with contextlib.suppress(CorruptDataError):
         keys = read_partitions(transport, keys, timeout=timeout)
         if keys.partitions:
             attempts = listed_attempts(transport, keys, timeout=timeout)
-            return [keys.part(attempt.id, number) for attempt in attempts for number in range(attempt.parts)]
-    return []
+            remove_parts(transport, keys, attempts, timeout=timeout)
 
 
 def read_partitions(transport: Transport, keys: ParameterKeys, *, timeout: float = TIMEOUT) -> ParameterKeys:

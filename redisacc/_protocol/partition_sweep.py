@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from redisacc._format.attempts import StoredAttempt
+from redisacc._format.attempts import StoredAttempt, part_keys
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.attempt_scripts import AttemptScripts
 from redisacc._redis.transport import TIMEOUT, Transport
@@ -73,8 +73,9 @@ def remove_parts(
     transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt], *, timeout: float = TIMEOUT
 ) -> None:
     """Removes the parts of attempts, on all nodes at once; one part to a command, so that others get between."""
-    batches: dict[str, list[tuple[str, str]]] = {}
-    for attempt in attempts:
-        for number in range(attempt.parts):
-            batches.setdefault(keys.partition(number), []).append(("UNLINK", keys.part(attempt.id, number)))
-    transport.scatter(list(batches.values()), timeout=timeout)
+    for some in part_keys(keys, attempts):
+        batches: dict[str, list[tuple[str, str]]] = {}
+        for key in some:
+            # What comes before the second brace is the same for all keys of a partition.
+            batches.setdefault(key.partition("}")[0], []).append(("UNLINK", key))
+        transport.scatter(list(batches.values()), timeout=timeout)

@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from redisacc._format.attempts import part_keys
 from redisacc._format.buffered import listed_part_keys
 from redisacc._format.keys import Keys
 from redisacc._protocol.attempt_scripts import listed_attempts
@@ -124,12 +125,7 @@ def renew(transport: Transport, keys: Keys, lease_ms: int) -> None:
             if parts:
                 transport.pipeline([("PEXPIRE", key, lease_ms) for key in parts], timeout=timeout)
     if keys.partitions:
-        parts = [
-            keys.part(attempt.id, number)
-            for attempt in listed_attempts(transport, keys, timeout=timeout)
-            for number in range(attempt.parts)
-        ]
-        if parts:
+        for parts in part_keys(keys, listed_attempts(transport, keys, timeout=timeout)):
             transport.pipeline([("PEXPIRE", key, lease_ms) for key in parts], timeout=timeout)
 
 

@@ -13,14 +13,14 @@ from support.selection import REAL
 import redisacc
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format import parameter_record
-from redisacc._format.attempts import StoredAttempt
+from redisacc._format.attempts import MOST_PARTS, StoredAttempt, part_keys
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import part_lengths
 from redisacc._protocol import partition_writer
 from redisacc._protocol.attempt_scripts import AttemptScripts
 from redisacc._protocol.parameter_deletion import read_partitions
 from redisacc._protocol.parameter_scripts import ParameterScripts, Registered
-from redisacc._protocol.partition_sweep import sweep
+from redisacc._protocol.partition_sweep import remove_parts, sweep
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
 
@@ -556,7 +556,8 @@ def test_gc_removes_the_parts_of_a_first_publisher_that_was_forgotten(open_param
     weights.publish(version(1), 1)
     transport = connect(client)
     found = find_garbage(transport)
-    assert all([remove_garbage(transport, leftover) for leftover in found])
+    for leftover in found:
+        assert remove_garbage(transport, leftover)
     assert {leftover.why for leftover in found} == ({"blob", "blobs"} if partitions is None else {"blob"})
     assert not set(forgotten) & set(parts_of(client))
     assert find_garbage(transport) == []
@@ -574,9 +575,25 @@ def test_foreign_bytes_are_refused(weights, open_parameters, client):
         with pytest.raises(redisacc.CorruptDataError, match="partitions"):
             open_parameters("w")
     client.hset(RECORD, "partitions", written)
-    client.zadd(ATTEMPTS, {"foreign member": 1, "x-1 999999999": 1})
+    client.zadd(ATTEMPTS, {"foreign member": 1, "x-1 999999999": 1, f"x-2 {MOST_PARTS + 1}": 1, "x-3 0": 1})
     weights.publish(version(1), 1)
+    assert [member for member in attempts_of(client) if member.startswith(("x-", "foreign"))] == []
     assert open_parameters("w").latest()[1].tolist() == version(1).tolist()
+
+
+def test_the_parts_of_an_attempt_are_removed_in_slices(client, monkeypatch):
+    """Somebody may have listed an attempt that claims very many of them."""
+    keys = ParameterKeys("w", (0, 1, 2))
+    attempts = [StoredAttempt("x-1", 100_000), StoredAttempt("x-2", 7)]
+    expected = [keys.part("x-1", number) for number in range(100_000)]
+    expected += [keys.part("x-2", number) for number in range(7)]
+    assert [key for some in part_keys(keys, attempts) for key in some] == expected
+    sent = []
+    monkeypatch.setattr(Transport, "scatter", lambda self, batches, **_: sent.append(sum(map(len, batches))))
+    remove_parts(connect(client), keys, attempts)
+    assert sent == [10_000] * 10 + [7]
+    with pytest.raises(redisacc.CorruptDataError, match="x-1 100001"):
+        StoredAttempt.parse("key", b"x-1 100001")
 
 
 def test_an_attempt_is_listed_like_that_of_a_gradient():

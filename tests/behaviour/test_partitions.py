@@ -13,6 +13,7 @@ from support.selection import REAL
 
 import redisacc
 from redisacc._admin.garbage import find_garbage, remove_garbage
+from redisacc._format import attempts
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import Keys
 from redisacc._protocol import partition_writer, private_leases
@@ -125,6 +126,13 @@ def test_small_gradients_stay_with_the_record(open_dense, client, monkeypatch):
     acc.apply_grad(gradient(1))
     assert parts_of(client) == []
     assert_same(acc.take_grad(1), gradient(1))
+
+
+def test_a_gradient_of_too_many_parts_is_refused(acc, client, monkeypatch):
+    monkeypatch.setattr(attempts, "MOST_PARTS", 2)
+    with pytest.raises(redisacc.InvalidArgumentError, match="at most 2 parts, but this one of 120 bytes has 3"):
+        acc.apply_grad(gradient(1))
+    assert leftovers(client) == []
 
 
 def test_a_stale_gradient_is_refused_before_its_parts_are_written(acc, client, monkeypatch):

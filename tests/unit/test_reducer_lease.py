@@ -46,3 +46,5 @@ def test_anything_else_is_no_sum(text: bytes) -> None:
 def test_the_number_of_keys_is_bounded() -> None:
     forged = b" ".join([ONE.encode() + b":99999"] * 100)
     assert len(parse_sums(KEYS, [forged])) == 8 * 1000
+    keys = Keys("w", tuple(range(100)))
+    assert len(parse_sums(keys, [forged] * 100)) == 50_000
