@@ -132,8 +132,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             name that is spelled differently; the error suggests similar names.
         min_replicas: an accepted gradient and a taken round wait for up to 5 seconds until that many replicas of the
             server have them, and raise NotReplicatedError otherwise. In a cluster, these are replicas of the master
-            that has the accumulator, and of each that has parts of the gradient. 0: they do not wait for replication.
-            With partitions, a handle that does not wait may remove what another one's replicas have confirmed.
+            that has the accumulator, and of each that has parts of the gradient. With partitions, a gradient of more
+            than 64 KiB waits twice for up to 5 seconds: for its parts, on all nodes at once, and then for the record.
+            0: they do not wait for replication. With partitions, a handle that does not wait may remove what another
+            one's replicas have confirmed.
 
     Raises:
         InvalidArgumentError: an argument is invalid.

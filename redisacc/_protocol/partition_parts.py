@@ -51,7 +51,7 @@ def write_parts(
                 batch.append(hints[number])
             lengths.setdefault(partition, []).append(part.nbytes)
     replicate = wait_commands(min_replicas)
-    found = transport.scatter([[*batch, *replicate] for batch in batches.values()])
+    found = transport.scatter(list(batches.values()), after=replicate)
     replicas: list[int] = []
     for (partition, batch), replies in zip(batches.items(), found, strict=True):
         if replicate:

@@ -17,7 +17,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, NoReturn, TypeVar
 
 from redisacc._redis.client_libraries import is_cluster
@@ -158,6 +158,33 @@ class Cluster:
             node = self._owner(min(slots) if slots else None, deadline)
             groups.setdefault(node.address, []).append(number)
         return list(groups.values())
+
+    def exchange_together(
+        self, batches: Sequence[Sequence[Command]], after: Sequence[Command], deadline: float
+    ) -> list[list[Any]]:
+        """Sends batches whose slots have the same owner, over one connection, and then commands without keys.
+
+        So ``WAIT`` at the end asks for what all of the batches have written. If slots have moved, that connection may
+        not have written everything: then each batch is sent by itself, once more, with such commands of its own.
+
+        Args:
+            batches: the keys of each are in one slot. ``group_by_node`` has just grouped them.
+            after: the commands without keys.
+            deadline: when the cluster has to have replied, on ``time.monotonic()``'s clock.
+
+        Returns:
+            The replies to each batch, each followed by those to ``after``. They may be errors.
+        """
+        slots = [min(slots_of(batch), default=None) for batch in batches]
+        owners = {node.address: node for node in [self._owner(slot, deadline) for slot in slots]}
+        if len(owners) == 1:
+            (node,) = owners.values()
+            together = [command for batch in batches for command in batch]
+            replies = self._exchange_with(node, [*together, *after], _soon(deadline))
+            if _first_redirected(replies) is None:
+                each = iter(replies[: len(together)])
+                return [[*islice(each, len(batch)), *replies[len(together) :]] for batch in batches]
+        return [self._exchange_in(slot, [*batch, *after], deadline) for slot, batch in zip(slots, batches, strict=True)]
 
     def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
         """GETs strings straight into the memory where they are used.

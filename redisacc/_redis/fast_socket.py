@@ -325,8 +325,9 @@ class SocketConnection(_PooledConnection):
         buffers = commands.buffers if type(commands) is PackedCommands else pack_commands(commands)
         sock, reader, wanted = self.sock, self._reader, len(commands)
         reader.expect(commands)
+        # A server that takes its time to receive a gradient is not silent meanwhile.
         if len(buffers) > 1:
-            self._send(buffers, deadline)
+            deadline += self._send(buffers, deadline)
         else:
             # The most frequent case: _send would cost a small command more time than the kernel takes.
             try:
@@ -334,7 +335,7 @@ class SocketConnection(_PooledConnection):
             except (BlockingIOError, TimeoutError):
                 sent = 0
             if sent < len(buffers[0]):
-                self._send([memoryview(buffers[0])[sent:]], deadline)
+                deadline += self._send([memoryview(buffers[0])[sent:]], deadline)
         replies: list[Any] = []
         pushed = 0
         while len(replies) < wanted:
@@ -408,7 +409,9 @@ class SocketConnection(_PooledConnection):
         incoming.line()
         arrivals.finish(arrival)
 
-    def _send(self, buffers: list[bytes | memoryview], deadline: float) -> None:
+    def _send(self, buffers: list[bytes | memoryview], deadline: float) -> float:
+        """Sends buffers. Returns how many seconds that took."""
+        began = time.monotonic()
         # The caller may send the same buffers again.
         buffers, first, total = list(buffers), 0, 0
         while first < len(buffers):
@@ -424,6 +427,7 @@ class SocketConnection(_PooledConnection):
                 buffers[first] = memoryview(buffers[first])[sent:]
             if first < len(buffers):
                 check_silence(deadline + total / SLOWEST)
+        return time.monotonic() - began
 
     def _send_some(self, buffers: list[bytes | memoryview]) -> int:
         return self.sock.sendmsg(buffers)

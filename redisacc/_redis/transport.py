@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from redis.backoff import ExponentialBackoff
@@ -201,32 +202,43 @@ class Transport:
             commands = self._sharded(commands, timeout)
         return _checked(self._tolerated(commands, self._exchange(commands, timeout)))
 
-    def scatter(self, batches: Sequence[Sequence[Command]], *, timeout: float = TIMEOUT) -> list[list[Any]]:
+    def scatter(
+        self, batches: Sequence[Sequence[Command]], *, after: Sequence[Command] = (), timeout: float = TIMEOUT
+    ) -> list[list[Any]]:
         """Returns the replies to several batches of commands, which go to all nodes at the same time.
 
-        The commands of a batch travel together, in their order, over one connection. The first reply that is an error
-        is raised when all batches have ended.
+        All commands for a node travel together, in their order, over one connection, unless slots move meanwhile: then
+        only those of a batch do. The first reply that is an error is raised when all batches have ended.
 
         Args:
             batches: the keys of each are in one slot. Commands without a key go along with the others.
+            after: commands without keys, which each node gets once, after its batches; or, if slots move meanwhile,
+                after each of them.
             timeout: seconds to try to reach the servers.
-        """
-        if self.cluster is None or len(batches) < 2:
-            replies = iter(self.pipeline([command for batch in batches for command in batch], timeout=timeout))
-            return [[next(replies) for _ in batch] for batch in batches]
-        by_node = self._persist(partial(self.cluster.group_by_node, batches), timeout)
 
-        limits = LIMITS.get()
+        Returns:
+            The replies to each batch, each followed by those of its node to ``after``.
+        """
+        if self.cluster is None:
+            replies = iter(self.pipeline([*chain.from_iterable(batches), *after], timeout=timeout))
+            found = [list(islice(replies, len(batch))) for batch in batches]
+            at_the_end = list(replies)
+            return [[*of_batch, *at_the_end] for of_batch in found]
+        batches = [self._sharded(batch, timeout) for batch in batches]
+        by_node = self._persist(partial(self.cluster.group_by_node, batches), timeout)
+        attempt, limits = self.cluster.exchange_together, LIMITS.get()
 
         def exchange(numbers: Sequence[int]) -> list[list[Any]]:
             LIMITS.set(limits)
-            return [self.pipeline(batches[number], timeout=timeout) for number in numbers]
+            of_node = [batches[number] for number in numbers]
+            replies = self._persist(partial(attempt, of_node, after), timeout)
+            return [_checked(self._tolerated(batch, of)) for batch, of in zip(of_node, replies, strict=True)]
 
-        found: dict[int, list[Any]] = {}
+        found_at: dict[int, list[Any]] = {}
         each = in_parallel([partial(exchange, numbers) for numbers in by_node], self.waits)
         for numbers, replies_of in zip(by_node, each, strict=True):
-            found.update(zip(numbers, replies_of, strict=True))
-        return [found[number] for number in range(len(batches))]
+            found_at.update(zip(numbers, replies_of, strict=True))
+        return [found_at[number] for number in range(len(batches))]
 
     def on_every_master(self, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> dict[str, list[Any]]:
         """Returns address → the replies to commands without keys, from every master; of a single server, its own."""
@@ -300,7 +312,9 @@ class Transport:
         """Exchanges commands of which the one at ``here`` runs a script."""
         replies = self._tolerated(commands[:here], self._exchange(commands, timeout))
         if isinstance(replies[here], ReplyError) and replies[here].code == "NOSCRIPT":
-            # The server is new, was restarted, or its script cache was flushed.
+            # The server is new, was restarted, or its script cache was flushed. The commands that follow are sent once
+            # more: WAIT has to travel behind the script, over its connection. Without replicas, that takes twice as
+            # long, this once.
             whole = ("EVAL", script.text, *commands[here][2:])
             replies[here:] = self._exchange([whole, *commands[here + 1 :]], timeout)
             if (

@@ -366,7 +366,11 @@ def test_late_copies_of_everything_change_nothing(weights, reader, client, monke
     sent, committed = [], []
     scatter, commit = Transport.scatter, ParameterScripts.commit_version
     with monkeypatch.context() as patch:
-        patch.setattr(Transport, "scatter", lambda self, batches: sent.extend(batches) or scatter(self, batches))
+        patch.setattr(
+            Transport,
+            "scatter",
+            lambda self, batches, **options: sent.extend(batches) or scatter(self, batches, **options),
+        )
         patch.setattr(
             ParameterScripts,
             "commit_version",

@@ -143,6 +143,21 @@ def test_a_stale_gradient_is_refused_before_its_parts_are_written(acc, client, m
 
 
 @pytest.mark.every_server
+@pytest.mark.servers(*REAL)
+def test_a_writer_waits_once_for_the_replicas_of_all_parts_on_a_node(open_dense, client, monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 10)
+    acc = open_dense("float32", SHAPE, "w", reduction_type="SUM", partitions=8, in_place_limit=0, min_replicas=1)
+    waits = []
+    for _ in range(2):
+        with pytest.raises(redisacc.NotReplicatedError) as failure:
+            acc.apply_grad(gradient(1))
+        assert failure.value.replicas == 0
+        waits.append(client.info("commandstats")["cmdstat_wait"]["calls"])
+    # Once for the parts, and once for the script that counts the gradient.
+    assert waits[1] - waits[0] == 2
+    acc.delete()
+
+
 def test_an_attempt_that_was_swept_is_refused_and_its_writer_begins_a_new_one(acc, keys, client, between):
     removed = []
 

@@ -202,3 +202,50 @@ def test_every_master_once(cluster, nodes):
     nodes[A].map = [[0, 99, [b"10.0.0.1", 7000]], [100, 16383, [b"10.0.0.1", 7002]]]
     found = cluster.exchange_with_all([("PING",)], time.monotonic() + 5)
     assert found == {str(A): [b"+"], str(C): [b"+"]}
+
+
+def two_batches():
+    other = "{other}"
+    return [[("SET", "{k}0", b"a"), ("STRLEN", "{k}0")], [("SET", other, b"b")]]
+
+
+WAIT = ("WAIT", 1, 5000)
+
+
+def exchange_together(cluster, batches, after=(WAIT,)):
+    return cluster.exchange_together(batches, after, time.monotonic() + 5)
+
+
+def test_batches_of_a_node_travel_together_and_wait_once(cluster, nodes):
+    one, other = two_batches()
+    nodes[A].script = [[b"OK", 1, b"OK", 2]]
+    assert exchange_together(cluster, [one, other]) == [[b"OK", 1, 2], [b"OK", 2]]
+    assert nodes[A].got == [[*one, *other, WAIT]]
+
+
+def test_each_batch_waits_by_itself_if_a_slot_has_moved(cluster, nodes):
+    """The first connection has not written everything, so no single WAIT speaks for all."""
+    one, other = two_batches()
+    nodes[A].script = [[moved(B), moved(B), b"OK", 7]]
+    nodes[B].map = owned_by(B)
+    cluster.owner_of("k", time.monotonic() + 5)
+    nodes[A].map = owned_by(B)
+    nodes[A].script.append([moved(B), moved(B), 7])
+    nodes[B].script = [[b"OK", 1, 2], [b"OK", 3]]
+    assert exchange_together(cluster, [one, other]) == [[b"OK", 1, 2], [b"OK", 3]]
+    assert nodes[A].got == [[*one, *other, WAIT], [*one, WAIT]]
+    assert nodes[B].got == [[*one, WAIT], [*other, WAIT]]
+
+
+def test_batches_that_were_grouped_by_an_old_map_do_not_travel_together(cluster, nodes):
+    one, other = two_batches()
+    slot = key_slot("{other}")
+    first, last = min(SLOT, slot), max(SLOT, slot)
+    at = {SLOT: A, slot: B}
+    nodes[A].map = [
+        [0, first, [at[first].host.encode(), at[first].port, b"id"]],
+        [first + 1, 16383, [at[last].host.encode(), at[last].port, b"id"]],
+    ]
+    nodes[A].script, nodes[B].script = [[b"OK", 1, 2]], [[b"OK", 3]]
+    assert exchange_together(cluster, [one, other]) == [[b"OK", 1, 2], [b"OK", 3]]
+    assert (nodes[A].got, nodes[B].got) == ([[*one, WAIT]], [[*other, WAIT]])

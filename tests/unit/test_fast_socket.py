@@ -100,6 +100,21 @@ def test_silence_ends_in_time(ends: Any) -> None:
     assert time.monotonic() - started < 3
 
 
+def test_a_server_that_takes_long_to_receive_is_not_silent(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time in which it received a gradient does not count when it is to reply."""
+    connection, ours, theirs = ends
+    send = fast_socket.SocketConnection._send
+    monkeypatch.setattr(
+        fast_socket.SocketConnection, "_send", lambda self, data, deadline: send(self, data, deadline + 30) + 30
+    )
+    answer(theirs, b"+O")()
+    rest = threading.Timer(fast_socket.TICK * 1.5, theirs.sendall, [b"K\r\n"])
+    rest.start()
+    exchange = fast_socket.SocketConnection(connection, ours).exchange
+    assert exchange([("SET", "k", memoryview(bytes(100_000)))], time.monotonic() - 1) == [b"OK"]
+    rest.join()
+
+
 @pytest.mark.slow
 def test_silence_ends_in_time_though_signals_come(ends: Any) -> None:
     """After each, the kernel restarts its timeout."""

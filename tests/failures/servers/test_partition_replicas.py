@@ -32,8 +32,8 @@ def test_replicas_confirm_parts_in_partitions_that_were_sent_twice(pair, open_ac
         acc = open_accumulator("dense", "float32", [30], "w", in_place_limit=0, **options)
         monkeypatch.setattr(PartitionScripts, "commit", commit_when_the_replica_is_back)
         replica.stall()
-        # The server has registered the attempt, and written all parts: 3 commands and WAIT for each of the first two.
-        proxy.arm(Fault("reply", 1 + 2 * 4, 0))
+        # The server has registered the attempt, and written all parts, with 3 commands each. WAIT is still waiting.
+        proxy.arm(Fault("reply", 1 + 3 * 3, 0))
         with pytest.raises(redisacc.NotReplicatedError, match="counted") as failure:
             acc.apply_grad(np.ones(30, np.float32))
         assert proxy.happened()
