@@ -144,7 +144,7 @@ def rules(
     keys = _keys(given, Keys(pattern))
     parameters = ParameterKeys(pattern)
     of = Keys(pattern)
-    channels = [of.events, of.wake, f"{PREFIX}{{{pattern}/*}}:wake", of.calls, parameters.events]
+    channels = [of.events, of.wake, f"{PREFIX}{{{pattern}/*}}:partition:wake", of.calls, parameters.events]
     reads = [parameters.record, f"{parameters.record}:object:*", _blobs_of(pattern)] if given.applies else []
     selected = [_selector(_READS_PARAMETERS, reads)] if selectors and reads else []
     if not selectors:

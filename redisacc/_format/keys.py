@@ -180,7 +180,7 @@ class Keys(PartitionedKeys):
 
     def wake_of(self, position: int | None) -> str:
         """Returns the channel on which the node of the partition at a position tells what has arrived there."""
-        return self.wake if position is None else f"{self.partition(position)}:wake"
+        return self.wake if position is None else f"{self.partition(position)}:partition:wake"
 
     def staged(self, gradient: str, number: int) -> str:
         """Returns the key of that part before the gradient is accepted. It has an expiry, except in a partition."""

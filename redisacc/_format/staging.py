@@ -1,13 +1,12 @@
 """Messages about gradients that are on their way: one when the upload begins, and others when parts have arrived.
 
-A reducer adds messages about the parts of sums that it has stored.
+A reducer adds messages about the parts of sums that it has stored, where those about the parts in these sums are sent.
 
 They are sent to the channel ``redisacc:{NAME}:wake``, so that they keep their order with the events that admit the
-gradients. If the parts lie in partitions, those about a partition are sent to its own channel,
-``redisacc:{NAME/p}:wake``, by the node that has the parts. A waiting taker adds the parts up while the rest is still
-being uploaded. Messages may get lost, and every user with the right to publish can forge them. Parts that are added
-because of a message therefore count only after they have been compared with the round that was granted: see
-``_protocol/part_sums.py``.
+gradients. If the parts lie in partitions, the node that has them sends those about them to a channel of the partition,
+``redisacc:{NAME/p}:partition:wake``. A waiting taker adds the parts up while the rest is still being uploaded. Messages
+may get lost, and every user with the right to publish can forge them. Parts that are added because of a message
+therefore count only after they have been compared with the round that was granted: see ``_protocol/part_sums.py``.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _BEGUN = re.compile(
     r"gradient=([0-9a-z-]{1,64}) place=(\d{1,15}(?:\*[0-9.e+-]{1,24})?) shape=(\[[\d,]*\]) header=([0-9a-f]*)"
 )
 _SUM_STORED = re.compile(r"sum=([0-9a-f]{32}) part=(\d{1,6})")
-_ARRIVED = re.compile(r"gradient=([0-9a-z-]{1,64}) parts=(\d{1,6})(?: partition=(\d{1,4}))?")
+_ARRIVED = re.compile(r"gradient=([0-9a-z-]{1,64}) parts=(\d{1,6})(?: position=(\d{1,4}))?")
 
 
 class UploadBegun(NamedTuple):
-    """The upload of a gradient begins (``lua/stage.lua``).
+    """The upload of a gradient begins (``lua/stage.lua``, ``lua/register.lua``).
 
     Attributes:
         gradient: the id of the gradient.
@@ -72,7 +71,7 @@ def sum_stored(digest: str, part: int) -> str:
 
 def parts_arrived(gradient: str, parts: int, position: int | None = None) -> str:
     """Returns the message that a client sends between parts. The arguments are those of ``PartsArrived``."""
-    return f"gradient={gradient} parts={parts}" + ("" if position is None else f" partition={position}")
+    return f"gradient={gradient} parts={parts}" + ("" if position is None else f" position={position}")
 
 
 def parse_message(text: str) -> UploadBegun | PartsArrived | SumStored | None:

@@ -15,15 +15,21 @@ from functools import partial
 
 from redisacc._data import validation
 from redisacc._format.keys import Keys
+from redisacc._format.record import Record
 from redisacc._handles.base import host_and_process
 from redisacc._protocol.lifetime import Closing
-from redisacc._protocol.record_reader import with_partitions
 from redisacc._protocol.reduction import IDLE, LONGEST_IDLE, Reduction
 from redisacc._redis.connect import connect
-from redisacc._redis.pubsub import pubsub_of
-from redisacc._redis.transport import OPENING_TIMEOUT, Transport
+from redisacc._redis.pubsub import PubSub, pubsub_everywhere, pubsub_of
+from redisacc._redis.transport import OPENING_TIMEOUT, Transport, limited
 from redisacc._text import printable, shown
-from redisacc.errors import InvalidArgumentError, RedisAccError, ServerUnavailableError
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    InvalidArgumentError,
+    NotPermittedError,
+    RedisAccError,
+    ServerUnavailableError,
+)
 
 __all__ = ["Reducer"]
 
@@ -35,11 +41,16 @@ MAX_ACCUMULATORS = 16
 TURN = 0.02
 # The longest pause of the worker, in seconds.
 LONGEST_PAUSE = 1.0
+# The shortest one, while something is due that cannot be done yet.
+SHORTEST_PAUSE = 0.001
+# How long a call tries to reach the server, in seconds; and how long all leases may take to be given back at the end.
+WORK_TIMEOUT = 1.5
+CLOSING_TIMEOUT = 3.0
 # How long a look at an accumulator tries to reach the server, in seconds. Takers call again.
 CALL_TIMEOUT = 3.0
 
-# The most partitions of an accumulator that a reducer works on: each takes a thread and a connection.
-MOST_PARTITIONS = 64
+# The most partitions, of all accumulators, on which a reducer works: each takes a thread and a connection.
+MOST_REDUCTIONS = 256
 # How many calls are remembered until they are looked at. Takers call again, so the others are not lost.
 MOST_CALLS = 1000
 
@@ -97,11 +108,12 @@ class Reducer(Closing):
         self._alarm = self._transport.waits.alarm()
         self._closed = threading.Event()
         self._running = threading.Lock()
-        self._outage = False
+        # The accumulators whose server cannot be reached.
+        self._outages: set[str] = set()
         # Whether the server was seen to be no node of a cluster.
         self._looked = False
-        # The last problem with an accumulator that was logged.
-        self._problem = ""
+        # Name of an accumulator → the last problem with it that was logged.
+        self._problems: dict[str, str] = {}
 
     def __repr__(self) -> str:
         node = "" if self._node is None else f", node={self._node!r}"
@@ -120,11 +132,14 @@ class Reducer(Closing):
             raise InvalidArgumentError("this reducer is already running")
         try:
             calls = Keys(self._pattern).calls
-            with pubsub_of(self._transport, calls).listen_to_pattern(calls, self._hear_call):
-                self._work()
+            pubsub = pubsub_everywhere(self._transport, self._node)
+            with pubsub.listen_to_pattern(calls, self._hear_call):
+                self._work(pubsub)
         finally:
+            deadline = time.monotonic() + CLOSING_TIMEOUT
+            answers = True
             for key in list(self._reductions):
-                self._leave(key)
+                answers = self._leave(key, give_back=answers and time.monotonic() < deadline)
             self._running.release()
 
     def close(self) -> None:
@@ -143,30 +158,38 @@ class Reducer(Closing):
             self._called[match[1]] = None
         self._alarm.set()
 
-    def _work(self) -> None:
+    def _work(self, pubsub: PubSub) -> None:
         while not self._closed.is_set():
             self._alarm.clear()
+            if pubsub.refusal:
+                raise NotPermittedError(
+                    f"the server's access control list refuses that this user hears calls of {shown(self._pattern)}: "
+                    f"{pubsub.refusal}. `redisacc acl reducer` prints rules that suffice; give the reducer the same "
+                    "pattern as these"
+                )
             with self._lock:
                 called, self._called = list(self._called), {}
             for name in called:
-                self._attempt(partial(self._answer, name))
-            now = time.monotonic()
+                if not self._closed.is_set():
+                    self._attempt("", partial(self._answer, name))
             pause = LONGEST_PAUSE
             if not self._reductions:
                 # Nothing else would notice that the server cannot be reached, or refuses this user.
-                self._attempt(self._look_at_server)
+                self._attempt("", self._look_at_server)
+            # Those of an accumulator whose node has just not answered would wait for it, too.
+            silent: set[str] = set()
             for key, running in list(self._reductions.items()):
                 reduction = running.reduction
                 if reduction.is_over or reduction.is_idle(LONGEST_IDLE) or not self._is_ours(running):
                     self._leave(key)
                     continue
-                has_work = reduction.has_work or reduction.due <= now
-                if has_work and not self._attempt(partial(reduction.work, self._interrupts(reduction))):
-                    reduction.due = time.monotonic() + LONGEST_PAUSE
-                    continue
+                name, has_work = key[0], reduction.has_work or reduction.due <= time.monotonic()
+                work = partial(reduction.work, self._interrupts(reduction))
+                if has_work and name not in silent and not self._attempt(name, work):
+                    silent.add(name)
                 pause = min(pause, reduction.due - time.monotonic())
             if not any(running.reduction.has_work for running in self._reductions.values()):
-                self._alarm.wait(pause)
+                self._alarm.wait(max(pause, SHORTEST_PAUSE))
 
     def _look_at_server(self) -> None:
         """Asks the server for something small.
@@ -188,40 +211,45 @@ class Reducer(Closing):
 
     def _answer(self, name: str) -> None:
         """Begins to work on an accumulator, as far as it is on the node and not yet worked on."""
-        if not self._has_room(name):
-            return
         try:
-            keys = with_partitions(self._transport, Keys(name), timeout=CALL_TIMEOUT)
+            record = Record(Keys(name), self._transport.call(*Record.command(Keys(name)), timeout=CALL_TIMEOUT))
+        except AccumulatorNotFoundError:
+            return
         except ServerUnavailableError:
             raise
         except RedisAccError as error:
             self._leave_alone(name, str(error))
             return
-        stored = [position for position in keys.positions if self._stores(keys.home(position))]
-        if len(stored) > MOST_PARTITIONS:
+        keys = Keys(name, record.partitions)
+        new = [
+            position
+            for position in keys.positions
+            if (name, position) not in self._reductions and self._stores(keys.home(position))
+        ]
+        if not new or not self._has_room(name):
+            return
+        if len(self._reductions) + len(new) > MOST_REDUCTIONS:
             self._leave_alone(
                 name,
-                f"it has {len(stored)} partitions here, more than {MOST_PARTITIONS}: run one reducer beside each node, "
-                "with node=",
+                f"it has {len(new)} partitions here, and with those of other accumulators, these are more than "
+                f"{MOST_REDUCTIONS}, each of which takes a thread and a connection. Use fewer partitions, or a reducer "
+                "beside each node",
             )
             return
-        for position in stored:
-            key = name, position
-            if key not in self._reductions:
-                reduction = Reduction(
-                    self._transport, keys, position, holder=self._holder, who=host_and_process(os.getpid())
-                )
-                listening = contextlib.ExitStack()
-                for channel in reduction.channels:
-                    listening.enter_context(
-                        pubsub_of(self._transport, channel).listen(channel, partial(self._hear, reduction))
-                    )
-                self._reductions[key] = _Running(reduction, keys.home(position), listening)
+        for position in new:
+            reduction = Reduction(
+                self._transport, keys, position, holder=self._holder, who=host_and_process(os.getpid())
+            )
+            listening = contextlib.ExitStack()
+            for channel in reduction.channels:
+                heard = pubsub_of(self._transport, channel).listen(channel, partial(self._hear, reduction, channel))
+                listening.enter_context(heard)
+            self._reductions[name, position] = _Running(reduction, keys.home(position), listening)
 
     def _leave_alone(self, name: str, why: str) -> None:
         """Logs once why the reducer does not work on an accumulator. The taker calls every second."""
-        if self._problem != why:
-            self._problem = why
+        if self._problems.get(name) != why and len(self._problems) < MOST_CALLS:
+            self._problems[name] = why
             logger.warning("%s: the reducer leaves it alone: %s", printable(name), why)
 
     def _has_room(self, name: str) -> bool:
@@ -231,15 +259,16 @@ class Reducer(Closing):
             return True
         for other in names:
             parts = [key for key in self._reductions if key[0] == other]
-            if all(self._reductions[key].reduction.is_idle(IDLE) for key in parts):
+            reductions = [self._reductions[key].reduction for key in parts]
+            if all(one.is_idle(IDLE) or one.is_left_alone for one in reductions):
                 for key in parts:
                     self._leave(key)
                 return True
         return False
 
-    def _hear(self, reduction: Reduction, text: str | None) -> None:
+    def _hear(self, reduction: Reduction, channel: str, text: str | None) -> None:
         """Handles a message, in the thread that listens."""
-        if reduction.hear(text):
+        if reduction.hear(channel, text):
             self._alarm.set()
 
     def _stores(self, home: str) -> bool:
@@ -252,32 +281,41 @@ class Reducer(Closing):
         if now < running.look_at:
             return True
         running.look_at = now + LONGEST_PAUSE
-        ours = True
+        try:
+            return self._stores(running.home)
+        except ServerUnavailableError:
+            # It notices when it works.
+            return True
 
-        def look() -> None:
-            nonlocal ours
-            ours = self._stores(running.home)
-
-        self._attempt(look)
-        return ours
-
-    def _leave(self, key: tuple[str, int | None]) -> None:
+    def _leave(self, key: tuple[str, int | None], *, give_back: bool = True) -> bool:
+        """Stops working on an accumulator, or on a partition. Returns whether the server answered, if it was asked."""
         running = self._reductions.pop(key)
         running.listening.close()
-        running.reduction.release()
-
-    def _attempt(self, work: Callable[[], object]) -> bool:
-        """Does something with the server. Returns False, and logs it once, if it cannot be reached."""
-        try:
-            work()
-        except ServerUnavailableError as error:
-            if not self._outage:
-                logger.warning("the reducer cannot reach the server, and keeps trying: %s", error)
-            self._outage = True
+        if not give_back:
             return False
-        if self._outage:
-            self._outage = False
-            logger.warning("the server is back")
+        with limited(WORK_TIMEOUT):
+            return running.reduction.release()
+
+    def _attempt(self, name: str, work: Callable[[], object]) -> bool:
+        """Does something with the server. Returns False, and logs it once, if it cannot be reached.
+
+        Args:
+            name: the accumulator that it concerns; "": none in particular.
+            work: does it.
+        """
+        where = f"{printable(name)}: " if name else ""
+        try:
+            # All accumulators have the same thread, and their leases last for 3 seconds.
+            with limited(WORK_TIMEOUT):
+                work()
+        except ServerUnavailableError as error:
+            if name not in self._outages:
+                logger.warning("%sthe reducer cannot reach the server, and keeps trying: %s", where, error)
+                self._outages.add(name)
+            return False
+        if name in self._outages:
+            self._outages.remove(name)
+            logger.warning("%sthe server is back", where)
         return True
 
     def _interrupts(self, working: Reduction) -> Callable[[], bool]:

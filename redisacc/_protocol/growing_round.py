@@ -38,6 +38,8 @@ Heard = UploadBegun | PartsArrived | SumStored | str | Interruption
 
 # Maximum number of headers that are looked up in one round trip.
 TOGETHER = 256
+# Maximum number of messages that wait to be used. More than that are dropped, and looked up instead.
+MOST_HEARD = 10_000
 # Maximum number of uploads that are remembered because of messages, which anybody may forge.
 MOST_ANNOUNCED = 1000
 

@@ -21,7 +21,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import sums_text
 from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message, sum_stored
-from redisacc._protocol.growing_round import GrowingRound, Heard, Interruption
+from redisacc._protocol.growing_round import MOST_HEARD, GrowingRound, Heard, Interruption
 from redisacc._protocol.reducer_scripts import ReducerScripts
 from redisacc._redis.fast_socket import Command, Pieces
 from redisacc._redis.transport import Hint, Transport
@@ -51,8 +51,6 @@ LOOK = 0.25
 # How long an accumulator is left alone after an error, in seconds: one that passes, and one that stays.
 SHORT_PAUSE = 1.0
 LONG_PAUSE = 30.0
-# Maximum number of messages that wait for the worker. More than that are dropped, and looked up instead.
-MOST_HEARD = 10_000
 
 
 class Reduction:
@@ -91,6 +89,8 @@ class Reduction:
         self._failure: RedisAccError | None = None
         # The last problem that was logged, so that it is logged once.
         self._logged = ""
+        # How long it was left alone after the last attempt to reach the server, in seconds.
+        self._outage = 0.0
         self.due = 0.0
         self.is_over = False
 
@@ -99,8 +99,8 @@ class Reduction:
         """The channels whose messages concern it."""
         return list(dict.fromkeys([self._keys.wake, self._wake]))
 
-    def hear(self, text: str | None) -> bool:
-        """Notes a message. None: messages were missed. Returns whether there is work.
+    def hear(self, channel: str, text: str | None) -> bool:
+        """Notes a message of one of the channels. None: messages were missed. Returns whether there is work.
 
         Called by the threads that listen.
         """
@@ -109,7 +109,8 @@ class Reduction:
             self._heard.append(Interruption.MISSED)
             return True
         found = heard_in(text)
-        if found is None:
+        # Whatever else is sent to the channel of a partition, the leader did not send it.
+        if found is None or (channel != self._keys.wake and not isinstance(found, PartsArrived)):
             return False
         self._heard_at = time.monotonic()
         self._heard.append(found)
@@ -122,7 +123,12 @@ class Reduction:
 
     def is_idle(self, seconds: float) -> bool:
         """Returns whether nothing was heard for so long."""
-        return not self._heard and time.monotonic() - self._heard_at > seconds
+        return time.monotonic() - self._heard_at > seconds
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether nothing can be done for the accumulator for the time being."""
+        return not self._holds and self.due - time.monotonic() > 2 * RENEWAL
 
     def work(self, interrupted: Callable[[], bool]) -> None:
         """Adds up and stores what has arrived.
@@ -137,6 +143,10 @@ class Reduction:
             self._work(interrupted)
         except ServerUnavailableError:
             self._begin_anew()
+            # The lease may be over when the server is back.
+            self._holds = False
+            self._outage = min(max(2 * self._outage, SHORT_PAUSE), LONG_PAUSE)
+            self.due = self._renew_at = time.monotonic() + self._outage
             raise
         except AccumulatorNotFoundError:
             self.is_over = True
@@ -162,6 +172,7 @@ class Reduction:
             self._forget()
             self.due = self._renew_at
             return
+        self._outage = 0.0
         goes_on = self._growing.look_ahead(self._heard, self._wanted, interrupted)
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -258,20 +269,23 @@ class Reduction:
             self._logged = problem
             logger.warning("%s: %s", self._keys.name, problem, extra={"accumulator": self._keys.name})
 
-    def release(self) -> None:
-        """Gives the lease back, and removes the sums. It raises nothing: they also expire."""
+    def release(self) -> bool:
+        """Gives the lease back, and removes the sums. Returns whether the server answered: otherwise, they expire."""
         self._forget()
         if not self._holds:
-            return
+            return True
         self._holds = False
+        answered = True
         try:
             self._scripts.release_reducer(holder=self._holder)
             sums = [key for keys in self._sums.values() for key in keys]
             if sums:
                 self._transport.pipeline([("UNLINK", key) for key in sums])
         except RedisAccError as error:
+            answered = not isinstance(error, ServerUnavailableError)
             logger.debug("%s: the lease of the reducer ends by itself: %s", self._keys.name, printable(str(error)))
         self._sums.clear()
+        return answered
 
 
 def heard_in(text: str) -> Heard | None:

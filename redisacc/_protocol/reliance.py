@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 # How often a handle calls for a reducer, in seconds.
@@ -35,6 +36,11 @@ class Reliance:
             return False
         self._call_again = now + CALL_INTERVAL
         return True
+
+    def call_in_vain(self) -> bool:
+        """Notes that the server refuses calls, and calls no more. Returns whether that is new."""
+        known, self._call_again = self._call_again == math.inf, math.inf
+        return not known
 
     def succeed(self) -> None:
         """Notes that the whole sum was there in time."""

@@ -16,7 +16,7 @@ from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
 from redisacc._format.staging import PartsArrived, SumStored, parse_message
 from redisacc._protocol.contributors import Contributors, read_contributors
-from redisacc._protocol.growing_round import Heard, Interruption
+from redisacc._protocol.growing_round import MOST_HEARD, Heard, Interruption
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.outage_log import OutageLog
 from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
@@ -34,6 +34,7 @@ from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
     DataLossError,
+    NotPermittedError,
     RedisAccError,
     ServerUnavailableError,
     StaleSequenceError,
@@ -75,9 +76,7 @@ def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list
         if granted is None and pending.deadline > time.monotonic():
             with contextlib.ExitStack() as listening:
                 listening.enter_context(pubsub.listen(pending.keys.wake, pending.on_event))
-                for channel in pending.partition_channels:
-                    of_partition = pubsub_of(pending.transport, channel)
-                    listening.enter_context(of_partition.listen(channel, pending.on_arrival))
+                pending.listen_to_partitions(listening)
                 granted = pending.until_granted(lifetime)
     except BaseException as error:
         # Ctrl-C included: the next taker in the queue must not wait until this one's lease has run out.
@@ -164,11 +163,18 @@ class TakeWait:
             read=self._read_commands(),
         )
 
-    @property
-    def partition_channels(self) -> list[str]:
-        """The channels on which the nodes of the partitions tell what has arrived; none if they are too many."""
+    def listen_to_partitions(self, listening: contextlib.ExitStack) -> None:
+        """Listens to what the nodes of the partitions tell, until ``listening`` ends. Without it, all takes longer."""
         positions = range(len(self.keys.partitions))
-        return [self.keys.wake_of(position) for position in positions] if len(positions) <= MOST_CHANNELS else []
+        if len(positions) > MOST_CHANNELS:
+            return
+        try:
+            for channel in map(self.keys.wake_of, positions):
+                # A node that does not answer must not keep the take from polling.
+                heard = pubsub_of(self.transport, channel).listen(channel, self.on_arrival, confirmed=False)
+                listening.enter_context(heard)
+        except RuntimeError as error:
+            logger.debug("%s: there is no thread left to listen: %s", self.label, error)
 
     @property
     def num_required(self) -> int:
@@ -183,19 +189,19 @@ class TakeWait:
         """
         message = None if event is None else parse_message(event)
         if message is not None:
-            self._heard.append(message)
+            self._note(message)
             self.alarm.set()
             return
         words = dict(word.partition("=")[::2] for word in event.split(" ", 4)) if event is not None else {}
         buffered = words.get("buffered")
         if event is None:
-            self._heard.append(Interruption.MISSED)
+            self._note(Interruption.MISSED)
         elif "taken" in words:
-            self._heard.append(Interruption.OVER)
+            self._note(Interruption.OVER)
         elif buffered == "*":
-            self._heard.append(Interruption.MISSED)
+            self._note(Interruption.MISSED)
         elif buffered:
-            self._heard.append(buffered[:64])
+            self._note(buffered[:64])
         if words.keys() & {"applied", "stale", "repeated", "waiting"}:
             count = words.get("count", "")
             if count.isdigit() and int(count[:16]) < self.num_required:
@@ -209,8 +215,15 @@ class TakeWait:
         """Handles a message about a partition, in the thread that listens. A message that is missed only costs time."""
         message = None if text is None else parse_message(text)
         if isinstance(message, PartsArrived | SumStored):
-            self._heard.append(message)
+            self._note(message)
             self.alarm.set()
+
+    def _note(self, heard: Heard) -> None:
+        """Notes what was heard. If it is too much, it is looked up instead: anybody may publish."""
+        if len(self._heard) >= MOST_HEARD:
+            self._heard.clear()
+            heard = Interruption.MISSED
+        self._heard.append(heard)
 
     def until_granted(self, lifetime: Lifetime) -> tuple[Granted, list[Any]] | None:
         """Polls until the round is granted and returns it, or returns None once the deadline has passed."""
@@ -268,8 +281,13 @@ class TakeWait:
     def _call_reducer(self) -> None:
         """Tells reducers that one could be used here."""
         # Every node of a cluster passes on a message that belongs to no slot.
-        with contextlib.suppress(RedisAccError):
+        try:
             self.transport.call("PUBLISH", self.keys.calls, f"required={self.num_required}", timeout=CALL_TIMEOUT)
+        except NotPermittedError as error:
+            if self.reader.calls_in_vain():
+                logger.warning("%s: takes cannot call for a reducer: %s", self.label, error, extra=self._fields)
+        except RedisAccError as error:
+            logger.debug("%s: could not call for a reducer: %s", self.label, error)
 
     def poll(self) -> tuple[Granted, list[Any]] | None:
         """Asks for the round once. Logs a warning and returns None if the server cannot be reached."""

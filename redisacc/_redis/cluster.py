@@ -265,6 +265,19 @@ class Cluster:
                 self._note_failure(node)
             raise
 
+    @contextlib.contextmanager
+    def subscriber_at(self, address: str | None, tick: float) -> Iterator[Connection]:
+        """Does the same at the node of an address; None: at the master that has been well for the longest time."""
+        until = time.monotonic() + _MAP_TIMEOUT
+        node = self._owner(None, until) if address is None else self._node(_parsed(address))
+        try:
+            with node.subscriber("", tick) as connection:
+                yield connection
+        except FAULTS as error:
+            if not isinstance(error, ReplyError):
+                self._note_failure(node)
+            raise
+
     def find_version(self, deadline: float) -> bool:
         """Learns whether channels belong to slots, and returns that."""
         reply = self._exchange_in(None, [("INFO", "server")], deadline)[0]
@@ -423,8 +436,7 @@ class Cluster:
         return node
 
     def _address_of(self, node: Node) -> Address:
-        host, _, port = node.address.rpartition(":")
-        return Address(host.strip("[]"), int(port))
+        return _parsed(node.address)
 
     def _failure(self, address: Address) -> float:
         return self._failed_at.get(address, 0.0)
@@ -494,6 +506,11 @@ def cluster_of(client: Any) -> Cluster | None:
     known = [*manager.startup_nodes.values(), *client.get_nodes()]
     seeds = dict.fromkeys(Address(node.host, int(node.port)) for node in known)
     return Cluster(tuple(seeds), pool_at, remap)
+
+
+def _parsed(address: str) -> Address:
+    host, _, port = address.rpartition(":")
+    return Address(host.strip("[]"), int(port))
 
 
 def _soon(deadline: float) -> float:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from redisacc._redis.client_libraries import STUMBLES
 from redisacc._redis.fast_socket import Connection
-from redisacc._redis.faults import FAULTS, SlotMovedError
+from redisacc._redis.faults import FAULTS, ReplyError, SlotMovedError
 from redisacc._redis.transport import Transport
 from redisacc._redis.waits import Event
 from redisacc.errors import ServerError
@@ -31,6 +31,8 @@ logger = logging.getLogger("redisacc")
 
 # How long to pause before a broken connection is opened again, in seconds.
 RECONNECT_PAUSE = 0.2
+# The same if the server's access rules refuse a channel.
+REFUSED_PAUSE = 5.0
 # How long to wait for the server to confirm a subscription, in seconds. Without it, polling once a second is left.
 CONFIRM_TIMEOUT = 1.0
 # How long a subscription outlives its last listener, in seconds: in a training loop the next take follows soon, and a
@@ -64,10 +66,31 @@ class _Subscription:
     idle_since: float = math.inf
 
 
-class PubSub:
-    """A pub/sub connection to one server. Its thread or task runs while anybody listens, and for some seconds after."""
+@dataclass(frozen=True)
+class Everywhere:
+    """Where to listen to messages that every node of a cluster passes on.
 
-    def __init__(self, transport: Transport) -> None:
+    Attributes:
+        node: the address of the node; None: any that is reached.
+    """
+
+    node: str | None = None
+
+
+class PubSub:
+    """A pub/sub connection to one server. Its thread or task runs while anybody listens, and for some seconds after.
+
+    Args:
+        transport: the way to the server, or to the cluster.
+        everywhere: where to listen; None: at the node that owns the slot of the channels.
+
+    Attributes:
+        refusal: why the server's access rules refuse a channel; "" if they do not.
+    """
+
+    def __init__(self, transport: Transport, everywhere: Everywhere | None = None) -> None:
+        self.refusal = ""
+        self._everywhere = everywhere
         # Weak, because the transport is the key by which this object is found. Listeners hold the transport.
         self._transport = weakref.ref(transport)
         self._waits = transport.waits
@@ -87,35 +110,45 @@ class PubSub:
             return found is not None and found.confirmed.is_set()
 
     @contextlib.contextmanager
-    def listen(self, channel: str, listener: Listener) -> Iterator[None]:
+    def listen(self, channel: str, listener: Listener, *, confirmed: bool = True) -> Iterator[None]:
         """Calls ``listener`` for every message of a channel, in the listening thread, until the block ends.
 
-        When the block begins, the server has confirmed the subscription; or it does not answer, which the caller will
-        notice.
+        Args:
+            channel: the channel.
+            listener: gets the messages.
+            confirmed: whether the block begins when the server has confirmed the subscription; or when it does not
+                answer, which the caller will notice. Otherwise, it begins at once, and messages may be missed.
         """
-        with self._listen("SUBSCRIBE", channel, lambda _, text: listener(text)):
+        with self._listen("SUBSCRIBE", channel, lambda _, text: listener(text), confirmed=confirmed):
             yield
 
     @contextlib.contextmanager
     def listen_to_pattern(self, pattern: str, listener: PatternListener) -> Iterator[None]:
         """Does the same for all channels that match a glob pattern of the server."""
-        with self._listen("PSUBSCRIBE", pattern, listener):
+        with self._listen("PSUBSCRIBE", pattern, listener, confirmed=True):
             yield
 
     @contextlib.contextmanager
-    def _listen(self, command: str, name: str, listener: PatternListener) -> Iterator[None]:
+    def _listen(self, command: str, name: str, listener: PatternListener, *, confirmed: bool) -> Iterator[None]:
         with self._lock:
             known = self._subscriptions.get((command, name))
             if known is None:
                 known = self._subscriptions[command, name] = _Subscription(self._waits.event())
                 self._tell(self._sent(command), name)
+            if not self._running:
+                try:
+                    self._waits.start(self._run, "redisacc-events")
+                except BaseException:
+                    # There are no threads left. Whoever listens next tries again.
+                    if not known.listeners:
+                        del self._subscriptions[command, name]
+                    raise
+                self._running = True
             known.listeners.append(listener)
             known.idle_since = math.inf
-            if not self._running:
-                self._running = True
-                self._waits.start(self._run, "redisacc-events")
         try:
-            known.confirmed.wait(CONFIRM_TIMEOUT)
+            if confirmed:
+                known.confirmed.wait(CONFIRM_TIMEOUT)
             yield
         finally:
             with self._lock:
@@ -143,7 +176,7 @@ class PubSub:
         while not self._done(linger) and (transport := self._transport()) is not None:
             try:
                 prefix, channel = "S" if transport.has_sharded_channels() else "", self._any_channel()
-                with transport.subscriber(channel, IDLE_CHECK_INTERVAL) as connection:
+                with self._subscriber(transport, channel) as connection:
                     linger = LINGER
                     try:
                         self._subscribe(connection, prefix)
@@ -167,7 +200,14 @@ class PubSub:
                 linger = 0.0
                 if isinstance(error, SlotMovedError):
                     continue
-                self._waits.sleep(RECONNECT_PAUSE)
+                refused = isinstance(error, ReplyError) and error.code == "NOPERM"
+                self.refusal = str(error) if refused else ""
+                self._waits.sleep(REFUSED_PAUSE if refused else RECONNECT_PAUSE)
+
+    def _subscriber(self, transport: Transport, channel: str) -> contextlib.AbstractContextManager[Connection]:
+        if self._everywhere is None:
+            return transport.subscriber(channel, IDLE_CHECK_INTERVAL)
+        return transport.subscriber_at(self._everywhere.node, IDLE_CHECK_INTERVAL)
 
     def _done(self, linger: float) -> bool:
         """Unsubscribes from channels that were left long ago. Returns True if none remains: the thread has to end."""
@@ -221,6 +261,7 @@ class PubSub:
                 self._call_listeners(key, "", None)
                 if known is not None:
                     known.confirmed.set()
+                    self.refusal = ""
 
     def _call_listeners(self, key: tuple[str, str], channel: str, event: str | None) -> None:
         with self._lock:
@@ -236,18 +277,32 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-_pubsubs: weakref.WeakKeyDictionary[Transport, dict[int | None, PubSub]] = weakref.WeakKeyDictionary()
+_pubsubs: weakref.WeakKeyDictionary[Transport, dict[int | Everywhere | None, PubSub]] = weakref.WeakKeyDictionary()
 _pubsubs_lock = threading.Lock()
 
 
 def pubsub_of(transport: Transport, channel: str) -> PubSub:
     """Returns the pub/sub connection for a channel, the same for the whole process and for channels of one slot."""
-    place = transport.place_of(channel)
+    return _pubsub_at(transport, transport.place_of(channel))
+
+
+def pubsub_everywhere(transport: Transport, node: str | None = None) -> PubSub:
+    """Returns the pub/sub connection for messages that belong to no slot, which every node of a cluster passes on.
+
+    Args:
+        transport: the way to the server, or to the cluster.
+        node: the address of the node of the cluster to listen at; None: any that is reached.
+    """
+    return _pubsub_at(transport, None if transport.cluster is None else Everywhere(node))
+
+
+def _pubsub_at(transport: Transport, place: int | Everywhere | None) -> PubSub:
     with _pubsubs_lock:
         of_transport = _pubsubs.setdefault(transport, {})
         pubsub = of_transport.get(place)
         if pubsub is None:
-            pubsub = of_transport[place] = PubSub(transport)
+            pubsub = PubSub(transport, place if isinstance(place, Everywhere) else None)
+            of_transport[place] = pubsub
         return pubsub
 
 

@@ -417,6 +417,11 @@ class Transport:
         """
         return self._server.subscriber(channel, tick)
 
+    def subscriber_at(self, node: str | None, tick: float) -> contextlib.AbstractContextManager[Connection]:
+        """Does the same at one node of a cluster, given its address; None: at any that is reached."""
+        assert self.cluster is not None, "a single server has one way to listen"
+        return self.cluster.subscriber_at(node, tick)
+
     def _shards(self, timeout: float) -> bool:
         assert self.cluster is not None
         known = self.cluster.has_sharded_channels

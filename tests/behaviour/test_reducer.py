@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import numpy as np
 import pytest
 
@@ -375,4 +378,67 @@ def test_an_accumulator_that_is_created_again_may_have_other_partitions(
         fetched.clear()
         np.testing.assert_array_equal(round_of(acc, background, until, 1, (1, 2, 3)), total(1, 2, 3))
         assert all(":sum:" in key for key in fetched)
+        acc.delete()
+
+
+@pytest.mark.thorough
+@pytest.mark.forges
+def test_a_call_alone_drives_nobody_out(open_dense, client, background, until, reducer, monkeypatch, caplog):
+    reducer(max_accumulators=1)
+    acc = open_dense("float32", [ELEMENTS], "w")
+    settle(acc, background, until)
+    monkeypatch.setattr("redisacc._handles.reducer.IDLE", 0.0)
+    client.hset("redisacc:{old}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
+    for name in ("nowhere", "old"):
+        client.execute_command("PUBLISH", f"redisacc:{{{name}}}:calls", "required=3")
+    until(lambda: "old: the reducer leaves it alone" in caplog.text)
+    assert acc.info().reducer is not None
+    client.delete("redisacc:{old}")
+    acc.delete()
+
+
+@pytest.mark.thorough
+@pytest.mark.forges
+def test_an_accumulator_that_cannot_be_read_any_more_makes_room(open_dense, client, background, until, reducer, caplog):
+    reducer(max_accumulators=1)
+    acc = open_dense("float32", [ELEMENTS], "w")
+    settle(acc, background, until)
+    before = client.hget("redisacc:{w}", "format")
+    client.hset("redisacc:{w}", "format", "999")
+    until(lambda: "w: the reducer leaves it alone" in caplog.text)
+    settle(open_dense("float32", [ELEMENTS], "v"), background, until)
+    client.hset("redisacc:{w}", "format", before)
+    acc.delete()
+
+
+@pytest.mark.servers("valkey")
+def test_a_reducer_that_may_not_hear_calls_says_so(real_server, client, background):
+    rules = (">secret", "resetchannels", "&redisacc:{team/*}:calls", "~*", "+@all")
+    client.execute_command("ACL", "SETUSER", "narrow", "on", *rules)
+    try:
+        reducer = redisacc.Reducer("team/a*", redis=real_server.url.replace("://", "://narrow:secret@"))
+        with pytest.raises(
+            redisacc.NotPermittedError, match=r"refuses that this user hears calls of 'team/a\*'"
+        ) as raised:
+            background(reducer.run).result(20)
+        assert "secret" not in str(raised.value)
+    finally:
+        client.execute_command("ACL", "DELUSER", "narrow")
+
+
+@pytest.mark.one_server
+@pytest.mark.servers("valkey")
+def test_a_reducer_ends_although_its_server_is_silent(daemon, background, until, monkeypatch):
+    server = daemon().start()
+    with server.client() as client:
+        acc = redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", redis=client, partitions=40)
+        reducer = redisacc.Reducer(redis=server.url)
+        run = background(reducer.run)
+        settle(acc, background, until)
+        pid = client.info("server")["process_id"]
+        os.kill(pid, signal.SIGSTOP)
+        reducer.close()
+        # 40 leases, each of which would be waited for.
+        run.result(20)
+        os.kill(pid, signal.SIGCONT)
         acc.delete()

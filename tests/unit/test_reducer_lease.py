@@ -48,3 +48,9 @@ def test_the_number_of_keys_is_bounded() -> None:
     assert len(parse_sums(KEYS, [forged])) == 8 * 1000
     keys = Keys("w", tuple(range(100)))
     assert len(parse_sums(keys, [forged] * 100)) == 50_000
+
+
+def test_the_channel_of_a_partition_is_that_of_no_accumulator() -> None:
+    channels = [Keys("m", (0, 1)).wake_of(position) for position in (0, 1)]
+    others = Keys("m/0", (0, 1))
+    assert not set(channels) & {others.wake, others.events, others.calls, *map(others.wake_of, (0, 1))}
