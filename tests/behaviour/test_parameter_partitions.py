@@ -411,6 +411,26 @@ def test_a_node_that_has_not_stored_a_part_keeps_the_version_from_being_publishe
     assert len(parts_of(client)) == 6
 
 
+def test_a_publisher_whose_parts_keep_disappearing_pauses_and_says_so(weights, reader, client, monkeypatch, caplog):
+    tries = []
+    with monkeypatch.context() as patch:
+        patch.setattr("redisacc._protocol.publisher.PUBLISH_TIMEOUT", 0.3)
+        patch.setattr(
+            "redisacc._protocol.partition_version_writer.write_parts", lambda *_, **__: tries.append(1) or None
+        )
+        with (
+            caplog.at_level(logging.WARNING, "redisacc"),
+            pytest.raises(redisacc.ServerError, match=r"step 0 .* within 0 s\. .* because parts of it disappeared"),
+        ):
+            weights.publish(version(0), 0)
+    # At most at once, and after 50, 100 and 200 milliseconds.
+    assert 1 <= len(tries) <= 4
+    assert len(caplog.records) <= 1
+    weights.publish(version(0), 0)
+    assert reader.latest()[0] == 0
+    assert attempts_of(client) == {}
+
+
 @pytest.mark.forges
 @pytest.mark.every_server
 def test_a_lost_part_is_named_and_the_version_can_be_published_again(weights, reader, client, caplog):
