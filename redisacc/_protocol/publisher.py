@@ -42,8 +42,8 @@ logger = logging.getLogger("redisacc")
 
 # How long publishing is tried again, in seconds, if other publishers get in between or staged parts are lost.
 PUBLISH_TIMEOUT = 30.0
-# How long the first pause between two tries is, in seconds, and how long later ones are at most. Each is twice as long as
-# the one before.
+# How long the first pause between two tries is, in seconds, and how long later ones are at most. Each is twice as long
+# as the one before.
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 
 # What the replies of a writer say, as clauses.

@@ -413,6 +413,7 @@ def test_a_node_that_has_not_stored_a_part_keeps_the_version_from_being_publishe
 
 def test_a_publisher_whose_parts_keep_disappearing_pauses_and_says_so(weights, reader, client, monkeypatch, caplog):
     tries = []
+    started = time.monotonic()
     with monkeypatch.context() as patch:
         patch.setattr("redisacc._protocol.publisher.PUBLISH_TIMEOUT", 0.3)
         patch.setattr(
@@ -425,6 +426,7 @@ def test_a_publisher_whose_parts_keep_disappearing_pauses_and_says_so(weights, r
             weights.publish(version(0), 0)
     # At most at once, and after 50, 100 and 200 milliseconds.
     assert 1 <= len(tries) <= 4
+    assert time.monotonic() - started >= sum([0.05 * 2**number for number in range(len(tries) - 1)])
     assert len(caplog.records) <= 1
     weights.publish(version(0), 0)
     assert reader.latest()[0] == 0
