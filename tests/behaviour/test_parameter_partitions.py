@@ -19,7 +19,7 @@ from redisacc._format.parameter_record import part_lengths
 from redisacc._protocol import partition_writer
 from redisacc._protocol.attempt_scripts import AttemptScripts
 from redisacc._protocol.parameter_deletion import read_partitions
-from redisacc._protocol.parameter_scripts import ParameterScripts, Registered
+from redisacc._protocol.parameter_scripts import ParameterScripts, RegisteredVersion
 from redisacc._protocol.partition_sweep import remove_parts, sweep
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
@@ -354,7 +354,7 @@ def test_a_late_copy_of_a_registration_revives_nothing(weights, client, between)
     assert sweep(connect(client), keys) == 1
     scripts = ParameterScripts(connect(client), keys)
     ((args, options),) = registered
-    assert register(scripts, *args, **options) == Registered(3)
+    assert register(scripts, *args, **options) == RegisteredVersion(3)
     ((args, options),) = committed
     assert commit(scripts, *args, **options) == "expired"
     assert client.hget(RECORD, "step") == b"0"
