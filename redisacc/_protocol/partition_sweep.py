@@ -10,14 +10,20 @@ replica that took over without knowing it would still count on the parts.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from redisacc._format.attempts import StoredAttempt, part_keys
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.attempt_scripts import AttemptScripts
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc.errors import RedisAccError
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    ParametersNotFoundError,
+    RedisAccError,
+    ServerUnavailableError,
+)
 
 logger = logging.getLogger("redisacc")
 
@@ -79,3 +85,35 @@ def remove_parts(
             # What comes before the second brace is the same for all keys of a partition.
             batches.setdefault(key.partition("}")[0], []).append(("UNLINK", key))
         transport.scatter(list(batches.values()), timeout=timeout)
+
+
+def remove_parts_quietly(transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt]) -> None:
+    """Removes the parts of attempts that the leader does not know any more. What fails here, `gc` removes."""
+    with contextlib.suppress(RedisAccError):
+        remove_parts(transport, keys, attempts)
+
+
+@contextlib.contextmanager
+def given_up_on_error(
+    transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt], *, min_replicas: int = 0
+) -> Iterator[None]:
+    """Gives up attempts of the caller if the block, in which it writes and commits them, raises an error.
+
+    Args:
+        transport: the way to the nodes.
+        keys: the keys of the accumulator, or of the parameters, with the partitions.
+        attempts: the attempts.
+        min_replicas: how many replicas of the leader must confirm that they are over; 0 asks none.
+    """
+    try:
+        yield
+    except (AccumulatorNotFoundError, ParametersNotFoundError):
+        # Nobody counts or publishes them any more, and nobody else knows of their parts.
+        remove_parts_quietly(transport, keys, attempts)
+        raise
+    except ServerUnavailableError:
+        # The commit may still arrive: only the end of the lease may give the attempts up.
+        raise
+    except RedisAccError:
+        sweep_quietly(transport, keys, attempts, min_replicas=min_replicas)
+        raise

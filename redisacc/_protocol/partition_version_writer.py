@@ -10,7 +10,6 @@ docs/design/partitions.md says why no reader sees a mixture of versions, and why
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 
 from redisacc._format.attempts import StoredAttempt
@@ -20,11 +19,10 @@ from redisacc._format.parameter_record import Blob, part_size
 from redisacc._format.partitions import partitions_text
 from redisacc._protocol.parameter_scripts import BeingDeleted, Follows, ParameterScripts, Refusal, RegisteredVersion
 from redisacc._protocol.partition_parts import are_there, write_parts
-from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
+from redisacc._protocol.partition_sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.partition_writer import lease_of
 from redisacc._protocol.version_writer import Begun, Reply, SlotVersionWriter, Version, VersionWriter
 from redisacc._redis.transport import Transport
-from redisacc.errors import ParametersNotFoundError, RedisAccError, ServerUnavailableError
 
 
 class PartitionVersionWriter:
@@ -55,7 +53,7 @@ class PartitionVersionWriter:
         """Stores the blobs of a version, and makes it visible."""
         partitions = len(self._keys.partitions)
         attempts = self._attempts(version.blobs)
-        try:
+        with given_up_on_error(self._transport, self._keys, attempts):
             if not are_there(self._transport, [part for blob in version.kept for part in blob.parts(self._keys)]):
                 sweep_quietly(self._transport, self._keys, attempts)
                 return "lost"
@@ -76,33 +74,18 @@ class PartitionVersionWriter:
                 removed=self._attempts(version.removed),
                 fields=version.fields,
             )
-        except ParametersNotFoundError:
-            # Nobody publishes it any more, and nobody else knows of its parts.
-            self._remove(attempts)
-            raise
-        except ServerUnavailableError:
-            # The commit may still arrive: only the end of the lease may give the attempt up.
-            raise
-        except RedisAccError:
-            sweep_quietly(self._transport, self._keys, attempts)
-            raise
         if reply == "published":
             sweep_quietly(self._transport, self._keys)
             return reply
         if reply == "expired" or isinstance(reply, BeingDeleted):
             # Parts that were written after a sweeper, or a deletion, had looked.
-            self._remove(attempts)
+            remove_parts_quietly(self._transport, self._keys, attempts)
             return "unstaged" if reply == "expired" else reply
         sweep_quietly(self._transport, self._keys, attempts)
         return reply
 
     def _attempts(self, blobs: Iterable[Blob]) -> list[StoredAttempt]:
         return [blob.attempt(self._keys) for blob in blobs]
-
-    def _remove(self, attempts: Sequence[StoredAttempt]) -> None:
-        """Removes the parts of attempts that the leader does not know any more. What fails here, `gc` removes."""
-        with contextlib.suppress(RedisAccError):
-            remove_parts(self._transport, self._keys, attempts)
 
 
 def version_writer(transport: Transport, keys: ParameterKeys) -> VersionWriter:

@@ -10,7 +10,6 @@ docs/design/partitions.md says why nothing is lost, counted twice or left behind
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -22,11 +21,10 @@ from redisacc._format.keys import Keys
 from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived
 from redisacc._protocol.partition_parts import write_parts
 from redisacc._protocol.partition_scripts import PartitionScripts, RegisteredGradient, Replaced
-from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
+from redisacc._protocol.partition_sweep import given_up_on_error, remove_parts_quietly, sweep_quietly
 from redisacc._protocol.scripts import Counted, Full, Request
 from redisacc._redis.fast_socket import Pieces
 from redisacc._redis.transport import Hint, Transport
-from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerUnavailableError
 
 # How long an attempt may take, in milliseconds; and the bytes for each further millisecond. After that, anybody may
 # give it up, and its writer has to begin a new one.
@@ -92,7 +90,7 @@ class PartitionWriter:
         if not isinstance(registered, RegisteredGradient):
             return registered
         attempt = StoredAttempt(f"{gradient_id}-{registered.place}", len(of.parts))
-        try:
+        with given_up_on_error(self._transport, self._keys, [attempt], min_replicas=self._min_replicas):
             replicas = write_parts(
                 self._transport,
                 self._keys,
@@ -109,23 +107,13 @@ class PartitionWriter:
                 self._sweep([attempt])
                 return "unconfirmed"
             reply = self._scripts.commit(request, **what, place=registered.place, header=of.header)
-        except AccumulatorNotFoundError:
-            # Nobody counts it any more, and nobody else knows of its parts.
-            self._remove(attempt)
-            raise
-        except ServerUnavailableError:
-            # The commit may still arrive: only the end of the lease may give the attempt up.
-            raise
-        except RedisAccError:
-            self._sweep([attempt])
-            raise
         if isinstance(reply, Counted):
             reply.replicas = min([reply.replicas, *replicas])
             if reply.outcome == "applied" and not replaced:
                 return reply
         elif reply == "expired":
             # A sweeper may have missed parts that were written after it had looked.
-            self._remove(attempt)
+            remove_parts_quietly(self._transport, self._keys, [attempt])
             return "unstaged"
         self._sweep()
         return reply
@@ -147,11 +135,6 @@ class PartitionWriter:
 
     def _sweep(self, abandoned: Sequence[StoredAttempt] = ()) -> None:
         sweep_quietly(self._transport, self._keys, abandoned, min_replicas=self._min_replicas)
-
-    def _remove(self, attempt: StoredAttempt) -> None:
-        """Removes the parts of an attempt that the leader does not know any more. What fails here, `gc` removes."""
-        with contextlib.suppress(RedisAccError):
-            remove_parts(self._transport, self._keys, [attempt])
 
 
 def lease_of(nbytes: int) -> int:
