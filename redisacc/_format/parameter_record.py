@@ -244,7 +244,7 @@ class ParameterRecord:
                 f"parameters {shown(keys.name)} are stored with the encoding {shown(self.wire)}, but this version of "
                 f"redisacc reads {' and '.join(WIRES)}: read them with the version that published them"
             )
-        self.keys = self._keys = with_partitions(keys, partitions)
+        self.keys = self._keys = with_partitions_text(keys, partitions)
         for name, text in (("incarnation", self.incarnation), ("version", self.version)):
             if not 0 < len(text) <= 64:
                 raise self._foreign(keys, name, text)
@@ -382,7 +382,7 @@ def full_blob(version: str, sort: str, step: int, since: int, leaves: Sequence[i
     return FullBlob(f"{version}-{sort}", step, since, ranges_text(leaves))
 
 
-def with_partitions(keys: ParameterKeys, text: str) -> ParameterKeys:
+def with_partitions_text(keys: ParameterKeys, text: str) -> ParameterKeys:
     """Returns the keys of parameters whose record says this of their partitions.
 
     Raises:

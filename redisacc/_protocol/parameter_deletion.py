@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from redisacc._format.keys import NAMES, Keys, ParameterKeys
-from redisacc._format.parameter_record import Blob, ParameterRecord, parse_schema, with_partitions
+from redisacc._format.parameter_record import Blob, ParameterRecord, parse_schema, with_partitions_text
 from redisacc._protocol.attempt_scripts import listed_attempts
 from redisacc._protocol.parameter_scripts import ParameterScripts
 from redisacc._protocol.partition_sweep import remove_parts
@@ -55,7 +55,7 @@ def read_partitions(transport: Transport, keys: ParameterKeys, *, timeout: float
         CorruptDataError: redisacc did not write what the record says of partitions.
     """
     text = transport.call("HGET", keys.record, "partitions", timeout=timeout)
-    return with_partitions(keys, (text or b"").decode(errors="replace"))
+    return with_partitions_text(keys, (text or b"").decode(errors="replace"))
 
 
 def listed_objects(transport: Transport, keys: ParameterKeys, *, timeout: float = TIMEOUT) -> list[str]:

@@ -21,7 +21,7 @@ from redisacc._format.parameter_record import (
     ParameterRecord,
     RowsBlob,
     parse_schema,
-    with_partitions,
+    with_partitions_text,
 )
 from redisacc._protocol.parameter_memory import Memory, MemoryPool
 from redisacc._protocol.parameter_scripts import gone, replaced
@@ -181,7 +181,7 @@ class ParameterReader:
         ]
         if incarnation is None or partitions is None or version is not None or incarnation.startswith(DELETING):
             return None
-        return incarnation, with_partitions(self._keys, partitions)
+        return incarnation, with_partitions_text(self._keys, partitions)
 
     def learn(self, incarnation: str, keys: ParameterKeys, schema: Schema) -> None:
         """Notes what this process has published."""

@@ -24,7 +24,7 @@ class BeingDeleted:
 
 
 @dataclass(frozen=True)
-class Registered:
+class RegisteredVersion:
     """An attempt to publish a version in partitions may begin.
 
     Attributes:
@@ -129,7 +129,7 @@ class ParameterScripts:
 
     def register_version(
         self, follows: Follows, *, version: str, partitions: str, lease_ms: int, blobs: Sequence[str]
-    ) -> Registered | Refusal:
+    ) -> RegisteredVersion | Refusal:
         """Registers an attempt to publish a version in partitions, before the first of its parts is written.
 
         Args:
@@ -140,8 +140,8 @@ class ParameterScripts:
             blobs: "SORT parts" of each blob.
 
         Returns:
-            `Registered`; or, with nothing changed, "changed" if another version than the previous one is there, "older"
-            if the step is not higher than its step.
+            `RegisteredVersion`; or, with nothing changed, "changed" if another version than the previous one is there,
+            "older" if the step is not higher than its step.
 
         Raises:
             ParametersNotFoundError: the parameters were deleted.
@@ -159,7 +159,7 @@ class ParameterScripts:
         )
         match reply:
             case [b"registered", number] if number.isdigit() and len(number) <= 15:
-                return Registered(int(number))
+                return RegisteredVersion(int(number))
             case [b"published"]:
                 # No version has this id, because those in partitions end with the number of the attempt.
                 return "changed"

@@ -15,7 +15,7 @@ from redisacc._redis.script_loader import load
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredGradient:
     """An attempt may begin.
 
     Attributes:
@@ -55,7 +55,7 @@ class PartitionScripts(Scripts):
         lease_ms: int,
         announced: bytes = b"",
         replaced: Replaced = Replaced(),
-    ) -> Registered | Counted | Full | Literal["changed"]:
+    ) -> RegisteredGradient | Counted | Full | Literal["changed"]:
         """Registers an attempt to store a gradient, before the first of its parts is written.
 
         Args:
@@ -68,8 +68,8 @@ class PartitionScripts(Scripts):
             replaced: the gradients whose sum is part of this one.
 
         Returns:
-            `Registered`; or the outcome if the request is over; or, with nothing changed, `Full`, or "changed" if a
-            gradient that this one replaces is gone.
+            `RegisteredGradient`; or the outcome if the request is over; or, with nothing changed, `Full`, or "changed"
+            if a gradient that this one replaces is gone.
 
         Raises:
             InvalidArgumentError: the round holds gradients of another shape.
@@ -80,7 +80,7 @@ class PartitionScripts(Scripts):
         )
         match reply:
             case [b"registered", place]:
-                return Registered(str(self._number(place, "places")))
+                return RegisteredGradient(str(self._number(place, "places")))
         return self._decided(request, reply)
 
     def commit(

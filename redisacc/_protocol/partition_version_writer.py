@@ -18,7 +18,7 @@ from redisacc._format.buffered import cut
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import Blob, part_size
 from redisacc._format.partitions import partitions_text
-from redisacc._protocol.parameter_scripts import BeingDeleted, Follows, ParameterScripts, Refusal, Registered
+from redisacc._protocol.parameter_scripts import BeingDeleted, Follows, ParameterScripts, Refusal, RegisteredVersion
 from redisacc._protocol.partition_parts import are_there, write_parts
 from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
 from redisacc._protocol.partition_writer import lease_of
@@ -49,7 +49,7 @@ class PartitionVersionWriter:
             lease_ms=lease_of(sum([blob.nbytes for blob in blobs])),
             blobs=[str(blob.attempt(self._keys)).removeprefix(f"{name}-") for blob in blobs],
         )
-        return Begun(f"{name}-{registered.number}") if isinstance(registered, Registered) else registered
+        return Begun(f"{name}-{registered.number}") if isinstance(registered, RegisteredVersion) else registered
 
     def write(self, version: Version) -> Reply:
         """Stores the blobs of a version, and makes it visible."""

@@ -21,7 +21,7 @@ from redisacc._format.buffered import BufferedGradient
 from redisacc._format.keys import Keys
 from redisacc._format.staging import ANNOUNCED_HEADER, parts_arrived
 from redisacc._protocol.partition_parts import write_parts
-from redisacc._protocol.partition_scripts import PartitionScripts, Registered, Replaced
+from redisacc._protocol.partition_scripts import PartitionScripts, RegisteredGradient, Replaced
 from redisacc._protocol.partition_sweep import remove_parts, sweep_quietly
 from redisacc._protocol.scripts import Counted, Full, Request
 from redisacc._redis.fast_socket import Pieces
@@ -89,7 +89,7 @@ class PartitionWriter:
         registered = self._scripts.register(
             request, **what, lease_ms=lease_of(of.nbytes), announced=of.header if announced else b""
         )
-        if not isinstance(registered, Registered):
+        if not isinstance(registered, RegisteredGradient):
             return registered
         attempt = StoredAttempt(f"{gradient_id}-{registered.place}", len(of.parts))
         try:

@@ -42,6 +42,17 @@ logger = logging.getLogger("redisacc")
 
 # How long publishing is tried again, in seconds, if other publishers get in between or staged parts are lost.
 PUBLISH_TIMEOUT = 30.0
+# How long the first pause between two tries is, in seconds, and how long later ones are at most. Each is twice as long
+# as the one before.
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+
+# What the replies of a writer say, as clauses.
+_CAUSES = {
+    "unstaged": "parts of it disappeared before it was visible",
+    "lost": "a part of the version before is lost",
+    "changed": "another version was published meanwhile",
+    "older": "another version was published meanwhile",
+}
 
 
 @dataclass(frozen=True)
@@ -142,19 +153,37 @@ class Publisher:
             self._lock, self._process = self._transport.waits.lock(), os.getpid()
         with self._lock:
             deadline = time.monotonic() + PUBLISH_TIMEOUT
+            failures = 0
             # Every attempt has names of its own. After a failover, the leader may number another one alike, and
             # somebody may still be removing the parts of the first.
-            while not self._try(wanted, secrets.token_hex(8), publisher):
-                if time.monotonic() >= deadline:
-                    raise ServerError(
-                        f"step {wanted.step} of parameters {shown(self._keys.name)} could not be published in "
-                        f"{PUBLISH_TIMEOUT:.0f} s: each time, other versions were published meanwhile, or its staged "
-                        "parts disappeared"
-                    )
+            while cause := self._try(wanted, secrets.token_hex(8), publisher):
+                failures += 1
+                # Each try may upload the whole model, so a cause that lasts must not fill the network.
+                self._pause_or_raise(wanted.step, cause, failures, deadline)
             if not self._listed:
                 # By every publisher once, because the first one may have died just before.
                 list_name(self._transport, self._keys.name)
                 self._listed = True
+
+    def _pause_or_raise(self, step: int, cause: str, failures: int, deadline: float) -> None:
+        """Pauses before the next try, for longer each time; raises ServerError if the time is up."""
+        pause = min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)
+        left = deadline - time.monotonic()
+        if pause >= left:
+            raise ServerError(
+                f"step {step} of parameters {shown(self._keys.name)} could not be published in {failures} tries "
+                f"within {PUBLISH_TIMEOUT:.0f} s. The last one failed because {cause}"
+            )
+        if failures == 2:
+            # Once may happen at any time, for example because another publisher was faster.
+            logger.warning(
+                "%s: step %d could not be published yet, because %s; trying again for %.0f s",
+                self._keys.name,
+                step,
+                cause,
+                left,
+            )
+        self._transport.waits.sleep(pause)
 
     def check_agrees(self, tree: object, state: object) -> None:
         """Raises SchemaMismatchError unless a tree is like what is published; InvalidArgumentError if none is one."""
@@ -170,8 +199,8 @@ class Publisher:
             fields=["finished", "1" if finished else "0"],
         )
 
-    def _try(self, wanted: Wanted, name: str, publisher: str) -> bool:
-        """Tries to publish a version. Returns False if what is published has changed meanwhile."""
+    def _try(self, wanted: Wanted, name: str, publisher: str) -> str:
+        """Tries to publish a version. Returns "" if it is published, or why not, as a clause: try again."""
         last, has_losses = self._last, self._has_losses
         self._has_losses = False
         if last is None or wanted.step <= last.step:
@@ -184,14 +213,14 @@ class Publisher:
                 wanted = self._agreed(wanted)
                 if wanted.step <= record.step:
                     try:
-                        return self._is_there(wanted, record)
+                        return "" if self._is_there(wanted, record) else _CAUSES["changed"]
                     except DataLossError as error:
                         # Only the caller still has its values. They cannot be compared with what is gone.
                         logger.warning("%s: step %d is published again: %s", self._keys.name, wanted.step, error)
                         has_losses = True
                 manifest = self._reader.manifest(record)
                 if manifest is None:
-                    return False
+                    return _CAUSES["changed"]
                 last = _Published(record.version, record.step, manifest, record.wire)
         if last is None:
             incarnation, keys = self._first(wanted)
@@ -209,7 +238,7 @@ class Publisher:
                 self._schema = wanted.schema
                 self._last = _Published(begun.version, wanted.step, planned.manifest, self._wire)
                 self._callers = begun.version
-                return True
+                return ""
         else:
             reply = begun
         self._last = None
@@ -217,7 +246,8 @@ class Publisher:
         if isinstance(reply, BeingDeleted):
             # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
             delete_parameters(self._transport, keys, reply.incarnation)
-        return False
+            return "the parameters were being deleted"
+        return _CAUSES[reply]
 
     def check_partitions(self, keys: ParameterKeys) -> None:
         """Raises SchemaMismatchError if parameters have another number of partitions than the caller has asked for."""

@@ -24,8 +24,10 @@ def gc(*, name: str | None, dry_run: bool, url: str | None, yes: bool, as_json: 
     """Remove the garbage of all accumulators, or of one: show it, then ask.
 
     Garbage is an interrupted deletion, a part that no round refers to, an object that no parameters refer to, data of
-    a round that is not listed, a key or a name without a record. Normally there is none. Live data is safe: the script
-    that removes something checks once more that nothing uses it. A round that was taken but not acknowledged is not
+    a round that is not listed, a key or a name without a record. With partitions, it is also a part in a partition that
+    no gradient and no parameters refer to, and an attempt to store something there that is over. Normally there is
+    none. Live data is safe: the script that removes something checks once more that nothing uses it, and what no script
+    can reach is only removed if nothing can refer to it again. A round that was taken but not acknowledged is not
     garbage; use `redisacc recover`.
 
     With --json, nothing is removed without --yes.

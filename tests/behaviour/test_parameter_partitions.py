@@ -19,7 +19,7 @@ from redisacc._format.parameter_record import part_lengths
 from redisacc._protocol import partition_writer
 from redisacc._protocol.attempt_scripts import AttemptScripts
 from redisacc._protocol.parameter_deletion import read_partitions
-from redisacc._protocol.parameter_scripts import ParameterScripts, Registered
+from redisacc._protocol.parameter_scripts import ParameterScripts, RegisteredVersion
 from redisacc._protocol.partition_sweep import remove_parts, sweep
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
@@ -354,7 +354,7 @@ def test_a_late_copy_of_a_registration_revives_nothing(weights, client, between)
     assert sweep(connect(client), keys) == 1
     scripts = ParameterScripts(connect(client), keys)
     ((args, options),) = registered
-    assert register(scripts, *args, **options) == Registered(3)
+    assert register(scripts, *args, **options) == RegisteredVersion(3)
     ((args, options),) = committed
     assert commit(scripts, *args, **options) == "expired"
     assert client.hget(RECORD, "step") == b"0"
@@ -409,6 +409,28 @@ def test_a_node_that_has_not_stored_a_part_keeps_the_version_from_being_publishe
     assert published(client).endswith("-3")
     assert reader.latest()[1].tolist() == version(1).tolist()
     assert len(parts_of(client)) == 6
+
+
+def test_a_publisher_whose_parts_keep_disappearing_pauses_and_says_so(weights, reader, client, monkeypatch, caplog):
+    tries = []
+    started = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr("redisacc._protocol.publisher.PUBLISH_TIMEOUT", 0.3)
+        patch.setattr(
+            "redisacc._protocol.partition_version_writer.write_parts", lambda *_, **__: tries.append(1) or None
+        )
+        with (
+            caplog.at_level(logging.WARNING, "redisacc"),
+            pytest.raises(redisacc.ServerError, match=r"step 0 .* within 0 s\. .* because parts of it disappeared"),
+        ):
+            weights.publish(version(0), 0)
+    # At most at once, and after 50, 100 and 200 milliseconds.
+    assert 1 <= len(tries) <= 4
+    assert time.monotonic() - started >= sum([0.05 * 2**number for number in range(len(tries) - 1)])
+    assert len(caplog.records) <= 1
+    weights.publish(version(0), 0)
+    assert reader.latest()[0] == 0
+    assert attempts_of(client) == {}
 
 
 @pytest.mark.forges

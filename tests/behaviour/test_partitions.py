@@ -18,7 +18,7 @@ from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import Keys
 from redisacc._protocol import partition_writer, private_leases
 from redisacc._protocol.attempt_scripts import AttemptScripts
-from redisacc._protocol.partition_scripts import PartitionScripts, Registered
+from redisacc._protocol.partition_scripts import PartitionScripts, RegisteredGradient
 from redisacc._protocol.partition_sweep import remove_parts, sweep
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
@@ -259,7 +259,7 @@ def test_a_late_copy_of_a_registration_revives_nothing(acc, keys, client, betwee
     client.zadd(keys.attempts, {first: 1})
     assert swept(client, keys) == 1
     (request, options), *_ = registered
-    assert scripts.register(request, **options) == Registered(str(int(place) + 1))
+    assert scripts.register(request, **options) == RegisteredGradient(str(int(place) + 1))
     what = {name: options[name] for name in ("gradient", "parts", "nbytes", "replaced")}
     assert scripts.commit(request, **what, place=place, header=b"x") == "expired"
     assert acc.num_accumulated() == 0
