@@ -274,7 +274,7 @@ class Hostile:
         known = acc.info().known_workers[0].name
         (session, *_) = sessions_of(self._keys, scan(self._transport, self._keys.sessions), known)
         self._repeat("forget_worker", lambda: scripts.forget_worker(session=session, worker=known))
-        reducer = ReducerScripts(self._transport, self._keys)
+        reducer = ReducerScripts(self._transport, self._keys, None)
         hold = partial(reducer.hold_reducer, holder="h", who="w" * 200, stored=0, late=0, sums="", lease_ms=60_000)
         self._repeat("hold_reducer", hold)
         self._repeat("release_reducer", lambda: reducer.release_reducer(holder="h"))
@@ -299,6 +299,9 @@ class Hostile:
         rows = {"table": np.arange(500), "w": []}
         self._repeat("publish rows", lambda: parameters.publish(tree, next(steps), changed=rows))
         self._repeat("finish", parameters.finish)
+        with Parameters(f"{self.name}-partitions", redis=self._url, partitions=3) as spread:
+            self._repeat("publish rows in partitions", lambda: spread.publish(tree, next(steps), changed=rows))
+            spread.delete()
         crew = CrewScripts(self._transport, self._keys)
         places = [f"worker {number}" for number in range(self._sizes.calls)]
         who = "w" * 200
