@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -120,7 +121,12 @@ def test_the_command(tmp_path):
     port = random.randrange(12_000, 20_000)
     command = [sys.executable, "-m", "redisacc", "server", "--cluster", "2", "--port", str(port), "--dir", "data"]
     environment = {**os.environ, "REDISACC_SERVER": executable("valkey")}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as running:
+    with (
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        # If something fails, nothing is left running.
+        stack.callback(running.terminate)
         assert running.stdout is not None
         text = ""
         while "server.log" not in text:
@@ -138,7 +144,6 @@ def test_the_command(tmp_path):
             timeout=60,
         )
         assert "2 masters, 0 replicas each" in found.stdout
-        # Reducers do not support clusters.
         assert re.search(r"^ok +reducers", found.stdout, re.MULTILINE)
         running.send_signal(signal.SIGTERM)
         rest = running.stdout.read()
