@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from support.interposing import before_next_call
 from support.leaks import leftovers
 from support.selection import REAL
 
@@ -78,14 +79,7 @@ def between(monkeypatch):
     """Does something when the parts of the next version have been written, and before it is committed."""
 
     def arm(action):
-        commit = ParameterScripts.commit_version
-
-        def first_the_action(self, *args, **options):
-            monkeypatch.setattr(ParameterScripts, "commit_version", commit)
-            action(options["blobs"])
-            return commit(self, *args, **options)
-
-        monkeypatch.setattr(ParameterScripts, "commit_version", first_the_action)
+        before_next_call(monkeypatch, ParameterScripts, "commit_version", lambda options: action(options["blobs"]))
 
     return arm
 

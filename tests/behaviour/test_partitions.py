@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from support.interposing import before_next_call
 from support.leaks import leftovers
 from support.model import assert_same
 from support.selection import REAL
@@ -53,14 +54,10 @@ def between(monkeypatch):
     """Does something when the parts of the next gradient have been written, and before it is committed."""
 
     def arm(action):
-        commit = PartitionScripts.commit
-
-        def first_the_action(self, *args, **options):
-            monkeypatch.setattr(PartitionScripts, "commit", commit)
+        def with_the_attempt(options):
             action(StoredAttempt(f"{options['gradient']}-{options['place']}", options["parts"]))
-            return commit(self, *args, **options)
 
-        monkeypatch.setattr(PartitionScripts, "commit", first_the_action)
+        before_next_call(monkeypatch, PartitionScripts, "commit", with_the_attempt)
 
     return arm
 

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 import redis
+from support.interposing import before_next_call
 from support.leaks import leftovers
 from support.proxy import Fault, Proxy
 from support.resharding import hold_back, hold_back_no_more, replication, wait_for_promotion
@@ -140,14 +141,7 @@ def between(monkeypatch):
     """Does something when the parts of the next gradient have been written, and before it is committed."""
 
     def arm(action):
-        commit = PartitionScripts.commit
-
-        def first_the_action(self, *args, **options):
-            monkeypatch.setattr(PartitionScripts, "commit", commit)
-            action()
-            return commit(self, *args, **options)
-
-        monkeypatch.setattr(PartitionScripts, "commit", first_the_action)
+        before_next_call(monkeypatch, PartitionScripts, "commit", lambda _: action())
 
     return arm
 
