@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from redisacc._format.buffered import STAGING_MS
 from redisacc._format.keys import PartitionedKeys
@@ -70,9 +70,16 @@ def are_there(transport: Transport, parts: Sequence[tuple[str, int]]) -> bool:
     """
     if not parts:
         return True
-    batches: dict[str, list[tuple[str, int]]] = {}
-    for key, length in parts:
+    lengths = dict(parts)
+    batches = by_partition(lengths)
+    found = transport.scatter([[("STRLEN", key) for key in batch] for batch in batches])
+    return found == [[lengths[key] for key in batch] for batch in batches]
+
+
+def by_partition(keys: Iterable[str]) -> list[list[str]]:
+    """Returns the keys of parts, those of each partition together."""
+    groups: dict[str, list[str]] = {}
+    for key in keys:
         # What comes before the second brace is the same for all keys of a partition.
-        batches.setdefault(key.partition("}")[0], []).append((key, length))
-    found = transport.scatter([[("STRLEN", key) for key, _ in batch] for batch in batches.values()])
-    return found == [[length for _, length in batch] for batch in batches.values()]
+        groups.setdefault(key.partition("}")[0], []).append(key)
+    return list(groups.values())

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from redisacc._format.attempts import StoredAttempt, part_keys
 from redisacc._format.keys import PartitionedKeys
 from redisacc._protocol.attempt_scripts import AttemptScripts
+from redisacc._protocol.partition_parts import by_partition
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -80,11 +81,7 @@ def remove_parts(
 ) -> None:
     """Removes the parts of attempts, on all nodes at once; one part to a command, so that others get between."""
     for some in part_keys(keys, attempts):
-        batches: dict[str, list[tuple[str, str]]] = {}
-        for key in some:
-            # What comes before the second brace is the same for all keys of a partition.
-            batches.setdefault(key.partition("}")[0], []).append(("UNLINK", key))
-        transport.scatter(list(batches.values()), timeout=timeout)
+        transport.scatter([[("UNLINK", key) for key in batch] for batch in by_partition(some)], timeout=timeout)
 
 
 def remove_parts_quietly(transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt]) -> None:

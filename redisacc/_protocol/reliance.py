@@ -37,10 +37,9 @@ class Reliance:
         self._call_again = now + CALL_INTERVAL
         return True
 
-    def call_in_vain(self) -> bool:
-        """Notes that the server refuses calls, and calls no more. Returns whether that is new."""
-        known, self._call_again = self._call_again == math.inf, math.inf
-        return not known
+    def call_no_more(self) -> None:
+        """Notes that the server refuses calls."""
+        self._call_again = math.inf
 
     def succeed(self) -> None:
         """Notes that the whole sum was there in time."""

@@ -100,9 +100,10 @@ class RoundReader:
         suits = not self._has_reducer and part_sums is not None and part_sums.suits_reducer
         return suits and self._reliance is not None and self._reliance.calls()
 
-    def calls_in_vain(self) -> bool:
-        """Notes that calls are refused, and returns whether that is new."""
-        return self._reliance is not None and self._reliance.call_in_vain()
+    def call_no_more(self) -> None:
+        """Notes that the server refuses calls."""
+        if self._reliance is not None:
+            self._reliance.call_no_more()
 
     def forget(self) -> None:
         """Drops what was added ahead."""

@@ -284,8 +284,8 @@ class TakeWait:
         try:
             self.transport.call("PUBLISH", self.keys.calls, f"required={self.num_required}", timeout=CALL_TIMEOUT)
         except NotPermittedError as error:
-            if self.reader.calls_in_vain():
-                logger.warning("%s: takes cannot call for a reducer: %s", self.label, error, extra=self._fields)
+            self.reader.call_no_more()
+            logger.warning("%s: takes cannot call for a reducer: %s", self.label, error, extra=self._fields)
         except RedisAccError as error:
             logger.debug("%s: could not call for a reducer: %s", self.label, error)
 
