@@ -76,7 +76,7 @@ async def waits(url: str, accumulators: int, *, traced: bool) -> tuple[float, in
         await redisacc.asyncio.ConditionalAccumulator("float32", [2], f"wait {number}", redis=url)
         for number in range(accumulators)
     ]
-    # The first take allocates memory that stays. It happens before the measurement, which is about waits alone.
+    # The first take allocates memory that stays, so it comes before the measurement, which is about waits alone.
     await handles[0].apply_grad([1.0, 2.0])
     await handles[0].take_grad(1)
     gc.collect()

@@ -1,6 +1,6 @@
--- Publishes a message. A script does this last, so a user who may not publish must not fail here: the caller would take
--- what was written for refused, and send it again. Nobody depends on messages, because whoever waits for one also asks
--- once a second.
+-- Publishes a message, if the user may. A script does this after it has written. If it failed here, the caller would
+-- believe that nothing was written, and send the request again. A lost message only costs time, because those who wait
+-- for it also ask once a second.
 local function notify(channel, message)
   redis.pcall('PUBLISH', channel, message)
 end

@@ -66,7 +66,7 @@ _WHOLE = frozenset(
 )
 
 _PARAMETERS = re.compile(r"parameters(?::(?:(object|staged):([\w-]+):\d+|attempts))?")
-# What the keys of parts in partitions have behind the hash tag.
+# How the keys of parts in partitions go on after the hash tag.
 _ELSEWHERE = ("partition:", "parameters:partition:")
 _BLOB_IN_PARTITION = re.compile(r"parameters:partition:([\w-]+):\d+")
 
@@ -221,7 +221,7 @@ def _of_partitions(transport: Transport, keys: Keys, pairs: list[tuple[str, str]
             # In this order: an attempt that is counted meanwhile moves from the list to a round.
             listed_now = listed_attempts(transport, keys)
         except CorruptDataError:
-            # What is in use is unknown.
+            # Nobody can tell which parts are in use, so none of them is garbage.
             return []
         held = _held_gradients(transport, keys)
         if held is not None:
@@ -253,7 +253,7 @@ def _of_blobs(transport: Transport, keys: ParameterKeys, pairs: list[tuple[str, 
             # Otherwise, the list is that of an earlier incarnation.
             held |= {blob.id for blob in listed_blobs(transport, keys)}
         except (CorruptDataError, SchemaMismatchError):
-            # What is in use is unknown.
+            # Nobody can tell which parts are in use, so none of them is garbage.
             return []
     orphans = {key: "" for key, blob in endless if blob not in held}
     return [Leftover(keys.name, "blob", incarnation, orphans)] if orphans else []
@@ -286,7 +286,7 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
             keys = read_partitions(transport, keys)
             listed = {key for blob in listed_blobs(transport, keys) for key in blob.keys(keys)}
         except (CorruptDataError, SchemaMismatchError):
-            # What is in use is unknown.
+            # Nobody can tell which parts are in use, so none of them is garbage.
             return []
         if not listed and keys.attempts not in objects:
             # Deleted since then.
