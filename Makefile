@@ -9,7 +9,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-all test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-network simulate conformance record lint types
+.PHONY: help demo server test test-fast test-all test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network simulate conformance record lint types
 .PHONY: wheel compose docs recording examples foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -161,6 +161,11 @@ $(VENV)/.bench: pyproject.toml
 B ?=
 bench: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 30 min | measure beside TensorFlow, torch and others; writes docs/performance
 	$(BIN)/python -m benchmarks --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
+
+# Total drift since a commit that stays the same. For example: make bench-against COMMIT=80e98f7 B="--quick"
+COMMIT ?= HEAD
+bench-against: $(VENV)/.bench ## 5 min | compare rounds and steps with those of an earlier commit (COMMIT=…), in alternation
+	$(BIN)/python -m benchmarks.against $(COMMIT) $(B)
 
 # The clock is simulated, and the same seeds give the same plots.
 simulate: $(VENV)/.bench ## 1 min | simulate settings of a crew; draws the plots of docs/choosing.md and prints its tables
