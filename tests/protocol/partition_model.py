@@ -29,12 +29,12 @@ knows must still be there, so parts are removed only after the replica has confi
 
 from __future__ import annotations
 
-import gc
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
+
+from state_search import Search
 
 # An attempt: the number of the gradient, and that of the attempt.
 Attempt = tuple[int, int]
@@ -187,32 +187,17 @@ class State(NamedTuple):
         )
 
 
-class Harm(AssertionError):
-    """The search reached a state that must not be.
+@dataclass(frozen=True)
+class PartitionModel:
+    """The model, with the bounds of its search.
 
     Attributes:
-        steps: how it got there.
-    """
-
-    def __init__(self, what: str, steps: list[str]) -> None:
-        super().__init__("\n".join([what, *steps]))
-        self.steps = steps
-
-
-@dataclass
-class Search:
-    """Visits every state that can be reached. Of two states that mirror each other, one is enough.
-
-    Args:
         gradients: how many gradients are stored, each by a writer of its own.
         attempts: how often a writer tries, at most.
         numbers: how many attempts of a gradient the leader registers, at most. With more than the writer tries, some of
             them come from copies of its requests.
         rules: the rules of the protocol.
         fails_over: whether the leader has a replica, which may take over.
-
-    Attributes:
-        visited: the number of states.
     """
 
     gradients: int
@@ -220,60 +205,38 @@ class Search:
     numbers: int = 2
     rules: Rules = Rules()
     fails_over: bool = False
-    visited: int = field(default=0, init=False)
 
-    def run(self) -> None:
-        """Visits all states.
+    def run(self) -> int:
+        """Visits all states, and returns how many there are.
 
         Raises:
             Harm: one of them must not be.
         """
-        # States form no cycles, and looking for some among a million objects again and again takes longer than the
-        # search, above all in a process that has run many tests.
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            self._visit_all()
-        finally:
-            if collects:
-                gc.enable()
+        # The protocol treats all gradients alike, so two of them are symmetric.
+        return Search(self, mirror=self if self.gradients == 2 else None).run()
 
-    def _visit_all(self) -> None:
+    def first(self) -> State:
+        """Returns the state in which everything begins."""
         first = State(
             writers=(Writer(),) * self.gradients,
             takers=(Taker("take"), Taker("recover")),
             passed=(-1,) * self.gradients,
             flying=frozenset(("register", (number, 0)) for number in range(self.gradients)),
         )
-        if self.fails_over:
-            assert self.gradients == 1, "the replica is not mirrored"
-            first = first._replace(replica=first.replicated())
-        came_from: dict[State, tuple[State, str] | None] = {first: None}
-        mirrors: set[State] = set()
-        waiting = deque([first])
-        while waiting:
-            state = waiting.popleft()
-            after = list(self._steps(state))
-            problem = self._problem(state) or (self._problem_at_rest(state) if not after else None)
-            if problem:
-                steps = []
-                at: tuple[State, str] | None = came_from[state]
-                while at is not None:
-                    steps.append(at[1])
-                    at = came_from[at[0]]
-                raise Harm(problem, steps[::-1])
-            for what, reached in after:
-                if reached not in came_from and reached not in mirrors:
-                    came_from[reached] = (state, what)
-                    waiting.append(reached)
-                    if self.gradients == 2:
-                        # The protocol treats all gradients alike, so what follows from this is mirrored as well.
-                        mirrors.add(reached.mirrored())
-        self.visited = len(came_from)
+        if not self.fails_over:
+            return first
+        assert self.gradients == 1, "the replica is not mirrored"
+        return first._replace(replica=first.replicated())
+
+    @staticmethod
+    def mirrored(state: State) -> State:
+        """Returns the same state with two gradients, and their writers, in each other's place."""
+        return state.mirrored()
 
     # What must hold.
 
-    def _problem(self, state: State) -> str | None:
+    def problem(self, state: State) -> str | None:
+        """Returns what is wrong in a state."""
         lasting = {attempt for attempt, persisted in state.parts if persisted}
         for attempt in state.round | state.taken:
             if attempt not in lasting:
@@ -286,8 +249,8 @@ class Search:
             return "a gradient was handed out twice"
         return None
 
-    def _problem_at_rest(self, state: State) -> str | None:
-        """What is wrong when nothing more can happen: nobody is left, and everything was delivered."""
+    def problem_at_rest(self, state: State) -> str | None:
+        """Returns what is wrong when nothing more can happen: nobody is left, and everything was delivered."""
         if state.registered or state.fenced or state.trash:
             return "an intent or trash stays forever"
         if any(persisted and attempt not in state.round | state.taken for attempt, persisted in state.parts):
@@ -300,7 +263,8 @@ class Search:
 
     # What can happen next.
 
-    def _steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+        """Yields what can happen next."""
         for number, writer in enumerate(state.writers):
             if writer.tries >= 0:
                 yield from self._writer_steps(state, number, writer)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
-from partition_model import Harm, Rules, Search
+from partition_model import PartitionModel, Rules
+from state_search import Harm
 from support.selection import thorough
 
 RULES = [rule.name for rule in fields(Rules)]
@@ -19,24 +20,20 @@ FAILOVERS = ["confirmation_before_removal", "names_outlive_failovers"]
     thorough([(1, 1, 2, 10_000), (1, 2, 2, 200_000), (2, 1, 1, 200_000)], usual=[(1, 1, 2, 10_000)]),
 )
 def test_nothing_is_lost_counted_twice_or_left_behind(gradients: int, attempts: int, numbers: int, states: int) -> None:
-    search = Search(gradients, attempts, numbers)
-    search.run()
     # Fewer would mean that the model no longer does most of what it describes.
-    assert search.visited > states
+    assert PartitionModel(gradients, attempts, numbers).run() > states
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.thorough
 def test_what_a_replica_knows_is_there_when_it_takes_over() -> None:
-    search = Search(1, 1, fails_over=True)
-    search.run()
-    assert search.visited > 100_000
+    assert PartitionModel(1, 1, fails_over=True).run() > 100_000
 
 
 @pytest.mark.parametrize("rule", thorough(RULES, usual=["persists", "proof_before_admission"]))
 def test_each_rule_is_necessary(rule: str) -> None:
-    search = Search(1, 2, rules=replace(Rules(), **{rule: False}), fails_over=rule in FAILOVERS)
+    model = PartitionModel(1, 2, rules=replace(Rules(), **{rule: False}), fails_over=rule in FAILOVERS)
     with pytest.raises(Harm) as caught:
-        search.run()
+        model.run()
     # The shortest way to the harm, so that one can read it.
     assert 3 <= len(caught.value.steps) <= 15

@@ -17,13 +17,12 @@ each process may die, and requests may be delivered late and twice. One node wit
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from partition_model import Harm
+from state_search import Search
 
 # An attempt: who publishes, and the number that the leader gave it. Its blob has the same name.
 Attempt = tuple[int, int]
@@ -125,55 +124,38 @@ class State(NamedTuple):
     asked: str = ""
 
 
-@dataclass
-class VersionSearch:
-    """Visits every state that can be reached.
+@dataclass(frozen=True)
+class VersionModel:
+    """The model, with the bounds of its search.
 
-    Args:
+    Attributes:
         publishers: how many processes publish a version, each one.
         tries: how often each of them begins, at most.
         numbers: how many attempts of a publisher the leader registers, at most.
         rules: the rules of the protocol.
-
-    Attributes:
-        visited: the number of states.
     """
 
     publishers: int
     tries: int
     numbers: int = 2
     rules: VersionRules = VersionRules()
-    visited: int = field(default=0, init=False)
 
-    def run(self) -> None:
-        """Visits all states.
+    def run(self) -> int:
+        """Visits all states, and returns how many there are.
 
         Raises:
             Harm: one of them must not be.
         """
-        first = State((Publisher(),) * self.publishers, (-1,) * self.publishers)
-        came_from: dict[State, tuple[State, str] | None] = {first: None}
-        waiting = deque([first])
-        while waiting:
-            state = waiting.popleft()
-            after = list(self._steps(state))
-            problem = self._problem(state) or (self._problem_at_rest(state) if not after else None)
-            if problem:
-                steps = []
-                at = came_from[state]
-                while at is not None:
-                    steps.append(at[1])
-                    at = came_from[at[0]]
-                raise Harm(problem, steps[::-1])
-            for what, reached in after:
-                if reached not in came_from:
-                    came_from[reached] = (state, what)
-                    waiting.append(reached)
-        self.visited = len(came_from)
+        return Search(self).run()
+
+    def first(self) -> State:
+        """Returns the state in which everything begins."""
+        return State((Publisher(),) * self.publishers, (-1,) * self.publishers)
 
     # What must hold.
 
-    def _problem(self, state: State) -> str | None:
+    def problem(self, state: State) -> str | None:
+        """Returns what is wrong in a state."""
         if (state.version, True) not in state.parts:
             # So a reader that finds a part missing finds another version at the leader.
             return f"the part of the published version {state.version} is gone, or will expire"
@@ -183,8 +165,8 @@ class VersionSearch:
             return f"gc removes the part of {state.collecting}, which has its lease"
         return None
 
-    def _problem_at_rest(self, state: State) -> str | None:
-        """What is wrong when nothing more can happen: nobody is left, and everything was delivered."""
+    def problem_at_rest(self, state: State) -> str | None:
+        """Returns what is wrong when nothing more can happen: nobody is left, and everything was delivered."""
         if state.leased or state.ended:
             return "a blob stays in the list forever"
         if any(blob != state.version for blob, _ in state.parts):
@@ -193,7 +175,8 @@ class VersionSearch:
 
     # What can happen next.
 
-    def _steps(self, state: State) -> Iterator[tuple[str, State]]:
+    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+        """Yields what can happen next."""
         for number, publisher in enumerate(state.publishers):
             if publisher.tries >= 0:
                 yield from self._publisher_steps(state, number, publisher)
@@ -311,7 +294,7 @@ class VersionSearch:
         if there or state.version != state.reading:
             # It has the values, or reads the record again.
             yield "the reader has read", state._replace(reading=None)
-        # Otherwise it would report a loss; `_problem` has found the same.
+        # Otherwise it would report a loss; `problem` has found the same.
 
     def _sweeper_steps(self, state: State) -> Iterator[tuple[str, State]]:
         blob = state.sweeping
