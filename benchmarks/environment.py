@@ -15,6 +15,7 @@ from typing import Any
 
 import redis
 
+from benchmarks import slow_log
 from benchmarks.workloads import Workload, write
 from redisacc.embedded import Server, find_server
 
@@ -78,14 +79,12 @@ class Run:
         Yields:
             The server, and a client of it.
         """
-        from benchmarks.sections import scripts
-
         directory = tempfile.mkdtemp(prefix="server-", dir=self.directory) if persistent else None
         with Server(directory, durable=durable, executable=self.server) as server, server.client() as client:
             client.config_set("slowlog-log-slower-than", SLOW_US)
             client.config_set("slowlog-max-len", SLOW_ENTRIES)
             yield server, client
-            self.scripts.append({"server": label, **scripts.collect(client)})
+            self.scripts.append({"server": label, **slow_log.collect(client)})
 
 
 def default_server() -> str:

@@ -18,7 +18,7 @@ import redisacc
 from benchmarks.crew import BenchmarkError
 from benchmarks.environment import Run
 from benchmarks.peers.bare import Bare
-from benchmarks.sections.scripts import NOTHING
+from benchmarks.slow_log import NOTHING
 from benchmarks.stats import ratio, summary
 from benchmarks.workloads import Array, Workload
 

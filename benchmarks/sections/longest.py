@@ -23,7 +23,7 @@ import redis
 
 import redisacc
 from benchmarks.environment import Run
-from benchmarks.sections.scripts import COUNTING, NOTHING
+from benchmarks.slow_log import COUNTING, NOTHING
 from benchmarks.stats import summary
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.entries import sessions_of

@@ -571,14 +571,18 @@ def plain(command: Command) -> tuple[Any, ...]:
     If a signal handler raises while hiredis (3.5.0) converts a number, hiredis crashes the process.
     """
     if not _CONVERTED.isdisjoint(map(type, command)):
-        return tuple([_converted(argument) for argument in command])
+        # Spelled out, because a call for each argument would cost a small command more than its way through the kernel.
+        return tuple(
+            [
+                b"%d" % argument
+                if type(argument) is int
+                else b"".join(argument)
+                if type(argument) is Pieces
+                else argument
+                for argument in command
+            ]
+        )
     return tuple(command)
-
-
-def _converted(argument: Argument) -> Any:
-    if type(argument) is int:
-        return b"%d" % argument
-    return b"".join(argument) if type(argument) is Pieces else argument
 
 
 _VIEWS = frozenset((memoryview, Pieces))
