@@ -371,6 +371,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Raises:
             PeekTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+            DataLossError: a part of a gradient in a partition is lost. ``part`` and ``gradient`` name it.
         """
         self._lifetime.check()
         return read_round(self._transport, self._keys, self._spec, self._records, self._spec.result)

@@ -21,7 +21,7 @@ from redisacc._protocol.recovery import take_over
 from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.requirement import Demand
-from redisacc._protocol.round_reader import RoundReader, read_commands
+from redisacc._protocol.round_reader import RoundReader, part_lost, read_commands
 from redisacc._protocol.scripts import ForgottenError, Granted
 from redisacc._protocol.sessions import Session, SessionPool
 from redisacc._protocol.take_wait import History, TakeWait, wait_for_round
@@ -261,20 +261,17 @@ class Taker(Generic[G]):
             # Deleting or recovering the round also removes the keys that were to be read.
             if not self._still_listed(granted.token, granted.global_step):
                 raise self._unlisted(granted.token, granted.global_step) from error
-            if isinstance(error, PartMissingError) and str(error.args[0]).startswith(self._keys.homes):
-                raise self._lost_part(granted, error) from error
+            if isinstance(error, PartMissingError):
+                lost = part_lost(
+                    self._keys,
+                    error,
+                    f"the round of step {granted.global_step}",
+                    f"The round stays listed in info().unacknowledged as {granted.token}; recover(skip_lost=True) "
+                    "hands it out without that gradient",
+                )
+                if lost is not None:
+                    raise lost from error
             raise CorruptDataError(f"{error}. The round stays listed in info().unacknowledged") from error
-
-    def _lost_part(self, granted: Granted, error: PartMissingError) -> DataLossError:
-        part = str(error.args[0])
-        return DataLossError(
-            f"{part} is gone, which is a part of gradient {error.gradient} in the round of step {granted.global_step}: "
-            "its node was restarted from older data, failed over to a replica that lagged behind, or evicted the key. "
-            f"The round stays listed in info().unacknowledged as {granted.token}; recover(skip_lost=True) hands it out "
-            "without that gradient",
-            part=part,
-            gradient=error.gradient,
-        )
 
     def _read_whole(
         self, granted: Granted, pieces: Sequence[Any], reader: RoundReader, num_required: int, *, skip_lost: bool
