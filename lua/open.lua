@@ -28,7 +28,8 @@
 --
 -- Replies:
 -- {'opened', struct, now_ms, incarnation, format, kind, dtype, shape, reduction_type, sparse_mean, missing, tree,
---     chunk, lease_ms, buffer_limit, once_per_worker, max_staleness, staleness_weight, normalize, partitions}
+--     chunk, lease_ms, buffer_limit, once_per_worker, max_staleness, staleness_weight, normalize, partitions, takes,
+--     losses}
 --                             the accumulator as it was created. struct is "yes" if the server's Lua has that library;
 --                             now_ms is the server's clock
 -- {'deleting', incarnation}   the accumulator is being deleted by a client that may have died: finish, and open again
@@ -44,10 +45,10 @@
 local NAMES = {
   'incarnation', 'format', 'kind', 'dtype', 'shape', 'reduction_type', 'sparse_mean', 'missing', 'tree',
   'chunk', 'lease_ms', 'buffer_limit', 'once_per_worker', 'max_staleness', 'staleness_weight', 'normalize',
-  'partitions',
+  'partitions', 'takes', 'losses',
 }
 -- A record has these fields only if they differ from this.
-local ABSENT = {max_staleness = '0', staleness_weight = 'constant', normalize = 'weights', partitions = ''}
+local ABSENT = {max_staleness = '0', staleness_weight = 'constant', normalize = 'weights', partitions = '', losses = '0'}
 
 forget_idle_sessions(keys.sessions)
 if redis.call('EXISTS', keys.record) == 0 then

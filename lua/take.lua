@@ -25,6 +25,8 @@
 -- ARGV session         text     id of the sender
 -- ARGV sequence        number   number of the take; a session's numbers grow
 -- ARGV acknowledged    number   the last request whose outcome the session knows; 0 if there is none
+-- ARGV takes           number   the most rounds that the accumulator has granted, as far as the handle knows
+-- ARGV losses          number   how often the accumulator has gone back to older data, as far as the handle knows
 --
 -- Replies:
 -- {'granted', global_step, num_accumulated, round_shape, staleness, total_weight}
@@ -40,9 +42,11 @@
 -- {'overflow', global_step}                                the step can't grow; the taker left the queue
 -- {'superseded', sequence}                                 the take is over: acknowledged, recovered or left
 -- {'forgotten', now_ms}                                    the session is unknown and too old to be new
--- {'lost', sequence}                                       the session knows the outcome of a later request than this
---                                                          one, which is the last that the server knows; nothing
---                                                          changed
+-- {'gone_back', sequence, takes, losses}                   the server has lost data that it had acknowledged: the
+--                                                          handle knows of a later request of the session, of more
+--                                                          rounds or of more losses than the record, or another
+--                                                          handle has noticed a loss; losses is what the record says
+--                                                          now. The taker left the queue
 -- {'missing'}                                              there is no such accumulator
 -- {'replaced'}                                             the accumulator was deleted and created again
 -- {'corrupt', where, text}                                 a key or field holds what redisacc never writes; nothing
@@ -67,7 +71,7 @@ local MOST = 999999999999999
 
 local record, refusal = read_record(keys.record, args.incarnation,
   {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted', 'max_staleness', 'grace_count', 'grace_began_ms',
-    'num_required', 'up_to', 'grace_ms'})
+    'num_required', 'up_to', 'grace_ms', 'losses'})
 if not record then
   return refusal
 end
@@ -85,12 +89,21 @@ local entry
 entry, refusal = read_session(keys.sessions, args.session)
 if entry and args.sequence <= entry.sequence then
   return {'superseded', count_text(entry.sequence)}
-elseif entry and args.acknowledged > entry.sequence then
-  -- The server has lost an outcome that the session knows. An earlier take may have been undone, so that its gradients
-  -- are in this round, too.
-  return {'lost', count_text(entry.sequence)}
 elseif not entry and not (ticket and refusal[1] == 'forgotten') then
   return refusal
+elseif (entry and args.acknowledged > entry.sequence) or record.takes < args.takes or record.losses ~= args.losses then
+  -- An earlier take may have been undone, so that its gradients are in this round, too. A handle that knows of nothing
+  -- later than the record cannot notice that by itself, so the first one that does notes it for all others, once.
+  if record.losses <= args.losses then
+    record.losses = args.losses + 1
+    redis.call('HSET', keys.record, 'losses', count_text(record.losses))
+  end
+  -- The take goes on with another token, and must not wait behind this one.
+  if redis.call('ZREM', keys.queue, args.token) == 1 then
+    redis.call('HDEL', keys.takers, args.token)
+    announce(keys.record, 'left', 'left')
+  end
+  return {'gone_back', count_text(entry and entry.sequence or 0), count_text(record.takes), count_text(record.losses)}
 end
 local num_required, up_to, grace_ms = args.num_required, args.up_to, args.grace_ms
 if num_required == 0 then

@@ -339,7 +339,8 @@ class DataLossError(RedisAccError):
 
     From a take or ``recover()`` of an accumulator with partitions, it may also mean that a node has lost a part of a
     gradient that was counted. Then ``part`` and ``gradient`` name it, nothing was handed out, and the round stays
-    listed in ``info().unacknowledged``: ``recover(skip_lost=True)`` hands it out without that gradient.
+    listed in ``info().unacknowledged``: ``recover(skip_lost=True)`` hands it out without that gradient. ``peek()``
+    raises it as well, and changes nothing.
 
     From a read of parameters with partitions, it means that a node has lost a part of the version that is published,
     which ``part`` names. Publishing the values again, for the same step or a later one, replaces it.

@@ -5,6 +5,7 @@
 -- Counts that a record has only if the accumulator uses them, and what their absence means.
 local ABSENT = {
   max_staleness = '0', grace_count = '0', grace_began_ms = '0', num_required = '0', up_to = '0', grace_ms = '0',
+  losses = '0',
 }
 
 -- Reads the record of the incarnation that the caller opened: the step, the shape of the round, the sum of the weights

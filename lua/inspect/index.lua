@@ -495,6 +495,9 @@ local function widened(gradient, of, first, shown)
   return table.concat(elements)
 end
 
+-- The bounds of what redisacc writes as a weight.
+local LEAST_WEIGHT, MOST_WEIGHT = 2 ^ -126, (2 - 2 ^ -23) * 2 ^ 127
+
 -- Adds up elements of a section, as a take does: the buffered gradients first, in the order of their places, and then
 -- the sums in place.
 --
@@ -553,15 +556,20 @@ local function add_up(gradients, sections, number, row, first, shown, chunk, by_
     local field = section.prefix .. (row and string.gsub(row, '^0+(%d)', '%1') or string.format('%.0f', base / chunk))
     local packed = redis.call('HGET', record_key .. ':sums', field)
     if packed then
-      -- A row begins with the number of gradients that held it. The sum of their weights may follow.
+      -- A row begins with the number of gradients that held it, in 7 bytes, and with its form: 0, or 1 if the sum of
+      -- their weights follows.
       local elements = row and section.elements or math.min(chunk, section.elements - base)
       local head = #packed - elements * element
-      if head ~= 8 and head ~= 16 then
+      local form = string.byte(packed, 8)
+      if not (head == 8 and form == 0) and not (head == 16 and form == 1) then
         fail('row %s of the sums has %d bytes, so redisacc did not write it', field, #packed)
       end
       local data = string.sub(packed, head + 1 + (from - base) * element, head + (next_chunk - base) * element)
-      in_place = struct.unpack('<I8', packed)
+      in_place = struct.unpack('<I7', packed)
       in_place_weight = head == 16 and struct.unpack('<d', packed, 9) or in_place
+      if not (in_place_weight >= LEAST_WEIGHT and in_place_weight <= MOST_WEIGHT) then
+        fail('row %s of the sums has the weight %g, so redisacc did not write it', field, in_place_weight)
+      end
       add(data, how, arithmetic.from_sum, (from - first) * components)
     end
     from = next_chunk
@@ -780,6 +788,9 @@ local function main()
   local total, in_place, buffered, weight = add_up(gradients, sections, found.section, row, found.start + first, shown,
     chunk, by_weights)
   local count = in_place + buffered
+  if in_place > tonumber(accumulated) then
+    fail('a row of the sums has %.0f gradients, but the round has %s', in_place, accumulated)
+  end
   if not section.sparse and number > 0 and count ~= tonumber(accumulated) then
     fail('only %.0f of %s gradients were found: keys were evicted or removed by hand', count, accumulated)
   end

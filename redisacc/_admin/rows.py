@@ -181,7 +181,7 @@ class CurrentRows:
             record = self._records.read()
             return StartedRead(record, lambda: (self._read_wanted(record, wanted), False))
 
-        return snapshot(self._records, begin, self._keys.name)
+        return snapshot(self._records, begin, self._keys)
 
     def _read_wanted(self, record: Record, wanted: list[int]) -> Rows:
         shape, number = record.round_shape, record.num_accumulated

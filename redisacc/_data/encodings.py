@@ -4,7 +4,10 @@
 bits of 24. ``wire="int8"`` divides the elements, in row-major order, into blocks of BLOCK. A block is a float32
 *scale*, which is the largest magnitude in the block divided by 127, and one int8 for each element, by which the scale
 is multiplied. The last block of a section is filled up. A section of fewer elements than a block stays float32, because
-it could become larger.
+it could become larger. The error of an element is at most (1 + 2**-14) / 254 of the largest magnitude M in its block:
+half a step of M / 127, and the rounding of the scale, of its inverse, of the two products and of the result, which
+together are less than 764 * 2**-24 of that half step. If the scale would be subnormal, all elements of the block become
+zero.
 
 A gradient is encoded once, before anything is sent, so that a request that is sent again has identical bytes. Readers
 widen it to float32 before they add it: a bfloat16 is a float32, and the product of an int8 and its scale is rounded

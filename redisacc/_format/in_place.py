@@ -1,11 +1,12 @@
 """The ``sums`` hash: gradients that the server sums in place, as rows that Lua's ``struct`` packs and unpacks.
 
-Each field is an index. Its value is the number of gradients that held the index, followed by the sum of their rows.
-Between the two stands the sum of their weights if a weight of the round differed from 1 when the row was written. A
-dense section is cut into rows of ``chunk`` elements, which are numbered from 0, and these numbers are its indices. In
-the gradients of a tree, which have several sections, the label of the section and a colon come before the index. One
-more field, ``total``, holds how many gradients were added, how many rows they had together and, if a weight of the
-round differs from 1, the sum of their weights.
+Each field is an index. Its value is the number of gradients that held the index, a byte that tells the form of the
+row, and the sum of their rows. In the form 1, which a row has if a weight of the round differed from 1 when the row was
+written, the sum of their weights comes before that; in the form 0, nothing does. A dense section is cut into rows of
+``chunk`` elements, which are numbered from 0, and these numbers are its indices. In the gradients of a tree, which have
+several sections, the label of the section and a colon come before the index. One more field, ``total``, holds how many
+gradients were added, how many rows they had together and, if a weight of the round differs from 1, the sum of their
+weights.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from redisacc._format.weights import parse_weight
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
-# The head of a row: how many gradients held it and, perhaps, the sum of their weights.
+# The head of a row: how many gradients held it, in 7 bytes, the form and, if that is 1, the sum of their weights. A
+# count is far below 2**56, so with the form 0 the first 8 bytes are the count.
 _COUNT = np.dtype("<u8")
 _WEIGHT = np.dtype("<f8")
 _WEIGHTED = np.dtype([("count", _COUNT), ("weight", _WEIGHT)])
+_COUNT_BYTES, _IS_WEIGHTED = 7, b"\x01"
 # The number of digits of the largest int64.
 _DIGITS = 19
 # The one field that is not a row: lua/include/sums_total.lua.
@@ -212,9 +215,8 @@ def unpack_rows(
     numbers = _parse_indices(rows, where)
     nbytes = math.prod(row_shape) * dtype.components * dtype.in_place_dtype.itemsize
     stored = list(rows.values())
-    lengths = set(map(len, stored))
     head: np.dtype[Any] = _COUNT
-    if lengths != {_COUNT.itemsize + nbytes}:
+    if set(map(len, stored)) != {_COUNT.itemsize + nbytes}:
         stored, head = [_weighted(row, nbytes, where) for row in stored], _WEIGHTED
     order = _order(numbers)
     indices = _as_int64([numbers[i] for i in order], where)
@@ -234,12 +236,12 @@ def unpack_rows(
 
 
 def _weighted(row: bytes, nbytes: int, where: str) -> bytes:
-    """Returns a row with a weight in its head. If it has none, all its gradients have the weight 1."""
-    if len(row) == _WEIGHTED.itemsize + nbytes:
-        return row
-    if len(row) != _COUNT.itemsize + nbytes:
-        raise CorruptDataError(f"{where}: not all rows have {_COUNT.itemsize + nbytes} bytes")
-    count = row[: _COUNT.itemsize]
+    """Returns a row with a count and a weight as its head. If it has none, all its gradients have the weight 1."""
+    count, form = row[:_COUNT_BYTES] + b"\0", row[_COUNT_BYTES : _COUNT.itemsize]
+    if len(row) == _WEIGHTED.itemsize + nbytes and form == _IS_WEIGHTED:
+        return count + row[_COUNT.itemsize :]
+    if len(row) != _COUNT.itemsize + nbytes or form != b"\0":
+        raise CorruptDataError(f"{where}: a row has {len(row)} bytes, which is not the length of its form")
     return count + np.array([int.from_bytes(count, "little")], _WEIGHT).tobytes() + row[_COUNT.itemsize :]
 
 
@@ -266,7 +268,7 @@ def _unpack_dense(
     head = number.to_bytes(_COUNT.itemsize, "little")
     if weight is not None:
         # Every gradient has every chunk, so their heads agree with the total to the last bit.
-        head += np.array([weight], _WEIGHT).tobytes()
+        head = head[:_COUNT_BYTES] + _IS_WEIGHTED + np.array([weight], _WEIGHT).tobytes()
     if any(not row.startswith(head) for row in stored):
         raise CorruptDataError(f"{where}: the chunks have other counts or weights of gradients than the total")
     data = bytearray().join(stored[i][len(head) :] for i in order)
@@ -288,11 +290,9 @@ def unpack_chunk(row: bytes, spec: SectionSpec, size: int, where: str) -> tuple[
         CorruptDataError: redisacc did not write this row.
     """
     dtype = spec.dtype
-    head = len(row) - size * dtype.components * dtype.in_place_dtype.itemsize
-    if head not in (_COUNT.itemsize, _WEIGHTED.itemsize):
-        raise CorruptDataError(f"{where}: a row of {spec.label} has {len(row)} bytes")
-    number = int.from_bytes(row[: _COUNT.itemsize], "little")
-    return _elements(bytearray(row[head:]), dtype, where), number
+    row = _weighted(row, size * dtype.components * dtype.in_place_dtype.itemsize, f"{where}: {spec.label}")
+    number = int.from_bytes(row[:_COUNT_BYTES], "little")
+    return _elements(bytearray(row[_WEIGHTED.itemsize :]), dtype, where), number
 
 
 def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes, bytes], int, int, float | None]:

@@ -50,6 +50,7 @@ from redisacc._protocol.requirement import Demand
 from redisacc._protocol.sessions import SessionPool
 from redisacc._protocol.snapshot import read_round
 from redisacc._protocol.step_wait import wait_for_step
+from redisacc._protocol.take_wait import History
 from redisacc._protocol.taker import TakenRound, Taker
 from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting
@@ -273,6 +274,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             sessions=self._sessions,
             lifetime=self._lifetime,
             min_replicas=min_replicas,
+            history=History(opened.takes, opened.losses),
         )
         if shared_name is None:
             transport = self._transport.blocking
@@ -369,6 +371,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Raises:
             PeekTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+            DataLossError: a part of a gradient in a partition is lost. ``part`` and ``gradient`` name it.
         """
         self._lifetime.check()
         return read_round(self._transport, self._keys, self._spec, self._records, self._spec.result)

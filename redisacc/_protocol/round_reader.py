@@ -12,7 +12,7 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import ROUNDING, RoundSum
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
-from redisacc._format.buffered import BufferedGradient
+from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.entries import parse_traces, parse_workers
 from redisacc._format.keys import Keys, RoundKeys
 from redisacc._protocol.growing_round import GrowingRound, Heard
@@ -23,7 +23,7 @@ from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import Fields, scan, scan_command, scan_whole, scanned
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._telemetry.traceparent import TraceParent
-from redisacc.errors import CorruptDataError
+from redisacc.errors import CorruptDataError, DataLossError
 
 
 def all_rounds(transport: Transport, keys: Keys, *, timeout: float = TIMEOUT) -> list[RoundKeys]:
@@ -66,6 +66,29 @@ def read_commands(of: RoundKeys) -> list[Command]:
 def read_whole(pieces: Sequence[Any]) -> bool:
     """Returns whether the replies to ``read_commands``, already checked, are all fields of these hashes."""
     return all(cursor in (b"0", 0) for cursor, _ in pieces)
+
+
+def part_lost(keys: Keys, error: PartMissingError, where: str, remedy: str) -> DataLossError | None:
+    """Returns the error for a part that a node of the partitions has lost; None if it is in the slot of the record.
+
+    The record counts the gradient, so its own node still has what it knew: there, a part can only have been evicted or
+    removed.
+
+    Args:
+        keys: the keys of the accumulator.
+        error: says which part is missing.
+        where: the round that has the gradient.
+        remedy: how to go on.
+    """
+    part = str(error.args[0])
+    if not part.startswith(keys.homes):
+        return None
+    return DataLossError(
+        f"{part} is gone, which is a part of gradient {error.gradient} in {where}: its node was restarted from older "
+        f"data, failed over to a replica that lagged behind, or evicted the key. {remedy}",
+        part=part,
+        gradient=error.gradient,
+    )
 
 
 class RoundReader:

@@ -72,6 +72,8 @@ class Opened:
         normalize: what means are divided by, as text.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         can_add_in_place: whether the server's Lua can add.
+        takes: how many rounds it had granted.
+        losses: how often it was noticed that it had gone back to older data.
     """
 
     now_ms: int
@@ -86,6 +88,8 @@ class Opened:
     normalize: str
     partitions: tuple[int, ...]
     can_add_in_place: bool
+    takes: int = 0
+    losses: int = 0
 
 
 @dataclass(frozen=True)
@@ -204,17 +208,33 @@ class Queued:
     required: Requirement | None = None
 
 
+@dataclass(slots=True)
+class GoneBack:
+    """The accumulator has gone back to older data. The take is not in the queue.
+
+    Attributes:
+        sequence: the last request of the session that the server knows; 0: none.
+        takes: how many rounds the accumulator has granted, as far as it knows.
+        losses: how often it was noticed that it had gone back, this time included.
+    """
+
+    sequence: int
+    takes: int
+    losses: int
+
+
 class Take(Protocol):
     """A take that may have to be tried several times."""
 
-    def __call__(self, *, timeout: float = TIMEOUT) -> tuple[Granted | Queued, list[Any]]:
+    def __call__(self, *, timeout: float = TIMEOUT) -> tuple[Granted | Queued | GoneBack, list[Any]]:
         """Takes the round, or a place in the queue.
 
         Args:
             timeout: how long to try to reach the server, in seconds.
 
         Returns:
-            The round or the place, and the replies to the commands that read the round.
+            The round, the place, or why the take needs another session; and the replies to the commands that read the
+            round.
 
         Raises:
             StaleSequenceError: this take is over.
@@ -366,6 +386,8 @@ class Scripts:
                 staleness_weight_,
                 normalize_,
                 numbers,
+                takes,
+                losses,
             ]:
                 return Opened(
                     now_ms=self._number(now, "TIME"),
@@ -380,6 +402,8 @@ class Scripts:
                     normalize=_text(normalize_),
                     partitions=self._partitions(numbers),
                     can_add_in_place=struct == b"yes",
+                    takes=self._number(takes, "takes"),
+                    losses=self._number(losses, "losses"),
                 )
             case [b"deleting", incarnation_]:
                 return Deleting(_text(incarnation_))
@@ -595,6 +619,8 @@ class Scripts:
         grace_ms: int = 0,
         lease_ms: int,
         taker: str,
+        takes: int = 0,
+        losses: int = 0,
         read: Sequence[Command] = (),
     ) -> Take:
         """Returns a take, to be called until it is granted.
@@ -610,6 +636,8 @@ class Scripts:
             grace_ms: the round is granted this long after the gradient with which it had enough, in milliseconds.
             lease_ms: the taker loses its place in the queue unless it asks again within this time, in milliseconds.
             taker: name of the taker.
+            takes: the most rounds that the accumulator has granted, as far as the sender knows.
+            losses: how often it has gone back to older data, as far as the sender knows.
             read: commands that read the round if it is granted. They travel along.
         """
         keys, current, taken = self._keys, self._keys.current, self._keys.taken_round(token)
@@ -642,12 +670,14 @@ class Scripts:
                     "session": session.id,
                     "sequence": sequence,
                     "acknowledged": session.acknowledged,
+                    "takes": takes,
+                    "losses": losses,
                 },
             ),
             after=read,
         )
 
-        def attempt(*, timeout: float = TIMEOUT) -> tuple[Granted | Queued, list[Any]]:
+        def attempt(*, timeout: float = TIMEOUT) -> tuple[Granted | Queued | GoneBack, list[Any]]:
             reply, pieces = self._transport.repeat(call, timeout=timeout)
             match reply:
                 case [b"waiting", step, count, ahead, grace_left, weight, required, most, grace]:
@@ -667,6 +697,15 @@ class Scripts:
                             self._number(grace, "grace_ms"),
                         )
                     return queued, pieces
+                case [b"gone_back", known, granted, noticed]:
+                    return (
+                        GoneBack(
+                            self._number(known, "sessions"),
+                            self._number(granted, "takes"),
+                            self._number(noticed, "losses"),
+                        ),
+                        pieces,
+                    )
                 case [b"unset"]:
                     raise InvalidArgumentError(
                         f"num_required is missing, and the settings of {shown(self._keys.name)} do not say it either, "

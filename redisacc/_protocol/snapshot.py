@@ -14,7 +14,7 @@ from redisacc._format.buffered import PartMissingError
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._protocol.record_reader import RecordReader
-from redisacc._protocol.round_reader import RoundReader, read_commands, read_whole
+from redisacc._protocol.round_reader import RoundReader, part_lost, read_commands, read_whole
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, PeekTimeoutError
@@ -39,32 +39,33 @@ class StartedRead(Generic[Value]):
     finish: Callable[[], tuple[Value, bool]]
 
 
-def snapshot(records: RecordReader, begin: Callable[[], StartedRead[Value] | None], name: str) -> Value:
+def snapshot(records: RecordReader, begin: Callable[[], StartedRead[Value] | None], keys: Keys) -> Value:
     """Reads something in pieces, and starts over if the accumulator changed meanwhile.
 
     Args:
         records: reads the record.
         begin: begins a read. It returns None if the accumulator changed even before that.
-        name: the accumulator, as errors call it.
+        keys: the keys of the accumulator.
 
     Raises:
         PeekTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+        DataLossError: a node of the partitions has lost a part of a gradient.
         CorruptDataError: what was read does not fit together, although nothing changed meanwhile.
     """
     deadline = time.monotonic() + PEEK_TIMEOUT
     while True:
-        found = _attempt(records, begin)
+        found = _attempt(records, begin, keys)
         if found is not None:
             return found[0]
         if time.monotonic() >= deadline:
             raise PeekTimeoutError(
-                f"accumulator {shown(name)} changed during every attempt to read it, for {PEEK_TIMEOUT:.0f} s: "
+                f"accumulator {shown(keys.name)} changed during every attempt to read it, for {PEEK_TIMEOUT:.0f} s: "
                 "gradients arrive faster than the round can be read"
             )
 
 
 # A function of its own, so that the memory of a disturbed attempt is free before the next one begins.
-def _attempt(records: RecordReader, begin: Callable[[], StartedRead[Value] | None]) -> tuple[Value] | None:
+def _attempt(records: RecordReader, begin: Callable[[], StartedRead[Value] | None], keys: Keys) -> tuple[Value] | None:
     started = begin()
     if started is None:
         return None
@@ -74,6 +75,16 @@ def _attempt(records: RecordReader, begin: Callable[[], StartedRead[Value] | Non
         # Pieces of two rounds do not fit together either: it is corruption only if nothing changed.
         if records.read().state != started.record.state:
             return None
+        if isinstance(error, PartMissingError):
+            lost = part_lost(
+                keys,
+                error,
+                "the current round",
+                "A take of the round raises this error, too; after that, recover(skip_lost=True) hands the round out "
+                "without that gradient",
+            )
+            if lost is not None:
+                raise lost from error
         raise CorruptDataError(str(error)) from error
     if whole or records.read().state == started.record.state:
         return (value,)
@@ -97,7 +108,7 @@ def read_round(
         reduce: makes the gradient from the sum and what a mean divides it by.
 
     Raises:
-        PeekTimeoutError, CorruptDataError: as ``snapshot``.
+        PeekTimeoutError, DataLossError, CorruptDataError: as ``snapshot``.
     """
 
     def begin() -> StartedRead[Round[Any]] | None:
@@ -126,4 +137,4 @@ def read_round(
 
         return StartedRead(record, finish)
 
-    return snapshot(records, begin, keys.name)
+    return snapshot(records, begin, keys)

@@ -22,7 +22,7 @@ from redisacc._protocol.outage_log import OutageLog
 from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TIMEOUT
 from redisacc._protocol.requirement import Requirement
 from redisacc._protocol.round_reader import RoundReader, read_commands
-from redisacc._protocol.scripts import ForgottenError, Granted, Queued, Scripts, Take
+from redisacc._protocol.scripts import ForgottenError, GoneBack, Granted, Queued, Scripts, Take
 from redisacc._protocol.sessions import Session
 from redisacc._protocol.wait_log import WaitLog
 from redisacc._redis.fast_socket import Command
@@ -33,7 +33,6 @@ from redisacc._text import age_text
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
-    DataLossError,
     NotPermittedError,
     RedisAccError,
     ServerUnavailableError,
@@ -94,6 +93,27 @@ def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list
     return granted
 
 
+@dataclass(slots=True)
+class History:
+    """What a handle knows of an accumulator's past. If the accumulator knows less, it has gone back to older data.
+
+    Attributes:
+        takes: the most rounds that it has granted.
+        losses: how often it was noticed that it had gone back. The first handle that notices raises this number in the
+            record, by which those notice that know of nothing later.
+    """
+
+    takes: int = 0
+    losses: int = 0
+
+    def note(self, takes: object) -> bool:
+        """Notes how many rounds the record says were granted. Returns False if redisacc has not written that."""
+        if not (isinstance(takes, bytes) and takes.isdigit() and len(takes) <= 15):
+            return False
+        self.takes = max(self.takes, int(takes))
+        return True
+
+
 @dataclass
 class TakeWait:
     """A take that waits.
@@ -109,10 +129,11 @@ class TakeWait:
         taker: the name of the taker.
         label: the accumulator's name in log records and errors.
         reader: adds the round up, and begins with it while it is still growing.
+        history: what the handle knows of the accumulator's past.
         describe: returns what else a message about the wait says, "" for nothing.
         cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
         alarm: wakes the wait.
-        loss: what the server said when it turned out to have lost an earlier outcome of the session; None: nothing yet.
+        loss: how it turned out that the accumulator has gone back to older data; None: it has not.
     """
 
     transport: Transport
@@ -125,13 +146,15 @@ class TakeWait:
     taker: str
     label: str
     reader: RoundReader
+    history: History
     describe: Callable[[], str] | None = None
     cancel: Callable[[], bool] | None = None
     alarm: Alarm = field(init=False)
-    loss: DataLossError | None = None
+    loss: str | None = None
     _sequence: int = field(init=False)
     _token: str = field(init=False)
     _take: Take = field(init=False)
+    _takes: int = field(init=False)
     _lost: int = field(init=False)
     _seen: Queued | None = None
     _outage: OutageLog = field(init=False)
@@ -150,6 +173,10 @@ class TakeWait:
     def _begin(self) -> None:
         self._sequence = self.session.next()
         self._token = f"{self.session.id}-{self._sequence}"
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._takes = self.history.takes
         self._take = self.scripts.take(
             token=self._token,
             session=self.session,
@@ -160,6 +187,8 @@ class TakeWait:
             grace_ms=self.required.grace_ms if self.required else 0,
             lease_ms=TAKER_LEASE_MS,
             taker=self.taker,
+            takes=self._takes,
+            losses=self.history.losses,
             read=self._read_commands(),
         )
 
@@ -305,6 +334,9 @@ class TakeWait:
             self.session.learn(self._sequence)
             return reply, pieces
         self._seen = reply
+        # Other takers are granted rounds while this one waits. If one of these is undone, this take has to notice.
+        if self.history.note(pieces[-1]) and self.history.takes > self._takes:
+            self._prepare()
         return None
 
     @property
@@ -318,21 +350,31 @@ class TakeWait:
     def _ask(self) -> tuple[Granted | Queued, list[Any]]:
         while True:
             try:
-                return self._take(timeout=self._poll_timeout())
-            except DataLossError as error:
+                reply, pieces = self._take(timeout=self._poll_timeout())
+                if not isinstance(reply, GoneBack):
+                    return reply, pieces
                 # The take goes on under a new session, and reports the loss when it has a round.
-                self.loss = error
+                self.loss = self._loss_of(reply)
+                self.history.takes, self.history.losses = reply.takes, reply.losses
                 self.session.begin_anew(self.session.born_ms)
                 self._begin()
             except ForgottenError as error:
                 if not self.session.was_idle():
-                    self.loss = DataLossError(str(error))
+                    self.loss = "no longer knows a session whose requests it had acknowledged"
                 self.session.begin_anew(error.now_ms)
                 self._begin()
             except StaleSequenceError:
                 # The round was granted, the reply was lost, and another process recovered the round before this copy
                 # arrived.
                 self._begin()
+
+    def _loss_of(self, reply: GoneBack) -> str:
+        """Returns how it turned out that the accumulator has gone back."""
+        if reply.takes < self._takes:
+            return f"had granted {self._takes} rounds, but knows only of {reply.takes}"
+        if reply.sequence < self.session.acknowledged:
+            return "no longer knows a request of this handle that it had acknowledged"
+        return "has gone back to older data, as another handle has noticed"
 
     def _read_commands(self) -> list[Command]:
         return [

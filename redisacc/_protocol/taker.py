@@ -21,10 +21,10 @@ from redisacc._protocol.recovery import take_over
 from redisacc._protocol.reliance import Reliance
 from redisacc._protocol.replication import check_replicated
 from redisacc._protocol.requirement import Demand
-from redisacc._protocol.round_reader import RoundReader, read_commands
+from redisacc._protocol.round_reader import RoundReader, part_lost, read_commands
 from redisacc._protocol.scripts import ForgottenError, Granted
 from redisacc._protocol.sessions import Session, SessionPool
-from redisacc._protocol.take_wait import TakeWait, wait_for_round
+from redisacc._protocol.take_wait import History, TakeWait, wait_for_round
 from redisacc._redis.transport import Transport
 from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import shown
@@ -74,6 +74,7 @@ class Taker(Generic[G]):
         sessions: SessionPool,
         lifetime: Lifetime,
         min_replicas: int,
+        history: History,
     ) -> None:
         self._transport = transport
         self._keys = keys
@@ -82,10 +83,9 @@ class Taker(Generic[G]):
         self._sessions = sessions
         self._lifetime = lifetime
         self._min_replicas = min_replicas
-        # How many rounds the accumulator had granted when this handle took its last one.
-        self._takes_seen = -1
-        # A loss that the server has reported, and the caller has not heard of.
-        self._loss: DataLossError | None = None
+        self._history = history
+        # How it turned out that the accumulator has gone back to older data, if the caller has not heard of it.
+        self._loss: str | None = None
         self._reliance = Reliance()
 
     def take(
@@ -122,17 +122,17 @@ class Taker(Generic[G]):
                 taker=name,
                 label=label,
                 reader=reader,
+                history=self._history,
                 describe=describe,
                 cancel=cancel,
             )
-            seen = self._takes_seen
             try:
                 granted, (*pieces, takes) = wait_for_round(pending, self._lifetime)
             finally:
                 self._loss = pending.loss or self._loss
         finally:
             self._sessions.give_back(session)
-        self._check_nothing_undone(granted, seen, takes)
+        self._check_nothing_undone(granted, takes)
         if self._min_replicas:
             # The round is unknown to a server that took over in a failover.
             known = self._scripts.leave(token=granted.token, replicated=True)
@@ -261,20 +261,17 @@ class Taker(Generic[G]):
             # Deleting or recovering the round also removes the keys that were to be read.
             if not self._still_listed(granted.token, granted.global_step):
                 raise self._unlisted(granted.token, granted.global_step) from error
-            if isinstance(error, PartMissingError) and str(error.args[0]).startswith(self._keys.homes):
-                raise self._lost_part(granted, error) from error
+            if isinstance(error, PartMissingError):
+                lost = part_lost(
+                    self._keys,
+                    error,
+                    f"the round of step {granted.global_step}",
+                    f"The round stays listed in info().unacknowledged as {granted.token}; recover(skip_lost=True) "
+                    "hands it out without that gradient",
+                )
+                if lost is not None:
+                    raise lost from error
             raise CorruptDataError(f"{error}. The round stays listed in info().unacknowledged") from error
-
-    def _lost_part(self, granted: Granted, error: PartMissingError) -> DataLossError:
-        part = str(error.args[0])
-        return DataLossError(
-            f"{part} is gone, which is a part of gradient {error.gradient} in the round of step {granted.global_step}: "
-            "its node was restarted from older data, failed over to a replica that lagged behind, or evicted the key. "
-            f"The round stays listed in info().unacknowledged as {granted.token}; recover(skip_lost=True) hands it out "
-            "without that gradient",
-            part=part,
-            gradient=error.gradient,
-        )
 
     def _read_whole(
         self, granted: Granted, pieces: Sequence[Any], reader: RoundReader, num_required: int, *, skip_lost: bool
@@ -312,23 +309,17 @@ class Taker(Generic[G]):
         taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total)
         return TakenRound(granted.token, taken, buffered, contents.traces)
 
-    def _check_nothing_undone(self, granted: Granted, seen: int, takes: object) -> None:
-        """Compares how many rounds the accumulator has granted with what this handle knew before its take."""
-        if not (isinstance(takes, bytes) and takes.isdigit() and len(takes) <= 15):
+    def _check_nothing_undone(self, granted: Granted, takes: object) -> None:
+        """Raises if it turned out, since the last take, that the accumulator has gone back to older data."""
+        if not self._history.note(takes):
             # This raises if the accumulator was deleted since the round was granted.
             self._still_listed(granted.token, granted.global_step)
             raise CorruptDataError(f"{self._keys.record}: takes is {shown(takes)}")
-        self._takes_seen = int(takes)
         loss, self._loss = self._loss, None
-        if self._takes_seen <= seen:
-            lost = f"had granted {seen} rounds before this take, and {self._takes_seen} after it"
-        elif loss is not None:
-            lost = "no longer knows a request of this handle that it had acknowledged"
-        else:
-            return
-        raise DataLossError(
-            f"{shown(self._keys.name)} {lost}: the server was restarted from older data, failed over to a replica that "
-            f"lagged behind, or evicted keys. Gradients of this round, of step {granted.global_step}, may also have "
-            "been in a round that was taken before. It stays listed in info().unacknowledged, and recover() hands it "
-            "out"
-        ) from loss
+        if loss is not None:
+            raise DataLossError(
+                f"{shown(self._keys.name)} {loss}: the server was restarted from older data, failed over to a replica "
+                "that lagged behind, or evicted keys. Gradients of this round, of step "
+                f"{granted.global_step}, and of rounds that were taken since then, may also have been in a round that "
+                "was taken before. It stays listed in info().unacknowledged, and recover() hands it out"
+            )

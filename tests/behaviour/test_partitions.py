@@ -287,6 +287,10 @@ def test_a_lost_part_is_named_and_the_others_can_be_had(acc, client, caplog):
     # The gradient with the second place.
     lost = next(key for key in parts_of(client) if key.rpartition(":")[0].endswith("-2"))
     client.delete(lost)
+    with pytest.raises(redisacc.DataLossError, match=r"failed over .*recover\(skip_lost=True\) hands") as caught:
+        acc.peek()
+    assert (caught.value.part, caught.value.gradient) == (lost, lost.split(":")[-2])
+    assert acc.num_accumulated() == 3
     with pytest.raises(redisacc.DataLossError, match="stays listed") as caught:
         acc.take_grad(3)
     assert (caught.value.part, caught.value.gradient) == (lost, lost.split(":")[-2])

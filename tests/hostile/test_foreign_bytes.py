@@ -125,6 +125,8 @@ FIELDS = {
     "max_staleness": {None},
     "duplicates": set(),
     "takes": set(),
+    # A record has it only if a loss was noticed.
+    "losses": {None},
     "wanted": set(),
     "round_shape": set(),
     "incarnation": set(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -59,6 +60,22 @@ FINITE = st.floats(-float(LARGEST), float(LARGEST), width=32)
 VECTORS = hnp.arrays(np.float32, st.integers(BLOCK, 3 * BLOCK + 5), elements=FINITE, fill=FINITE)
 
 
+# docs/encodings.md: the error of an element, as a fraction of the largest magnitude in its block.
+BOUND = (1 + Fraction(1, 2**14)) / 254
+
+
+def assert_bound(values, found):
+    """Compares without rounding. A block whose scale would be subnormal is zero."""
+    for start in range(0, len(values), BLOCK):
+        block = [Fraction(float(value)) for value in values[start : start + BLOCK]]
+        largest = max(map(abs, block))
+        if float(np.float32(float(largest)) / np.float32(127)) < np.finfo(np.float32).tiny:
+            assert not found[start : start + BLOCK].any()
+            continue
+        error = max(abs(Fraction(float(b)) - a) for a, b in zip(block, found[start : start + BLOCK], strict=True))
+        assert error <= BOUND * largest
+
+
 @settings(max_examples=60, deadline=None)
 @given(VECTORS)
 def test_blocks_are_the_references(values):
@@ -67,10 +84,34 @@ def test_blocks_are_the_references(values):
     found = encoded(values, "int8").values
     np.testing.assert_array_equal(found, expected)
     assert np.isfinite(found).all()
-    # Half a step, and what float32 rounds.
-    padded = np.pad(values.astype(np.float64), (0, -len(values) % BLOCK)).reshape(-1, BLOCK)
-    step = np.repeat(np.abs(padded).max(axis=1) / 127, BLOCK)[: len(values)]
-    assert (np.abs(found.astype(np.float64) - values) <= step * 0.50001 + 127 * np.finfo(np.float32).tiny).all()
+    assert_bound(values, found)
+
+
+def halves(largest, away):
+    """A block whose elements are halfway between two steps, but for `away` numbers of float32: the worst there is."""
+    steps = np.append(np.arange(-127, 127) + 0.5, [127, 127]) * (float(largest) / 127)
+    values = (steps.astype(np.float32).view(np.int32) + np.int32(away)).view(np.float32)
+    values[-2:] = largest
+    return np.clip(values, -largest, largest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.floats(float(np.float32(1.6e-36)), float(LARGEST), width=32),
+    st.integers(-4, 4),
+)
+def test_the_error_of_blocks_has_the_bound_that_the_page_says(largest, away):
+    values = halves(np.float32(largest), away)
+    assert_bound(values, encoded(values, "int8").values)
+
+
+def test_the_error_of_blocks_may_exceed_half_a_step():
+    """That is why the bound has an addend."""
+    rng = np.random.default_rng(1)
+    largest = rng.uniform(1, 2, 300).astype(np.float32)
+    values = np.concatenate([halves(one, 0) for one in largest])
+    errors = np.abs(encoded(values, "int8").values.astype(np.float64) - values).reshape(-1, BLOCK).max(axis=1)
+    assert (errors / largest * 254).max() > 1 + 2.0**-16
 
 
 @settings(max_examples=60, deadline=None)
