@@ -365,6 +365,9 @@ def _getter(pool: Any, waits: Waits = BLOCKING) -> Callable[[], Any]:
 
 def _exchange_over(connection: Connection, commands: Sequence[Command], deadline: float) -> list[Any]:
     """Exchanges commands. A refusal that passes by itself is raised, as a reason for another attempt."""
+    if commands and commands[-1][0] == "WAIT":
+        # The server waits for its replicas for that long before it replies, and is not silent meanwhile.
+        deadline += int(str(commands[-1][2])) / 1000
     replies = connection.exchange(commands, deadline)
     if not VALUES.issuperset(map(type, replies)):
         for reply in replies:
