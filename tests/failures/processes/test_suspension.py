@@ -6,6 +6,11 @@ its publisher learns of the other one, and nothing is left behind.
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from support.leaks import leftovers
@@ -15,7 +20,9 @@ from support.suspension import WAYS, Suspension, age
 import redisacc
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format import parameter_record
-from redisacc._format.keys import Keys
+from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._format.partitions import parse_partitions
+from redisacc._protocol.partition_sweep import sweep
 from redisacc._redis.connect import connect
 
 pytestmark = [pytest.mark.servers("valkey", "cluster"), pytest.mark.slow, pytest.mark.usefixtures("force_parts")]
@@ -251,3 +258,114 @@ def test_a_training(real_client, monkeypatch, partitions, everything):
         nothing_is_left(real_client)
 
     everywhere(suspension, scene, every=1 if everything else 3)
+
+
+# What a process does that stops itself at one place: between writing the parts of something and counting it.
+STOPPED = """
+import os, signal, sys
+import numpy as np
+import redisacc
+from redisacc._protocol import buffer_writer, crew, partition_writer, publisher
+from redisacc._protocol.parameter_scripts import ParameterScripts
+from redisacc._protocol.partition_scripts import PartitionScripts
+from redisacc._redis import running_time
+
+what, url, speed = sys.argv[1:]
+if speed == "short":
+    partition_writer.ATTEMPT_MS, partition_writer.BYTES_PER_MS, crew.LEASE = 1500, 10**6, 1.0
+    buffer_writer.BUFFER_TIMEOUT = publisher.PUBLISH_TIMEOUT = 1.0
+    running_time.LONGEST_GAP = 0.3
+
+def stop_before(owner, name):
+    method = getattr(owner, name)
+    def stopped(*args, **options):
+        setattr(owner, name, method)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return method(*args, **options)
+    setattr(owner, name, stopped)
+
+if what == "worker":
+    stop_before(PartitionScripts, "commit")
+    with redisacc.Worker("w", redis=url) as worker:
+        print([(step, worker.apply(np.full(LENGTH, step + 1.0)).outcome) for step, _ in worker.steps()])
+else:
+    handle = redisacc.Parameters("w", redis=url)
+    stop_before(ParameterScripts, "commit_version")
+    try:
+        handle.publish(np.full(LENGTH, 7.0), 1)
+        print("published")
+    except redisacc.StepConflictError:
+        print("conflict")
+"""
+# Elements of what it sends: 1 MB.
+LENGTH = 131_072
+
+
+@pytest.fixture
+def stopped(real_server, until, request):
+    """Starts a process that stops itself. Returns it when its lease is over, and somebody has swept what it began.
+
+    With --long, this takes 68 seconds, as in earnest. Otherwise, its leases and its patience are shorter.
+    """
+    is_long = request.config.option.long
+    processes = []
+
+    def start(what, keys):
+        script = STOPPED.replace("LENGTH", str(LENGTH))
+        command = [sys.executable, "-c", script, what, real_server.url, "long" if is_long else "short"]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        _, status = os.waitpid(processes[-1].pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        transport = connect(real_server.url)
+        until(lambda: sweep(transport, keys()), timeout=120)
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def keys_of(client):
+    """Returns the keys of the accumulator of the training."""
+    return Keys("w", parse_partitions(client.hget(Keys("w").record, "partitions").decode()))
+
+
+def wake(process):
+    """Lets a process continue, and returns what it says until it ends."""
+    process.send_signal(signal.SIGCONT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return said.strip()
+
+
+def test_a_worker_that_was_really_stopped(stopped, real_client, background):
+    chief = redisacc.Chief("w", np.zeros(LENGTH), workers=1, redis=real_client, partitions=3, in_place_limit=0)
+
+    def lead():
+        for taken in chief.rounds(until=2):
+            assert taken.num_accumulated == 1
+            chief.publish(chief.parameters + taken.gradient)
+
+    with chief:
+        leading = background(lead)
+        process = stopped("worker", lambda: keys_of(real_client))
+        assert wake(process) == "[(0, 'applied'), (1, 'applied')]"
+        leading.result(60)
+        assert set(chief.parameters.tolist()) == {3.0}
+        assert leftovers(real_client) == []
+        chief.delete()
+
+
+@pytest.mark.parametrize("values", thorough(["the same", "others"], usual=["others"]))
+def test_a_publisher_that_was_really_stopped(stopped, real_client, values):
+    with redisacc.Parameters("w", redis=real_client, partitions=3) as handle:
+        handle.publish(np.zeros(LENGTH), 0)
+        keys = ParameterKeys("w", parse_partitions(real_client.hget(ParameterKeys("w").record, "partitions").decode()))
+        process = stopped("publisher", lambda: keys)
+        value = 7.0 if values == "the same" else 9.0
+        handle.publish(np.full(LENGTH, value), 1)
+        assert wake(process) == ("published" if values == "the same" else "conflict")
+        assert set(handle.latest()[1].tolist()) == {value}
+        assert leftovers(real_client) == []
+        handle.delete()
