@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 
 from redisacc._data.gradient import Gradient
@@ -15,6 +14,7 @@ from redisacc._format.staging import ANNOUNCED_HEADER
 from redisacc._protocol.compaction import Compactor, Reply, no_room
 from redisacc._protocol.partition_writer import PartitionWriter
 from redisacc._protocol.scripts import Counted, Full, Request, Scripts
+from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
@@ -63,7 +63,7 @@ class BufferWriter:
         Raises:
             AccumulatorFullError: the buffer limit is reached, and compacting frees too little.
         """
-        deadline = time.monotonic() + BUFFER_TIMEOUT
+        deadline = running_time() + BUFFER_TIMEOUT
         ask_first = gradient.nbytes > ASK_BYTES
         while True:
             reply = self._send(gradient, request, ask=ask_first)
@@ -74,7 +74,7 @@ class BufferWriter:
                 reply = self._compactor.make_room(gradient, request, reply, self._send)
             if isinstance(reply, Counted):
                 return reply
-            if time.monotonic() >= deadline:
+            if running_time() >= deadline:
                 if isinstance(reply, Full):
                     why = f"for {BUFFER_TIMEOUT:.0f} s, other workers filled the space that compacting freed"
                     raise no_room(self._keys, gradient, reply, why)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 
+from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import LIMITS
 from redisacc.errors import ServerUnavailableError
 
@@ -35,8 +35,8 @@ class OutageLog:
             ServerUnavailableError: this error, if the outage has lasted for as long as ``LIMITS`` allows.
         """
         if self.error is None:
-            self._began = time.monotonic()
-        if time.monotonic() - self._began >= LIMITS.get().outage:
+            self._began = running_time()
+        if running_time() - self._began >= LIMITS.get().outage:
             raise error
         if self.error is None:
             logger.warning(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from redisacc._protocol.parameter_scripts import gone, replaced
 from redisacc._protocol.partition_parts import are_there
 from redisacc._protocol.whole_parts import TRUSTED_BYTES
 from redisacc._redis.fast_socket import Command
+from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, DataLossError, PeekTimeoutError
@@ -205,7 +205,7 @@ class ParameterReader:
         return None if found is None else (found[0].step, found[1])
 
     def _latest(self, read: Callable[[ParameterRecord], Any]) -> tuple[ParameterRecord, Any] | None:
-        deadline = time.monotonic() + READ_TIMEOUT
+        deadline = running_time() + READ_TIMEOUT
         record = self.poll()
         while record is not None:
             try:
@@ -233,7 +233,7 @@ class ParameterReader:
                     part=error.args[0],
                 )
             raise CorruptDataError(str(error)) from error
-        if time.monotonic() >= deadline:
+        if running_time() >= deadline:
             raise PeekTimeoutError(
                 f"parameters {shown(self._keys.name)} changed during every attempt to read them, for "
                 f"{READ_TIMEOUT:.0f} s: versions are published faster than they can be read"

@@ -17,6 +17,7 @@ from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_INTERVAL, POLL_TI
 from redisacc._protocol.similar_names import suggestion
 from redisacc._protocol.wait_log import WaitLog
 from redisacc._redis.pubsub import pubsub_of
+from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc.errors import CancelledError, ParametersFinishedError, ParametersTimeoutError, ServerUnavailableError
 
@@ -157,7 +158,7 @@ class _Wait:
             record, fetched = self._reader.poll_and_fetch(wanted, timeout=timeout)
             self._answered = True
             self._outage.end(self._fields)
-            give_up = time.monotonic() + READ_TIMEOUT
+            give_up = running_time() + READ_TIMEOUT
             while True:
                 self._found = record
                 if record is None or (self._after is not None and record.step <= self._after):

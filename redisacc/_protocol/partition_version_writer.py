@@ -63,8 +63,11 @@ class PartitionVersionWriter:
                 {blob.id: cut(pieces, part_size(blob.nbytes, partitions)) for blob, pieces in version.blobs.items()},
             )
             if written is None:
+                # If the attempt was swept and forgotten while some parts were still to be written, nobody knows these.
+                remove_parts_quietly(self._transport, self._keys, attempts)
                 sweep_quietly(self._transport, self._keys, attempts)
                 return "unstaged"
+            lost = self._transport.lost
             reply = self._scripts.commit_version(
                 version.follows,
                 version=version.id,
@@ -77,10 +80,15 @@ class PartitionVersionWriter:
         if reply == "published":
             sweep_quietly(self._transport, self._keys)
             return reply
-        if reply == "expired" or isinstance(reply, BeingDeleted):
-            # Parts that were written after a sweeper, or a deletion, had looked.
+        is_over = reply == "expired" or isinstance(reply, BeingDeleted)
+        if is_over or self._transport.lost == lost:
+            # No copy of the commit has made it visible, or ever will. A sweeper, or a deletion, may have missed parts
+            # that were written after it had looked.
             remove_parts_quietly(self._transport, self._keys, attempts)
-            return "unstaged" if reply == "expired" else reply
+        if reply == "expired":
+            return "unstaged"
+        if is_over:
+            return reply
         sweep_quietly(self._transport, self._keys, attempts)
         return reply
 

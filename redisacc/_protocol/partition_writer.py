@@ -100,20 +100,26 @@ class PartitionWriter:
                 hints=self._messages(attempt.id, of.parts) if announced else None,
             )
             if replicas is None:
+                # If the attempt was swept and forgotten while some parts were still to be written, nobody knows these.
+                remove_parts_quietly(self._transport, self._keys, [attempt])
                 self._sweep([attempt])
                 return "unstaged"
             if replaced and any(number < self._min_replicas for number in replicas):
                 # Replicas may have confirmed what it would replace, and others were told so.
                 self._sweep([attempt])
                 return "unconfirmed"
+            lost = self._transport.lost
             reply = self._scripts.commit(request, **what, place=registered.place, header=of.header)
+        is_counted = isinstance(reply, Counted) and reply.outcome == "applied"
         if isinstance(reply, Counted):
             reply.replicas = min([reply.replicas, *replicas])
-            if reply.outcome == "applied" and not replaced:
+            if is_counted and not replaced:
                 return reply
-        elif reply == "expired":
-            # A sweeper may have missed parts that were written after it had looked.
+        if not is_counted and (reply == "expired" or self._transport.lost == lost):
+            # No copy of the commit has counted it, or ever will. A sweeper may have missed parts that were written
+            # after it had looked.
             remove_parts_quietly(self._transport, self._keys, [attempt])
+        if reply == "expired":
             return "unstaged"
         self._sweep()
         return reply

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -34,6 +33,7 @@ from redisacc._protocol.parameter_scripts import BeingDeleted, Follows, Paramete
 from redisacc._protocol.partition_version_writer import version_writer
 from redisacc._protocol.publication import Publication, plan
 from redisacc._protocol.version_writer import Begun, Reply, Version
+from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._text import seconds_text, shown
 from redisacc.errors import DataLossError, InvalidArgumentError, SchemaMismatchError, ServerError, StepConflictError
@@ -152,7 +152,7 @@ class Publisher:
         if self._process != os.getpid():
             self._lock, self._process = self._transport.waits.lock(), os.getpid()
         with self._lock:
-            deadline = time.monotonic() + PUBLISH_TIMEOUT
+            deadline = running_time() + PUBLISH_TIMEOUT
             failures = 0
             # Every attempt has names of its own. After a failover, the leader may number another one alike, and
             # somebody may still be removing the parts of the first.
@@ -168,7 +168,7 @@ class Publisher:
     def _pause_or_raise(self, step: int, cause: str, failures: int, deadline: float) -> None:
         """Pauses before the next try, for longer each time; raises ServerError if the time is up."""
         pause = min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)
-        left = deadline - time.monotonic()
+        left = deadline - running_time()
         if pause >= left:
             raise ServerError(
                 f"step {step} of parameters {shown(self._keys.name)} could not be published in {failures} tries "

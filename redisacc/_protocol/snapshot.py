@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -15,6 +14,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.round_reader import RoundReader, part_lost, read_commands, read_whole
+from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, PeekTimeoutError
@@ -52,12 +52,12 @@ def snapshot(records: RecordReader, begin: Callable[[], StartedRead[Value] | Non
         DataLossError: a node of the partitions has lost a part of a gradient.
         CorruptDataError: what was read does not fit together, although nothing changed meanwhile.
     """
-    deadline = time.monotonic() + PEEK_TIMEOUT
+    deadline = running_time() + PEEK_TIMEOUT
     while True:
         found = _attempt(records, begin, keys)
         if found is not None:
             return found[0]
-        if time.monotonic() >= deadline:
+        if running_time() >= deadline:
             raise PeekTimeoutError(
                 f"accumulator {shown(keys.name)} changed during every attempt to read it, for {PEEK_TIMEOUT:.0f} s: "
                 "gradients arrive faster than the round can be read"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, NoReturn, TypeVar
@@ -33,6 +32,7 @@ from redisacc._redis.faults import (
 )
 from redisacc._redis.node import Losses, Node, Send, fetch_from_nodes
 from redisacc._redis.reply_errors import REDIRECTIONS
+from redisacc._redis.running_time import running_time
 from redisacc._redis.slot_map import Address, SlotMap, key_slot, redirection, slot_of, slots_of
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import ServerError
@@ -111,7 +111,7 @@ class Cluster:
 
         Args:
             commands: the commands.
-            deadline: when the cluster has to have replied, on ``time.monotonic()``'s clock.
+            deadline: when the cluster has to have replied, on ``running_time()``'s clock.
 
         Raises:
             ReplyError: a reply is a refusal that passes by itself, or no node owns the slot.
@@ -143,7 +143,7 @@ class Cluster:
         """Does the same, and returns why other masters do not answer, by their addresses."""
         found, silent = {}, {}
         for node in self._masters(deadline):
-            until = min(deadline, time.monotonic() + _MAP_TIMEOUT)
+            until = min(deadline, running_time() + _MAP_TIMEOUT)
             try:
                 found[node.address] = self._exchange_with(node, commands, until)
             except FAULTS as error:
@@ -170,7 +170,7 @@ class Cluster:
         Args:
             batches: the keys of each are in one slot. ``group_by_node`` has just grouped them.
             after: the commands without keys.
-            deadline: when the cluster has to have replied, on ``time.monotonic()``'s clock.
+            deadline: when the cluster has to have replied, on ``running_time()``'s clock.
 
         Returns:
             The replies to each batch, each followed by those to ``after``. They may be errors.
@@ -252,7 +252,7 @@ class Cluster:
     @contextlib.contextmanager
     def subscriber(self, channel: str, tick: float) -> Iterator[Connection]:
         """Yields a connection to the node that owns the slot of a channel, and disconnects it."""
-        node = self._owner(key_slot(channel), time.monotonic() + _MAP_TIMEOUT)
+        node = self._owner(key_slot(channel), running_time() + _MAP_TIMEOUT)
         try:
             with node.subscriber(channel, tick) as connection:
                 yield connection
@@ -268,7 +268,7 @@ class Cluster:
     @contextlib.contextmanager
     def subscriber_at(self, address: str | None, tick: float) -> Iterator[Connection]:
         """Does the same at the node of an address; None: at the master that has been well for the longest time."""
-        until = time.monotonic() + _MAP_TIMEOUT
+        until = running_time() + _MAP_TIMEOUT
         node = self._owner(None, until) if address is None else self._node(_parsed(address))
         try:
             with node.subscriber("", tick) as connection:
@@ -392,11 +392,11 @@ class Cluster:
         others = sorted(dict.fromkeys([*known, *self._seeds]), key=self._failure)
         failure: Exception | None = None
         for address in dict.fromkeys([first, *others] if first else others):
-            if failure is not None and time.monotonic() >= deadline:
+            if failure is not None and running_time() >= deadline:
                 break
             try:
                 node = self._node(address)
-                until = min(deadline, time.monotonic() + _MAP_TIMEOUT)
+                until = min(deadline, running_time() + _MAP_TIMEOUT)
                 reply = self._exchange_with(node, [("CLUSTER", "SLOTS")], until)[0]
                 self._use(self._map_of(reply, address))
                 return
@@ -470,7 +470,7 @@ class Cluster:
         raise error
 
     def _note_failure(self, node: Node) -> None:
-        self._failed_at[self._address_of(node)] = time.monotonic()
+        self._failed_at[self._address_of(node)] = running_time()
         self._stale = True
 
     def _described(self, node: Node, error: Exception) -> BrokenError:
@@ -515,7 +515,7 @@ def _parsed(address: str) -> Address:
 
 def _soon(deadline: float) -> float:
     """Returns when a node counts as silent."""
-    return min(deadline, time.monotonic() + SILENCE)
+    return min(deadline, running_time() + SILENCE)
 
 
 def _first_redirected(replies: Sequence[Any]) -> int | None:

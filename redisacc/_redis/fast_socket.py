@@ -16,7 +16,6 @@ import os
 import socket
 import ssl
 import struct
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
@@ -26,6 +25,7 @@ import hiredis
 from redisacc._redis.client_libraries import translated, wire_of
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
 from redisacc._redis.reply_reader import ReplyReader
+from redisacc._redis.running_time import running_time
 from redisacc._text import shown
 
 
@@ -143,7 +143,7 @@ class Connection(Protocol):
 
         Args:
             commands: the commands.
-            deadline: when the server has to have replied, on ``time.monotonic()``'s clock.
+            deadline: when the server has to have replied, on ``running_time()``'s clock.
         """
 
     def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
@@ -217,7 +217,7 @@ class ClientConnection(_PooledConnection):
         return [self._reply(deadline) for _ in commands]
 
     def _reply(self, deadline: float) -> Any:
-        pooled, remaining = self.pooled, max(0.0, deadline - time.monotonic())
+        pooled, remaining = self.pooled, max(0.0, deadline - running_time())
         sock = getattr(pooled, "_sock", None)
         try:
             with translated():
@@ -230,6 +230,9 @@ class ClientConnection(_PooledConnection):
                 return pooled.read_response(disable_decoding=True)
         except ReplyError as error:
             return error
+        except SilentError:
+            running_time(waited=remaining)
+            raise
         finally:
             if isinstance(sock, socket.socket):
                 with contextlib.suppress(OSError):
@@ -411,7 +414,7 @@ class SocketConnection(_PooledConnection):
 
     def _send(self, buffers: list[bytes | memoryview], deadline: float) -> float:
         """Sends buffers. Returns how many seconds that took."""
-        began = time.monotonic()
+        began = running_time()
         # The caller may send the same buffers again.
         buffers, first, total = list(buffers), 0, 0
         while first < len(buffers):
@@ -427,7 +430,7 @@ class SocketConnection(_PooledConnection):
                 buffers[first] = memoryview(buffers[first])[sent:]
             if first < len(buffers):
                 check_silence(deadline + total / SLOWEST)
-        return time.monotonic() - began
+        return running_time() - began
 
     def _send_some(self, buffers: list[bytes | memoryview]) -> int:
         return self.sock.sendmsg(buffers)
@@ -457,7 +460,7 @@ def _timeval(seconds: float) -> bytes:
 
 def check_silence(deadline: float) -> None:
     """Raises SilentError once the deadline has passed."""
-    if time.monotonic() >= deadline:
+    if running_time() >= deadline:
         raise SilentError(_SILENT)
 
 

@@ -185,7 +185,7 @@ def fetch_over(
     Args:
         connections: all are SocketConnections. Each serves one lane or more.
         arrivals: the strings.
-        deadline: when the server counts as silent if it sends nothing, on ``time.monotonic()``'s clock.
+        deadline: when the server counts as silent if it sends nothing, on ``running_time()``'s clock.
         routes: for each lane the position of its connection. Empty: the connections take turns.
 
     Raises:

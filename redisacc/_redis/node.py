@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from redisacc._redis.fast_socket import (
 from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError
 from redisacc._redis.lanes import Lanes, fetch_over
 from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
+from redisacc._redis.running_time import running_time
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import RedisAccError
 
@@ -93,7 +94,7 @@ class Node:
 
         Args:
             commands: the commands.
-            deadline: when the server has to have replied, on ``time.monotonic()``'s clock.
+            deadline: when the server has to have replied, on ``running_time()``'s clock.
 
         Raises:
             ReplyError: one of the replies is a refusal that passes by itself.
@@ -140,7 +141,7 @@ class Node:
         def send(command: Command) -> Any:
             # ASKING lasts for one command.
             commands = [("ASKING",), command] if asking else [command]
-            reply = _exchange_over(connection, commands, max(deadline, time.monotonic() + timeout))[-1]
+            reply = _exchange_over(connection, commands, max(deadline, running_time() + timeout))[-1]
             if isinstance(reply, ReplyError):
                 if reply.code in REDIRECTIONS:
                     raise reply
@@ -264,7 +265,7 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
         nodes: the servers.
         routes: for each lane the position of its server among them.
         arrivals: the strings.
-        deadline: when a server counts as silent if it sends nothing, on ``time.monotonic()``'s clock.
+        deadline: when a server counts as silent if it sends nothing, on ``running_time()``'s clock.
 
     Raises:
         ReplyError, BrokenError, RejectedError, OSError: as ``Node.fetch``.
@@ -343,6 +344,8 @@ def _getter(pool: Any, waits: Waits = BLOCKING) -> Callable[[], Any]:
         try:
             return waits.call(make, discard)
         except BaseException as error:
+            # The library has waited for as long as its own timeout says.
+            running_time(waited=math.inf)
             # An error of the library's own closes the connection that was being made. Another one, such as an
             # interrupt, leaves it in the pool as it is, and the pool would hand it out as ready: without a password, or
             # with database 0 where another one was asked for.
@@ -365,6 +368,9 @@ def _getter(pool: Any, waits: Waits = BLOCKING) -> Callable[[], Any]:
 
 def _exchange_over(connection: Connection, commands: Sequence[Command], deadline: float) -> list[Any]:
     """Exchanges commands. A refusal that passes by itself is raised, as a reason for another attempt."""
+    if commands and commands[-1][0] == "WAIT":
+        # The server waits for its replicas for that long before it replies, and is not silent meanwhile.
+        deadline += int(str(commands[-1][2])) / 1000
     replies = connection.exchange(commands, deadline)
     if not VALUES.issuperset(map(type, replies)):
         for reply in replies:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentErro
 from redisacc._redis.in_parallel import in_parallel
 from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.reply_errors import PASSING, refusal_of
+from redisacc._redis.running_time import running_time
 from redisacc._redis.script_loader import Script
 from redisacc._redis.slot_map import SlotMap, key_slot
 from redisacc._redis.waits import BLOCKING, Waits
@@ -435,7 +435,7 @@ class Transport:
 
     def _persist(self, attempt: Callable[[float], Answer], timeout: float) -> Answer:
         """Repeats an attempt, which gets its deadline, until it succeeds or the time is up."""
-        deadline = time.monotonic() + min(timeout, LIMITS.get().call)
+        deadline = running_time() + min(timeout, LIMITS.get().call)
         failures, reason = 0, ""
         while True:
             try:
@@ -455,20 +455,18 @@ class Transport:
             reason: what to report when the time is up. A last attempt that only ran out of time says less than the one
                 before it, which a server may have answered: that it is loading, say.
             failures: how many attempts have failed.
-            deadline: when the time is up, on ``time.monotonic()``'s clock.
+            deadline: when the time is up, on ``running_time()``'s clock.
         """
         if isinstance(error, RejectedError):
             raise ServerError(f"{self.address} refuses the connection: {error}") from error
         if isinstance(error, ReplyError) and error.code not in PASSING:
             raise refusal_of(error) from error
         pause = _BACKOFF.compute(failures)
-        if failures == 2 and deadline - time.monotonic() > PATIENT:
+        if failures == 2 and deadline - running_time() > PATIENT:
             # The first attempt may have met a connection that had been idle for too long. Polls are brief, and their
             # callers log outages themselves.
-            logger.warning(
-                "%s: %s; trying again for %.0f s", self.address, reason_of(error), deadline - time.monotonic()
-            )
-        if time.monotonic() + pause >= deadline:
+            logger.warning("%s: %s; trying again for %.0f s", self.address, reason_of(error), deadline - running_time())
+        if running_time() + pause >= deadline:
             # The reason is in the message. The client library chains two or three errors more, which say the same.
             raise ServerUnavailableError(reason) from None
         logger.debug("%s: %s; trying again in %.2f s", self.address, reason_of(error), pause)

@@ -247,6 +247,7 @@ class Chief(Participant):
             RoundNotPublishedError: the body of the loop has not called ``publish``. The round stays.
             LeaseLostError: another process has become the chief, because this one stood still for too long.
             DataLossError: the server has lost what cannot be restored from this process.
+            NotReplicatedError: fewer than ``min_replicas`` replicas know that the round was taken. The round stays.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: what else ``take`` raises.
         """

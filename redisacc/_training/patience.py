@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from redis.backoff import ExponentialBackoff
 
 from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_TIMEOUT
+from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import LIMITS, Limits
 from redisacc._redis.waits import Waits
 from redisacc.errors import OutcomeUnknownError, ServerUnavailableError
@@ -61,7 +61,7 @@ class Patience:
         # itself: see ``Limits``.
         began = 0.0
         while True:
-            tried = time.monotonic()
+            tried = running_time()
             try:
                 result = attempt()
             except ServerUnavailableError as error:
@@ -69,7 +69,7 @@ class Patience:
                 if failures == 1:
                     began = tried
                 pause = _BACKOFF.compute(failures)
-                if time.monotonic() + pause - began >= self._seconds:
+                if running_time() + pause - began >= self._seconds:
                     raise
                 if isinstance(error, OutcomeUnknownError):
                     attempt = error.retry

@@ -10,7 +10,6 @@ import os
 import socket
 import ssl
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from redisacc._redis.client_libraries import wire_of
 from redisacc._redis.fast_socket import TICK, Connection
 from redisacc._redis.faults import RejectedError, SilentError
+from redisacc._redis.running_time import running_time
 from redisacc.asyncio import _calls
 from redisacc.asyncio._errors import OutcomeUnknownError
 from redisacc.asyncio._sockets import Clock, LoopConnection, LoopTlsConnection
@@ -268,7 +268,7 @@ class LoopTurns:
         if self._free:
             self._free -= 1
             return 0.0
-        began = time.monotonic()
+        began = running_time()
         future: asyncio.Future[bool] = self._loop.create_future()
         self._queue.append(future)
         try:
@@ -280,7 +280,7 @@ class LoopTurns:
             raise
         if not is_mine:
             raise SilentError("the server did not reply to other calls of this event loop")
-        return time.monotonic() - began
+        return running_time() - began
 
     def give_back(self, *, silent: bool = False) -> None:
         """Ends the caller's turn.

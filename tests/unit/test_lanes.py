@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from redisacc._redis import lanes
 from redisacc._redis.fast_socket import SocketConnection
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
 from redisacc._redis.lanes import Lanes, fetch_over
+from redisacc._redis.running_time import running_time
 
 
 class Peers:
@@ -47,7 +47,7 @@ def peers() -> Iterator[Callable[[int], Peers]]:
 
 
 def soon() -> float:
-    return time.monotonic() + 60
+    return running_time() + 60
 
 
 def reply(data: bytes) -> bytes:
@@ -157,7 +157,7 @@ def test_a_silent_server_is_noticed(peers: Callable[[int], Peers]) -> None:
     made = peers(2)
     made.theirs[0].sendall(reply(b"abc"))
     with pytest.raises(SilentError):
-        fetch_over(made.connections, Strings("ab", 3, 3, lanes=2), time.monotonic() + 0.05)
+        fetch_over(made.connections, Strings("ab", 3, 3, lanes=2), running_time() + 0.05)
 
 
 # Opening.

@@ -162,6 +162,33 @@ def test_replicas_of_every_master_confirm_a_gradient(spread):
     assert spread.parts() == []
 
 
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_chief_whose_leader_has_lost_its_replica_says_so(make_cluster, monkeypatch, caplog, end):
+    """With the timeouts of a real training: 5 seconds for replicas, and 5 for a server to reply."""
+    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 5000)
+    cluster = make_cluster(2, 1, dir=None, durable=False)
+    options = {"workers": 1, "redis": cluster.url, "min_replicas": 1, "partitions": 2, "in_place_limit": 0}
+    with (
+        redisacc.Chief("w", np.zeros(SIZE), **options) as chief,
+        redisacc.Worker("w", redis=cluster.url) as worker,
+    ):
+        assert next(worker.steps())[0] == 0
+        worker.apply(np.ones(SIZE))
+        leader = cluster.owner(Keys("w").record)
+        replicas = [node for node in cluster.nodes if replication(node).get("master_port") == str(leader.port)]
+        assert len(replicas) == 1
+        os.kill(replicas[0].pid, signal.SIGKILL if end == "killed" else signal.SIGSTOP)
+        with pytest.raises(redisacc.NotReplicatedError, match="the round of step 0 was taken"):
+            next(chief.rounds())
+        if end == "stopped":
+            os.kill(replicas[0].pid, signal.SIGCONT)
+            for taken in chief.rounds(until=1):
+                chief.publish(taken.gradient)
+            assert chief.step == 1
+        chief.delete()
+    assert "no Redis server answers" not in caplog.text
+
+
 def test_parts_whose_connection_broke_are_confirmed_by_those_who_have_them(spread):
     """The parts are there when they are sent again, so the second connection has nothing to write but for our sake."""
     with spread.proxied() as client:

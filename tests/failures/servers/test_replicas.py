@@ -237,6 +237,31 @@ def test_more_replicas_than_there_are(pair, open_acc):
 
 
 @pytest.mark.servers("redis7")
+def test_a_chief_whose_replica_is_silent_says_so(pair, monkeypatch, caplog):
+    """A call of a training gives the server as long to reply as WAIT gives its replicas."""
+    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 700)
+    monkeypatch.setattr("redisacc._training.patience.POLL_TIMEOUT", 0.7)
+    master, replica = pair
+    options = {"workers": 1, "redis": master.url, "min_replicas": 1, "patience": 10}
+    with (
+        redisacc.Chief("w", np.zeros(2), **options) as chief,
+        redisacc.Worker("w", redis=master.url) as worker,
+    ):
+        assert next(worker.steps())[0] == 0
+        worker.apply(np.ones(2))
+        replica.stall()
+        with pytest.raises(redisacc.NotReplicatedError, match="the round of step 0 was taken") as failure:
+            next(chief.rounds())
+        assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
+        replica.go_on()
+        for taken in chief.rounds(until=1):
+            chief.publish(taken.gradient)
+        assert chief.parameters.tolist() == [1, 1]
+        chief.delete()
+    assert "no Redis server answers" not in caplog.text
+
+
+@pytest.mark.servers("redis7")
 @pytest.mark.parametrize(
     ("library", "wire"),
     thorough(itertools.product(("redis-py", "valkey-py"), ("tcp", "tls")), usual=[("valkey-py", "tls")]),

@@ -1,0 +1,371 @@
+"""A process that does not run for longer than any lease, at every exchange of every operation.
+
+It goes on as if nothing had happened: no gradient is lost or counted twice, no round is lost, a version is published or
+its publisher learns of the other one, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support.leaks import leftovers
+from support.selection import thorough
+from support.suspension import WAYS, Suspension, age
+
+import redisacc
+from redisacc._admin.garbage import find_garbage, remove_garbage
+from redisacc._format import parameter_record
+from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._format.partitions import parse_partitions
+from redisacc._protocol.partition_sweep import sweep
+from redisacc._redis.connect import connect
+
+pytestmark = [pytest.mark.servers("valkey", "cluster"), pytest.mark.slow, pytest.mark.usefixtures("force_parts")]
+
+# Elements of a gradient.
+SIZE = 60
+STORAGES = {
+    "in place": {"in_place_limit": 10**9},
+    "in parts": {"in_place_limit": 0},
+    "in partitions": {"in_place_limit": 0, "partitions": 3},
+    # Every other gradient is compacted with those before.
+    "making room": {"in_place_limit": 0, "buffer_limit": 1000},
+    "making room in partitions": {"in_place_limit": 0, "partitions": 3, "buffer_limit": 1000},
+}
+USUAL_STORAGES = ["in parts", "in partitions"]
+
+
+@pytest.fixture(params=thorough(STORAGES, usual=USUAL_STORAGES))
+def open_stored(request, real_client, open_accumulator):
+    """Opens an accumulator with one of the ways to store gradients."""
+
+    def make(**options):
+        options = {"reduction_type": "SUM", "redis": real_client, **STORAGES[request.param], **options}
+        return open_accumulator("dense", "float32", [SIZE], "w", **options)
+
+    return make
+
+
+def everywhere(suspension, scene, *, every=1):
+    """Plays a scene with a suspension before each exchange of its call, in each way; or before every third, in one."""
+    number, happened = 0, True
+    while happened:
+        for way in WAYS if every == 1 else [WAYS[number % len(WAYS)]]:
+            try:
+                scene(suspension.at(number, way))
+            except BaseException as error:
+                error.add_note(f"suspended before exchange {number}, {way}")
+                raise
+            happened = happened and suspension.happened
+        number += every
+        assert number < 200
+    assert number > every
+
+
+def nothing_is_left(client):
+    """Asserts that nothing is left when all leases are over and somebody has cleaned up."""
+    assert leftovers(client) == []
+    age(client, 3600)
+    transport = connect(client)
+    for leftover in find_garbage(transport):
+        remove_garbage(transport, leftover)
+    assert [key for key in client.scan_iter() if b"partition:" in key or b"part:" in key] == []
+
+
+def test_an_apply(open_stored, real_client, monkeypatch):
+    suspension = Suspension(monkeypatch, real_client)
+
+    def scene(suspended):
+        real_client.flushall()
+        acc = open_stored()
+        for _ in range(3):
+            assert acc.apply_grad(np.full(SIZE, 1, np.float32))
+        with suspended:
+            result = acc.apply_grad(np.full(SIZE, 2, np.float32))
+        assert (result.outcome, result.num_accumulated) == ("applied", 4)
+        assert acc.apply_grad(np.full(SIZE, 4, np.float32))
+        assert acc.take_grad(5, timeout=600).tolist() == [9] * SIZE
+        info = acc.info()
+        assert (info.num_accumulated, info.unacknowledged, info.waiting) == (0, [], [])
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene)
+
+
+def test_a_take(open_stored, real_client, monkeypatch):
+    suspension = Suspension(monkeypatch, real_client)
+
+    def scene(suspended):
+        real_client.flushall()
+        acc = open_stored()
+        for value in (1, 2):
+            assert acc.apply_grad(np.full(SIZE, value, np.float32))
+        with suspended:
+            # The user's own timeout is on the clock on the wall.
+            assert acc.take_grad(2, timeout=600).tolist() == [3] * SIZE
+        assert acc.apply_grad(np.full(SIZE, 4, np.float32), local_step=1)
+        assert acc.take_grad(1, timeout=600).tolist() == [4] * SIZE
+        info = acc.info()
+        assert (info.num_accumulated, info.unacknowledged, info.waiting) == (0, [], [])
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene)
+
+
+def test_an_apply_whose_round_is_taken_meanwhile(open_stored, real_client, monkeypatch):
+    """Either its gradient is in the round that was taken, or it is stale."""
+    taken = []
+
+    def take_meanwhile():
+        other = open_stored()
+        other.apply_grad(np.full(SIZE, 4, np.float32))
+        taken.append(other.take_grad(1, timeout=600)[0])
+
+    suspension = Suspension(monkeypatch, real_client, take_meanwhile)
+    seen = set()
+
+    def scene(suspended):
+        taken.clear()
+        real_client.flushall()
+        acc = open_stored()
+        with suspended:
+            result = acc.apply_grad(np.full(SIZE, 2, np.float32))
+        if not suspension.happened:
+            take_meanwhile()
+        assert (result.outcome, taken) in (("applied", [6]), ("stale", [4]))
+        seen.add(result.outcome)
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene)
+    assert seen == {"applied", "stale"}
+
+
+def tree(step):
+    return {"table": np.full((20, 3), step, np.float32), "bias": np.full(4, -step, np.float32)}
+
+
+def step_of(found):
+    """Returns the step of a version, of which everything must be of that step."""
+    step, values = found
+    assert all(np.array_equal(values[name], array) for name, array in tree(step).items())
+    return step
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("first", thorough([True, False], usual=[True]), ids=["first", "later"])
+def test_a_publication(real_client, monkeypatch, partitions, first):
+    monkeypatch.setattr(parameter_record, "SINGLE_PART_BYTES", 0)
+    suspension = Suspension(monkeypatch, real_client)
+
+    def scene(suspended):
+        real_client.flushall()
+        handle = redisacc.Parameters("w", redis=real_client, partitions=partitions)
+        for step in range(0 if first else 2):
+            handle.publish(tree(step), step)
+        with suspended:
+            handle.publish(tree(2), 2, changed=None if first else {"table": range(20)}, state=[np.full(9, 2)])
+        reader = redisacc.Parameters("w", redis=real_client)
+        assert step_of(reader.latest()) == 2
+        assert reader.latest_state()[1][0].tolist() == [2] * 9
+        handle.publish(tree(3), 3)
+        assert step_of(reader.latest()) == 3
+        assert leftovers(real_client) == []
+        handle.delete()
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene)
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("values", ["the same", "others"])
+def test_a_publication_that_somebody_else_makes_meanwhile(real_client, monkeypatch, partitions, values):
+    """With other values, one of the two publishers is told, and everybody reads what the other one has published."""
+    monkeypatch.setattr(parameter_record, "SINGLE_PART_BYTES", 0)
+    refused = []
+
+    def publish_meanwhile():
+        other = redisacc.Parameters("w", redis=real_client)
+        try:
+            other.publish(tree(1) if values == "the same" else dict.fromkeys(("table", "bias"), 0) | like(9), 1)
+        except redisacc.StepConflictError:
+            refused.append("other")
+
+    def like(value):
+        return {name: np.full_like(array, value) for name, array in tree(1).items()}
+
+    suspension = Suspension(monkeypatch, real_client, publish_meanwhile)
+    seen = set()
+
+    def scene(suspended):
+        refused.clear()
+        real_client.flushall()
+        handle = redisacc.Parameters("w", redis=real_client, partitions=partitions)
+        handle.publish(tree(0), 0)
+        with suspended:
+            try:
+                handle.publish(tree(1), 1)
+            except redisacc.StepConflictError:
+                refused.append("suspended")
+        step, found = redisacc.Parameters("w", redis=real_client).latest()
+        assert step == 1
+        if values == "the same" or not suspension.happened:
+            assert refused == []
+            assert step_of((step, found)) == 1
+        else:
+            assert len(refused) == 1
+            assert found["bias"].tolist() == [-1 if refused == ["other"] else 9] * 4
+            seen.update(refused)
+        handle.publish(tree(2), 2)
+        assert step_of(redisacc.Parameters("w", redis=real_client).latest()) == 2
+        handle.delete()
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene)
+    assert seen == (set() if values == "the same" else {"other", "suspended"})
+
+
+@pytest.mark.parametrize("partitions", thorough([None, 3], usual=[3]))
+def test_a_training(real_client, monkeypatch, partitions, everything):
+    """A chief and a worker in one process, so both are suspended, and neither has another one in its place."""
+    monkeypatch.setattr(parameter_record, "SINGLE_PART_BYTES", 0)
+    suspension = Suspension(monkeypatch, real_client)
+    options = {"redis": real_client, "patience": 20}
+
+    def scene(suspended):
+        real_client.flushall()
+        chief = redisacc.Chief(
+            "w", np.zeros(SIZE), workers=1, reduction_type="SUM", partitions=partitions, in_place_limit=0, **options
+        )
+        with chief, redisacc.Worker("w", **options) as worker:
+            steps, rounds = worker.steps(), chief.rounds(until=2)
+            with suspended:
+                for step in range(2):
+                    assert next(steps)[0] == step
+                    assert worker.apply(np.full(SIZE, step + 1.0))
+                    taken = next(rounds)
+                    assert taken.num_accumulated == 1
+                    chief.publish(chief.parameters + taken.gradient)
+                assert list(rounds) == list(steps) == []
+            assert chief.parameters.tolist() == [3] * SIZE
+            assert redisacc.Parameters("w", redis=real_client).latest()[1].tolist() == [3] * SIZE
+            assert Keys("w").record.encode() in real_client.scan_iter()
+            chief.delete()
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene, every=1 if everything else 3)
+
+
+# What a process does that stops itself at one place: between writing the parts of something and counting it.
+STOPPED = """
+import os, signal, sys
+import numpy as np
+import redisacc
+from redisacc._protocol import buffer_writer, crew, partition_writer, publisher
+from redisacc._protocol.parameter_scripts import ParameterScripts
+from redisacc._protocol.partition_scripts import PartitionScripts
+from redisacc._redis import running_time
+
+what, url, speed = sys.argv[1:]
+if speed == "short":
+    partition_writer.ATTEMPT_MS, partition_writer.BYTES_PER_MS, crew.LEASE = 1500, 10**6, 1.0
+    buffer_writer.BUFFER_TIMEOUT = publisher.PUBLISH_TIMEOUT = 1.0
+    running_time.LONGEST_GAP = 0.3
+
+def stop_before(owner, name):
+    method = getattr(owner, name)
+    def stopped(*args, **options):
+        setattr(owner, name, method)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return method(*args, **options)
+    setattr(owner, name, stopped)
+
+if what == "worker":
+    stop_before(PartitionScripts, "commit")
+    with redisacc.Worker("w", redis=url) as worker:
+        print([(step, worker.apply(np.full(LENGTH, step + 1.0)).outcome) for step, _ in worker.steps()])
+else:
+    handle = redisacc.Parameters("w", redis=url)
+    stop_before(ParameterScripts, "commit_version")
+    try:
+        handle.publish(np.full(LENGTH, 7.0), 1)
+        print("published")
+    except redisacc.StepConflictError:
+        print("conflict")
+"""
+# Elements of what it sends: 1 MB.
+LENGTH = 131_072
+
+
+@pytest.fixture
+def stopped(real_server, until, request):
+    """Starts a process that stops itself. Returns it when its lease is over, and somebody has swept what it began.
+
+    With --long, this takes 68 seconds, as in earnest. Otherwise, its leases and its patience are shorter.
+    """
+    is_long = request.config.option.long
+    processes = []
+
+    def start(what, keys):
+        script = STOPPED.replace("LENGTH", str(LENGTH))
+        command = [sys.executable, "-c", script, what, real_server.url, "long" if is_long else "short"]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        _, status = os.waitpid(processes[-1].pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        transport = connect(real_server.url)
+        until(lambda: sweep(transport, keys()), timeout=120)
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def keys_of(client):
+    """Returns the keys of the accumulator of the training."""
+    return Keys("w", parse_partitions(client.hget(Keys("w").record, "partitions").decode()))
+
+
+def wake(process):
+    """Lets a process continue, and returns what it says until it ends."""
+    process.send_signal(signal.SIGCONT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return said.strip()
+
+
+def test_a_worker_that_was_really_stopped(stopped, real_client, background):
+    chief = redisacc.Chief("w", np.zeros(LENGTH), workers=1, redis=real_client, partitions=3, in_place_limit=0)
+
+    def lead():
+        for taken in chief.rounds(until=2):
+            assert taken.num_accumulated == 1
+            chief.publish(chief.parameters + taken.gradient)
+
+    with chief:
+        leading = background(lead)
+        process = stopped("worker", lambda: keys_of(real_client))
+        assert wake(process) == "[(0, 'applied'), (1, 'applied')]"
+        leading.result(60)
+        assert set(chief.parameters.tolist()) == {3.0}
+        assert leftovers(real_client) == []
+        chief.delete()
+
+
+@pytest.mark.parametrize("values", thorough(["the same", "others"], usual=["others"]))
+def test_a_publisher_that_was_really_stopped(stopped, real_client, values):
+    with redisacc.Parameters("w", redis=real_client, partitions=3) as handle:
+        handle.publish(np.zeros(LENGTH), 0)
+        keys = ParameterKeys("w", parse_partitions(real_client.hget(ParameterKeys("w").record, "partitions").decode()))
+        process = stopped("publisher", lambda: keys)
+        value = 7.0 if values == "the same" else 9.0
+        handle.publish(np.full(LENGTH, value), 1)
+        assert wake(process) == ("published" if values == "the same" else "conflict")
+        assert set(handle.latest()[1].tolist()) == {value}
+        assert leftovers(real_client) == []
+        handle.delete()

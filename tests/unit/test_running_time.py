@@ -1,0 +1,103 @@
+"""A clock that stands still while the process does not run."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from redisacc._redis import running_time as module
+from redisacc._redis.running_time import LONGEST_GAP, running_time
+
+
+@pytest.fixture
+def pass_by(monkeypatch):
+    """Lets time pass by in which nobody looks."""
+    now = [1000.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "_state", (1000.0, 0.0))
+
+    def pass_by(seconds):
+        now[0] += seconds
+
+    return pass_by
+
+
+def test_it_advances_with_time_while_somebody_looks(pass_by):
+    began = running_time()
+    for _ in range(100):
+        pass_by(LONGEST_GAP)
+        running_time()
+    assert running_time() - began == 100 * LONGEST_GAP
+
+
+def test_a_gap_advances_it_by_the_longest_gap(pass_by):
+    began = running_time()
+    for _ in range(3):
+        pass_by(3600)
+        assert running_time() == running_time()
+    assert running_time() - began == 3 * LONGEST_GAP
+
+
+@pytest.mark.parametrize(
+    ("waited", "advance"), [(1.0, LONGEST_GAP), (30.0, 30.0), (3600.0, 3600.0), (math.inf, 3600.0)]
+)
+def test_a_wait_in_one_go_counts(pass_by, waited, advance):
+    began = running_time()
+    pass_by(3600)
+    assert running_time(waited) - began == advance
+
+
+def test_threads_that_notice_the_same_gap_count_it_once(pass_by, monkeypatch):
+    """Another thread looks while this one is between reading the state and replacing it."""
+    began = running_time()
+    pass_by(3600)
+    clock = module.time.monotonic
+    times = []
+
+    def look_elsewhere():
+        monkeypatch.setattr(module.time, "monotonic", clock)
+        times.append(running_time())
+        return clock()
+
+    monkeypatch.setattr(module.time, "monotonic", look_elsewhere)
+    times.append(running_time())
+    times.append(running_time())
+    assert [time - began for time in times] == [LONGEST_GAP] * 3
+
+
+STOPPED = """
+import sys, threading, time
+from redisacc._redis import running_time as module
+module.LONGEST_GAP = 0.2
+go_on = threading.Thread(target=sys.stdin.readline)
+go_on.start()
+began, running = time.monotonic(), module.running_time()
+print("ready", flush=True)
+while go_on.is_alive():
+    time.sleep(0.01)
+    module.running_time()
+print(time.monotonic() - began - (module.running_time() - running))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped():
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            time.sleep(1)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        stopped, _ = process.communicate("\n", timeout=60)
+    assert float(stopped) > 0.7
