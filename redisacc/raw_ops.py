@@ -18,11 +18,10 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
@@ -49,6 +48,9 @@ __all__ = [
     "SparseAccumulatorTakeGradient",
     "SparseConditionalAccumulator",
 ]
+
+Accumulator = TypeVar("Accumulator", bound=ConditionalAccumulatorBase[Any])
+Value = TypeVar("Value")
 
 # Accumulators by handle. One that was created here stays open as long as the process, as TensorFlow's stays open as
 # long as its session; otherwise, a private one would be gone before its handle is used.
@@ -145,8 +147,7 @@ def AccumulatorApplyGradient(
     Returns:
         A result that is true if the gradient was accepted.
     """
-    with _dense_of(handle, redis) as accumulator:
-        return accumulator.apply_grad(gradient, local_step, name)
+    return _use(_dense_of(handle, redis), lambda accumulator: accumulator.apply_grad(gradient, local_step, name))
 
 
 def AccumulatorTakeGradient(
@@ -171,10 +172,10 @@ def AccumulatorTakeGradient(
     Returns:
         The gradient, as ``redisacc.ConditionalAccumulator.take_grad`` returns it.
     """
-    with _dense_of(handle, redis) as accumulator:
-        _check_dtype(accumulator, dtype)
-        required = validation.integer(num_required, "num_required", low=1)
-        return accumulator.take_grad(required, name, timeout=timeout)
+    accumulator = _dense_of(handle, redis)
+    _check_dtype(accumulator, dtype)
+    required = validation.integer(num_required, "num_required", low=1)
+    return _use(accumulator, lambda accumulator: accumulator.take_grad(required, name, timeout=timeout))
 
 
 def SparseAccumulatorApplyGradient(
@@ -207,10 +208,11 @@ def SparseAccumulatorApplyGradient(
         raise InvalidArgumentError(f"has_known_shape must be a bool, not {shown(has_known_shape)}")
     if has_known_shape and gradient_shape is None:
         raise InvalidArgumentError("gradient_shape must be an integer vector if has_known_shape is True, not None")
-    with _sparse_of(handle, redis) as accumulator:
-        return accumulator.apply_grad(
-            gradient_indices, gradient_values, gradient_shape if has_known_shape else None, local_step, name
-        )
+    shape = gradient_shape if has_known_shape else None
+    return _use(
+        _sparse_of(handle, redis),
+        lambda accumulator: accumulator.apply_grad(gradient_indices, gradient_values, shape, local_step, name),
+    )
 
 
 def SparseAccumulatorTakeGradient(
@@ -235,10 +237,10 @@ def SparseAccumulatorTakeGradient(
     Returns:
         ``(indices, values, shape)``, as ``redisacc.SparseConditionalAccumulator.take_grad`` returns them.
     """
-    with _sparse_of(handle, redis) as accumulator:
-        _check_dtype(accumulator, dtype)
-        required = validation.integer(num_required, "num_required", low=1)
-        return accumulator.take_grad(required, name, timeout=timeout)
+    accumulator = _sparse_of(handle, redis)
+    _check_dtype(accumulator, dtype)
+    required = validation.integer(num_required, "num_required", low=1)
+    return _use(accumulator, lambda accumulator: accumulator.take_grad(required, name, timeout=timeout))
 
 
 def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: object = None) -> int:
@@ -249,8 +251,7 @@ def AccumulatorNumAccumulated(*, handle: str, name: str | None = None, redis: ob
         name: labels log records.
         redis: a client of redis-py or valkey-py, a URL, or None.
     """
-    with _accumulator_of(handle, redis) as accumulator:
-        return accumulator.num_accumulated(name)
+    return _use(_accumulator_of(handle, redis), lambda accumulator: accumulator.num_accumulated(name))
 
 
 def AccumulatorSetGlobalStep(
@@ -264,8 +265,7 @@ def AccumulatorSetGlobalStep(
         name: labels log records.
         redis: a client of redis-py or valkey-py, a URL, or None.
     """
-    with _accumulator_of(handle, redis) as accumulator:
-        accumulator.set_global_step(new_global_step, name)
+    _use(_accumulator_of(handle, redis), lambda accumulator: accumulator.set_global_step(new_global_step, name))
 
 
 def _check_container(container: object) -> None:
@@ -290,38 +290,41 @@ def _remember(accumulator: ConditionalAccumulatorBase[Any], redis: object) -> st
     return ref
 
 
-@contextlib.contextmanager
-def _accumulator_of(handle: str, redis: object) -> Iterator[ConditionalAccumulatorBase[Any]]:
+def _accumulator_of(handle: str, redis: object) -> ConditionalAccumulatorBase[Any]:
     keys = Keys.of_ref(handle)
     with _lock:
         accumulator = _opened.get(_key(handle, redis))
     if accumulator is None:
         accumulator = open_existing(keys, redis=redis)
         _remember(accumulator, redis)
+    return accumulator
+
+
+def _dense_of(handle: str, redis: object) -> _dense.ConditionalAccumulator:
+    accumulator = _accumulator_of(handle, redis)
+    if not isinstance(accumulator, _dense.ConditionalAccumulator):
+        raise InvalidArgumentError(f"handle must be that of a dense accumulator, but {shown(handle)} is sparse")
+    return accumulator
+
+
+def _sparse_of(handle: str, redis: object) -> _sparse.SparseConditionalAccumulator:
+    accumulator = _accumulator_of(handle, redis)
+    if not isinstance(accumulator, _sparse.SparseConditionalAccumulator):
+        raise InvalidArgumentError(f"handle must be that of a sparse accumulator, but {shown(handle)} is dense")
+    return accumulator
+
+
+# Not a context manager: in the call that ends it, a signal handler could raise when a round is about to be returned.
+def _use(accumulator: Accumulator, call: Callable[[Accumulator], Value]) -> Value:
+    """Returns what a call returns, and forgets the accumulator if it is gone."""
     try:
-        yield accumulator
+        return call(accumulator)
     except AccumulatorNotFoundError:
         # A handle is only a name: if a new accumulator is created under it, the next operation has to find the new one.
         with _lock:
             for key in [key for key, known in _opened.items() if known is accumulator]:
                 del _opened[key]
         raise
-
-
-@contextlib.contextmanager
-def _dense_of(handle: str, redis: object) -> Iterator[_dense.ConditionalAccumulator]:
-    with _accumulator_of(handle, redis) as accumulator:
-        if not isinstance(accumulator, _dense.ConditionalAccumulator):
-            raise InvalidArgumentError(f"handle must be that of a dense accumulator, but {shown(handle)} is sparse")
-        yield accumulator
-
-
-@contextlib.contextmanager
-def _sparse_of(handle: str, redis: object) -> Iterator[_sparse.SparseConditionalAccumulator]:
-    with _accumulator_of(handle, redis) as accumulator:
-        if not isinstance(accumulator, _sparse.SparseConditionalAccumulator):
-            raise InvalidArgumentError(f"handle must be that of a sparse accumulator, but {shown(handle)} is dense")
-        yield accumulator
 
 
 def _after_fork_in_child() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import os
 import socket
@@ -57,7 +58,9 @@ from redisacc._redis.eviction import warn_if_evicting
 from redisacc._telemetry.operation import Operation
 from redisacc._telemetry.telemetry import Telemetry
 from redisacc._text import shown
-from redisacc.errors import InvalidArgumentError
+from redisacc.errors import InvalidArgumentError, RedisAccError
+
+logger = logging.getLogger("redisacc")
 
 # The result of a take: an array, IndexedSlices, or a tree of both.
 G = TypeVar("G")
@@ -645,9 +648,47 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     def _take_gradient(
         self, demand: Demand, timeout: float | None, name: str | None, form: Callable[[Any], Value]
     ) -> Value:
-        """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns."""
-        taken = self._take(demand, timeout, name)
-        return self._taker.acknowledge(taken, form(taken.round.gradient))
+        """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns.
+
+        A signal handler may raise, or a task be cancelled, when the server has removed the round and the caller does
+        not have it yet. The handle then keeps the round, and the next call returns it.
+        """
+        taker, taken = self._taker, None
+        if taker.kept:
+            self._lifetime.check()
+        try:
+            if taker.kept:
+                # CPython lets signal handlers and other threads run when a function begins, after a call into C, and
+                # when a loop is repeated: not in this line, and not between the last call below and the caller.
+                taken, *taker.kept = taker.kept
+                value = form(taken.round.gradient)
+                if taker.finish(taken, value):
+                    return value
+                taken = None
+                return self._take_gradient(demand, timeout, name, form)
+            taken = self._take(demand, timeout, name)
+            value = form(taken.round.gradient)
+            taker.acknowledge(taken, value)
+            return value
+        except RedisAccError:
+            raise
+        except BaseException:
+            if taken is not None:
+                taker.kept = [*taker.kept, taken]
+                logger.warning(
+                    "%s: a take was interrupted when it had the round of step %d, with %d gradients. The next "
+                    "take_grad() of this handle returns it",
+                    self._own_label,
+                    taken.round.global_step,
+                    taken.round.num_accumulated,
+                    extra={
+                        "accumulator": self._keys.name,
+                        "global_step": taken.round.global_step,
+                        "num_accumulated": taken.round.num_accumulated,
+                        "token": taken.token,
+                    },
+                )
+            raise
 
     def _apply(
         self,
@@ -714,6 +755,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._lifetime.check()
         if self._shared_name is None:
             private_leases.owner.remove(self._keys)
+        self._taker.kept = []
         delete(self._transport, self._keys, self._scripts.incarnation)
 
     def close(self) -> None:

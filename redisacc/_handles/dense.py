@@ -172,6 +172,10 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
         behind it even if they require less. On success, the global step grows by 1 and the next round begins empty.
 
+        If Ctrl-C, or another signal handler that raises, ends the call when the round is in memory already, the handle
+        keeps the round. Its next ``take_grad`` returns that round at once, whatever it requires. A round that was
+        granted and not yet read stays in ``info().unacknowledged``.
+
         Args:
             num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
                 more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from redisacc._data.results import Round
@@ -33,6 +34,7 @@ from redisacc.errors import (
     CorruptDataError,
     DataLossError,
     OutcomeUnknownError,
+    RoundRecoveredError,
     ServerUnavailableError,
     StaleSequenceError,
 )
@@ -53,16 +55,23 @@ class TakenRound(Generic[G]):
         round: what the caller gets.
         buffered: the buffered gradients whose parts the acknowledgement removes.
         traces: the spans that applied its gradients, as far as they are known.
+        pid: the process that took it. After a fork, a child must not deliver what its parent has.
     """
 
     token: str
     round: Round[G]
     buffered: list[BufferedGradient]
     traces: list[TraceParent]
+    pid: int = field(default_factory=os.getpid)
 
 
 class Taker(Generic[G]):
-    """Takes the rounds of one accumulator for one handle."""
+    """Takes the rounds of one accumulator for one handle.
+
+    Attributes:
+        kept: rounds that are in memory and whose takes were interrupted, the oldest first. The server may have removed
+            them already, so the next calls deliver them.
+    """
 
     def __init__(
         self,
@@ -83,6 +92,7 @@ class Taker(Generic[G]):
         self._sessions = sessions
         self._lifetime = lifetime
         self._min_replicas = min_replicas
+        self.kept: list[TakenRound[G]] = []
         self._history = history
         # How it turned out that the accumulator has gone back to older data, if the caller has not heard of it.
         self._loss: str | None = None
@@ -173,8 +183,13 @@ class Taker(Generic[G]):
             min_replicas=self._min_replicas,
         )
 
-    def acknowledge(self, taken: TakenRound[G], value: Value) -> Value:
+    def acknowledge(self, taken: TakenRound[G], value: Value, *, again: bool = False) -> Value:
         """Removes a round from Redis, and returns ``value``.
+
+        Args:
+            taken: the round.
+            value: what the call returns, and the ``retry()`` of its error.
+            again: whether an earlier call may have removed the round.
 
         Raises:
             RoundRecoveredError: another taker has recovered the round.
@@ -183,23 +198,34 @@ class Taker(Generic[G]):
             OutcomeUnknownError: the server stopped answering before it confirmed. The error's ``retry()`` acknowledges
                 again and returns ``value``.
         """
-        return self._acknowledge(taken, value, self._transport.lost)
-
-    def _acknowledge(self, taken: TakenRound[G], value: Value, lost: int) -> Value:
-        """Removes a round. ``lost``: how many exchanges had broken off before the first copy of the request."""
+        lost = self._transport.lost
         try:
             if not acknowledge(self._transport, self._keys, self._scripts, taken.token, taken.buffered):
                 # If an exchange broke off, an earlier copy of this request may have removed the round.
-                self._check_not_lost(taken, perhaps_done=self._transport.lost != lost)
+                self._check_not_lost(taken, perhaps_done=again or self._transport.lost != lost)
         except ServerUnavailableError as error:
             raise OutcomeUnknownError(
                 f"{self._keys.name}: round {taken.token} has been read, but the server stopped answering before it "
                 "confirmed that it has removed the round. retry() of this error acknowledges it; until then "
                 f"info().unacknowledged may list it, and recover() would hand it out again ({error})",
-                # No transport has this count: an earlier copy of the request may have removed the round.
-                lambda: self._acknowledge(taken, value, -1),
+                lambda: self.acknowledge(taken, value, again=True),
             ) from error
         return value
+
+    def finish(self, taken: TakenRound[G], value: object) -> bool:
+        """Acknowledges a round that was kept. Returns False if it is not, or no longer, this process's to deliver.
+
+        Raises:
+            DataLossError, OutcomeUnknownError: as ``acknowledge``.
+        """
+        if taken.pid != os.getpid():
+            return False
+        try:
+            self.acknowledge(taken, value, again=True)
+        except RoundRecoveredError as error:
+            logger.info("%s", error)
+            return False
+        return True
 
     def _check_not_lost(self, taken: TakenRound[G], *, perhaps_done: bool) -> None:
         """Raises unless a round that is gone may have been removed by an earlier copy of our own acknowledgement.

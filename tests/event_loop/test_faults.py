@@ -105,19 +105,29 @@ async def test_an_apply_that_is_cancelled_at_any_moment_is_settled(real_server, 
 @pytest.mark.parametrize("limit", LIMITS)
 async def test_a_take_that_is_cancelled_at_any_moment_loses_no_round(real_server, limit, everything):
     chance = random.Random(f"take {limit}")
-    number, received = 200 if everything else 40, 0.0
-    async with accumulator(real_server.url, limit) as acc:
-        for _ in range(number):
-            await acc.apply_grad(np.ones(3), local_step=2**62)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(chance.uniform(0, 0.003)):
-                    received += (await acc.take_grad(1))[0]
+    number = 400 if everything else 100
+    # Gradient number i is 1 at element i.
+    received, cancelled, longest = np.zeros(number), 0, 0.002
+    async with redisacc.asyncio.ConditionalAccumulator(
+        "float64", [number], "w", reduction_type="SUM", redis=real_server.url, in_place_limit=limit
+    ) as acc:
+        for one in range(number):
+            await acc.apply_grad(np.eye(1, number, one)[0], local_step=2**62)
+            try:
+                async with asyncio.timeout(chance.uniform(0, longest)):
+                    received += await acc.take_grad(1)
+                longest *= 0.95
+            except TimeoutError:
+                cancelled += 1
+                longest = min(longest * 1.05, 0.1)
+        with contextlib.suppress(redisacc.TakeTimeoutError):
+            while True:
+                received += await acc.take_grad(1, timeout=0)
         info = await acc.info()
-        assert info.waiting == []
-        left = 0.0
+        assert (info.waiting, info.num_accumulated) == ([], 0)
         for _ in info.unacknowledged:
             async with acc.recover() as taken:
-                left += taken.gradient[0]
-        # A take that was cancelled while it acknowledged may have done so. Nothing was handed out twice.
-        assert received + left + info.num_accumulated <= number
+                received += taken.gradient
+        assert received.tolist() == [1] * number
+        assert 0 < cancelled < number
         await acc.delete()

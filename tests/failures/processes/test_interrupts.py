@@ -1,7 +1,8 @@
-"""Ctrl-C at any moment of an apply: afterwards, the caller can tell exactly which gradients were counted."""
+"""Signals at any moment: the caller of an apply can tell which gradients were counted, and no take loses a round."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import select
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.selection import thorough
 
 import redisacc
 from redisacc._protocol.partition_scripts import PartitionScripts
@@ -20,6 +22,7 @@ from redisacc._protocol.scripts import Scripts
 from redisacc._redis.transport import Transport
 
 PROGRAM = Path(__file__).with_name("interrupted_worker.py")
+TAKER = Path(__file__).with_name("interrupted_taker.py")
 
 
 @pytest.mark.servers("valkey")
@@ -75,6 +78,23 @@ def answer(worker):
     return worker.stdout.readline()
 
 
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize(("limit", "partitions"), thorough([(2048, 0), (0, 0), (0, 3)], usual=[(2048, 0)]))
+def test_takes_that_are_interrupted_at_any_moment_lose_no_round(real_server, everything, limit, partitions):
+    number = 400 if everything else 100
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", TAKER, real_server.url, str(limit), str(partitions), str(number)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    received, interrupted = json.loads(done.stdout)
+    assert received == [1] * number
+    assert 0 < interrupted < number
+
+
 class Interrupt(BaseException):
     """What a signal handler raises."""
 
@@ -97,13 +117,13 @@ def alive(acc):
 
 @pytest.fixture
 def interrupt(monkeypatch):
-    """Interrupts the next script that counts a gradient, before it is sent or when its reply has arrived."""
+    """Interrupts the next script of certain names, before it is sent or when its reply has arrived."""
 
-    def arm(when):
+    def arm(when, names=("apply", "buffer", "commit")):
         run = Transport.run_and_read
 
         def interrupted(self, script, *arguments, **options):
-            if script.name not in ("apply", "buffer", "commit"):
+            if script.name not in names:
                 return run(self, script, *arguments, **options)
             monkeypatch.setattr(Transport, "run_and_read", run)
             if when == "after":
@@ -272,3 +292,137 @@ def test_a_handler_that_applies_in_the_middle_of_an_apply_disturbs_nothing(acc, 
     monkeypatch.setattr(Transport, "run_and_read", handle)
     assert acc.apply_grad([1, 1]).num_accumulated == 2
     assert acc.settle() == redisacc.Tally(2, 0, 0, 0)
+
+
+@pytest.fixture
+def interrupted_take(acc, interrupt):
+    """Applies a gradient and interrupts its take, before or after the acknowledgement is executed."""
+
+    def take(when):
+        acc.apply_grad([1, 2], local_step=2**62)
+        interrupt(when, ("acknowledge",))
+        with pytest.raises(Interrupt):
+            acc.take_grad(1)
+
+    return take
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_next_take_returns_the_round_of_an_interrupted_one(acc, interrupted_take, when, caplog):
+    interrupted_take(when)
+    assert "had the round of step 0, with 1 gradients. The next take_grad() of this handle returns it" in caplog.text
+    assert len(acc.info().unacknowledged) == (when == "before")
+    acc.apply_grad([4, 4], local_step=2**62)
+    # Whatever the next take requires.
+    assert acc.take_grad(5).tolist() == [1, 2]
+    assert acc.info().unacknowledged == []
+    assert acc.take_grad(1, timeout=0).tolist() == [4, 4]
+    with pytest.raises(redisacc.TakeTimeoutError):
+        acc.take_grad(1, timeout=0)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.usual_storages("in_place")
+def test_the_next_take_may_be_interrupted_as_well(acc, interrupt, interrupted_take, when):
+    interrupted_take(when)
+    for again in ("before", "after"):
+        interrupt(again, ("acknowledge",))
+        with pytest.raises(Interrupt):
+            acc.take_grad(1, timeout=0)
+    assert acc.take_grad(1, timeout=0).tolist() == [1, 2]
+
+
+@pytest.mark.usual_storages("in_place")
+def test_rounds_that_are_kept_are_returned_in_their_order_each_to_one_thread(acc, interrupt, background):
+    for value in range(3):
+        acc.apply_grad([value, value], local_step=2**62)
+        interrupt("after", ("acknowledge",))
+        # As if the take of another thread had been interrupted at the same time.
+        kept, acc._taker.kept = acc._taker.kept, []
+        with pytest.raises(Interrupt):
+            acc.take_grad(1)
+        acc._taker.kept = [*kept, *acc._taker.kept]
+    assert [background(acc.take_grad, 1, timeout=0).result()[0] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(redisacc.TakeTimeoutError):
+        acc.take_grad(1, timeout=0)
+
+
+@pytest.mark.usual_storages("in_place")
+def test_a_round_that_was_recovered_is_not_returned_as_well(acc, interrupted_take, open_dense):
+    interrupted_take("before")
+    with open_dense("float32", [2], "interrupted").recover() as recovered:
+        assert recovered.gradient.tolist() == [1, 2]
+    acc.apply_grad([4, 4], local_step=2**62)
+    assert acc.take_grad(1, timeout=0).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.usual_storages("in_place")
+def test_a_block_leaves_the_round_of_an_interrupted_take_to_the_next_take_grad(acc, interrupted_take, when):
+    interrupted_take(when)
+    acc.apply_grad([4, 4], local_step=2**62)
+    with acc.take(1) as taken:
+        assert taken.gradient.tolist() == [4, 4]
+    assert acc.take_grad(1, timeout=0).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.usual_storages("in_place")
+def test_a_child_after_a_fork_does_not_get_the_round_that_its_parent_keeps(acc, interrupted_take, monkeypatch, when):
+    interrupted_take(when)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        kept = acc._taker.kept
+        with pytest.raises(redisacc.TakeTimeoutError):
+            acc.take_grad(1, timeout=0)
+        # A child has a list of its own.
+        acc._taker.kept = kept
+    assert acc.take_grad(1, timeout=0).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.usual_storages("in_place")
+def test_a_handle_that_is_closed_returns_no_round(acc, interrupted_take, open_dense, when):
+    interrupted_take(when)
+    acc.close()
+    with pytest.raises(redisacc.CancelledError):
+        acc.take_grad(1)
+    other = open_dense("float32", [2], "interrupted")
+    assert len(other.info().unacknowledged) == (when == "before")
+    other.delete()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.usual_storages("in_place")
+def test_a_deletion_removes_what_the_handle_keeps(acc, interrupted_take, when):
+    interrupted_take(when)
+    acc.delete()
+    with pytest.raises(redisacc.AccumulatorNotFoundError):
+        acc.take_grad(1)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.usual_storages("in_place")
+def test_a_raw_operation_returns_the_round_of_an_interrupted_one(real_client, acc, interrupt, when):
+    acc.apply_grad([1, 2])
+    interrupt(when, ("acknowledge",))
+    options = {"handle": acc.accumulator_ref, "num_required": 1, "dtype": "float32", "redis": real_client}
+    with pytest.raises(Interrupt):
+        redisacc.raw_ops.AccumulatorTakeGradient(**options)
+    assert redisacc.raw_ops.AccumulatorTakeGradient(**options).tolist() == [1, 2]
+
+
+@pytest.mark.servers("valkey")
+def test_sparse_gradients_and_trees_are_kept_as_well(open_sparse, open_tree, interrupt):
+    sparse, tree = open_sparse("float32", [9, 2], "sparse"), open_tree({"w": ("float32", [2])}, "tree")
+    sparse.apply_grad([3], [[1, 2]])
+    tree.apply_grad({"w": [1, 2]})
+    for acc in (sparse, tree):
+        interrupt("after", ("acknowledge",))
+        with pytest.raises(Interrupt):
+            acc.take_grad(1)
+    slices = sparse.take_indexed_slices_grad(1)
+    assert (slices.indices.tolist(), slices.values.tolist()) == ([3], [[1, 2]])
+    assert tree.take_grad(1)["w"].tolist() == [1, 2]
+    for acc in (sparse, tree):
+        acc.delete()
