@@ -216,12 +216,11 @@ def _branches(
     """Returns the keys and children of a node, or None for a leaf. A place in a list or tuple is a key, too."""
     if is_leaf is not None and is_leaf(node):
         return None
-    is_mapping = isinstance(node, Mapping)
-    if not is_mapping and not isinstance(node, (list, tuple)):
+    if not isinstance(node, (Mapping, list, tuple)):
         return None
     path = keys
     try:
-        if not is_mapping:
+        if not isinstance(node, Mapping):
             return [(str(place), child) for place, child in enumerate(node)]
         found = []
         for key in node:

@@ -421,7 +421,8 @@ def _checked_rows(schema: Schema, changed: object) -> dict[int, Array]:
         pairs = list(changed.items())
     except Exception as error:
         raise InvalidArgumentError(
-            f"changed cannot be read: {shown(type(changed).__name__)} raised {type(error).__name__}: {shown(str(error))}"
+            f"changed cannot be read: {shown(type(changed).__name__)} raised {type(error).__name__}: "
+            f"{shown(str(error))}"
         ) from error
     for path, given in pairs:
         leaf = schema.structure.numbers.get(path) if isinstance(path, str) else None

@@ -1,8 +1,8 @@
-"""The form that the reply to each command has: a text, a number, a list. Whatever answers at an address may send others.
+"""The form that the reply to each command has: a text, a number, a list.
 
-Callers read replies as these forms promise, so a reply of another form is refused here, where all replies pass, and not
-where it would be an index out of range or a missing attribute. The values themselves are foreign too: whoever reads a
-number or a text still checks what it says.
+Whatever answers at an address may send others. Callers read replies as these forms promise, so a reply of another form
+is refused here, where all replies pass, and not where it would be an index out of range or a missing attribute. The
+values themselves are foreign too: whoever reads a number or a text still checks what it says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redisacc.errors import CorruptDataError
 
 # What is a text. A fake server, and a client that decodes, return strings.
 _TEXT = frozenset((bytes, str))
-_TEXT_OR_NIL = frozenset((bytes, str, type(None)))
+_TEXT_OR_NIL: frozenset[type] = frozenset((bytes, str, type(None)))
 _SCORE = frozenset((bytes, str, int, float))
 # The most digits of a number that a server sends as a text.
 _DIGITS = 20

@@ -238,12 +238,12 @@ def run(forging: Forger, real_client: Any, monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr("redisacc._redis.pubsub.CONFIRM_TIMEOUT", SHORT)
     monkeypatch.setattr("redisacc.cli.doctor._TRIAL_TIMEOUT", SHORT)
 
-    def collect_once(port: int, host: str, registry: Any) -> Any:  # noqa: ARG001
+    def collect_once(port: int, host: str, registry: Any) -> Any:
         generate_latest(registry)
         server = types.SimpleNamespace(server_port=1, shutdown=lambda: None, server_close=lambda: None)
         return server, threading.Thread()
 
-    def show_one_page(server: Any, sockets: Any) -> None:  # noqa: ARG001
+    def show_one_page(server: Any, sockets: Any) -> None:
         async def first() -> None:
             async for _ in server._feed.updates(parse_query({})):
                 break
