@@ -74,6 +74,9 @@ _NAMES = frozenset(name for _, name in _CLASSES)
 # What numpy reads without our help. A named tuple may be a sparse gradient: TensorFlow 1 returns them.
 _PLAIN = frozenset((np.ndarray, list, tuple, bool, int, float, complex, str, bytes))
 
+# The attributes of IndexedSlices, the rarest first: the values of a pandas table, for one, are made when asked for.
+_SLICES = ("dense_shape", "indices", "values")
+
 # How to make a sparse array dense, for messages.
 _DENSIFY = {
     _Form.TORCH: "to_dense()",
@@ -166,13 +169,14 @@ def _form(value: object) -> _Form | str | None:
             if form is not None:
                 return form
     try:
-        # The rarest attribute first: the values of a pandas table, for one, are made when they are asked for.
-        if all(hasattr(value, attribute) for attribute in ("dense_shape", "indices", "values")):
+        if all(hasattr(value, attribute) for attribute in _SLICES):
             return _Form.SLICES
         if callable(getattr(value, "tocoo", None)):
             return _Form.COO
     except Exception:  # noqa: BLE001 - somebody else's attributes may raise anything
-        return None
+        # Whoever reads one that a class declares raises this again, and says what happened.
+        declared = all(hasattr(type(value), attribute) for attribute in _SLICES)
+        return _Form.SLICES if declared else None
     return None
 
 

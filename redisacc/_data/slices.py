@@ -69,7 +69,7 @@ class IndexedSlices:
             InvalidArgumentError: the shape is unknown, or the rows do not fit into it.
         """
         given = self.dense_shape if dense_shape is None else dense_shape
-        dims = shape(None if given is None else np.asarray(given).tolist(), "dense_shape")
+        dims = shape(None if given is None else array(given, "dense_shape").tolist(), "dense_shape")
         if dims is None or None in dims:
             raise InvalidArgumentError(
                 f"dense_shape must have no unknown dimension if an array is made from it, not {shape_text(dims)}"

@@ -216,12 +216,31 @@ def _branches(
     """Returns the keys and children of a node, or None for a leaf. A place in a list or tuple is a key, too."""
     if is_leaf is not None and is_leaf(node):
         return None
-    if isinstance(node, Mapping):
-        # Sorted, so that processes which built their dicts in different orders agree on the structure.
-        return sorted([(_checked_key(key, what, keys), child) for key, child in node.items()], key=itemgetter(0))
-    if isinstance(node, (list, tuple)):
-        return [(str(place), child) for place, child in enumerate(node)]
-    return None
+    if not isinstance(node, (Mapping, list, tuple)):
+        return None
+    path = keys
+    try:
+        if not isinstance(node, Mapping):
+            return [(str(place), child) for place, child in enumerate(node)]
+        found = []
+        for key in node:
+            path = (*keys, _checked_key(key, what, keys))
+            found.append((path[-1], node[key]))
+            path = keys
+    except (InvalidArgumentError, MemoryError):
+        raise
+    except Exception as error:
+        raise _unreadable(node, path, what, error) from error
+    # Sorted, so that processes which built their dicts in different orders agree on the structure.
+    return sorted(found, key=itemgetter(0))
+
+
+def _unreadable(node: object, keys: tuple[str, ...], what: str, error: Exception) -> InvalidArgumentError:
+    """Returns the error for somebody else's node that raises while it is read, as an .npz file that was closed does."""
+    where = f"{what} at {shown('/'.join(keys))}" if keys else what
+    return InvalidArgumentError(
+        f"{where} cannot be read: {shown(type(node).__name__)} raised {type(error).__name__}: {shown(str(error))}"
+    )
 
 
 def _checked_key(key: object, what: str, parents: tuple[str, ...]) -> str:
@@ -264,17 +283,28 @@ def _pairs(node: _Node, tree: Any, keys: tuple[str, ...], what: str) -> list[tup
     expected = dict if isinstance(node, dict) else type(node)
     if not isinstance(tree, Mapping if expected is dict else expected):
         raise _unlike(what, keys, f"a {expected.__name__}", tree)
-    there: Any = tree if expected is dict else range(len(tree))
-    wanted: Any = node if expected is dict else range(len(node))
-    if len(tree) != len(node) or not all(map(wanted.__contains__, there)):
+    found: list[tuple[str | int, _Node, Any]] = []
+    path = keys
+    try:
+        there: Any = tree if expected is dict else range(len(tree))
+        wanted: Any = node if expected is dict else range(len(node))
+        if len(tree) != len(node) or not all(map(wanted.__contains__, there)):
+            for key in wanted:
+                if key not in there:
+                    raise InvalidArgumentError(f"{what} lacks {shown('/'.join((*keys, str(key))))}")
+            surplus = next(key for key in there if key not in wanted)
+            # A key that is no text may refuse to become one.
+            name = surplus if isinstance(surplus, str) else shown(surplus)
+            raise InvalidArgumentError(f"{what} has {shown('/'.join((*keys, name)))}, which is surplus")
         for key in wanted:
-            if key not in there:
-                raise InvalidArgumentError(f"{what} lacks {shown('/'.join((*keys, str(key))))}")
-        surplus = next(key for key in there if key not in wanted)
-        # A key that is no text may refuse to become one.
-        name = surplus if isinstance(surplus, str) else shown(surplus)
-        raise InvalidArgumentError(f"{what} has {shown('/'.join((*keys, name)))}, which is surplus")
-    return [(key, node[key], tree[key]) for key in wanted]
+            path = (*keys, str(key))
+            found.append((key, node[key], tree[key]))
+            path = keys
+    except (InvalidArgumentError, MemoryError):
+        raise
+    except Exception as error:
+        raise _unreadable(tree, path, what, error) from error
+    return found
 
 
 def _unlike(what: str, keys: tuple[str, ...], wanted: str, found: object) -> InvalidArgumentError:

@@ -344,6 +344,9 @@ class Publisher:
         try:
             return schema.arrays_of(tree, "tree")
         except InvalidArgumentError as error:
+            if error.__cause__ is not None:
+                # Somebody else's object raised, so nothing is known about its structure.
+                raise
             raise SchemaMismatchError(
                 f"parameters {shown(self._keys.name)} keep the structure, dtypes and shapes of their first version: "
                 f"{error}"
@@ -414,7 +417,14 @@ def _checked_rows(schema: Schema, changed: object) -> dict[int, Array]:
     if not isinstance(changed, Mapping):
         raise InvalidArgumentError(f"changed must be a dict from paths of leaves to indices, not {shown(changed)}")
     found = {}
-    for path, given in changed.items():
+    try:
+        pairs = list(changed.items())
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"changed cannot be read: {shown(type(changed).__name__)} raised {type(error).__name__}: "
+            f"{shown(str(error))}"
+        ) from error
+    for path, given in pairs:
         leaf = schema.structure.numbers.get(path) if isinstance(path, str) else None
         if leaf is None:
             raise InvalidArgumentError(f"changed names {shown(path)}, which is not the path of a leaf")

@@ -27,6 +27,7 @@ from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError
 from redisacc._redis.lanes import Lanes, fetch_over
 from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
 from redisacc._redis.running_time import running_time
+from redisacc._redis.reply_forms import check_form
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import RedisAccError
 
@@ -146,6 +147,7 @@ class Node:
                 if reply.code in REDIRECTIONS:
                     raise reply
                 raise refusal_of(reply) from reply
+            check_form(command, reply, self.address)
             return reply
 
         try:

@@ -30,6 +30,7 @@ from redisacc._redis.in_parallel import in_parallel
 from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.reply_errors import PASSING, refusal_of
 from redisacc._redis.running_time import running_time
+from redisacc._redis.reply_forms import check_form
 from redisacc._redis.script_loader import Script
 from redisacc._redis.slot_map import SlotMap, key_slot
 from redisacc._redis.waits import BLOCKING, Waits
@@ -191,7 +192,7 @@ class Transport:
             timeout: seconds to try to reach the server.
             beside: a key. In a cluster, a command without a key goes to the node that owns this one, else to any.
         """
-        return _checked(self._exchange([command], timeout, beside=beside))[0]
+        return _checked([command], self._exchange([command], timeout, beside=beside), self.address)[0]
 
     def pipeline(self, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> list[Any]:
         """Returns the replies to several commands that travel together. The first that is an error is raised.
@@ -200,7 +201,7 @@ class Transport:
         """
         if self.cluster is not None:
             commands = self._sharded(commands, timeout)
-        return _checked(self._tolerated(commands, self._exchange(commands, timeout)))
+        return _checked(commands, self._tolerated(commands, self._exchange(commands, timeout)), self.address)
 
     def scatter(
         self, batches: Sequence[Sequence[Command]], *, after: Sequence[Command] = (), timeout: float = TIMEOUT
@@ -232,7 +233,10 @@ class Transport:
             LIMITS.set(limits)
             of_node = [batches[number] for number in numbers]
             replies = self._persist(partial(attempt, of_node, after), timeout)
-            return [_checked(self._tolerated(batch, of)) for batch, of in zip(of_node, replies, strict=True)]
+            return [
+                _checked([*batch, *after], self._tolerated(batch, of), self.address)
+                for batch, of in zip(of_node, replies, strict=True)
+            ]
 
         found_at: dict[int, list[Any]] = {}
         each = in_parallel([partial(exchange, numbers) for numbers in by_node], self.waits)
@@ -245,7 +249,7 @@ class Transport:
         if self.cluster is None:
             return {self.address: self.pipeline(commands, timeout=timeout)}
         replies = self._persist(partial(self.cluster.exchange_with_all, commands), timeout)
-        return {address: _checked(found) for address, found in replies.items()}
+        return {address: _checked(commands, found, address) for address, found in replies.items()}
 
     def on_reachable_masters(
         self, commands: Sequence[Command], *, timeout: float = TIMEOUT
@@ -259,7 +263,7 @@ class Transport:
         if self.cluster is None:
             return self.on_every_master(commands, timeout=timeout), {}
         replies, silent = self._persist(partial(self.cluster.exchange_with_reachable, commands), timeout)
-        return {address: _checked(found) for address, found in replies.items()}, silent
+        return {address: _checked(commands, found, address) for address, found in replies.items()}, silent
 
     def run(
         self,
@@ -327,7 +331,7 @@ class Transport:
                     f"not load it: run `redisacc load-scripts` as a user who may ({reason_of(replies[here])})"
                 ) from replies[here]
         if not VALUES.issuperset(map(type, replies)):
-            _checked(replies)
+            _raise_first(replies)
         reply = replies[here]
         if not isinstance(reply, list) or not reply:
             raise CorruptDataError(f"script {script.name} replied {shown(reply)}")
@@ -483,9 +487,22 @@ class Transport:
         )
 
 
-def _checked(replies: list[Any]) -> list[Any]:
-    """Returns the replies if none of them is an error. The first error is raised."""
+def _checked(commands: Sequence[Command], replies: list[Any], address: str) -> list[Any]:
+    """Returns the replies to commands if each of them has the form that its command promises.
+
+    Raises:
+        RedisAccError: the first error among them.
+        CorruptDataError: a reply has another form.
+    """
+    _raise_first(replies)
+    for command, reply in zip(commands, replies, strict=True):
+        if not isinstance(command, Hint):
+            check_form(command, reply, address)
+    return replies
+
+
+def _raise_first(replies: Sequence[Any]) -> None:
+    """Raises the first of the replies that is an error."""
     for reply in replies:
         if isinstance(reply, ReplyError):
             raise refusal_of(reply) from reply
-    return replies

@@ -35,6 +35,8 @@ _OLDEST = {"Redis": (6, 2), "Valkey": (7, 2)}
 _PINGS = 100
 # A round trip that takes longer than this dominates the cost of a small gradient, in seconds.
 _SLOW = 0.005
+# How long the trial waits for its event, and for its gradient, in seconds.
+_TRIAL_TIMEOUT = 5.0
 # Difference between two clocks that is reported, in seconds.
 _CLOCK = 2.0
 
@@ -327,7 +329,7 @@ def _trial(transport: Transport) -> Finding:
             np.float32, [2], name="doctor", redis=transport.where, worker="doctor", in_place_limit=0
         ) as accumulator:
             step = "listening to events"
-            with accumulator.events(timeout=5.0) as events:
+            with accumulator.events(timeout=_TRIAL_TIMEOUT) as events:
                 step = "applying a gradient"
                 accumulator.apply_grad([1, 2])
                 step = "listening to events"
@@ -335,7 +337,7 @@ def _trial(transport: Transport) -> Finding:
             step = "reading it"
             accumulator.info()
             step = "taking it"
-            taken = accumulator.take_grad(1, timeout=5.0)
+            taken = accumulator.take_grad(1, timeout=_TRIAL_TIMEOUT)
             step = "removing the accumulator"
         if taken.tolist() != [1, 2]:
             return Finding("trial", "bad", f"the gradient [1, 2] came back as {taken.tolist()}", "use another server")

@@ -1,0 +1,188 @@
+"""Arguments that are somebody else's objects, which raise while they are read: a typed error with the cause."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import redisacc
+
+pytestmark = [pytest.mark.servers("fakeredis", "valkey"), pytest.mark.one_server]
+
+
+class Gone(Exception):
+    """What the objects of this module raise."""
+
+
+class Raising(Mapping[str, Any]):
+    """A mapping of one array, which raises in one of its methods."""
+
+    def __init__(self, method: str, value: Any = None) -> None:
+        self.method, self.value = method, np.ones(3, np.float32) if value is None else value
+
+    def _enter(self, method: str) -> None:
+        if method == self.method:
+            raise Gone
+
+    def __getitem__(self, key: str) -> Any:
+        self._enter("getitem")
+        return self.value
+
+    def __len__(self) -> int:
+        self._enter("len")
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        self._enter("iter")
+        yield "a"
+
+
+class Changing(dict[str, Any]):
+    """A dict that another thread changes whenever somebody reads a value."""
+
+    def __getitem__(self, key: str) -> Any:
+        self[f"{key}x"] = None
+        return super().__getitem__(key)
+
+
+class RaisingList(list[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        raise Gone
+
+
+class RaisingArray:
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        raise Gone
+
+
+class RaisingSlices:
+    values, dense_shape = np.ones((1, 3), np.float32), (9, 3)
+
+    @property
+    def indices(self) -> Any:
+        raise Gone
+
+
+class RaisingScipy:
+    def tocoo(self) -> Any:
+        raise Gone
+
+
+class RaisingDlpack:
+    def __dlpack__(self, **options: Any) -> Any:
+        raise Gone
+
+    __dlpack_device__ = __dlpack__
+
+
+def closed_file() -> Any:
+    """Returns what numpy makes of an .npz file, after the file was closed."""
+    data = io.BytesIO()
+    np.savez(data, a=np.ones(3, np.float32))
+    data.seek(0)
+    file = np.load(data)
+    file.close()
+    return file
+
+
+# What raises in the place of a dict with one leaf "a", and the path that the error names.
+NODES = {
+    "closed .npz": (closed_file, "n/a"),
+    "mapping without items": (lambda: Raising("getitem"), "n/a"),
+    "mapping without keys": (lambda: Raising("iter"), "n"),
+    "mapping that changes": (lambda: Changing(a=np.ones(3, np.float32)), "n"),
+    "list": (lambda: RaisingList([1]), "n"),
+}
+# The same where the structure is known already, so that values are looked up by its keys.
+KNOWN_NODES = {
+    **{name: node for name, node in NODES.items() if name not in ("mapping that changes", "list")},
+    "mapping without length": (lambda: Raising("len"), "n"),
+}
+
+
+def check(failure: pytest.ExceptionInfo[Any], path: str) -> None:
+    assert f"'{path}'" in str(failure.value)
+    assert failure.value.__cause__ is not None
+    assert not isinstance(failure.value.__cause__, redisacc.RedisAccError)
+    assert not isinstance(failure.value, redisacc.SchemaMismatchError)
+
+
+@pytest.fixture
+def open_by(client: Any) -> Any:
+    """Opens parameters and accumulators, which are gone after the test."""
+    opened: list[Any] = []
+
+    def open_one(kind: Any, *args: Any) -> Any:
+        opened.append(kind(*args, redis=client))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.delete()
+        one.close()
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_tree_is_not_published(open_by, node):
+    make, path = NODES[node]
+    parameters = open_by(redisacc.Parameters, "p")
+    with pytest.raises(redisacc.InvalidArgumentError, match="cannot be read") as failure:
+        parameters.publish({"n": make()}, 0)
+    check(failure, path)
+    assert parameters.step() is None
+
+
+@pytest.mark.parametrize("node", KNOWN_NODES)
+def test_a_later_tree_is_not_published(open_by, node):
+    make, path = KNOWN_NODES[node]
+    parameters = open_by(redisacc.Parameters, "p")
+    parameters.publish({"n": {"a": np.ones(3, np.float32)}}, 0)
+    with pytest.raises(redisacc.InvalidArgumentError, match="cannot be read") as failure:
+        parameters.publish({"n": make()}, 1)
+    check(failure, path)
+    assert parameters.step() == 0
+
+
+@pytest.mark.parametrize("node", KNOWN_NODES)
+def test_a_tree_is_not_applied(open_by, node):
+    make, path = KNOWN_NODES[node]
+    acc = open_by(redisacc.TreeAccumulator, {"n": {"a": ("float32", (3,))}}, "t")
+    with pytest.raises(redisacc.InvalidArgumentError, match="cannot be read") as failure:
+        acc.apply_grad({"n": make()})
+    check(failure, path)
+    assert acc.num_accumulated() == 0
+
+
+@pytest.mark.parametrize("make", [RaisingArray, RaisingSlices, RaisingScipy, RaisingDlpack])
+def test_a_leaf_is_not_applied(open_by, make):
+    spec = redisacc.Sparse("float32", (9, 3)) if make in (RaisingSlices, RaisingScipy) else ("float32", (3,))
+    acc = open_by(redisacc.TreeAccumulator, {"n": {"a": spec}}, "t")
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"cannot make one from|can read") as failure:
+        acc.apply_grad({"n": {"a": make()}})
+    check(failure, "n/a")
+    assert isinstance(failure.value.__cause__, Gone)
+
+
+def test_rows_that_have_changed_are_a_mapping_that_raises(open_by):
+    parameters = open_by(redisacc.Parameters, "p")
+    parameters.publish({"a": np.ones(3, np.float32)}, 0)
+    with pytest.raises(redisacc.InvalidArgumentError, match="changed cannot be read: 'Raising' raised Gone") as failure:
+        parameters.publish({"a": np.ones(3, np.float32)}, 1, changed=Raising("getitem"))
+    assert isinstance(failure.value.__cause__, Gone)
+
+
+def test_a_shape_that_raises():
+    slices = redisacc.IndexedSlices(np.ones((1, 3)), [0])
+    with pytest.raises(redisacc.InvalidArgumentError, match=r"^dense_shape must be an array") as failure:
+        slices.to_dense(RaisingArray())
+    assert isinstance(failure.value.__cause__, Gone)
+
+
+def test_a_spec_that_raises(client):
+    with pytest.raises(redisacc.InvalidArgumentError, match="spec at 'n' cannot be read") as failure:
+        redisacc.TreeAccumulator({"n": Raising("iter")}, "t", redis=client)
+    assert isinstance(failure.value.__cause__, Gone)
