@@ -26,8 +26,8 @@ from redisacc._redis.fast_socket import (
 from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError
 from redisacc._redis.lanes import Lanes, fetch_over
 from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
-from redisacc._redis.running_time import running_time
 from redisacc._redis.reply_forms import check_form
+from redisacc._redis.running_time import running_time
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import RedisAccError
 

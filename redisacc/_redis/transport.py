@@ -29,8 +29,8 @@ from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentErro
 from redisacc._redis.in_parallel import in_parallel
 from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.reply_errors import PASSING, refusal_of
-from redisacc._redis.running_time import running_time
 from redisacc._redis.reply_forms import check_form
+from redisacc._redis.running_time import running_time
 from redisacc._redis.script_loader import Script
 from redisacc._redis.slot_map import SlotMap, key_slot
 from redisacc._redis.waits import BLOCKING, Waits
