@@ -281,10 +281,11 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         )
         if shared_name is None:
             transport = self._transport.blocking
-            private_leases.owner.add(transport, self._keys, opened.lease_ms)
+            # First, because nothing else ends the renewals if an interrupt leaves the caller without the handle.
             self._finalizer = weakref.finalize(
                 self, private_leases.release, transport, self._keys, opened.incarnation, os.getpid()
             )
+            private_leases.owner.add(transport, self._keys, opened.lease_ms)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes the handle picklable: the copy opens the same accumulator by its name, in whatever process.

@@ -154,10 +154,10 @@ class Events(Closing):
             heard.append(text)
             alarm.set()
 
-        stack = contextlib.ExitStack()
-        stack.callback(self._lifetime.register(alarm))
-        stack.enter_context(pubsub_of(transport, keys.events).listen(keys.events, listener))
-        self._stop = weakref.finalize(self, stack.close)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._lifetime.register(alarm))
+            stack.enter_context(pubsub_of(transport, keys.events).listen(keys.events, listener))
+            self._stop = weakref.finalize(self, stack.pop_all().close)
         # A new subscription first reports that everything before it was missed.
         if heard and heard[0] is None:
             heard.popleft()
@@ -189,7 +189,12 @@ class Events(Closing):
                 break
             # At most a second, so that Ctrl-C gets through on every platform.
             self._alarm.wait(min(deadline - now, self._over_at - now, 1.0))
-        event = Event.parse(self._heard.popleft())
+        try:
+            event = Event.parse(self._heard.popleft())
+        except BaseException:
+            # An interrupt: the event may be gone.
+            self._heard.appendleft(None)
+            raise
         if event.kind == "deleted":
             self.close()
         elif event.kind == "missed":

@@ -87,7 +87,14 @@ def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list
     finally:
         unregister()
     if granted is None:
-        granted = pending.leave()
+        try:
+            granted = pending.leave()
+        except RedisAccError:
+            raise
+        except BaseException:
+            # It may still be in the queue.
+            pending.leave_quietly()
+            raise
     if granted is None:
         raise pending.timed_out(time.monotonic() - started)
     return granted

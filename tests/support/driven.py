@@ -32,6 +32,8 @@ class Driver:
         self._loop = asyncio.new_event_loop()
         self._local = threading.local()
         self._tasks: list[asyncio.Task[None]] = []
+        # Tasks that are carrying out a call.
+        self._calling: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="asyncio-driver", daemon=True)
         self._thread.start()
 
@@ -51,6 +53,20 @@ class Driver:
                 concurrent.futures.wait([done])
             raise
 
+    def canceller(self) -> Callable[[], None]:
+        """Returns a function that cancels the call that the calling thread has on the loop, if there is one.
+
+        Any thread may call it.
+        """
+        self._queue()
+        task, calling = self._local.task, self._calling
+
+        def cancel() -> None:
+            if task in calling:
+                task.cancel()
+
+        return lambda: self._loop.call_soon_threadsafe(cancel) and None
+
     def is_here(self) -> bool:
         """Returns whether the caller is in the thread of the loop."""
         return threading.current_thread() is self._thread
@@ -61,7 +77,7 @@ class Driver:
 
             def start() -> None:
                 queue: asyncio.Queue[Any] = asyncio.Queue()
-                task = self._loop.create_task(_carry_out(queue))
+                task = self._loop.create_task(_carry_out(queue, self._calling))
                 self._tasks.append(task)
                 started.set_result((queue, task))
 
@@ -89,16 +105,19 @@ class Driver:
             self._loop.close()
 
 
-async def _carry_out(queue: asyncio.Queue[Any]) -> None:
+async def _carry_out(queue: asyncio.Queue[Any], calling: set[asyncio.Task[Any]]) -> None:
     task = asyncio.current_task()
     assert task is not None
     while True:
         function, done = await queue.get()
+        calling.add(task)
         try:
             await _carry_out_one(function, done)
         except asyncio.CancelledError as error:
             task.uncancel()
             done.set_exception(error)
+        finally:
+            calling.discard(task)
         # What it has returned must not live for as long as the next call does not come.
         del function, done
 
@@ -138,6 +157,10 @@ class DrivenClient:
         kind = KINDS[make] if make is kind else getattr(KINDS[make], kind.__name__)
         # A handle can be awaited, which opens it.
         return Driven(self._driver, self._driver.run(lambda: kind(*args, **options)))
+
+    def canceller(self) -> Callable[[], None]:
+        """Returns a function that cancels the call that the calling thread has under way; see ``Driver.canceller``."""
+        return self._driver.canceller()
 
     def close(self) -> None:
         """Ends the loop."""

@@ -342,8 +342,9 @@ class Proxy:
 
     def _keep_back(self, client: socket.socket, held: bytes, place: Place) -> None:
         """Keeps what the client has sent to a server, with all that travels with it."""
-        client.settimeout(TOGETHER)
+        # An interrupted client may have closed its side by now.
         with contextlib.suppress(OSError):
+            client.settimeout(TOGETHER)
             while more := client.recv(65536):
                 held += more
         weather = self._weather

@@ -17,6 +17,7 @@ import pytest
 from support.selection import thorough
 
 import redisacc
+from redisacc._protocol.events import Event
 from redisacc._protocol.partition_scripts import PartitionScripts
 from redisacc._protocol.scripts import Scripts
 from redisacc._redis.transport import Transport
@@ -426,3 +427,19 @@ def test_sparse_gradients_and_trees_are_kept_as_well(open_sparse, open_tree, int
     assert tree.take_grad(1)["w"].tolist() == [1, 2]
     for acc in (sparse, tree):
         acc.delete()
+
+
+@pytest.mark.usual_storages("in_place")
+def test_an_event_that_an_interrupt_takes_away_is_reported_as_missed(acc, monkeypatch):
+    def interrupted(*_):
+        monkeypatch.undo()
+        raise Interrupt
+
+    with acc.events(timeout=20) as events:
+        acc.apply_grad([1, 1])
+        monkeypatch.setattr(Event, "parse", interrupted)
+        with pytest.raises(Interrupt):
+            next(events)
+        assert next(events).kind == "missed"
+        acc.apply_grad([2, 2])
+        assert next(events).kind == "applied"
