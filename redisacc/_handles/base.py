@@ -585,7 +585,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Its former taker can then neither read nor acknowledge it, and gets ``RoundRecoveredError`` if it is still
         alive. A block of its ``take()`` may have used the gradient by then, so make sure that it is dead:
-        ``info().unacknowledged`` names it. The round is acknowledged at the end of the block, as in ``take``.
+        ``info().unacknowledged`` names it. The round is acknowledged at the end of the block, as in ``take``. If the
+        server lists none, the block gets one that this handle keeps because its ``take_grad`` was interrupted.
 
         Example:
             >>> import redisacc
@@ -623,9 +624,32 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             taken = self._taker.recover(token, name=self._worker, skip_lost=skip_lost)
             if taken is not None:
                 _note_round(operation, taken)
-        yield None if taken is None else taken.round
-        if taken is not None:
-            self._taker.acknowledge(taken, None)
+        if taken is None:
+            with self._kept_round(token) as kept:
+                yield kept
+            return
+        yield taken.round
+        self._taker.acknowledge(taken, None)
+
+    @contextlib.contextmanager
+    def _kept_round(self, token: str | None) -> Iterator[Round[G] | None]:
+        """Hands out a round that the server has removed and an interrupted ``take_grad`` has not returned.
+
+        If the block raises, the handle keeps it.
+        """
+        taker = self._taker
+        kept = next((kept for kept in taker.kept if token in (None, kept.token)), None)
+        if kept is None:
+            yield None
+            return
+        try:
+            # From here on, no other thread has it.
+            taker.kept.remove(kept)
+            yield kept.round if taker.finish(kept, None) else None
+        except BaseException:
+            if kept not in taker.kept:
+                taker.kept = [kept, *taker.kept]
+            raise
 
     def _take(
         self,
@@ -678,7 +702,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
                 taker.kept = [*taker.kept, taken]
                 logger.warning(
                     "%s: a take was interrupted when it had the round of step %d, with %d gradients. The next "
-                    "take_grad() of this handle returns it",
+                    "take_grad() or recover() of this handle returns it",
                     self._own_label,
                     taken.round.global_step,
                     taken.round.num_accumulated,

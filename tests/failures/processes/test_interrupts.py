@@ -311,7 +311,10 @@ def interrupted_take(acc, interrupt):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_next_take_returns_the_round_of_an_interrupted_one(acc, interrupted_take, when, caplog):
     interrupted_take(when)
-    assert "had the round of step 0, with 1 gradients. The next take_grad() of this handle returns it" in caplog.text
+    assert (
+        "had the round of step 0, with 1 gradients. The next take_grad() or recover() of this handle returns it"
+        in caplog.text
+    )
     assert len(acc.info().unacknowledged) == (when == "before")
     acc.apply_grad([4, 4], local_step=2**62)
     # Whatever the next take requires.
@@ -355,6 +358,25 @@ def test_a_round_that_was_recovered_is_not_returned_as_well(acc, interrupted_tak
         assert recovered.gradient.tolist() == [1, 2]
     acc.apply_grad([4, 4], local_step=2**62)
     assert acc.take_grad(1, timeout=0).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.usual_storages("in_place")
+def test_the_handle_itself_may_recover_the_round_of_its_interrupted_take(acc, interrupted_take, when):
+    interrupted_take(when)
+    # A block that fails leaves the round to the next one.
+    seen = []
+    with pytest.raises(Interrupt), acc.recover() as recovered:  # noqa: PT012
+        seen.append(recovered.gradient.tolist())
+        raise Interrupt
+    assert seen == [[1, 2]]
+    with acc.recover() as recovered:
+        assert recovered.gradient.tolist() == [1, 2]
+    with acc.recover() as recovered:
+        assert recovered is None
+    assert acc.info().unacknowledged == []
+    with pytest.raises(redisacc.TakeTimeoutError):
+        acc.take_grad(1, timeout=0)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
