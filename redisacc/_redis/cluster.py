@@ -138,11 +138,11 @@ class Cluster:
         return found
 
     def exchange_with_reachable(
-        self, commands: Sequence[Command], deadline: float
+        self, commands: Sequence[Command], deadline: float, also: Sequence[Address] = ()
     ) -> tuple[dict[str, list[Any]], dict[str, str]]:
-        """Does the same, and returns why other masters do not answer, by their addresses."""
+        """Does the same, with other nodes as well, and returns why some do not answer, by their addresses."""
         found, silent = {}, {}
-        for node in self._masters(deadline):
+        for node in dict.fromkeys([*self._masters(deadline), *map(self._node, also)]):
             until = min(deadline, running_time() + _MAP_TIMEOUT)
             try:
                 found[node.address] = self._exchange_with(node, commands, until)

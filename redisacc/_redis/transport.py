@@ -32,7 +32,7 @@ from redisacc._redis.reply_errors import PASSING, refusal_of
 from redisacc._redis.reply_forms import check_form
 from redisacc._redis.running_time import running_time
 from redisacc._redis.script_loader import Script
-from redisacc._redis.slot_map import SlotMap, key_slot
+from redisacc._redis.slot_map import Address, SlotMap, key_slot
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerUnavailableError
@@ -252,9 +252,9 @@ class Transport:
         return {address: _checked(commands, found, address) for address, found in replies.items()}
 
     def on_reachable_masters(
-        self, commands: Sequence[Command], *, timeout: float = TIMEOUT
+        self, commands: Sequence[Command], *, timeout: float = TIMEOUT, also: Sequence[Address] = ()
     ) -> tuple[dict[str, list[Any]], dict[str, str]]:
-        """Does the same with those masters that answer within 3 seconds each.
+        """Does the same with those masters that answer within 3 seconds each, and with other nodes of a cluster.
 
         Returns:
             Address → the replies; and address → the reason, for masters that do not answer. If a single server does not
@@ -262,7 +262,7 @@ class Transport:
         """
         if self.cluster is None:
             return self.on_every_master(commands, timeout=timeout), {}
-        replies, silent = self._persist(partial(self.cluster.exchange_with_reachable, commands), timeout)
+        replies, silent = self._persist(partial(self.cluster.exchange_with_reachable, commands, also=also), timeout)
         return {address: _checked(commands, found, address) for address, found in replies.items()}, silent
 
     def run(

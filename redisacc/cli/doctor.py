@@ -27,6 +27,7 @@ from redisacc.cli.finding import Finding
 from redisacc.cli.options import json_option, redis_option, transport_of
 from redisacc.cli.output import bytes_text, console, count_text, echo_json
 from redisacc.cli.reducer_check import examine_reducers
+from redisacc.cli.slot_moves_check import examine_moves
 from redisacc.errors import CorruptDataError, RedisAccError, ServerError, ServerUnavailableError
 
 __all__ = ["doctor"]
@@ -57,7 +58,7 @@ def doctor(*, url: str | None, as_json: bool) -> None:
 
     The checks are version, role, eviction, memory, persistence, access, Lua, clock, latency, reducers and a trial. The
     trial applies and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is
-    checked, and the coverage of the slots, the replicas and how evenly partitions lie as well.
+    checked, and the coverage of the slots, the replicas, slots that are being moved, and how evenly partitions lie.
 
     Exit code 1 means that something marked BAD must be changed.
     """
@@ -83,6 +84,7 @@ def examine(transport: Transport, url: str | None) -> Iterator[Finding]:
                 # The checks that follow cannot wait for what is missing.
                 stack.enter_context(limited(OPENING_TIMEOUT))
             else:
+                yield examine_moves(transport)
                 yield examine_partitions(transport)
         yield from _examine_servers(transport, url, servers)
 

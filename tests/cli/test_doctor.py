@@ -35,7 +35,7 @@ def test_doctor_on_a_server_of_ours(cli, cli_json, client, monkeypatch, server_n
     expected = dict.fromkeys(checks.split(), "ok")
     # No master of the tests' cluster has a replica.
     if server_name == "cluster":
-        expected |= {"cluster": "warn", "partitions": "ok"}
+        expected |= {"cluster": "warn", "moves": "ok", "partitions": "ok"}
     assert {what: finding["status"] for what, finding in findings.items()} == expected
     assert client.keys() == []
     said = cli("doctor")
