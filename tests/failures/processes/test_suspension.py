@@ -6,6 +6,7 @@ its publisher learns of the other one, and nothing is left behind.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from support.selection import thorough
 from support.suspension import WAYS, Suspension, age
 
 import redisacc
+import redisacc.asyncio
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format import parameter_record
 from redisacc._format.keys import Keys, ParameterKeys
@@ -149,6 +151,25 @@ def test_a_recovery(open_stored, real_client, monkeypatch):
         nothing_is_left(real_client)
 
     everywhere(suspension, scene)
+
+
+def test_a_task(real_server, real_client, monkeypatch, everything):
+    """On an event loop, an apply and a take."""
+    suspension = Suspension(monkeypatch, real_client)
+
+    async def apply_and_take(suspended):
+        options = {"reduction_type": "SUM", "redis": real_server.url, **STORAGES["in partitions"]}
+        async with redisacc.asyncio.ConditionalAccumulator("float32", [SIZE], "w", **options) as acc:
+            with suspended:
+                assert await acc.apply_grad(np.full(SIZE, 2, np.float32))
+                assert (await acc.take_grad(1, timeout=600)).tolist() == [2] * SIZE
+
+    def scene(suspended):
+        real_client.flushall()
+        asyncio.run(apply_and_take(suspended))
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene, every=1 if everything else 3)
 
 
 def test_an_apply_whose_round_is_taken_meanwhile(open_stored, real_client, monkeypatch):
