@@ -184,6 +184,7 @@ class Publisher:
                 left,
             )
         self._transport.waits.sleep(pause)
+        running_time(waited=pause)
 
     def check_agrees(self, tree: object, state: object) -> None:
         """Raises SchemaMismatchError unless a tree is like what is published; InvalidArgumentError if none is one."""

@@ -11,7 +11,7 @@ import time
 
 # The clock advances by this much at most between two looks at it, in seconds: if more time has passed, the process was
 # stopped. Everything that waits looks more often, or says how long it has waited.
-LONGEST_GAP = 5.0
+LONGEST_GAP = 1.0
 
 # When somebody looked last, on time.monotonic()'s clock, and for how long the process has been stopped. Threads replace
 # both together, without a lock, which a fork could leave locked: if two of them notice the same gap, they agree.

@@ -6,6 +6,7 @@ its publisher learns of the other one, and nothing is left behind.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from support.selection import thorough
 from support.suspension import WAYS, Suspension, age
 
 import redisacc
+import redisacc.asyncio
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format import parameter_record
 from redisacc._format.keys import Keys, ParameterKeys
@@ -77,6 +79,23 @@ def nothing_is_left(client):
     assert [key for key in client.scan_iter() if b"partition:" in key or b"part:" in key] == []
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_opening(open_stored, real_client, monkeypatch, exists):
+    suspension = Suspension(monkeypatch, real_client)
+
+    def scene(suspended):
+        real_client.flushall()
+        if exists:
+            assert open_stored().apply_grad(np.full(SIZE, 1, np.float32))
+        with suspended:
+            acc = open_stored()
+        assert acc.apply_grad(np.full(SIZE, 2, np.float32))
+        assert acc.take_grad(1, timeout=600).tolist() == [3 if exists else 2] * SIZE
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene)
+
+
 def test_an_apply(open_stored, real_client, monkeypatch):
     suspension = Suspension(monkeypatch, real_client)
 
@@ -115,6 +134,42 @@ def test_a_take(open_stored, real_client, monkeypatch):
         nothing_is_left(real_client)
 
     everywhere(suspension, scene)
+
+
+def test_a_recovery(open_stored, real_client, monkeypatch):
+    suspension = Suspension(monkeypatch, real_client)
+
+    def scene(suspended):
+        real_client.flushall()
+        acc = open_stored()
+        assert acc.apply_grad(np.full(SIZE, 1, np.float32))
+        with pytest.raises(InterruptedError), acc.take(1, timeout=600):
+            raise InterruptedError
+        with suspended, acc.recover() as found:
+            assert found.gradient.tolist() == [1] * SIZE
+        assert acc.info().unacknowledged == []
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene)
+
+
+def test_a_task(real_server, real_client, monkeypatch, everything):
+    """On an event loop, an apply and a take."""
+    suspension = Suspension(monkeypatch, real_client)
+
+    async def apply_and_take(suspended):
+        options = {"reduction_type": "SUM", "redis": real_server.url, **STORAGES["in partitions"]}
+        async with redisacc.asyncio.ConditionalAccumulator("float32", [SIZE], "w", **options) as acc:
+            with suspended:
+                assert await acc.apply_grad(np.full(SIZE, 2, np.float32))
+                assert (await acc.take_grad(1, timeout=600)).tolist() == [2] * SIZE
+
+    def scene(suspended):
+        real_client.flushall()
+        asyncio.run(apply_and_take(suspended))
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene, every=1 if everything else 3)
 
 
 def test_an_apply_whose_round_is_taken_meanwhile(open_stored, real_client, monkeypatch):
@@ -238,22 +293,22 @@ def test_a_training(real_client, monkeypatch, partitions, everything):
 
     def scene(suspended):
         real_client.flushall()
-        chief = redisacc.Chief(
-            "w", np.zeros(SIZE), workers=1, reduction_type="SUM", partitions=partitions, in_place_limit=0, **options
-        )
-        with chief, redisacc.Worker("w", **options) as worker:
+        settings = {"workers": 1, "reduction_type": "SUM", "partitions": partitions, "in_place_limit": 0}
+        with (
+            suspended,
+            redisacc.Chief("w", np.zeros(SIZE), **settings, **options) as chief,
+            redisacc.Worker("w", **options) as worker,
+        ):
             steps, rounds = worker.steps(), chief.rounds(until=2)
-            with suspended:
-                for step in range(2):
-                    assert next(steps)[0] == step
-                    assert worker.apply(np.full(SIZE, step + 1.0))
-                    taken = next(rounds)
-                    assert taken.num_accumulated == 1
-                    chief.publish(chief.parameters + taken.gradient)
-                assert list(rounds) == list(steps) == []
+            for step in range(2):
+                assert next(steps)[0] == step
+                assert worker.apply(np.full(SIZE, step + 1.0))
+                taken = next(rounds)
+                assert taken.num_accumulated == 1
+                chief.publish(chief.parameters + taken.gradient)
+            assert list(rounds) == list(steps) == []
             assert chief.parameters.tolist() == [3] * SIZE
             assert redisacc.Parameters("w", redis=real_client).latest()[1].tolist() == [3] * SIZE
-            assert Keys("w").record.encode() in real_client.scan_iter()
             chief.delete()
         nothing_is_left(real_client)
 
