@@ -21,7 +21,7 @@ from redisacc._protocol.lifetime import Closing
 from redisacc._protocol.reduction import IDLE, LONGEST_IDLE, Reduction
 from redisacc._redis.connect import connect
 from redisacc._redis.pubsub import PubSub, pubsub_everywhere, pubsub_of
-from redisacc._redis.transport import OPENING_TIMEOUT, Transport, limited
+from redisacc._redis.transport import Transport, limited
 from redisacc._text import printable, shown
 from redisacc.errors import (
     AccumulatorNotFoundError,
