@@ -12,20 +12,25 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import logging
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from redisacc._dashboard.files import FILES, LOGIN
 
+logger = logging.getLogger("redisacc")
+
 # The shortest token. Whoever may guess as often as they like finds a shorter one.
 SHORTEST_TOKEN = 16
 # Maximum size of what the form of the token sends, in bytes.
 LONGEST_FORM = 4096
+# Seconds in which the whole form has to arrive.
+FORM_TIMEOUT = 10.0
 # Seconds before a wrong token is answered.
 REFUSAL_PAUSE = 0.5
 
@@ -69,6 +74,10 @@ class Access:
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app
         self._token = token.encode() if token is not None else None
+        # Most programs send a header in UTF-8, and some in Latin-1, which lacks most characters.
+        self._bearers = [] if self._token is None else [self._token]
+        if token is not None and max(token) <= "\xff":
+            self._bearers.append(token.encode("latin-1"))
         # The cookie does not hold the token, and two dashboards on one host have cookies of different names.
         proof = hmac.digest(self._token or b"", b"cookie of redisacc dashboard", "sha256").hex()
         self._cookie = f"redisacc-{hashlib.sha256(proof.encode()).hexdigest()[:8]}", proof
@@ -79,13 +88,30 @@ class Access:
             await self._app(scope, receive, send)
             return
 
+        is_gone = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal is_gone
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
+            try:
+                await send(message)
+            except Exception:
+                is_gone = True
+                raise
 
-        answer = await self._refusal(Request(scope, receive))
-        await (self._app if answer is None else answer)(scope, receive, send_with_headers)
+        try:
+            answer = await self._refusal(Request(scope, receive))
+            await (self._app if answer is None else answer)(scope, receive, send_with_headers)
+        except ClientDisconnect:
+            # Nobody reads an answer any more.
+            return
+        except Exception:
+            # The server logs nothing by itself, because strangers could make it write as much as they like: a request
+            # may break off, or turn out not to be HTTP, while its answer is being sent.
+            if not is_gone:
+                logger.exception("the dashboard could not answer")
+            raise
 
     async def _refusal(self, request: Request) -> Response | None:
         """Returns the answer to a request that may not reach the application; None if it may."""
@@ -106,8 +132,10 @@ class Access:
 
     def _knows_token(self, headers: Headers) -> bool:
         assert self._token is not None
+        # Starlette reads every byte as a character of Latin-1.
         kind, _, bearer = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and hmac.compare_digest(bearer.strip().encode(), self._token):
+        given = bearer.strip(" ").encode("latin-1")
+        if kind.lower() == "bearer" and any(hmac.compare_digest(given, token) for token in self._bearers):
             return True
         name, proof = self._cookie
         try:
@@ -120,10 +148,14 @@ class Access:
         assert self._token is not None
         body = b""
         if request.method == "POST":
-            async for piece in request.stream():
-                body += piece
-                if len(body) > LONGEST_FORM:
-                    return PlainTextResponse("This is too long for a token.\n", status_code=413)
+            try:
+                async with asyncio.timeout(FORM_TIMEOUT):
+                    async for piece in request.stream():
+                        body += piece
+                        if len(body) > LONGEST_FORM:
+                            return PlainTextResponse("This is too long for a token.\n", status_code=413)
+            except TimeoutError:
+                return PlainTextResponse("The form did not arrive in time.\n", status_code=408)
         given = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
         if not hmac.compare_digest(given.encode(), self._token):
             await asyncio.sleep(REFUSAL_PAUSE)

@@ -21,7 +21,7 @@ from redisacc._protocol.lifetime import Closing
 from redisacc._protocol.reduction import IDLE, LONGEST_IDLE, Reduction
 from redisacc._redis.connect import connect
 from redisacc._redis.pubsub import PubSub, pubsub_everywhere, pubsub_of
-from redisacc._redis.transport import OPENING_TIMEOUT, Transport, limited
+from redisacc._redis.transport import Transport, limited
 from redisacc._text import printable, shown
 from redisacc.errors import (
     AccumulatorNotFoundError,
@@ -54,6 +54,7 @@ MOST_REDUCTIONS = 256
 # How many calls are remembered until they are looked at. Takers call again, so the others are not lost.
 MOST_CALLS = 1000
 
+_ADDRESS = re.compile(r"(\[[0-9A-Za-z:.%]+\]|[0-9A-Za-z_.-]+):[0-9]{1,5}")
 _CALLS = re.compile(r"redisacc:\{([^{}]+)\}:calls")
 
 
@@ -82,10 +83,11 @@ class Reducer(Closing):
         max_accumulators: how many accumulators it works on at the same time, at least 1. Others get no reducer until
             one of these has been idle for 10 seconds.
         node: the address "host:port" of a node of a Redis Cluster, as the cluster announces it: it works on what this
-            node stores, whichever slots this is. None: on everything.
+            node stores, whichever slots this is. While the cluster announces no such node, or the node does not
+            answer, it waits. None: on everything.
 
     Raises:
-        InvalidArgumentError: an argument is invalid, or the cluster has no such node. The message lists its nodes.
+        InvalidArgumentError: an argument is invalid, or there is a ``node``, but no cluster.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class Reducer(Closing):
     def run(self) -> None:
         """Blocks, and works until ``close`` is called from another thread, or a signal raises.
 
-        While the server cannot be reached, it logs a warning and keeps trying.
+        While the server cannot be reached, or its node of a cluster, it logs a warning and keeps trying.
 
         Raises:
             InvalidArgumentError: it is already running in another thread; or ``redis`` leads to one node of a Redis
@@ -196,8 +198,16 @@ class Reducer(Closing):
 
         Raises:
             InvalidArgumentError: it is a node of a cluster, whose messages this client does not hear.
-            ServerUnavailableError: it cannot be reached.
+            ServerUnavailableError: it cannot be reached, or the cluster announces no such node at the moment.
         """
+        if self._node is not None:
+            known = [str(address) for address in self._transport.slot_map(timeout=LONGEST_PAUSE).nodes]
+            if self._node not in known:
+                raise ServerUnavailableError(
+                    f"the cluster announces no node {self._node}, but {', '.join(known) or 'none at all'}"
+                )
+            self._transport.ask(self._node, "TIME", timeout=LONGEST_PAUSE)
+            return
         if self._transport.cluster is not None or self._looked:
             self._transport.call("TIME", timeout=LONGEST_PAUSE)
             return
@@ -353,19 +363,16 @@ class _Running:
 
 
 def _checked_node(transport: Transport, node: object) -> str:
-    """Returns the address of a node of the cluster.
+    """Returns the address of a node of a cluster. Nothing is sent: it may not be up yet.
 
     Raises:
-        InvalidArgumentError: the cluster has no such node, or the server is no cluster.
+        InvalidArgumentError: it is no such address, or the server is no cluster.
     """
     if transport.cluster is None:
         raise InvalidArgumentError(
             f"node={shown(node)} names a node of a Redis Cluster, but {transport.address} is a single server: "
             "leave it out"
         )
-    known = [str(address) for address in transport.slot_map(timeout=OPENING_TIMEOUT).nodes]
-    if not isinstance(node, str) or node not in known:
-        raise InvalidArgumentError(
-            f"node must be one of the addresses that the cluster announces, {', '.join(known)}, not {shown(node)}"
-        )
+    if not isinstance(node, str) or not _ADDRESS.fullmatch(node):
+        raise InvalidArgumentError(f"node must be HOST:PORT, as the cluster announces it, not {shown(node)}")
     return node

@@ -130,6 +130,10 @@ class Cluster:
         """Does the same for commands without keys, at the node that owns the slot of a key."""
         return self._exchange_in(key_slot(key), commands, deadline)
 
+    def exchange_at(self, address: str, commands: Sequence[Command], deadline: float) -> list[Any]:
+        """Does the same for commands without keys, at the node of an address."""
+        return self._exchange_with(self._node(_parsed(address)), commands, _soon(deadline))
+
     def exchange_with_all(self, commands: Sequence[Command], deadline: float) -> dict[str, list[Any]]:
         """Sends commands without keys to every master, and returns their replies by the masters' addresses."""
         found = {}

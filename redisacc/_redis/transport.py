@@ -244,6 +244,12 @@ class Transport:
             found_at.update(zip(numbers, replies_of, strict=True))
         return [found_at[number] for number in range(len(batches))]
 
+    def ask(self, node: str, *command: Argument, timeout: float = TIMEOUT) -> Any:
+        """Returns the reply of one node of a cluster, given its address, to a command without keys."""
+        assert self.cluster is not None, "a single server has no nodes"
+        replies = self._persist(partial(self.cluster.exchange_at, node, [command]), timeout)
+        return _checked([command], replies, node)[0]
+
     def on_every_master(self, commands: Sequence[Command], *, timeout: float = TIMEOUT) -> dict[str, list[Any]]:
         """Returns address → the replies to commands without keys, from every master; of a single server, its own."""
         if self.cluster is None:

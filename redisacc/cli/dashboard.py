@@ -10,6 +10,7 @@ import click
 
 from redisacc._monitoring.monitor import Monitor
 from redisacc._redis.transport import OPENING_TIMEOUT
+from redisacc._text import is_unicode
 from redisacc.cli.failures import EXIT_CODES, USAGE, fail, report_failures
 from redisacc.cli.options import Seconds, names_argument, port_option, redis_option, targets_of, transport_of
 from redisacc.errors import RedisAccError
@@ -84,11 +85,12 @@ def dashboard(*, names: tuple[str, ...], port: int, host: str, interval: float, 
         with contextlib.suppress(RedisAccError):
             monitor.refresh(timeout=OPENING_TIMEOUT)
         feed = Feed(transport, monitor, interval)
-        # No log of requests; the cookie and the token are in none of the others either.
+        # No log of requests, nor of those that break off: the application logs its own failures. The cookie and the
+        # token are in no log either.
         config = uvicorn.Config(
             make_app(feed, token),
             access_log=False,
-            log_level="error",
+            log_level="critical",
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=_LAST_SECONDS,
@@ -114,6 +116,8 @@ class _Server(uvicorn.Server):
 def _token() -> str | None:
     """Returns the token of the environment; None if there is none."""
     token = os.environ.get(_TOKEN, "").strip()
+    if not is_unicode(token):
+        fail(f"{_TOKEN} must be valid UTF-8", USAGE)
     if token and len(token) < SHORTEST_TOKEN:
         fail(f"{_TOKEN} must have at least {SHORTEST_TOKEN} characters, not {len(token)}", USAGE)
     return token or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import numpy as np
@@ -257,10 +258,20 @@ def test_a_node_of_a_single_server_is_refused(client):
 
 
 @pytest.mark.servers("cluster")
-@pytest.mark.parametrize("node", ["localhost:1", "", 7])
-def test_an_unknown_node_is_refused(client, node):
-    with pytest.raises(redisacc.InvalidArgumentError, match=r"node must be one of .*127\.0\.0\.1:\d+, 127"):
+@pytest.mark.parametrize("node", ["localhost", "", "a b:1", ":1", 7])
+def test_what_is_no_address_of_a_node_is_refused(client, node):
+    with pytest.raises(redisacc.InvalidArgumentError, match="node must be HOST:PORT, as the cluster announces it, not"):
         redisacc.Reducer(redis=client, node=node)
+
+
+@pytest.mark.servers("cluster")
+def test_a_node_that_the_cluster_lacks_is_logged_and_waited_for(client, background, until, caplog):
+    with redisacc.Reducer(redis=client, node="localhost:1") as reducer:
+        run = background(reducer.run)
+        until(lambda: "the reducer cannot reach the server, and keeps trying" in caplog.text)
+        assert re.search(r"the cluster announces no node localhost:1, but 127\.0\.0\.1:\d+, 127", caplog.text)
+        reducer.close()
+        run.result(20)
 
 
 def test_a_second_run_is_refused(client, background, until):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
 import re
+import socket
+import struct
 import subprocess
 import sys
+from urllib.parse import urlencode
 
 import pytest
 from click.testing import CliRunner
 
+from redisacc._dashboard.access import Access
 from redisacc.cli import main
 
 pytestmark = pytest.mark.servers("valkey")
@@ -115,3 +121,88 @@ def test_without_starlette_the_command_says_what_to_install():
     found = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert found.returncode == 2
     assert found.stderr == "redisacc: dashboard needs starlette and uvicorn: pip install 'redisacc[dashboard]'\n"
+
+
+ACCENTED = "correct-horse-bättery-日本"
+LATIN = "correct-horse-bättery"
+FORM = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\ntok"
+CHUNK = b"POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+UPDATES = f"GET /updates HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize(("token", "encoding"), [(ACCENTED, "utf-8"), (LATIN, "utf-8"), (LATIN, "latin-1")])
+def test_a_token_may_have_any_letters(dashboard, token, encoding):
+    served = dashboard(token=token)
+    assert ask(served, "/login", "POST", urlencode({"token": token}))[0] == 303
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+    for sent, status in ((token, 200), (token.replace("ä", "a"), 401), (token.replace("ä", "?"), 401)):
+        connection.request("GET", "/", headers={"Authorization": b"Bearer " + sent.encode(encoding)})
+        answer = connection.getresponse()
+        assert answer.status == status
+        answer.read()
+    connection.close()
+
+
+def test_a_token_that_is_no_text(monkeypatch):
+    monkeypatch.setenv("REDISACC_DASHBOARD_TOKEN", "correct-horse-b\udce4ttery")
+    found = CliRunner().invoke(main, ["dashboard"])
+    assert found.exit_code == 2
+    assert "REDISACC_DASHBOARD_TOKEN must be valid UTF-8" in found.stderr
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_strangers_who_break_off_make_it_write_nothing(dashboard, token):
+    """The fixture checks that it has written nothing, and each request here that it still answers."""
+    served = dashboard(token=token)
+    requests = {
+        "half a line": b"GET / HT",
+        "half a form": FORM,
+        "a form whose answer takes a moment": FORM.replace(b"100", b"3"),
+        "a chunk of no length": FORM.replace(
+            b"Content-Length: 100\r\n\r\ntok", b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"
+        ),
+        "a huge header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000,
+        "no text": b"GET /\xff%ff%00?a=\xff HTTP/1.1\r\nHost: localhost\r\nX: \xff\r\n\r\n",
+        "a query of no text": UPDATES.replace(b"updates", b"updates?detail=%ff%00&sort=%ed"),
+        "another protocol": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 500,
+        "the updates": UPDATES,
+        "many at once": UPDATES * 20,
+    }
+    for what, request in requests.items():
+        for reset in (False, True):
+            with socket.create_connection(("127.0.0.1", served.port), timeout=20) as sock:
+                with contextlib.suppress(ConnectionError):
+                    sock.sendall(request)
+                if what in ("the updates", "a chunk of no length"):
+                    # It has begun to answer.
+                    sock.recv(1)
+                if reset:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            assert ask(served, "/static/dashboard.css")[0] == 200, what
+
+
+def test_a_form_that_never_ends_is_answered(monkeypatch):
+    app = Access(None, TOKEN)
+    monkeypatch.setattr("redisacc._dashboard.access.FORM_TIMEOUT", 0.01)
+    sent = []
+
+    async def receive():
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"", "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/login", "method": "POST", "headers": [], "scheme": "http"}
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 408
+
+
+def test_a_failure_of_its_own_is_logged(caplog):
+    async def fail(*_):
+        raise ValueError("a mistake")
+
+    scope = {"type": "http", "path": "/", "method": "GET", "headers": [(b"host", b"localhost")]}
+    with pytest.raises(ValueError, match="a mistake"):
+        asyncio.run(Access(fail, None)(scope, fail, fail))
+    assert [record.getMessage() for record in caplog.records] == ["the dashboard could not answer"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 
@@ -566,3 +567,40 @@ def test_a_reducer_adds_up_for_a_taker(place, background, until):
     until(lambda: play() or list(admin.scan_iter(f"redisacc:{{{name}}}:sum:*")))
     reducer.close()
     run.result(20)
+
+
+@pytest.mark.usefixtures("_quick_trial")
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("pattern", ["train-*", "*"])
+def test_doctor_finds_nothing_bad_on_a_healthy_server_whatever_the_role(daemon, server_name, pattern, loaded):
+    server = daemon().start()
+    admin = server.client()
+    old = ["--redis62"] if server_name == "redis62" else []
+    for role in ROLES:
+        admin.execute_command(*shlex.split(printed(role, pattern, "--user", role, *old)), f">{PASSWORD}")
+        if loaded:
+            for script in script_loader.names():
+                admin.script_load(script_loader.load(script).text)
+        url = server.url.replace("://", f"://{role}:{PASSWORD}@")
+        said = CliRunner().invoke(main, ["doctor", "--json", "--redis", url])
+        assert said.exit_code == 0, (role, said.output)
+        findings = {finding["what"]: finding for finding in json.loads(said.stdout)}
+        assert f"user {role}" in findings["access"]["found"]
+        trial, lua = findings["trial"], findings["lua"]
+        if role == "operator" and pattern == "*":
+            assert (trial["status"], lua["status"]) == ("ok", "ok"), trial
+        elif not loaded and "load-scripts" in trial["advice"]:
+            assert role in ("worker", "taker")
+        elif trial["status"] != "ok":
+            assert "is not permitted to this user" in trial["found"]
+            assert "as a user who may" in trial["advice"]
+        # What the trial could not remove goes by itself.
+        assert all(admin.pttl(key) > 0 for key in admin.scan_iter("*doctor*"))
+        # An operator who was here has loaded the scripts.
+        admin.script_flush()
+
+
+@pytest.fixture
+def _quick_trial(monkeypatch):
+    """A user who hears no events, or who may not take, waits only for a moment."""
+    monkeypatch.setattr("redisacc.cli.doctor._TRIAL_TIMEOUT", 1.0)

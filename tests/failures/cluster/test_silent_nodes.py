@@ -119,3 +119,33 @@ def test_a_reducer_hears_calls_through_its_own_node(cluster, background, until):
                 apply_all(acc, background, until, between=lambda: until(lambda: acc.info().reducer))
             reducer.close()
             run.result(30)
+
+
+def test_a_reducer_waits_for_its_node(cluster, background, until, caplog):
+    """It is started while the node is down, and works when the node is back."""
+    with redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", redis=cluster.url, reduction_type="SUM") as acc:
+        own = owner_of(acc, cluster, acc._keys.record)
+        address = f"127.0.0.1:{own.port}"
+        own.kill()
+        with redisacc.Reducer(redis=cluster.url, node=address) as reducer:
+            run = background(reducer.run)
+            until(lambda: "the reducer cannot reach the server, and keeps trying" in caplog.text)
+            assert address in caplog.text
+            own.start()
+            until(lambda: "the server is back" in caplog.text, 60)
+            reducer.close()
+            run.result(30)
+
+
+def test_a_reducer_waits_for_a_whole_cluster(cluster, background, until, caplog):
+    for node in cluster.nodes:
+        node.kill()
+    node = cluster.nodes[0]
+    with redisacc.Reducer(redis=cluster.url, node=f"127.0.0.1:{node.port}") as reducer:
+        run = background(reducer.run)
+        until(lambda: "the reducer cannot reach the server, and keeps trying" in caplog.text)
+        for node in cluster.nodes:
+            node.start()
+        until(lambda: "the server is back" in caplog.text, 60)
+        reducer.close()
+        run.result(30)
