@@ -166,11 +166,14 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         num_accumulated: how many had arrived.
         workers: which workers they came from: worker's name → number of gradients in this round. Some of them, if they
             are more than 10,000.
-        missing: names of the workers that have applied gradients to the accumulator before but none to this round,
-            the most recently seen first, and at most 100. Workers that were last seen 10 minutes ago or longer are
-            gone; only the message names them.
-        num_missing: how many such workers there are. An accumulator may remember more than 10,000 sessions; then these
-            are the missing ones among the first 10,000. If the round has more than 10,000 workers, nobody is named.
+        expected: names of the workers that are expected, as the table of states in docs/concepts.md defines it, the
+            most recently seen first, and at most 100. An accumulator may remember more than 10,000 sessions; then only
+            the first 10,000 are looked at. If the round has more than 10,000 workers, nobody is named.
+        late: the same for those that are late.
+        gone: the same for those that are gone.
+        num_expected: how many are expected.
+        num_late: how many are late.
+        num_gone: how many are gone.
         min_weight: what the sum of the weights had to be at least; 0 if the take required none.
         total_weight: what it was.
     """
@@ -182,8 +185,12 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         num_required: int,
         num_accumulated: int,
         workers: Mapping[str, int],
-        missing: Sequence[str] = (),
-        num_missing: int = 0,
+        expected: Sequence[str] = (),
+        late: Sequence[str] = (),
+        gone: Sequence[str] = (),
+        num_expected: int = 0,
+        num_late: int = 0,
+        num_gone: int = 0,
         min_weight: float = 0.0,
         total_weight: float = 0.0,
     ) -> None:
@@ -193,8 +200,8 @@ class TakeTimeoutError(RedisAccError, TimeoutError):
         self.num_required = num_required
         self.num_accumulated = num_accumulated
         self.workers = dict(workers)
-        self.missing = list(missing)
-        self.num_missing = num_missing
+        self.expected, self.late, self.gone = list(expected), list(late), list(gone)
+        self.num_expected, self.num_late, self.num_gone = num_expected, num_late, num_gone
 
 
 class StepTimeoutError(RedisAccError, TimeoutError):

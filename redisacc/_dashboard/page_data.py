@@ -10,11 +10,10 @@ import dataclasses
 import datetime
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from redisacc._format.entries import WorkerInfo
 from redisacc._monitoring.histogram import Histogram
 from redisacc._monitoring.monitor import Monitor
 from redisacc._monitoring.nodes import Node
@@ -35,7 +34,7 @@ MOST_ROUNDS = 24
 SORTS: dict[str, Callable[[View], float]] = {
     "name": lambda _: 0,
     "step": lambda view: view.info.global_step,
-    "missing": lambda view: len(view.missing),
+    "late": lambda view: len(view.info.late),
     "applied": lambda view: view.rates[0],
 }
 
@@ -132,7 +131,8 @@ def _server(monitor: Monitor, address: str, problem: str, matching: int) -> dict
         "bytes": _rounded(sum(figures.bytes_per_second for figures in monitor.figures.values())),
         "waiting": sum(len(view.info.waiting) for view in views),
         "unacknowledged": sum(len(view.info.unacknowledged) for view in views),
-        "missing": sum(len(view.missing) for view in views),
+        "late": sum(len(view.info.late) for view in views),
+        "gone": sum(len(view.info.gone) for view in views),
     }
 
 
@@ -146,6 +146,7 @@ def _node(node: Node) -> dict[str, Any]:
 
 def _row(view: View, figures: Figures) -> dict[str, Any]:
     info = view.info
+    states = info.states
     applied, stale, takes = view.rates
     head = info.waiting[0] if info.waiting else None
     return {
@@ -157,8 +158,8 @@ def _row(view: View, figures: Figures) -> dict[str, Any]:
         "waiting": len(info.waiting),
         "taker": printable(head.taker, NAME) if head else None,
         "unacknowledged": len(info.unacknowledged),
-        "missing": len(view.missing),
-        "gone": len(info.gone),
+        "late": len(states.late),
+        "gone": len(states.gone),
         "applied": _rounded(applied),
         "stale": _rounded(stale),
         "takes": _rounded(takes),
@@ -226,19 +227,9 @@ def _detail(view: View, figures: Figures, most_workers: int) -> dict[str, Any]:
 
 
 def _workers(view: View, most: int) -> dict[str, Any]:
-    info = view.info
-    missing = view.missing
-    absent = {worker.name for worker in missing}
-    states: list[tuple[str, Iterable[WorkerInfo]]] = [
-        ("missing", missing),
-        ("at work", (worker for worker in info.missing if worker.name not in absent)),
-        ("in the round", (worker for worker in info.known_workers if worker.in_round)),
-        ("gone", info.gone),
-    ]
+    states = view.info.states.items()
     found = [(state, worker) for state, workers in states for worker in workers]
-    numbers = {state: 0 for state, _ in states}
-    for state, _ in found:
-        numbers[state] += 1
+    numbers = {state: len(workers) for state, workers in states}
     rows = [
         [printable(of.name, NAME), state, of.in_round, of.applied, of.stale, _ms(of.seen_at)]
         for state, of in found[:most]

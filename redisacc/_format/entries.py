@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from redisacc._format.crew_entries import Member, is_place_of_worker
 from redisacc._format.keys import Keys
 from redisacc._format.staleness import parse_staleness
 from redisacc._format.weights import parse_weight
@@ -23,10 +25,6 @@ STALENESS = b"staleness="
 WEIGHT = b"weight="
 # The largest length of the entry of a taken round, in bytes: with a number of gradients for each staleness.
 LONGEST_ROUND = LONGEST_ENTRY + 32768
-
-# A worker without a gradient in the round that was last seen this many seconds ago, or longer, is gone; until then it
-# is missing. The server knows no more than when it was seen, so a worker that computes for longer looks gone.
-GONE_AFTER = 600.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class UnacknowledgedRound:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker that has sent a gradient. Handles and processes of the same name are one worker.
+    """A worker that has sent a gradient, or has a lease in a training. Handles of the same name are one worker.
 
     Example:
         >>> import redisacc
@@ -110,10 +108,15 @@ class WorkerInfo:
 
     Attributes:
         name: the worker's name, "host:pid" unless it was given another.
-        in_round: gradients in the current round; 0 if the worker is missing from it.
+        in_round: gradients in the current round.
         applied: gradients accepted since the accumulator was created.
         stale: gradients dropped because their step had passed.
-        seen_at: when its last request arrived, by the server's clock.
+        seen_at: when its last gradient arrived, by the server's clock. A worker of a training that has sent none yet
+            is seen for as long as its lease lasts.
+        last_step: the global step at that time; None if it has sent no gradient.
+        lease_ends_at: when the lease of a worker of a training ends, or has ended; if it gave the lease back, its
+            ``seen_at``. None for a worker without a lease.
+        process: what messages call the process that holds the lease; "" without a lease.
     """
 
     name: str
@@ -121,6 +124,9 @@ class WorkerInfo:
     applied: int
     stale: int
     seen_at: datetime.datetime
+    last_step: int | None = None
+    lease_ends_at: datetime.datetime | None = None
+    process: str = ""
 
 
 @dataclass(frozen=True)
@@ -223,15 +229,28 @@ def clock_ms(reply: Sequence[bytes]) -> int:
 
 
 def parse_known_workers(
-    keys: Keys, sessions: Mapping[bytes, bytes], in_round: dict[str, int]
+    keys: Keys,
+    sessions: Mapping[bytes, bytes],
+    in_round: dict[str, int],
+    crew: Sequence[Member] = (),
+    now: datetime.datetime | None = None,
 ) -> tuple[list[WorkerInfo], list[datetime.datetime]]:
-    """Returns the workers sorted by name, and when each session was last seen."""
+    """Returns the workers sorted by name, and when each session was last seen.
+
+    Args:
+        keys: the keys of the accumulator.
+        sessions: the fields of the hash of sessions.
+        in_round: worker's name → number of its gradients in the round.
+        crew: all leases of a training.
+        now: when they were read, by the server's clock.
+    """
     found: dict[str, WorkerInfo] = {}
     seen = []
     for session, text in sessions.items():
         try:
-            _, _, _, _, seen_ms, applied_text, stale_text, worker = _fields(text, 8)
-            seen_at, applied, stale = (
+            _, _, step, _, seen_ms, applied_text, stale_text, worker = _fields(text, 8)
+            last_step, seen_at, applied, stale = (
+                _integer(step, 19, signed=True),
                 time_of(_integer(seen_ms, 15)),
                 _integer(applied_text, 15),
                 _integer(stale_text, 15),
@@ -245,9 +264,38 @@ def parse_known_workers(
         if applied or stale:
             known = found.get(name)
             if known is not None:
-                applied, stale, seen_at = known.applied + applied, known.stale + stale, max(known.seen_at, seen_at)
-            found[name] = WorkerInfo(name, in_round.get(name, 0), applied, stale, seen_at)
+                applied, stale = known.applied + applied, known.stale + stale
+                if known.last_step is not None and known.seen_at > seen_at:
+                    seen_at, last_step = known.seen_at, known.last_step
+            found[name] = WorkerInfo(name, in_round.get(name, 0), applied, stale, seen_at, last_step)
+    _add_leases(keys, found, in_round, crew, now)
     return sorted(found.values(), key=lambda worker: worker.name), seen
+
+
+def _add_leases(
+    keys: Keys,
+    found: dict[str, WorkerInfo],
+    in_round: Mapping[str, int],
+    crew: Sequence[Member],
+    now: datetime.datetime | None,
+) -> None:
+    if not crew or now is None:
+        return
+    for name, worker in found.items():
+        if is_place_of_worker(name):
+            # Unless its lease is found, it has given it back.
+            found[name] = dataclasses.replace(worker, lease_ends_at=worker.seen_at)
+    for member in crew:
+        if member.number is None:
+            continue
+        try:
+            ends_at = time_of(member.ends_ms)
+        except (ValueError, OverflowError, OSError) as error:
+            raise CorruptDataError(f"{keys.crew}: the lease of the {member.place} ends at no time") from error
+        known = found.get(member.place) or WorkerInfo(
+            member.place, in_round.get(member.place, 0), 0, 0, min(now, ends_at)
+        )
+        found[member.place] = dataclasses.replace(known, lease_ends_at=ends_at, process=member.who)
 
 
 def sessions_of(keys: Keys, sessions: Mapping[bytes, bytes], worker: str) -> list[str]:
@@ -265,18 +313,6 @@ def sessions_of(keys: Keys, sessions: Mapping[bytes, bytes], worker: str) -> lis
         if whose == name and (int(applied) or int(stale)):
             found.append(session.decode(errors="backslashreplace"))
     return found
-
-
-def absent_of(known: Iterable[WorkerInfo], now: datetime.datetime) -> tuple[list[WorkerInfo], list[WorkerInfo]]:
-    """Returns the workers without a gradient in the current round: those that are missing, and those that are gone.
-
-    In both, the one that was seen most recently comes first.
-    """
-    absent = [worker for worker in known if not worker.in_round]
-    absent.sort(key=lambda worker: worker.seen_at, reverse=True)
-    gone_since = now - datetime.timedelta(seconds=GONE_AFTER)
-    missing = [worker for worker in absent if worker.seen_at > gone_since]
-    return missing, absent[len(missing) :]
 
 
 def parse_waiting(keys: Keys, token: bytes, text: bytes) -> WaitingTaker:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from collections import deque
 from dataclasses import dataclass, field
 
-from redisacc._format.entries import WorkerInfo
 from redisacc._protocol.info import AccumulatorInfo
 
 # Seconds over which rates are averaged.
 WINDOW = 5.0
-# A worker without a gradient in the round is at work if it was seen within the last second, and not yet missing.
-AT_WORK = 1.0
 
 
 @dataclass
@@ -51,9 +47,3 @@ class View:
             return 0.0, 0.0, 0.0
         applied, stale, takes = ((last[n] - first[n]) / seconds for n in (1, 2, 3))
         return applied, stale, takes
-
-    @property
-    def missing(self) -> list[WorkerInfo]:
-        """Missing workers, the one that was silent for the longest first."""
-        at_work = self.info.read_at - datetime.timedelta(seconds=AT_WORK)
-        return [worker for worker in reversed(self.info.missing) if worker.seen_at <= at_work]

@@ -4,51 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass
 
+from redisacc._format.crew_entries import Member, parse_crew
 from redisacc._format.entries import clock_ms
 from redisacc._format.keys import Keys
 from redisacc._protocol.crew_scripts import CrewScripts, HeldByOther
 from redisacc._protocol.process_identity import fate_of, own_identity
 from redisacc._redis.hash_scan import scan_command, scan_whole
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc._text import printable, shown
-from redisacc.errors import CorruptDataError, LeaseHeldError, LeaseLostError, RedisAccError
+from redisacc._text import shown
+from redisacc.errors import LeaseHeldError, LeaseLostError, RedisAccError
 
 logger = logging.getLogger("redisacc")
 
 # How long a lease lasts unless it is extended, in seconds, and how often it is extended in that time.
 LEASE = 10.0
 RENEWALS = 4
-
-_ENTRY = re.compile(rb"(\S{1,64}) ([0-9]{1,15}) (\S{1,64}) (.{1,1024})", re.DOTALL)
-_PLACE = re.compile(rb"chief|worker ([0-9]{1,12})")
-
-
-@dataclass(frozen=True)
-class Member:
-    """A lease, held or run out.
-
-    Attributes:
-        place: "chief", or "worker" and a number.
-        number: the number of a worker; None for the chief.
-        holder: the random id of the holder's place.
-        process: the identity of its process.
-        who: what people call it.
-        left: for how many more seconds the lease lasts; negative if it has run out.
-    """
-
-    place: str
-    number: int | None
-    holder: str
-    process: str
-    who: str
-    left: float
 
 
 class Crew:
@@ -79,26 +54,7 @@ class Crew:
     def members(self) -> list[Member]:
         """Returns all leases that somebody holds, or held within the last hour and did not give back."""
         clock, first = self.transport.pipeline([("TIME",), scan_command(self._key)])
-        now = clock_ms(clock)
-        members = []
-        for field, entry in scan_whole(self.transport, self._key, first).items():
-            place, held = _PLACE.fullmatch(field), _ENTRY.fullmatch(entry)
-            if place is None or held is None:
-                raise CorruptDataError(
-                    f"{self._key}: {shown(field)} holds {shown(entry)}, which redisacc did not write"
-                )
-            number = None if place[1] is None else int(place[1])
-            members.append(
-                Member(
-                    field.decode(),
-                    number,
-                    held[1].decode("ascii", "replace"),
-                    held[3].decode("ascii", "replace"),
-                    printable(held[4]),
-                    (int(held[2]) - now) / 1000,
-                )
-            )
-        return sorted(members, key=lambda member: (member.number is not None, member.number or 0))
+        return parse_crew(self._key, scan_whole(self.transport, self._key, first), clock_ms(clock))
 
     def workers(self) -> set[str]:
         """Returns the places of the workers that hold their lease. A process that is known to be dead holds none."""

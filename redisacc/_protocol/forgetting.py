@@ -1,4 +1,4 @@
-"""Forgets a worker, which then is neither missing nor gone until it sends another gradient."""
+"""Forgets a worker, which no list has until it sends another gradient."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from itertools import chain
 from typing import Any
 
 from redisacc._data.validation import Shape
+from redisacc._format.crew_entries import parse_crew
 from redisacc._format.entries import (
     UnacknowledgedRound,
     WaitingTaker,
     WorkerInfo,
-    absent_of,
     clock_ms,
     parse_known_workers,
     parse_taken,
@@ -25,6 +25,7 @@ from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._format.reducer_lease import ReducerInfo, lease_commands, parse_leases
 from redisacc._format.settings import Settings
+from redisacc._format.worker_states import WorkersByState, workers_by_state
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
 from redisacc._redis.transport import Transport
@@ -44,8 +45,8 @@ class AccumulatorInfo:
         >>> acc = redisacc.ConditionalAccumulator("float32", [2], worker="ann")
         >>> result = acc.apply_grad([1.0, 2.0])
         >>> info = acc.info()
-        >>> info.num_accumulated, info.workers, info.missing
-        (1, {'ann': 1}, [])
+        >>> info.num_accumulated, info.workers, info.expected, info.late, info.gone
+        (1, {'ann': 1}, [], [], [])
 
     Attributes:
         name: its name in Redis: the shared name, or the generated one of a private accumulator.
@@ -88,8 +89,8 @@ class AccumulatorInfo:
         waiting: takers in the queue, in order of arrival.
         unacknowledged: rounds that were granted and are not yet acknowledged, oldest first.
         created_at: when it was created, by the server's clock.
-        known_workers: all workers that have sent a gradient, by name. A worker that has been idle for an hour may have
-            been forgotten.
+        known_workers: all workers that have sent a gradient, and those that have a lease in the training of this name,
+            by name. A worker that has been idle for an hour may have been forgotten.
         last_activity: when the last request arrived that counted a gradient, set the step or was granted a round.
         reducer: the reducer that works on it, or those that work on its partitions; None: none does.
         read_at: the time of the server's clock when all this was read.
@@ -135,21 +136,37 @@ class AccumulatorInfo:
     read_at: datetime.datetime = field(compare=False)
 
     @property
-    def missing(self) -> list[WorkerInfo]:
-        """Workers without a gradient in the current round, the one that was seen most recently first.
+    def states(self) -> WorkersByState:
+        """The workers by state: in the round, expected, late or gone."""
+        return workers_by_state(self.known_workers, self.global_step, self.read_at)
 
-        Workers that were last seen 10 minutes ago or longer are not among them: they are ``gone``.
+    @property
+    def expected(self) -> list[WorkerInfo]:
+        """Workers without a gradient in the current round that are neither late nor gone.
+
+        Here as in ``late`` and ``gone``, the one that was seen most recently comes first.
         """
-        return absent_of(self.known_workers, self.read_at)[0]
+        return self.states.expected
+
+    @property
+    def late(self) -> list[WorkerInfo]:
+        """Workers without a gradient in the current round that others have waited for.
+
+        Such a worker is not gone, and was last seen 5 seconds ago or earlier. Besides, a whole round was taken without
+        it; or since the latest gradient of the current round, at least as much time has passed as between the last time
+        that this worker was seen and that gradient.
+        """
+        return self.states.late
 
     @property
     def gone(self) -> list[WorkerInfo]:
-        """Workers without a gradient in the current round that were last seen 10 minutes ago or longer.
+        """Workers without a gradient in the current round that nobody should wait for.
 
-        The one that was seen most recently comes first. `redisacc forget-worker` removes one from the list at once; the
-        server forgets workers that were not seen for an hour, a few whenever another one sends its first gradient.
+        The lease of a worker of a training has ended, or was given back. A worker without a lease was last seen 10
+        minutes ago or longer. `redisacc forget-worker` removes one from the list at once; the server forgets workers
+        that were not seen for an hour, a few whenever another one sends its first gradient.
         """
-        return absent_of(self.known_workers, self.read_at)[1]
+        return self.states.gone
 
 
 def _created_at(keys: Keys, ms: int) -> datetime.datetime:
@@ -193,6 +210,7 @@ def summary_commands(keys: Keys) -> list[Command]:
         ("ZCARD", keys.queue),
         ("HLEN", keys.taken),
         ("HLEN", keys.sessions),
+        scan_command(keys.crew),
         *lease_commands(keys),
     ]
 
@@ -204,7 +222,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         AccumulatorNotFoundError: there is no such accumulator.
         CorruptDataError: something under its keys is not as redisacc writes it.
     """
-    hashes = (keys.current.workers, keys.takers, keys.taken, keys.sessions)
+    hashes = (keys.current.workers, keys.takers, keys.taken, keys.sessions, keys.crew)
     record, buffered, attempts, queue, clock, *firsts = transport.pipeline(
         [
             Record.command(keys),
@@ -217,7 +235,7 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
     )
     fields = Record(keys, record)
     leases = transport.pipeline(lease_commands(Keys(keys.name, fields.partitions)))
-    workers, takers, taken, sessions = (
+    workers, takers, taken, sessions, crew = (
         scan_whole(transport, key, first) for key, first in zip(hashes, firsts, strict=True)
     )
     # A taker that joined or left between the two reads is in only one of them.
@@ -227,7 +245,9 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
     rounds = [parse_taken(keys, token, text) for token, text in taken.items()]
     created_at = _created_at(keys, fields.created_ms)
     in_round = parse_workers(workers, keys.current.workers)
-    known_workers, seen = parse_known_workers(keys, sessions, in_round)
+    now_ms = clock_ms(clock)
+    read_at = time_of(now_ms)
+    known_workers, seen = parse_known_workers(keys, sessions, in_round, parse_crew(keys.crew, crew, now_ms), read_at)
     return AccumulatorInfo(
         name=keys.name,
         kind=fields.kind,
@@ -265,5 +285,5 @@ def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
         known_workers=known_workers,
         last_activity=max([created_at, *seen, *(found.granted_at for _, found in rounds)]),
         reducer=parse_leases(leases),
-        read_at=time_of(clock_ms(clock)),
+        read_at=read_at,
     )

@@ -7,15 +7,15 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from redisacc._format.buffered import PartMissingError
-from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
 from redisacc._format.staging import PartsArrived, SumStored, parse_message
-from redisacc._protocol.contributors import Contributors, read_contributors
+from redisacc._format.worker_states import WorkersByState
+from redisacc._protocol.contributors import Contributors, read_contributors, states_text
 from redisacc._protocol.growing_round import MOST_HEARD, Heard, Interruption
 from redisacc._protocol.lifetime import Lifetime
 from redisacc._protocol.outage_log import OutageLog
@@ -29,7 +29,6 @@ from redisacc._redis.fast_socket import Command
 from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import Transport
 from redisacc._redis.waits import Alarm
-from redisacc._text import age_text
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CancelledError,
@@ -49,8 +48,7 @@ CALL_TIMEOUT = 1.0
 # With more partitions than this, a take listens to none of them, because each takes a thread and a connection. It then
 # begins to add gradients up when they are counted, and asks for the sums of reducers when its round is granted.
 MOST_CHANNELS = 128
-# Maximum number of workers of each kind listed in a message, and of missing workers in an error's attribute.
-NAMED = 10
+# Maximum number of workers of each state in an error's attribute.
 LISTED = 100
 
 
@@ -443,15 +441,20 @@ class TakeWait:
         return CancelledError(f"{self.label}: the handle was closed while a take waited")
 
     def timed_out(self, seconds: float) -> TakeTimeoutError:
-        """Returns the error that says what was missing."""
+        """Returns the error that says what had not arrived."""
         found = self._contributors()
+        states = found.states if found else WorkersByState()
         error = TakeTimeoutError(
             self._state(f"timed out after {seconds:.3g} s", found),
             num_required=self.num_required,
             num_accumulated=self._seen.num_accumulated if self._seen else 0,
             workers=found.workers if found else {},
-            missing=[worker.name for worker in found.missing[:LISTED]] if found else (),
-            num_missing=len(found.missing) if found else 0,
+            expected=[worker.name for worker in states.expected[:LISTED]],
+            late=[worker.name for worker in states.late[:LISTED]],
+            gone=[worker.name for worker in states.gone[:LISTED]],
+            num_expected=len(states.expected),
+            num_late=len(states.late),
+            num_gone=len(states.gone),
             min_weight=self.min_weight,
             total_weight=self._seen.total_weight if self._seen else 0.0,
         )
@@ -480,12 +483,8 @@ class TakeWait:
         text += str(seen.global_step)
         if seen.grace_left_ms:
             text += f", and {seen.grace_left_ms / 1000:.1f} s of the grace were left"
-        if found is not None and found.workers:
-            text += ", from " + _some([f"{name} ({number})" for name, number in found.workers.items()], found)
-        if found is not None and found.missing:
-            text += "; missing: " + _some(_last_seen(found.missing, found), found)
-        if found is not None and found.gone:
-            text += "; gone: " + _some(_last_seen(found.gone, found), found)
+        if found is not None:
+            text = "; ".join([text, *states_text(found)])
         if found is not None and found.none_to_come and seen.total_weight < self.min_weight:
             text += (
                 "; every worker has contributed, and a round accepts one gradient of each, so the weight cannot be "
@@ -499,16 +498,3 @@ class TakeWait:
             return f"{text}; the server cannot be reached"
         more = self.describe() if self.describe is not None else ""
         return f"{text}; {more}" if more else text
-
-
-def _last_seen(workers: Sequence[WorkerInfo], found: Contributors) -> list[str]:
-    return [f"{worker.name} (last seen {age_text(found.read_at, worker.seen_at)} ago)" for worker in workers]
-
-
-def _some(names: list[str], found: Contributors) -> str:
-    """Returns the first of the names as a text, and how many more there are."""
-    more = len(names) - NAMED
-    named = names[:NAMED]
-    if more > 0:
-        named.append(f"{more} more" if found.complete else f"at least {more} more")
-    return ", ".join(named)

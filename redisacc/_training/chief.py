@@ -225,7 +225,7 @@ class Chief(Participant):
         """Yields the round of each step, for a loop that publishes the parameters that follow from it.
 
         Blocks until ``workers`` gradients of the step have arrived, and for the grace if there is one. A message after
-        5 seconds, and then less often, says who is missing and who is gone. A round stays in Redis until the parameters
+        5 seconds, and then less often, says who is expected, late or gone. A round stays in Redis until the parameters
         that follow from it are published. If the process dies before that, its successor gets the round again.
 
         With ``workers="all"``, the chief looks once a second who holds a worker's lease, and the step that waits

@@ -13,7 +13,7 @@ from redisacc._data.results import ApplyResult
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
-from redisacc._protocol.contributors import has_contributed, read_contributors
+from redisacc._protocol.contributors import has_contributed, read_contributors, states_text
 from redisacc._protocol.quorum import read_quorum
 from redisacc._protocol.wait_log import WaitLog
 from redisacc._training.crew_text import crew_text
@@ -173,7 +173,7 @@ class Worker(Participant):
         """Yields each step and its parameters, for a loop that computes a gradient and applies it.
 
         Blocks until the parameters of a later step are published; a message after 5 seconds, and then less often, says
-        who is missing and who is gone. Steps may be skipped if this worker is slow. The loop ends when the chief
+        who is expected, late or gone. Steps may be skipped if this worker is slow. The loop ends when the chief
         finishes the training, and at once if it has finished before. The last parameters are not yielded, because no
         gradient of them is needed; ``Parameters(shared_name).latest()`` returns them.
 
@@ -262,15 +262,15 @@ class Worker(Participant):
             self._apply(self._gradient, self._weight, step)
 
     def _describe(self) -> str:
-        contributed = None
+        clauses = [crew_text(self._crew)]
         if self._accumulator is not None:
             try:
-                # Once the round of this step is taken, the next one is empty, and nobody is missing from it.
+                # Once the round of this step is taken, this worker waits for the chief, and not for other workers.
                 if self._step is None or self._accumulator.global_step() <= self._step:
-                    contributed = read_contributors(self._transport, Keys(self.shared_name)).workers
+                    clauses = states_text(read_contributors(self._transport, Keys(self.shared_name))) + clauses
             except RedisAccError as error:
                 logger.debug("%s: %s", self.shared_name, error)
-        return crew_text(self._crew, contributed=contributed)
+        return "; ".join(filter(None, clauses))
 
     def apply(self, gradient: Any, *, weight: float = 1.0) -> ApplyResult:
         """Applies the gradient of this worker for the current step of ``steps()``.

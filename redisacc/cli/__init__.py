@@ -41,7 +41,7 @@ _COMMANDS = {
     "show": ("redisacc.cli.show", "Show an accumulator and parameters, or rows."),
     "tail": ("redisacc.cli.tail", "Print the events of an accumulator as they happen."),
     "take": ("redisacc.cli.take", "Take a round and write it to a file."),
-    "watch": ("redisacc.cli.watch", "Watch rounds fill up, and see which workers are missing."),
+    "watch": ("redisacc.cli.watch", "Watch rounds fill up, and see which workers are late or gone."),
 }
 
 

@@ -72,7 +72,7 @@ def apply(
     info = accumulator.info()
     result = form.apply(arrays, file, step, weight=weight, once_per_worker=once_per_worker, wire=wire)
     if counted_for not in {known.name for known in info.known_workers}:
-        # A worker that exists for one gradient would be missing from every later round.
+        # A worker that exists for one gradient would be expected in every later round.
         forget_worker(transport, keys, info.incarnation, counted_for)
     if as_json:
         echo_json(

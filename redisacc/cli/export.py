@@ -13,6 +13,7 @@ import click
 from redisacc._admin.memory import memory
 from redisacc._format.entries import WorkerInfo
 from redisacc._format.keys import Keys
+from redisacc._format.worker_states import GONE, LATE
 from redisacc._monitoring.histogram import Histogram
 from redisacc._monitoring.monitor import Monitor
 from redisacc._monitoring.nodes import Node
@@ -102,8 +103,14 @@ _GAUGES: tuple[tuple[str, str, Callable[[AccumulatorInfo], float]], ...] = (
     ),
     ("max_staleness", "Steps by which a gradient may be late.", lambda info: info.max_staleness),
     ("workers", "Workers with a gradient in the current round.", lambda info: len(info.workers)),
-    ("missing_workers", "Workers without a gradient in the current round.", lambda info: len(info.missing)),
-    ("gone_workers", "Workers last seen 10 minutes ago or longer.", lambda info: len(info.gone)),
+    (
+        "expected_workers",
+        "Workers that have yet to send a gradient for the current round, and are neither late nor gone.",
+        lambda info: len(info.expected),
+    ),
+    ("late_workers", "Workers that others have waited for, and that are not gone.", lambda info: len(info.late)),
+    ("gone_workers", "Workers whose lease has ended, or that were not seen for long.", lambda info: len(info.gone)),
+    ("missing_workers", "Workers that are late or gone.", lambda info: len(info.late) + len(info.gone)),
     (
         "last_activity_timestamp_seconds",
         "Time of the last activity, by the server's clock.",
@@ -132,12 +139,6 @@ _WORKERS: tuple[
         "worker_seen_timestamp_seconds",
         "Time of a worker's last request.",
         lambda worker: worker.seen_at.timestamp(),
-    ),
-    (
-        GaugeMetricFamily,
-        "worker_missing",
-        "1 if a worker has no gradient in the current round.",
-        lambda worker: 0 if worker.in_round else 1,
     ),
 )
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[Figures], Histogram]], ...] = (
@@ -265,6 +266,14 @@ def _of_workers(infos: Sequence[AccumulatorInfo]) -> Iterator[Metric]:
             for worker in info.known_workers:
                 metric.add_metric([printable(info.name), printable(worker.name)], read(worker))
         yield metric
+    missing = GaugeMetricFamily(
+        "redisacc_worker_missing", "1 if a worker is late or gone.", labels=["accumulator", "worker"]
+    )
+    for info in infos:
+        for state, workers in info.states.items():
+            for worker in workers:
+                missing.add_metric([printable(info.name), printable(worker.name)], state in (LATE, GONE))
+    yield missing
 
 
 def _histograms(figures: Mapping[str, Figures]) -> Iterator[Metric]:

@@ -23,7 +23,7 @@ __all__ = ["forget_worker"]
 @json_option
 @report_failures
 def forget_worker(*, name: str, worker: str, url: str | None, as_json: bool) -> None:
-    """Forget a WORKER that will not return, so that nothing lists it as missing or gone.
+    """Forget a WORKER that will not return, so that nothing lists it as late or gone.
 
     Its gradients in the round stay, and count. If it is alive after all and sends another gradient, it is known again.
     A worker of a training, such as 'worker 3', can be forgotten once its lease has run out.

@@ -16,6 +16,7 @@ from redisacc._data.validation import INT64_MAX, Array
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.settings import Settings
+from redisacc._format.worker_states import IN_THE_ROUND
 from redisacc._protocol.info import AccumulatorInfo, read_info
 from redisacc._protocol.parameter_info import ParametersInfo, read_parameters_info
 from redisacc._text import age_text, printable
@@ -131,8 +132,11 @@ def show(
     if as_json:
         facts = {
             **dataclasses.asdict(info),
-            "missing": [worker.name for worker in info.missing],
-            "gone": [worker.name for worker in info.gone],
+            **{
+                state: [worker.name for worker in workers]
+                for state, workers in info.states.items()
+                if state != IN_THE_ROUND
+            },
             "memory": _memory_facts(sizes),
             "leaves": [_leaf_facts(leaf) for leaf in leaves] if info.kind == "tree" else None,
         }
@@ -262,19 +266,19 @@ def _print_info(info: AccumulatorInfo, leaves: Sequence[Leaf], sizes: list[Memor
     line("created", f"{info.created_at:%Y-%m-%d %H:%M:%S} UTC, {ago(info.created_at)} ago")
     line("incarnation", info.incarnation)
     if info.known_workers:
-        long_absent = info.gone
         click.echo("\nworkers")
         print_table(
             ["NAME", ">THIS ROUND", ">APPLIED", ">STALE", ">LAST SEEN"],
             [
                 [
                     worker.name,
-                    str(worker.in_round) if worker.in_round else "gone" if worker in long_absent else "missing",
+                    str(worker.in_round) if worker.in_round else state,
                     str(worker.applied),
                     str(worker.stale),
                     f"{ago(worker.seen_at)} ago",
                 ]
-                for worker in [*(w for w in info.known_workers if w.in_round), *info.missing, *long_absent]
+                for state, workers in info.states.items()
+                for worker in workers
             ],
             indent=2,
         )

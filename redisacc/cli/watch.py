@@ -1,4 +1,4 @@
-"""The command `redisacc watch`: shows live how rounds fill up, and which workers are missing."""
+"""The command `redisacc watch`: shows live how rounds fill up, and which workers are late or gone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from redisacc._format.entries import WorkerInfo
+from redisacc._format.worker_states import EXPECTED, IN_THE_ROUND, LATE
 from redisacc._monitoring.collector import Collector
 from redisacc._monitoring.view import View
 from redisacc._redis.transport import Transport
@@ -27,7 +28,7 @@ from redisacc.errors import ServerUnavailableError
 
 __all__ = ["watch"]
 
-# Maximum number of missing workers that are named, and of those that are gone.
+# Maximum number of workers of each state that are named.
 _NAMED = 6
 # Seconds after which a server that does not answer is reported.
 _TIMEOUT = 1.0
@@ -52,8 +53,8 @@ def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: s
 
     For each accumulator, the display shows its step, how full the round is for the first waiting taker, the rates of
     applied gradients, stale gradients and taken rounds, whether a reducer works on it and keeps up, and the workers
-    that are missing from this round, with the time since they were last seen. Workers that were last seen 10 minutes
-    ago or longer are gone. Ctrl-C stops the command.
+    that are not in this round, with the time since they were last seen: those that are expected, late or gone. Ctrl-C
+    stops the command.
 
     Into a pipe, the command prints a line for each accumulator and refresh; with --json, an object on each line.
 
@@ -84,17 +85,12 @@ def watch(*, names: tuple[str, ...], interval: float, number: int | None, url: s
             live.update(board.render(), refresh=True)
 
 
-def missing_text(view: View) -> str:
-    """Returns the missing workers as text; empty if there are none."""
-    return _workers_text(view, view.missing)
+def _absent(view: View) -> dict[str, list[WorkerInfo]]:
+    """Returns the workers that are not in the round, by state."""
+    return {state: workers for state, workers in view.info.states.items() if state != IN_THE_ROUND}
 
 
-def gone_text(view: View) -> str:
-    """Returns the workers that are gone as text, the latest first; empty if there are none."""
-    return _workers_text(view, view.info.gone)
-
-
-def _workers_text(view: View, workers: Sequence[WorkerInfo]) -> str:
+def _names_text(view: View, workers: Sequence[WorkerInfo]) -> str:
     words = [
         f"{printable(worker.name)} (last seen {age_text(view.info.read_at, worker.seen_at)} ago)"
         for worker in workers[:_NAMED]
@@ -165,12 +161,12 @@ def _lines(view: View) -> list[RenderableType]:
     if info.unacknowledged:
         facts.append(f"  {len(info.unacknowledged)} taken but not acknowledged")
     lines: list[RenderableType] = [head, bar, facts]
-    missing = missing_text(view)
-    if missing:
-        # A missing worker does no harm as long as no taker is waiting.
-        lines.append(_hanging("  missing: ", missing, style="bold yellow" if info.waiting else "dim"))
-    if gone := gone_text(view):
-        lines.append(_hanging("  gone: ", gone, style="dim"))
+    for state, workers in _absent(view).items():
+        # A line for those that are expected comes and goes with every round, and the board would jump with it.
+        if workers or (state == EXPECTED and info.known_workers):
+            # A late worker does no harm as long as no taker is waiting.
+            style = "bold yellow" if state == LATE and info.waiting else "dim"
+            lines.append(_hanging(f"  {state}: ", _names_text(view, workers) or "nobody", style=style))
     return lines
 
 
@@ -215,17 +211,17 @@ def _print(board: Board, *, as_json: bool) -> None:
                 "stale_per_second": stale,
                 "takes_per_second": takes,
                 "reducer": None if info.reducer is None else dataclasses.asdict(info.reducer),
-                "missing": {worker.name: (info.read_at - worker.seen_at).total_seconds() for worker in info.missing},
-                "gone": {worker.name: (info.read_at - worker.seen_at).total_seconds() for worker in info.gone},
+                **{
+                    state: {worker.name: (info.read_at - worker.seen_at).total_seconds() for worker in workers}
+                    for state, workers in _absent(view).items()
+                },
             }
             echo_json(facts, indent=None)
         else:
-            missing, gone = missing_text(view), gone_text(view)
             click.echo(
                 f"{info.read_at:%H:%M:%S}  {printable(info.name)}  step {info.global_step}  {_waiting(view)}  "
                 f"{_rate(applied)} applied/s  {_rate(stale)} stale/s"
                 + (f"  reducer {info.reducer.state}" if info.reducer is not None else "")
-                + (f"  missing: {missing}" if missing else "")
-                + (f"  gone: {gone}" if gone else "")
+                + "".join(f"  {state}: {_names_text(view, of)}" for state, of in _absent(view).items() if of)
             )
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Events as typed objects, waiting for a step, and who is missing."""
+"""Events as typed objects, waiting for a step, and the states of workers."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_reprs_say_what_and_where(open_dense):
     acc.delete()
 
 
-def test_known_workers_and_who_is_missing(open_dense, client):
+def test_known_workers_and_their_states(open_dense, client):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
     chief = open_dense("float32", [1], "w", worker="chief")
     again = open_dense("float32", [1], "w", worker="ann")
@@ -318,7 +318,9 @@ def test_known_workers_and_who_is_missing(open_dense, client):
         ("ann", 1, 3, 0),
         ("bob", 0, 1, 1),
     ]
-    assert [worker.name for worker in info.missing] == ["bob"]
+    states = {state: [worker.name for worker in workers] for state, workers in info.states.items()}
+    assert states == {"in the round": ["ann"], "expected": ["bob"], "late": [], "gone": []}
+    assert [worker.last_step for worker in info.known_workers] == [2, 2]
     seen = [worker.seen_at for worker in info.known_workers]
     assert info.last_activity == max(seen)
     assert info.created_at <= min(seen)
@@ -346,7 +348,7 @@ def test_events_go_on_from_where_they_were(open_dense):
     acc.delete()
 
 
-def test_a_take_that_times_out_says_who_is_missing(open_dense):
+def test_a_take_that_times_out_says_who_has_contributed_and_who_is_expected(open_dense):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
     chief = open_dense("float32", [1], "w", worker="chief")
     for acc in (ann, bob):
@@ -356,22 +358,23 @@ def test_a_take_that_times_out_says_who_is_missing(open_dense):
     ann.apply_grad([1.0], 1)
     with pytest.raises(
         redisacc.TakeTimeoutError,
-        match=r"1 of 2 gradients had arrived at step 1, from ann \(1\); missing: bob \(last seen \d+\.\d s ago\)$",
+        match=r"1 of 2 gradients had arrived at step 1; in the round: ann \(1\); "
+        r"expected: bob \(last seen \d+\.\d s ago\)$",
     ) as caught:
         chief.take_grad(2, timeout=0.1)
     assert caught.value.workers == {"ann": 1}
-    assert caught.value.missing == ["bob"]
+    assert (caught.value.expected, caught.value.late, caught.value.gone) == (["bob"], [], [])
     chief.delete()
 
 
-def test_of_many_who_are_missing_some_are_named(open_dense):
+def test_of_many_who_are_expected_some_are_named(open_dense):
     for n in range(13):
         open_dense("float32", [1], "w", worker=f"worker-{n}").apply_grad([1.0])
     chief = open_dense("float32", [1], "w", worker="chief")
     chief.take_grad(13)
-    with pytest.raises(redisacc.TakeTimeoutError, match=r"0 of 1 .*missing: worker-.*, 3 more$") as caught:
+    with pytest.raises(redisacc.TakeTimeoutError, match=r"0 of 1 .*expected: worker-.*, 3 more$") as caught:
         chief.take_grad(1, timeout=0.1)
-    assert (len(caught.value.missing), caught.value.num_missing) == (13, 13)
+    assert (len(caught.value.expected), caught.value.num_expected) == (13, 13)
     chief.delete()
 
 
@@ -391,19 +394,19 @@ def test_a_timeout_names_some_of_very_many_workers(open_dense, client, monkeypat
         return caught.value
 
     error = timed_out()
-    assert (len(error.missing), error.num_missing) == (100, 3000)
-    assert error.missing[:2] == ["worker-2999", "worker-2998"]
+    assert (len(error.expected), error.num_expected) == (100, 3000)
+    assert error.expected[:2] == ["worker-2999", "worker-2998"]
     assert str(error).endswith(", 2990 more")
     # With a lower bound, as many workers as this test can plant in a short time are too many.
     monkeypatch.setattr(contributors, "READ", 1000)
     error = timed_out()
-    assert len(error.missing) == 100
-    assert 900 <= error.num_missing < 3000
+    assert len(error.expected) == 100
+    assert 900 <= error.num_expected < 3000
     assert re.search(r"at least \d+ more$", str(error))
     client.hset(workers, mapping={f"worker-{n}": 1 for n in range(3000)})
     client.hset(record, "num_accumulated", 1)
     error = timed_out()
     assert 900 <= len(error.workers) < 3001
-    assert (error.missing, error.num_missing) == ([], 0)
-    assert re.search(r"from .*at least \d+ more$", str(error))
+    assert (error.expected, error.num_expected) == ([], 0)
+    assert re.search(r"in the round: .*at least \d+ more$", str(error))
     chief.delete()

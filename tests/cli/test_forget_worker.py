@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import redisacc
-from redisacc._format.entries import GONE_AFTER
+from redisacc._format.worker_states import GONE_AFTER
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
@@ -89,7 +89,7 @@ def test_one_apply_leaves_no_worker_behind(cli, cli_json, accumulator, tmp_path)
     taken = cli_json("take", "w", 4, "--discard", "--yes")
     assert taken["num_accumulated"] == 4
     assert names(accumulator.info().known_workers) == ["ann"]
-    with pytest.raises(redisacc.TakeTimeoutError, match=r"missing: ann \(last seen [^)]* ago\)$"):
+    with pytest.raises(redisacc.TakeTimeoutError, match=r"expected: ann \(last seen [^)]* ago\)$"):
         accumulator.take_grad(1, timeout=0)
 
 
@@ -119,19 +119,20 @@ def test_who_was_not_seen_for_long_is_gone(cli, cli_json, open_dense, client):
     plant("dan", GONE_AFTER + 100)
     plant("eve", 5 * 3600)
     info = acc.info()
-    assert (names(info.missing), names(info.gone)) == (["bob", "cyn"], ["dan", "eve"])
+    assert (names(info.expected), names(info.gone)) == (["bob", "cyn"], ["dan", "eve"])
     with pytest.raises(
         redisacc.TakeTimeoutError,
-        match=r"missing: bob \(last seen \d+ s ago\), cyn \(last seen \d min ago\); "
+        match=r"expected: bob \(last seen \d+ s ago\), cyn \(last seen \d min ago\); "
         r"gone: dan \(last seen 12 min ago\), eve \(last seen 5 h ago\)$",
     ) as caught:
         acc.take_grad(1, timeout=0)
-    assert caught.value.missing == ["bob", "cyn"]
+    assert caught.value.expected == ["bob", "cyn"]
+    assert caught.value.gone == ["dan", "eve"]
     line = cli("watch", "w", "-n", 1).stdout
-    assert "missing: cyn (last seen " in line
+    assert "expected: bob (last seen " in line
     assert "gone: dan (last seen 12 min ago), eve (last seen 5 h ago)" in line
     facts = cli_json("show", "w")
-    assert (facts["missing"], facts["gone"]) == (["bob", "cyn"], ["dan", "eve"])
+    assert (facts["expected"], facts["gone"]) == (["bob", "cyn"], ["dan", "eve"])
     shown = [line.split() for line in cli("show", "w").stdout.splitlines()]
     assert ["eve", "gone", "1", "0", "5", "h", "ago"] in shown
     acc.delete()

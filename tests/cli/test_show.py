@@ -33,7 +33,7 @@ def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
         r"^  this round +1 of 2 gradients, each \[2\]$",
         r"^  in total +3 applied, 0 stale, 0 repeated, 0 sent twice, 1 taken$",
         r"^  ann +1 +2 +0 +\d",
-        r"^  bob +missing +1 +0 +\d",
+        r"^  bob +expected +1 +0 +\d",
         r"^  chief requires 2$",
         r"^  step 0, 2 gradients, .* ago by chief$",
         r"^    token \d{13}-[0-9a-f]{16}-\d+$",
@@ -42,7 +42,7 @@ def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
         assert re.search(pattern, said, re.MULTILINE), (pattern, said)
     assert max(map(len, said.splitlines())) <= 80
     facts = cli_json("show", "w")
-    assert facts["missing"] == ["bob"]
+    assert facts["expected"] == ["bob"]
     assert facts["unacknowledged"][0]["num_accumulated"] == 2
     assert facts["memory"]["parts"] == {"keys": 1, "bytes": 32}
     assert facts["shape"] == [100, 2]

@@ -76,17 +76,17 @@ def test_values_are_those_of_info_and_a_stopped_worker_shows_up(
         parameters.publish([1.0], step + 1)
     take = background(ann.take_grad, 2, timeout=60)
     ann.apply_grad([1.0] * 1000, 2)
-    shows(page, "#workers", "missing")
+    shows(page, "#workers", "late")
     info = ann.info()
-    assert [worker.name for worker in info.missing] == ["bob"]
-    name, step, filled, missing, *_ = row_of(page, "w")
-    assert (name, step, filled, missing) == ("w", str(info.global_step), f"{info.num_accumulated} of 2", "1")
+    assert [worker.name for worker in info.late] == ["bob"]
+    name, step, filled, late, *_ = row_of(page, "w")
+    assert (name, step, filled, late) == ("w", str(info.global_step), f"{info.num_accumulated} of 2", "1")
     assert page.locator("#filling-count").inner_text() == "1 of 2 gradients"
     assert page.locator("#filling-for").inner_text() == "for ann"
     assert "1 by 1 step late" in page.locator("#notes").inner_text()
     workers = [line.split("\t") for line in page.locator("#workers").inner_text().splitlines()]
     assert [(cells[0], cells[1], cells[3], cells[4]) for cells in workers] == [
-        ("bob", "missing", "0", "3"),
+        ("bob", "late", "0", "3"),
         ("ann", "in the round", "1", "4"),
     ]
     assert page.locator("#rounds tr").count() == info.takes == 3
@@ -94,7 +94,7 @@ def test_values_are_those_of_info_and_a_stopped_worker_shows_up(
     assert "first to last gradient" in bar.get_attribute("aria-label")
     assert "take to publish" in bar.get_attribute("aria-label")
     assert {part.get_attribute("class") for part in bar.locator("rect").all()} >= {"p0", "p3"}
-    # The age of the missing worker grows by itself.
+    # The age of the late worker grows by itself.
     age = workers[0][2]
     page.wait_for_function("before => !document.querySelector('#workers').innerText.includes(before)", arg=age)
     bob.apply_grad([1.0] * 1000, 3)
@@ -201,7 +201,7 @@ def test_a_thousand_accumulators_and_a_thousand_workers(dashboard, open_page, op
     try:
         page = open_page(dashboard().url)
         shows(page, "#matching", "1,000")
-        shows(page, "#states", "1,000 missing")
+        shows(page, "#states", "1,000 expected")
         assert page.locator("#rows tr").count() == page.locator("#workers tr").count() == 100
         page.locator("#more-workers").click()
         page.wait_for_function("() => document.querySelectorAll('#workers tr').length === 1000")

@@ -34,7 +34,8 @@ def test_a_chief_says_who_is_there_and_who_is_gone(training, background, until, 
     training.give_lease("worker 7", "host:7", -5_000)
     waiting = background(training.lead, chief, 1)
     said = until(lambda: [text for text in messages(caplog) if "still waiting: 1 of 2" in text])[0]
-    assert "1 worker with a lease; gone: worker 7 (host:7, whose lease ran out" in said
+    assert "; in the round: worker 0 (1); gone: worker 7 (host:7, last seen" in said
+    assert said.endswith("; 1 worker with a lease")
     assert "no chief" not in said
     training.work(training.worker(1))
     waiting.result()
@@ -42,13 +43,14 @@ def test_a_chief_says_who_is_there_and_who_is_gone(training, background, until, 
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_a_worker_says_who_is_missing(training, until, caplog, background):
+def test_a_worker_says_who_is_expected(training, until, caplog, background):
     chief = training.chief(workers=2)
     training.worker(1)
     one = training.work(training.worker(0), gradient=lambda *_: {"w": [1, 1]})
-    said = until(lambda: [text for text in messages(caplog) if "missing from the round" in text])[0]
+    said = until(lambda: [text for text in messages(caplog) if "expected: " in text])[0]
     assert "still waiting for parameters after step 0" in said
-    assert "2 workers with a lease; missing from the round: worker 1 (" in said
+    assert "; in the round: worker 0 (1); expected: worker 1 (" in said
+    assert said.endswith("; 2 workers with a lease")
     chief.close()
     until(lambda: [text for text in messages(caplog) if text.endswith("; no chief")])
     with redisacc.Parameters("train", redis=training.client) as parameters:
@@ -74,8 +76,8 @@ def test_messages_list_a_few_of_many(training, until, caplog, background):
         training.give_lease(f"worker {number}", f"host:{number}", -1000)
     waiting = background(training.lead, chief, 1)
     said = until(lambda: [text for text in messages(caplog) if "gone: " in text])[0]
-    assert said.count("whose lease ran out") == 10
-    assert said.endswith(", 5 more")
+    assert said.count(", last seen ") == 10
+    assert ", 5 more; " in said
     training.work()
     waiting.result()
 

@@ -106,7 +106,7 @@ def tree(model: dict[str, npt.NDArray[np.float32]]) -> None:
 def observer(acc: redisacc.ConditionalAccumulator) -> list[str]:
     info = acc.info()
     assert_type(info, redisacc.AccumulatorInfo)
-    late = [worker.name for worker in info.missing if (info.read_at - worker.seen_at).total_seconds() > 5]
+    late = [worker.name for worker in info.late if (info.read_at - worker.seen_at).total_seconds() > 60]
     for waiting in info.waiting:
         print(waiting.taker, waiting.num_required, waiting.lease_ends_at.isoformat())
     for taken in info.unacknowledged:

@@ -12,7 +12,7 @@ from redisacc import errors
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 WITH_ATTRIBUTES = {
-    "TakeTimeoutError": {"num_required": 3, "num_accumulated": 1, "workers": {"ann": 1}, "missing": ["bob"]},
+    "TakeTimeoutError": {"num_required": 3, "num_accumulated": 1, "workers": {"ann": 1}, "late": ["bob"]},
     "NotFiniteError": {"path": "layers/0", "index": (3, 1)},
     "StepTimeoutError": {"wanted": 4, "global_step": 2},
     "ParametersTimeoutError": {"after": 3, "step": None},

@@ -68,8 +68,8 @@ function showServer(server) {
   document.title = `redisacc: ${server.address}`;
   for (const name of ["applied", "takes", "stale"]) setText(byId(`sum-${name}`), digits(server[name]));
   setText(byId("sum-bytes"), bytes(server.bytes));
-  for (const name of ["missing", "waiting", "unacknowledged"]) setText(byId(`sum-${name}`), count(server[name]));
-  byId("sum-missing").closest("div").classList.toggle("alarm", server.missing > 0 && server.waiting > 0);
+  for (const name of ["late", "gone", "waiting", "unacknowledged"]) setText(byId(`sum-${name}`), count(server[name]));
+  byId("sum-late").closest("div").classList.toggle("alarm", server.late > 0 && server.waiting > 0);
   showNodes(server.nodes);
   const problems = [server.problem, ...server.problems].filter(Boolean);
   byId("problem").hidden = !problems.length;
@@ -154,8 +154,8 @@ function showRow(id, row) {
   setText(known.cells[1], row.step);
   fillBar(known.bar, row);
   setText(known.text, roundText(row));
-  setText(known.cells[3], row.missing ? count(row.missing) : "–");
-  known.cells[3].className = `number ${row.missing ? (row.waiting ? "some" : "") : "none"}`;
+  setText(known.cells[3], row.late ? count(row.late) : "–");
+  known.cells[3].className = `number ${row.late ? (row.waiting ? "some" : "") : "none"}`;
   setText(known.cells[4], digits(row.applied));
   setText(known.cells[5], row.bytes ? bytes(row.bytes) : "–");
 }
@@ -174,9 +174,9 @@ function showOrder(order) {
   if (!state.detail && order.length && (order.length === 1 || !narrow.matches) && !state.text) choose(mostUrgent(order), false);
 }
 
-// Returns the accumulator with the most missing workers or, if none is missing, the first one.
+// Returns the accumulator with the most late workers or, if none is late, the first one.
 function mostUrgent(order) {
-  return order.reduce((best, id) => (rows.get(id).row.missing > rows.get(best).row.missing ? id : best));
+  return order.reduce((best, id) => (rows.get(id).row.late > rows.get(best).row.late ? id : best));
 }
 
 // The accumulator in detail
@@ -240,7 +240,7 @@ function showWorkers({ numbers, rows: found }) {
   }));
   byId("more-workers").hidden = total <= found.length || state.workers >= MOST;
   setText(byId("more-workers"), total > MOST ? `Show ${count(MOST)} of ${count(total)} workers` : `Show all ${count(total)} workers`);
-  announce(`${facts?.name ?? ""}: ${plural(numbers.missing, "worker")} missing`, numbers.missing);
+  announce(`${facts?.name ?? ""}: ${plural(numbers.late, "worker")} late`, numbers.late);
 }
 
 const PHASES = ["to the first gradient", "first to last gradient", "last gradient to take", "take to publish"];

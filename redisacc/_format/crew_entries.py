@@ -1,0 +1,68 @@
+"""The entries of the hash of leases that the chief and the workers of a training hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from redisacc._text import printable, shown
+from redisacc.errors import CorruptDataError
+
+_ENTRY = re.compile(rb"(\S{1,64}) ([0-9]{1,15}) (\S{1,64}) (.{1,1024})", re.DOTALL)
+_PLACE = re.compile(rb"chief|worker ([0-9]{1,12})")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A lease, held or run out.
+
+    Attributes:
+        place: "chief", or "worker" and a number.
+        number: the number of a worker; None for the chief.
+        holder: the random id of the holder's place.
+        process: the identity of its process.
+        who: what people call it.
+        ends_ms: when the lease ends, in milliseconds of the server's clock.
+        left: for how many more seconds the lease lasts; negative if it has run out.
+    """
+
+    place: str
+    number: int | None
+    holder: str
+    process: str
+    who: str
+    ends_ms: int
+    left: float
+
+
+def is_place_of_worker(name: str) -> bool:
+    """Returns whether the workers of trainings have such names."""
+    found = _PLACE.fullmatch(name.encode(errors="replace"))
+    return found is not None and found[1] is not None
+
+
+def parse_crew(key: str, fields: Mapping[bytes, bytes], now_ms: int) -> list[Member]:
+    """Returns all leases that somebody holds, or held and did not give back: the chief's first, then by number.
+
+    Raises:
+        CorruptDataError: an entry is not one that redisacc writes.
+    """
+    members = []
+    for field, entry in fields.items():
+        place, held = _PLACE.fullmatch(field), _ENTRY.fullmatch(entry)
+        if place is None or held is None:
+            raise CorruptDataError(f"{key}: {shown(field)} holds {shown(entry)}, which redisacc did not write")
+        ends_ms = int(held[2])
+        members.append(
+            Member(
+                field.decode(),
+                None if place[1] is None else int(place[1]),
+                held[1].decode("ascii", "replace"),
+                held[3].decode("ascii", "replace"),
+                printable(held[4]),
+                ends_ms,
+                (ends_ms - now_ms) / 1000,
+            )
+        )
+    return sorted(members, key=lambda member: (member.number is not None, member.number or 0))

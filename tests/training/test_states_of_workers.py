@@ -1,0 +1,141 @@
+"""The states of the workers of a training: everything that names them says the same at the same moment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry, generate_latest
+
+import redisacc
+from redisacc._dashboard.page_data import id_of, parse_query, sections
+from redisacc._monitoring.monitor import Monitor
+from redisacc._redis.connect import connect
+from redisacc.cli import main
+from redisacc.cli.export import Metrics
+
+pytestmark = pytest.mark.one_server
+
+WANTED = {"in the round": ["worker 0"], "expected": ["worker 1"], "late": ["worker 2"], "gone": ["worker 3"]}
+
+
+def scrape(metrics):
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    return generate_latest(registry).decode().splitlines()
+
+
+def test_in_a_healthy_run_of_three_no_worker_is_missing_at_any_scrape(training, real_server, background):
+    chief = training.chief(workers=3)
+    workers = [training.work(training.worker(number), gradient=_slowly) for number in range(3)]
+    scraped = threading.Event()
+
+    def lead():
+        for taken in chief.rounds(until=21):
+            if chief.step == 20:
+                # Once the last parameters are published, the workers leave.
+                scraped.wait(60)
+            chief.publish({"w": chief.parameters["w"] + taken.gradient["w"]})
+
+    leading = background(lead)
+    found = []
+    try:
+        with contextlib.closing(Metrics(connect(real_server.url), [])) as metrics:
+            while chief.step < 20:
+                found += scrape(metrics)
+    finally:
+        scraped.set()
+    leading.result()
+    for worker in workers:
+        worker.join()
+    for name in ("missing", "late", "gone"):
+        numbers = [line.split()[-1] for line in found if line.startswith(f"redisacc_{name}_workers{{")]
+        assert len(numbers) > 1
+        assert set(numbers) == {"0.0"}
+    each = [line for line in found if line.startswith("redisacc_worker_missing{")]
+    assert {line.split()[-1] for line in each} == {"0.0"}
+    # So the test has seen rounds that had just begun.
+    assert len({line for line in found if line.startswith("redisacc_expected_workers{")}) > 1
+
+
+def cli(*words):
+    return CliRunner().invoke(main, list(map(str, words)), catch_exceptions=False)
+
+
+def _slowly(number, step, _):
+    time.sleep(0.01 * (1 + number))
+    return {"w": [1, step]}
+
+
+@pytest.mark.forges
+def test_everything_names_the_same_state_at_the_same_moment(training, real_server, real_client):
+    """Each place says what the table says: log, error, info(), show, watch, export and dashboard."""
+    chief = training.chief(workers=4)
+    seconds, micros = real_client.time()
+    now = seconds * 1000 + micros // 1000
+    # At step 1, worker 0 contributed 30 s ago, and worker 2 was seen 20 s before that.
+    planted = ((30_000, 1, 9000), (10_000, 1, 9000), (50_000, 0, 9000), (50_000, 0, -9000))
+    for number, (ms, step, lease) in enumerate(planted):
+        entry = f"1 applied {step} 1 {now - ms} 1 0 worker {number}"
+        real_client.hset("redisacc:{train}:sessions", f"{now - 60_000}-{number:x}", entry)
+        training.give_lease(f"worker {number}", f"host:{number}", lease)
+    real_client.hset("redisacc:{train}:workers", "worker 0", "1")
+    real_client.hset("redisacc:{train}", mapping={"num_accumulated": "1", "applied": "4", "global_step": "1"})
+    absent = {state: names for state, names in WANTED.items() if state != "in the round"}
+
+    with pytest.raises(redisacc.TakeTimeoutError) as caught:
+        chief._accumulator.take_grad(4, timeout=0)
+    error = caught.value
+    assert list(error.workers) == WANTED["in the round"]
+    assert {"expected": error.expected, "late": error.late, "gone": error.gone} == absent
+    assert (error.num_expected, error.num_late, error.num_gone) == (1, 1, 1)
+    clauses = dict(clause.split(": ", 1) for clause in str(error).split("; ")[1:])
+    assert {state: re.findall(r"worker \d", text) for state, text in clauses.items()} == WANTED
+
+    info = chief._accumulator.info()
+    assert {state: [one.name for one in workers] for state, workers in info.states.items()} == WANTED
+    assert [[one.name for one in of] for of in (info.expected, info.late, info.gone)] == list(absent.values())
+
+    url = ["--redis", real_server.url]
+    shown = json.loads(cli("show", "train", "--json", *url).stdout)
+    assert {state: shown[state] for state in absent} == absent
+    table = re.findall(r"^  (worker \d) +(1|[a-z]+) ", cli("show", "train", *url).stdout, re.MULTILINE)
+    assert dict(table) == {"worker 0": "1", "worker 1": "expected", "worker 2": "late", "worker 3": "gone"}
+
+    watched = json.loads(cli("watch", "train", "-n", 1, "--json", *url).stdout)
+    assert {state: list(watched[state]) for state in absent} == absent
+    line = cli("watch", "train", "-n", 1, *url).stdout
+    assert {state: re.findall(rf"  {state}: (worker \d) \(", line) for state in absent} == absent
+
+    with contextlib.closing(Metrics(connect(real_server.url), [])) as metrics:
+        lines = scrape(metrics)
+    for name, number in (("", 1), ("expected_", 1), ("late_", 1), ("gone_", 1), ("missing_", 2)):
+        assert f'redisacc_{name}workers{{accumulator="train"}} {number}.0' in lines
+    for worker, missing in enumerate((0, 0, 1, 1)):
+        assert f'redisacc_worker_missing{{accumulator="train",worker="worker {worker}"}} {missing}.0' in lines
+
+    with contextlib.closing(Monitor(connect(real_server.url), ["*"])) as monitor:
+        monitor.refresh()
+        page = sections(monitor, parse_query({"detail": id_of("train")}), "", "")
+    workers = json.loads(page["detail:workers"])
+    assert {state: [row[0] for row in workers["rows"] if row[1] == state] for state in WANTED} == WANTED
+    row, server = json.loads(page[f"row:{id_of('train')}"]), json.loads(page["server"])
+    assert [(facts["late"], facts["gone"]) for facts in (row, server)] == [(1, 1)] * 2
+
+
+def test_a_worker_that_gives_its_lease_back_is_gone_at_once(training, background):
+    chief = training.chief(workers=1)
+    ann, bob = training.worker(0), training.worker(1)
+    leading = background(training.lead, chief, 1)
+    next(ann.steps())
+    ann.apply({"w": [1, 1]})
+    leading.result()
+    assert [one.name for one in chief._accumulator.info().expected] == ["worker 1", "worker 0"]
+    ann.close()
+    assert [one.name for one in chief._accumulator.info().gone] == ["worker 0"]
+    bob.close()
