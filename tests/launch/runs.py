@@ -31,10 +31,11 @@ class Run:
 
     def __init__(self, command: list[str], cwd: Path, environment: dict[str, str], *, read: bool) -> None:
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
+        self._folder = cwd
         self.process = WarmPython(
             ["-W", "error", "-m", "redisacc", "run", *command],
             cwd=cwd,
-            env={**os.environ, **environment, _MARK: self._mark.partition("=")[2]},
+            env={**os.environ, "TMPDIR": str(cwd), **environment, _MARK: self._mark.partition("=")[2]},
             start_new_session=True,
         )
         self._written = {"out": bytearray(), "err": bytearray()}
@@ -68,23 +69,24 @@ class Run:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def code(self, *, server: bool = False) -> int:
-        """Waits for the end, after which no process may be left. Returns the exit code.
-
-        With a server, the shell that supervised it ends its last `sleep` with a signal, which takes a moment.
-        """
+    def code(self) -> int:
+        """Waits for the end, after which no process may be left. Returns the exit code."""
         code = self.process.wait(30)
         for reader in self._readers:
             reader.join(30)
-        wait_for(lambda: not self.left(), 5 if server else 0)
+        assert not self.left()
         return code
 
     def left(self) -> list[int]:
-        """The processes of this run that are alive, but for `redisacc run` itself."""
+        """The processes of this run that are alive, but for `redisacc run` itself.
+
+        A server writes its title over its environment, so it is known by its directory.
+        """
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                marked = self._mark.encode() in (folder / "environ").read_bytes().split(b"\0")
+                if marked or (folder / "cwd").readlink().is_relative_to(self._folder):
                     found.append(int(folder.name))
         return sorted(set(found) - {self.process.pid})
 
