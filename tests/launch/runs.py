@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -31,11 +32,11 @@ class Run:
 
     def __init__(self, command: list[str], cwd: Path, environment: dict[str, str], *, read: bool) -> None:
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
-        self._folder = cwd
+        self._temporary = Path(tempfile.mkdtemp(prefix="run-"))
         self.process = WarmPython(
             ["-W", "error", "-m", "redisacc", "run", *command],
             cwd=cwd,
-            env={**os.environ, "TMPDIR": str(cwd), **environment, _MARK: self._mark.partition("=")[2]},
+            env={**os.environ, "TMPDIR": str(self._temporary), **environment, _MARK: self._mark.partition("=")[2]},
             start_new_session=True,
         )
         self._written = {"out": bytearray(), "err": bytearray()}
@@ -80,13 +81,13 @@ class Run:
     def left(self) -> list[int]:
         """The processes of this run that are alive, but for `redisacc run` itself.
 
-        A server writes its title over its environment, so it is known by its directory.
+        A server writes its title over its environment, so it is known by its temporary directory.
         """
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 marked = self._mark.encode() in (folder / "environ").read_bytes().split(b"\0")
-                if marked or (folder / "cwd").readlink().is_relative_to(self._folder):
+                if marked or (folder / "cwd").readlink().is_relative_to(self._temporary):
                     found.append(int(folder.name))
         return sorted(set(found) - {self.process.pid})
 
@@ -100,6 +101,8 @@ class Run:
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
+        # Empty: a server removes its directory.
+        self._temporary.rmdir()
 
 
 class Starter:
