@@ -109,7 +109,7 @@ lint: $(VENV)/.test ## 15 s | check style, imports between layers, Lua and shell
 	rm -rf build/lua && $(BIN)/python -c \
 	  'import pathlib, redisacc._redis.script_loader as loader; loader.write(pathlib.Path("build/lua"))'
 	luacheck --quiet build/lua lua/inspect
-	shellcheck .ci/run redisacc/embedded/supervisor.sh redisacc/_launch/guard.sh
+	shellcheck .ci/run redisacc/embedded/guard.sh redisacc/_launch/guard.sh
 
 # The types of the package, and of a user's code that is checked against them.
 types: $(VENV)/.test ## 20 s | check types, ours and those that users see

@@ -1,6 +1,6 @@
 """`python -m redisacc` does what the command `redisacc` does."""
 
-from redisacc.cli import main
+from _redisacc_command import main
 
 if __name__ == "__main__":
-    main(prog_name="redisacc")
+    main()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from importlib import resources
+from pathlib import Path
 
 __all__ = ["Guard"]
 
-# The shell gets the text and not the path: a shell reads its script line by line, so an upgrade of the package would
-# change the script under a running one.
-_SCRIPT = resources.files("redisacc._launch").joinpath("guard.sh").read_text(encoding="utf-8")
+_SCRIPT = Path(__file__).with_name("guard.sh")
 
 
 class Guard:
@@ -28,7 +26,7 @@ class Guard:
         reader, self._writer = os.pipe()
         try:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", _SCRIPT, "redisacc run: guard", str(grace)],
+                ["/bin/sh", str(_SCRIPT), str(grace)],
                 stdin=reader,
                 # The guard outlives its owner. A reader of the owner's output must not have to wait for it as well.
                 stdout=subprocess.DEVNULL,

@@ -89,8 +89,14 @@ def _group() -> click.Group:
                 return super().make_context(*args, **options)
 
         def invoke(self, ctx: click.Context) -> Any:
-            with printable_refusals():
-                return super().invoke(ctx)
+            try:
+                with printable_refusals():
+                    return super().invoke(ctx)
+            except KeyboardInterrupt as error:
+                # Just before or after the time in which the command handles it. click would end with "Aborted!" and 1.
+                from redisacc.cli.failures import exit_code_of_interrupt
+
+                raise SystemExit(exit_code_of_interrupt(error)) from None
 
         def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
             with formatter.section("Commands"):

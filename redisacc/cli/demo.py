@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,10 +17,10 @@ import click
 import redisacc
 from redisacc._admin.training import delete_training
 from redisacc._launch.run import Run, places
-from redisacc.cli.failures import report_failures
+from redisacc.cli.failures import interrupts_raise, report_failures
 from redisacc.cli.options import transport_of
 from redisacc.cli.output import count_text, echo_wrapped
-from redisacc.cli.own_server import interrupted_by_signals, own_server, problem_of
+from redisacc.cli.own_server import own_server, problem_of
 from redisacc.demo import DemoError
 from redisacc.demo.settings import Settings, training_options
 from redisacc.demo.skipgram import Array, initial_parameters, neighbours
@@ -59,7 +60,7 @@ def demo(settings: Settings, corpus: Corpus, text: tuple[Path, ...], words: tupl
     name = f"demo-{secrets.token_hex(3)}"
     program = [sys.executable, "-m", "redisacc.demo.training", name, *(f"--text={file}" for file in text)]
     program += [f"--{option}={value}" for option, value in asdict(settings).items()]
-    with interrupted_by_signals(), contextlib.nullcontext() if url else own_server() as server:
+    with interrupts_raise(signal.SIGTERM, signal.SIGHUP), contextlib.nullcontext() if url else own_server() as server:
         address = server.url if server else str(url)
         environment = _ENVIRONMENT | os.environ | {"REDISACC_URL": address}
         # The URL of a server of our own has no password that this could show.

@@ -1,4 +1,4 @@
-"""The failures of the commands: exit codes, and one line on standard error instead of a traceback."""
+"""How commands end early: failures and signals become exit codes, and one line instead of a traceback."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
@@ -30,7 +33,7 @@ FAILED, USAGE, NOT_FOUND, TIMED_OUT, STALE, UNAVAILABLE, INTERRUPTED = 1, 2, 3, 
 # The last lines of each command's help.
 EXIT_CODES = (
     "Exit codes: 0 success, 1 failure, 2 wrong usage, 3 no such accumulator, 4 timeout, 5 gradient dropped, "
-    "6 no server answers, 130 interrupted by Ctrl-C."
+    "6 no server answers, 130 interrupted by Ctrl-C, 143 ended by SIGTERM."
 )
 
 P = ParamSpec("P")
@@ -59,11 +62,14 @@ def fail(message: str, exit_code: int = FAILED) -> NoReturn:
 
 
 def report_failures(function: Callable[P, R]) -> Callable[P, R]:
-    """Turns expected errors of a command into one line and an exit code, and Ctrl-C into exit code 130."""
+    """Turns expected errors of a command into one line and an exit code, and Ctrl-C into exit code 130.
+
+    The command is ready for KeyboardInterrupt, wherever it is raised.
+    """
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _reporting():
+        with _reporting(), interrupts_raise(signal.SIGINT):
             try:
                 return function(*args, **kwargs)
             except AccumulatorNotFoundError as error:
@@ -94,9 +100,9 @@ def _reporting() -> Iterator[None]:
         yield
     except RedisAccError as error:
         raise Failure(str(error), _exit_code_of(error)) from None
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         # The terminal has just printed ^C.
-        raise SystemExit(INTERRUPTED) from None
+        raise SystemExit(exit_code_of_interrupt(error)) from None
     except BrokenPipeError:
         # `redisacc tail | head`: the reader has enough. Python would complain when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -108,6 +114,64 @@ def _reporting() -> Iterator[None]:
         raise Failure("there is too little memory for this") from None
     finally:
         logger.removeHandler(handler)
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal other than Ctrl-C has arrived.
+
+    Attributes:
+        number: the number of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def exit_code_of_interrupt(error: KeyboardInterrupt) -> int:
+    """Returns what a shell reports for a program that the signal has ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    return 128 + (error.number if isinstance(error, _Stopped) else signal.SIGINT)
+
+
+def _raise(number: int, _frame: FrameType | None) -> NoReturn:
+    raise _Stopped(number) if number != signal.SIGINT else KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def interrupts_raise(*numbers: int) -> Iterator[None]:
+    """During this block, these signals raise KeyboardInterrupt, unless they are ignored or handled otherwise.
+
+    Python drops an exception that is raised in a destructor, so that the signal would have no effect. In that case it
+    is raised again a moment later.
+    """
+    # Elsewhere, no handler ever runs.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handled = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    hook = sys.unraisablehook
+
+    def raise_again(unraisable: sys.UnraisableHookArgs) -> None:
+        error = unraisable.exc_value
+        if not isinstance(error, KeyboardInterrupt):
+            hook(unraisable)
+            return
+
+        def raise_it(_number: int, _frame: FrameType | None) -> None:
+            raise error
+
+        signal.signal(signal.SIGALRM, raise_it)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+    try:
+        sys.unraisablehook = raise_again
+        for number in handled:
+            signal.signal(number, _raise)
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+        sys.unraisablehook = hook
 
 
 def _exit_code_of(error: RedisAccError) -> int:

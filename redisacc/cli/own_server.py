@@ -8,23 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from redisacc._text import printable_lines
+from redisacc.cli.failures import interrupts_raise
 from redisacc.embedded import Server
 
-__all__ = ["interrupted_by_signals", "own_server", "problem_of"]
-
-
-@contextlib.contextmanager
-def interrupted_by_signals() -> Iterator[None]:
-    """During this block, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, unless they are handled."""
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            before[number] = signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+__all__ = ["own_server", "problem_of"]
 
 
 @contextlib.contextmanager
@@ -36,7 +23,7 @@ def own_server(directory: Path | None = None, port: int | None = None, *, durabl
         port: its port. None: a free one.
         durable: whether it writes every change to disk.
     """
-    with interrupted_by_signals(), Server(directory, port=port, durable=durable) as server:
+    with interrupts_raise(signal.SIGTERM, signal.SIGHUP), Server(directory, port=port, durable=durable) as server:
         yield server
 
 

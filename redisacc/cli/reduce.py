@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import click
 
 from redisacc._handles.reducer import MAX_ACCUMULATORS, Reducer
 from redisacc._text import printable
-from redisacc.cli.failures import report_failures
+from redisacc.cli.failures import interrupts_raise, report_failures
 from redisacc.cli.options import redis_option
 from redisacc.cli.output import echo_wrapped
-from redisacc.cli.own_server import interrupted_by_signals
 
 __all__ = ["reduce"]
 
@@ -37,7 +38,7 @@ def reduce(*, pattern: str, max_accumulators: int, node: str | None, url: str | 
     Unix socket. It only saves time, and may be stopped at any moment: takers then do its work. Ctrl-C or SIGTERM ends
     it.
     """
-    with interrupted_by_signals():
+    with interrupts_raise(signal.SIGTERM, signal.SIGHUP):
         try:
             reducer = Reducer(pattern, redis=url, max_accumulators=max_accumulators, node=node)
             where = "" if node is None else f" on {printable(node)}"

@@ -16,6 +16,7 @@ import redis
 
 from redisacc._handles.reducer import Reducer
 from redisacc._text import printable_lines
+from redisacc.cli.failures import interrupts_raise
 from redisacc.embedded import Cluster, Server
 from redisacc.errors import RedisAccError
 
@@ -94,10 +95,6 @@ def server(
     _check_options(port=port, socket=socket, masters=masters, replicas=replicas)
     if port is None and socket is None:
         port = _DEFAULT_PORT if masters is None else _DEFAULT_CLUSTER_PORT
-    # Both signals become KeyboardInterrupt, which ends any wait, for example that for a large file to load.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup, SIGHUP stays ignored
-            signal.signal(number, signal.default_int_handler)
     try:
         child: Server | Cluster
         if masters is None:
@@ -107,13 +104,9 @@ def server(
     except RedisAccError as error:
         raise click.ClickException(str(error)) from None
     try:
-        child.start()
-        if isinstance(child, Cluster):
-            _announce_cluster(child, directory, durable=durable)
-        else:
-            _announce(child, socket, durable=durable)
-        with _reducing(child) if reduce else contextlib.nullcontext():
-            failed = _watch_all(child) if isinstance(child, Cluster) else _watch(child)
+        # Under nohup, SIGHUP stays ignored. The others end any wait, for example that for a large file to load.
+        with interrupts_raise(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            failed = _run(child, directory, socket, durable=durable, reduce=reduce)
     except KeyboardInterrupt:
         # The terminal has just printed ^C.
         click.echo("\nStopping ...")
@@ -125,6 +118,17 @@ def server(
         log = printable_lines(failed.log_tail())
         child.stop()
         raise click.ClickException(f"the server ended unexpectedly; the end of its log:\n{log}")
+
+
+def _run(child: Server | Cluster, directory: Path, socket: Path | None, *, durable: bool, reduce: bool) -> Server:
+    """Starts the server or cluster and blocks until one of its processes has ended by itself. Returns that one."""
+    child.start()
+    if isinstance(child, Cluster):
+        _announce_cluster(child, directory, durable=durable)
+    else:
+        _announce(child, socket, durable=durable)
+    with _reducing(child) if reduce else contextlib.nullcontext():
+        return _watch_all(child) if isinstance(child, Cluster) else _watch(child)
 
 
 @contextlib.contextmanager

@@ -78,8 +78,8 @@ class ClusterNode(Server):
         with contextlib.suppress(OSError):
             self._configuration = (self.dir / CONFIGURATION).read_bytes()
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child.server_pid, signal.SIGKILL)
-        child.supervisor.wait()
+            os.kill(child.process.pid, signal.SIGKILL)
+        child.process.wait()
 
     def ask(self, *command: str | int, timeout: float = 5.0) -> Any:
         """Returns the reply of this node to a command as it is, its strings decoded.

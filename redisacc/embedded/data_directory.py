@@ -59,7 +59,8 @@ class DataDirectory:
             OSError: the directory can't be created.
         """
         if path is None:
-            return cls(Path(tempfile.mkdtemp(prefix="redisacc-")), temporary=True)
+            # Before Python 3.12, the path is relative if that of the directory for temporary files is.
+            return cls(Path(tempfile.mkdtemp(prefix="redisacc-")).absolute(), temporary=True)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return cls(path, temporary=False)
 

@@ -1,13 +1,16 @@
-"""Forks of this process: when they must wait, and what a forked child must let go of."""
+"""Forks of this process: when they must wait, what a forked child must let go of, and what no signal may interrupt."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Protocol
 
-__all__ = ["Disownable", "disown_after_fork", "fork_lock"]
+__all__ = ["Disownable", "disown_after_fork", "fork_lock", "handlers_deferred"]
 
 fork_lock = threading.RLock()
 """Keeps other threads from forking while it is held.
@@ -43,3 +46,30 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(before=fork_lock.acquire, after_in_parent=fork_lock.release, after_in_child=_after_fork_in_child)
+
+
+@contextlib.contextmanager
+def handlers_deferred() -> Iterator[None]:
+    """Defers this program's signal handlers to the end of a block, which must be short.
+
+    A handler that raises, as that of Ctrl-C does, may raise between any two instructions: also after a call has created
+    a process or a directory, and before its result is stored. Then nobody knows it any more. A signal that arrives
+    while `Popen` waits for the new process to be executed does just that.
+    """
+    # In other threads, no handler ever runs.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    handlers = {
+        int(number): handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))
+    }
+    try:
+        with contextlib.ExitStack() as restoring:
+            for number, handler in handlers.items():
+                restoring.callback(signal.signal, number, handler)
+                signal.signal(number, lambda number, _frame: arrived.append(number))
+            yield
+    finally:
+        for arrival in arrived:
+            handlers[arrival](arrival, None)

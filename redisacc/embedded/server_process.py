@@ -1,4 +1,4 @@
-"""A running server with its supervisor, its directory and its log."""
+"""A server process with its guard, its directory and its log."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import redis
 from redisacc.embedded.addresses import Address, TCPAddress
 from redisacc.embedded.command_line import ENVIRONMENT, server_command
 from redisacc.embedded.data_directory import DataDirectory, DirectoryInUseError
-from redisacc.embedded.forks import disown_after_fork, fork_lock
+from redisacc.embedded.forks import disown_after_fork, fork_lock, handlers_deferred
+from redisacc.embedded.guarded_process import GuardedProcess, how_it_ended
 from redisacc.embedded.log_file import LogFile
 from redisacc.embedded.persistence import Persistence
 from redisacc.embedded.program import Program
 from redisacc.embedded.status import ask_status
-from redisacc.embedded.supervisor import Supervisor
 from redisacc.errors import ServerError
 
 __all__ = ["PortInUseError", "ServerProcess"]
@@ -45,13 +45,8 @@ class ServerProcess:
         directory: the data directory.
         address: where the server listens.
         persistence: how the server keeps its data.
-        supervisor: the process that ends the server.
-        server_pid: the process id of the server; 0 before `wait_until_ready`.
-        owned: whether this process started the server; False in a forked child.
-
-    Raises:
-        DirectoryInUseError: another server uses the directory.
-        OSError: the log, the lock file or the shell can't be opened or started.
+        process: the server, and the guard that ends it when its owner is gone.
+        owned: whether this process has started the server; False before `start` and in a forked child.
     """
 
     def __init__(
@@ -68,15 +63,23 @@ class ServerProcess:
         self.persistence = persistence
         self._options = options
         self._ready = False
-        self.server_pid = 0
-        self.owned = True
+        self.owned = False
+
+    def start(self) -> None:
+        """Starts the server, without waiting until it answers. Must be called once.
+
+        Raises:
+            DirectoryInUseError: another server uses the directory.
+            OSError: the log, the lock file, the shell or the server can't be opened or started.
+        """
         deadline, saved = 0.0, -1
         while True:
             try:
-                # While the lock isn't held, a fork in another thread would copy the supervisor's socket and the lock
+                # While the lock isn't held, a fork in another thread would copy the guard's socket and the lock
                 # file into a process that doesn't know them and may live on.
-                with fork_lock:
+                with fork_lock, handlers_deferred():
                     self._spawn()
+                    self.owned = True
                     disown_after_fork(self)
                 return
             except DirectoryInUseError:
@@ -108,7 +111,7 @@ class ServerProcess:
                         self.persistence,
                         append_only=append_only or self._leaves_file,
                     )
-                    self.supervisor = Supervisor(
+                    self.process = GuardedProcess(
                         [*command, *self._options],
                         directory=self.directory,
                         lock=lock,
@@ -128,18 +131,14 @@ class ServerProcess:
             ServerError: the server ended, or the timeout ran out.
         """
         deadline = time.monotonic() + timeout
-        try:
-            self.server_pid = self.supervisor.read_server_pid(timeout)
-        except ServerError as error:
-            raise ServerError(f"{error}{self._end_of_log()}") from error
         loaded_bytes = None
         pause = 0.005
-        while self.supervisor.exit_status() is None:
+        while (exit_status := self.process.exit_status()) is None:
             status = ask_status(self.address, _STARTING_STATUS_TIMEOUT)
-            if status is not None and status.pid == self.server_pid:
+            if status is not None and status.pid == self.process.pid:
                 if status.ready:
                     self._ready = True
-                    self.directory.sign(f"{self.address.url} (process {self.server_pid})")
+                    self.directory.sign(f"{self.address.url} (process {self.process.pid})")
                     return
                 if status.loaded_bytes != loaded_bytes:
                     loaded_bytes = status.loaded_bytes
@@ -150,10 +149,7 @@ class ServerProcess:
             pause = min(pause * 1.5, 0.1)
         if isinstance(self.address, TCPAddress) and "Address already in use" in self.log_tail(100):
             raise PortInUseError(f"port {self.address.port} is already in use on this machine: choose another one")
-        raise ServerError(
-            f"{self.program.version} ended during its start with status {self.supervisor.exit_status()}"
-            f"{self._end_of_log()}"
-        )
+        raise ServerError(f"{self.program.version} {how_it_ended(exit_status)} before it was ready{self._end_of_log()}")
 
     def leave_append_only_file(self) -> None:
         """Moves the data of an earlier server's append-only file into a snapshot. Blocks until that is saved.
@@ -184,9 +180,9 @@ class ServerProcess:
     def alive(self) -> bool:
         """Returns whether the server process is alive; in a forked child, whether it answers."""
         if self.owned:
-            return self.supervisor.exit_status() is None
+            return self.process.exit_status() is None
         status = ask_status(self.address, _RUNNING_STATUS_TIMEOUT)
-        return status is not None and status.pid == self.server_pid
+        return status is not None and status.pid == self.process.pid
 
     def log_tail(self, lines: int) -> str:
         """Returns the last lines that the server has logged. Must not be called in a forked child."""
@@ -195,27 +191,27 @@ class ServerProcess:
     def end(self) -> None:
         """Ends the server and blocks until it has ended. May be called at any time and more than once.
 
-        Has no effect in a forked child.
+        Has no effect before `start` and in a forked child.
         """
         if not self.owned:
             return
-        stops = self._ready and self.supervisor.exit_status() is None
-        self.supervisor.end()
-        if stops and self.persistence is not Persistence.NONE and self.supervisor.exit_status() != 0:
+        stops = self._ready and self.process.exit_status() is None
+        self.process.end()
+        if stops and self.persistence is not Persistence.NONE and self.process.exit_status() != 0:
             _log.warning(
                 "%s did not end as it should, and changes since it last wrote to %s are lost%s",
                 self.program.version,
                 self.directory.path,
                 self._end_of_log(),
             )
-        # The supervisor has removed a temporary directory, unless it was killed.
+        # The guard has removed a temporary directory, unless it was killed.
         self.directory.remove_if_temporary()
         self._log.close()
 
     def disown(self) -> None:
         """Lets go, in a forked child, of everything that would keep the server alive or end it."""
         self.owned = False
-        self.supervisor.disown()
+        self.process.disown()
         self._log.disown()
 
     def _end_of_log(self) -> str:

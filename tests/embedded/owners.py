@@ -62,14 +62,14 @@ def gone(pid: int, seconds: float = 10) -> bool:
     return wait_until(lambda: not alive(pid), seconds)
 
 
-def session(leader: int) -> list[int]:
-    """The processes of a session that exist and aren't zombies. Only on Linux."""
+def group(leader: int) -> list[int]:
+    """The processes of a process group that exist and aren't zombies. Only on Linux."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         # The process may end at any time.
         with contextlib.suppress(OSError):
-            status, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
-            if int(its_session) == leader and status != "Z":
+            status, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == leader and status != "Z":
                 found.append(int(path.parent.name))
     return found
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from owners import REAL, alive, executable_of, gone, run, session, wait_until, written
+from owners import REAL, alive, executable_of, gone, group, run, wait_until, written
 
 from redisacc.embedded import Server, find_server
 from redisacc.embedded.addresses import free_port
@@ -452,8 +452,8 @@ def test_temporary_directory_goes_with_the_server(executable: str) -> None:
         assert server.dir != first
         assert ask(server, "GET", "a") is None
         os.kill(server.pid, signal.SIGKILL)
-        assert wait_until(lambda: not server.dir.exists())
         assert wait_until(lambda: not server.running)
+    assert not server.dir.exists()
 
 
 def test_start_waits_until_the_data_are_loaded(executable: str, tmp_path: Path) -> None:
@@ -477,16 +477,24 @@ def test_directory_in_use(executable: str, tmp_path: Path) -> None:
 
 def test_directory_stays_locked_as_long_as_the_server_lives(any_executable: str, tmp_path: Path) -> None:
     # The owner is gone, but its server is still running, and might still write.
-    with run("-c", OWNER, any_executable, str(tmp_path / "data"), cwd=tmp_path) as owner:
-        pid = int(owner.line())
-        os.kill(pid, signal.SIGSTOP)
+    text = f"""
+        #!/bin/sh
+        [ "$1" = --version ] && {{ echo "Redis server v=7.0.0"; exit; }}
+        trap '' TERM
+        echo $$ > {tmp_path}/pid.new
+        mv {tmp_path}/pid.new {tmp_path}/pid
+        until [ -e {tmp_path}/end ]; do sleep 0.1; done
+    """
+    deaf = program(tmp_path / "deaf", text)
+    script = "import sys; from redisacc.embedded import Server; Server('data', executable=sys.argv[1]).start()"
+    with run("-c", script, str(deaf), cwd=tmp_path) as owner:
+        assert wait_until((tmp_path / "pid").exists)
+        pid = int((tmp_path / "pid").read_text())
         owner.kill()
         owner.result()
-        try:
-            with pytest.raises(ServerError, match="in use by"):
-                Server(tmp_path / "data", executable=any_executable).start()
-        finally:
-            os.kill(pid, signal.SIGCONT)
+        with pytest.raises(ServerError, match="in use by"):
+            Server(tmp_path / "data", executable=any_executable).start()
+        (tmp_path / "end").touch()
         assert gone(pid)
     with Server(tmp_path / "data", executable=any_executable) as server:
         assert ask(server, "PING")
@@ -606,14 +614,14 @@ def test_server_that_ends_at_once_is_quoted(tmp_path: Path, monkeypatch: pytest.
     """
     short_lived = program(tmp_path / "short-lived", text)
     message = leaves_nothing(Server(executable=short_lived), monkeypatch, tmp_path / "scratch")
-    assert "status 5" in message
+    assert "ended with exit status 5 before it was ready" in message
     assert "complaint 3\n" in message
     assert message.endswith("complaint 12")
     assert "complaint 2\n" not in message
 
 
 def test_the_end_of_a_server_is_noticed_however_soon_it_comes(tmp_path: Path) -> None:
-    # It ends while the supervisor's watcher is still being forked, in about one start of ten.
+    # It may end before its owner looks for the first time.
     text = """
         #!/bin/sh
         [ "$1" = --version ] && { echo "Redis server v=7.0.0"; exit; }
@@ -621,7 +629,7 @@ def test_the_end_of_a_server_is_noticed_however_soon_it_comes(tmp_path: Path) ->
     """
     short_lived = program(tmp_path / "short-lived", text)
     for _ in range(60):
-        with pytest.raises(ServerError, match="status 5"):
+        with pytest.raises(ServerError, match="exit status 5"):
             Server(executable=short_lived).start(timeout=3)
 
 
@@ -700,7 +708,7 @@ def test_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pyte
 def test_server_that_does_not_end_is_killed(
     any_executable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("redisacc.embedded.supervisor.END_TIMEOUT", 0.5)
+    monkeypatch.setattr("redisacc.embedded.guarded_process.GRACE", 0.5)
     server = Server(executable=any_executable)
     server.start()
     pid, directory = server.pid, server.dir
@@ -729,41 +737,18 @@ def test_server_that_takes_a_while_to_end_is_not_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
-@pytest.mark.parametrize("how", ["stopped", "its owner is killed"])
-def test_no_process_is_left_when_a_server_has_ended(any_executable: str, tmp_path: Path, how: str) -> None:
-    # The supervisor sleeps while the server ends. Here it would oversleep.
-    program(tmp_path / "sleep", "#!/bin/sh\nexec /bin/sleep 1000\n")
-    script = """
-import sys
-from redisacc.embedded import Server
-server = Server(executable=sys.argv[1])
-server.start()
-print(server.pid)
-print(server._child.supervisor.pid)
-sys.stdin.readline()
-server.stop()
-print("stopped")
-"""
-    with run("-c", script, any_executable, cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}") as owner:
-        pid, leader = int(owner.line()), int(owner.line())
-        try:
-            os.kill(pid, signal.SIGSTOP)
-            before = len(session(leader))
-            if how == "stopped":
-                owner.say()
-            else:
-                owner.kill()
-            assert wait_until(lambda: len(session(leader)) > before)
-            os.kill(pid, signal.SIGCONT)
-            assert wait_until(lambda: session(leader) == [])
-            assert owner.line() == ("stopped" if how == "stopped" else "")
-        finally:
-            for left in session(leader):
-                os.kill(left, signal.SIGKILL)
+def test_no_process_is_left_when_a_server_has_ended(any_executable: str) -> None:
+    server = Server(executable=any_executable)
+    server.start()
+    assert server._child is not None
+    leader = server._child.process.guard_pid
+    assert sorted(group(leader)) == sorted([leader, server.pid])
+    server.stop()
+    assert group(leader) == []
 
 
 def test_hanging_server_is_killed_though_the_owner_is_gone(any_executable: str, tmp_path: Path) -> None:
-    hasty = "from redisacc.embedded import supervisor; supervisor.GRACE = 2\n"
+    hasty = "from redisacc.embedded import guarded_process; guarded_process.GRACE = 2\n"
     with run("-c", hasty + OWNER, any_executable, "", cwd=tmp_path) as owner:
         pid = int(owner.line())
         os.kill(pid, signal.SIGSTOP)
@@ -852,27 +837,27 @@ def test_data_of_a_killed_owner_are_kept(executable: str, tmp_path: Path) -> Non
         assert ask(server, "GET", "a") == "1"
 
 
-def test_killed_supervisor_does_not_leave_the_server_to_itself(any_executable: str) -> None:
+def test_a_server_without_its_guard_ends(any_executable: str) -> None:
     server = Server(executable=any_executable)
     server.start()
     pid, directory = server.pid, server.dir
     assert server._child is not None
-    os.kill(server._child.supervisor.pid, signal.SIGKILL)
+    os.kill(server._child.process.guard_pid, signal.SIGKILL)
     assert wait_until(lambda: not server.running)
     server.stop()
     assert gone(pid)
     assert not directory.exists()
 
 
-def test_terminated_supervisor_stops_the_server(any_executable: str) -> None:
-    server = Server(executable=any_executable)
-    server.start()
-    pid, directory = server.pid, server.dir
-    assert server._child is not None
-    os.kill(server._child.supervisor.pid, signal.SIGTERM)
-    assert gone(pid)
-    assert wait_until(lambda: not directory.exists())
-    server.stop()
+def test_signals_do_not_end_the_guard(any_executable: str, tmp_path: Path) -> None:
+    script = OWNER.replace("print(server.dir)", "print(server._child.process.guard_pid)")
+    with run("-c", script, any_executable, "", cwd=tmp_path) as owner:
+        pid, guard = int(owner.line()), int(owner.line())
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(guard, number)
+        owner.kill()
+        assert gone(pid)
+        assert gone(guard)
 
 
 def test_server_outlives_the_thread_that_started_it(any_executable: str) -> None:
@@ -1123,7 +1108,53 @@ def test_stop_after_an_interrupt_that_left_popens_lock_locked() -> None:
     server.start()
     pid = server.pid
     assert server._child is not None
-    server._child.supervisor._process._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    server._child.process._server._waitpid_lock.acquire()  # type: ignore[attr-defined]
     server.stop()
     assert pid is not None
     assert gone(pid, 5)
+
+
+# An alarm interrupts the start after each of the given numbers of milliseconds, as Ctrl-C would.
+INTERRUPTED_STARTS = """
+import os, signal, subprocess, sys, tempfile
+from redisacc.embedded import Server
+
+tempfile.tempdir = "scratch"
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+with Server(executable=sys.argv[1]):
+    pass
+for moment in map(float, sys.argv[2:]):
+    server = Server(executable=sys.argv[1])
+    try:
+        signal.setitimer(signal.ITIMER_REAL, moment / 1000)
+        server.start()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        pass
+    server.stop()
+    assert os.listdir("scratch") == [], (moment, os.listdir("scratch"))
+    # No process has been forgotten: not even a zombie is left.
+    try:
+        found = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        continue
+    raise AssertionError((moment, found))
+print("good")
+"""
+
+
+def test_interrupted_at_any_moment_of_its_start_a_server_ends_at_once(
+    any_executable: str, tmp_path: Path, everything: bool
+) -> None:
+    # Most starts take 20 to 30 ms.
+    moments = [step / 5 for step in range(1, 250)] if everything else [step * 1.3 for step in range(1, 25)]
+    (tmp_path / "scratch").mkdir()
+    with run(
+        "-W", "ignore::ResourceWarning", "-c", INTERRUPTED_STARTS, any_executable, *map(str, moments), cwd=tmp_path
+    ) as owner:
+        # A server on which SIGTERM had no effect would be killed 10 s later, with a warning on standard error.
+        assert owner.result(110) == (0, "good\n", "")

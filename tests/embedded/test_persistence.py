@@ -107,7 +107,7 @@ def test_damaged_snapshot_is_an_error(executable: str, tmp_path: Path) -> None:
     damaged = snapshot.read_bytes()
     for durable in (False, True):
         # The damaged file is kept, also by the change to an append-only file.
-        with pytest.raises(ServerError, match="ended during its start"):
+        with pytest.raises(ServerError, match="before it was ready"):
             Server(tmp_path, durable=durable, executable=executable).start()
         assert any(path.read_bytes() == damaged for path in tmp_path.rglob("*") if path.is_file())
 
@@ -177,7 +177,7 @@ def test_server_that_fails_after_its_snapshot_was_renamed(executable: str, tmp_p
     failing = tmp_path / "failing"
     failing.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {executable} --version\nkill -KILL $$\n')
     failing.chmod(0o755)
-    with pytest.raises(ServerError, match="ended during its start"):
+    with pytest.raises(ServerError, match="before it was ready"):
         Server(tmp_path, durable=True, executable=failing).start()
     assert not (tmp_path / "dump.rdb").exists()
     with Server(tmp_path, durable=then, executable=executable) as server:
@@ -206,7 +206,7 @@ def block_snapshots(directory: Path) -> None:
 def test_server_goes_on_when_a_snapshot_fails(
     executable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("redisacc.embedded.supervisor.GRACE", 1)
+    monkeypatch.setattr("redisacc.embedded.guarded_process.GRACE", 1)
     with Server(tmp_path, executable=executable) as server:
         block_snapshots(tmp_path)
         with contextlib.closing(server.client()) as client:
@@ -234,22 +234,40 @@ SLOW = """
         exit 0
     }
     trap save TERM
+    touch running
     while :; do sleep 0.1; done
 """
 
 
-@pytest.mark.parametrize("owner_waits", thorough([True, False], usual=[True]))
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    path = tmp_path / "slow"
+    path.write_text(textwrap.dedent(SLOW).lstrip())
+    path.chmod(0o755)
+    return path
+
+
 def test_server_is_not_killed_while_its_snapshot_grows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner_waits: bool
+    slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = tmp_path / "slow"
-    slow.write_text(textwrap.dedent(SLOW).lstrip())
-    slow.chmod(0o755)
-    # The supervisor allows 2 seconds without growth, and the owner 0.7.
-    monkeypatch.setattr("redisacc.embedded.supervisor.GRACE", 2)
-    monkeypatch.setattr("redisacc.embedded.supervisor.END_TIMEOUT", 0.7 if owner_waits else 60)
+    monkeypatch.setattr("redisacc.embedded.guarded_process.GRACE", 0.7)
     with pytest.raises(ServerError, match="has not answered"):
         Server(tmp_path / "data", executable=slow).start(timeout=0.5)
+    assert (tmp_path / "data" / "dump.rdb").read_text() == "more\n" * 6
+
+
+@pytest.mark.thorough
+def test_server_of_a_killed_owner_is_not_killed_while_its_snapshot_grows(slow: Path, tmp_path: Path) -> None:
+    script = """
+import sys
+from redisacc.embedded import Server, guarded_process
+guarded_process.GRACE = 2
+Server("data", executable=sys.argv[1]).start()
+"""
+    with run("-c", script, str(slow), cwd=tmp_path) as owner:
+        assert wait_until((tmp_path / "data" / "running").exists)
+        owner.kill()
+        assert wait_until((tmp_path / "data" / "dump.rdb").exists)
     assert (tmp_path / "data" / "dump.rdb").read_text() == "more\n" * 6
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -31,10 +32,11 @@ class Run:
 
     def __init__(self, command: list[str], cwd: Path, environment: dict[str, str], *, read: bool) -> None:
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
+        self._temporary = Path(tempfile.mkdtemp(prefix="run-"))
         self.process = WarmPython(
             ["-W", "error", "-m", "redisacc", "run", *command],
             cwd=cwd,
-            env={**os.environ, **environment, _MARK: self._mark.partition("=")[2]},
+            env={**os.environ, "TMPDIR": str(self._temporary), **environment, _MARK: self._mark.partition("=")[2]},
             start_new_session=True,
         )
         self._written = {"out": bytearray(), "err": bytearray()}
@@ -68,23 +70,24 @@ class Run:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def code(self, *, server: bool = False) -> int:
-        """Waits for the end, after which no process may be left. Returns the exit code.
-
-        With a server, the shell that supervised it ends its last `sleep` with a signal, which takes a moment.
-        """
+    def code(self) -> int:
+        """Waits for the end, after which no process may be left. Returns the exit code."""
         code = self.process.wait(30)
         for reader in self._readers:
             reader.join(30)
-        wait_for(lambda: not self.left(), 5 if server else 0)
+        assert not self.left()
         return code
 
     def left(self) -> list[int]:
-        """The processes of this run that are alive, but for `redisacc run` itself."""
+        """The processes of this run that are alive, but for `redisacc run` itself.
+
+        A server writes its title over its environment, so it is known by its temporary directory.
+        """
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                marked = self._mark.encode() in (folder / "environ").read_bytes().split(b"\0")
+                if marked or (folder / "cwd").readlink().is_relative_to(self._temporary):
                     found.append(int(folder.name))
         return sorted(set(found) - {self.process.pid})
 
@@ -98,6 +101,8 @@ class Run:
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
+        # Empty: a server removes its directory.
+        self._temporary.rmdir()
 
 
 class Starter:

@@ -39,7 +39,7 @@ def start(start):
 
 def test_training(start):
     run = start("--workers", 3, "--server", script=TRAIN)
-    assert run.code(server=True) == 0, run.err
+    assert run.code() == 0, run.err
     assert run.out.splitlines() == [f"chief    | step {step} mean [{step}, 1]" for step in range(3)]
     assert re.fullmatch(r"redisacc \| (Valkey|Redis) \S+ is ready at redis://127\.0\.0\.1:\d+/0\n", run.err)
 
@@ -48,7 +48,7 @@ def test_training(start):
 def test_training_continues_in_the_same_directory(start, tmp_path):
     for first, durable in ((0, []), (3, ["--durable"]), (6, [])):
         run = start("--workers", 2, "--server-dir", "data", *durable, script=TRAIN)
-        assert run.code(server=True) == 0, run.err
+        assert run.code() == 0, run.err
         steps = [line.split()[3] for line in run.out.splitlines()]
         assert steps == [str(step) for step in range(first, first + 3)]
         assert (tmp_path / "data" / "dump.rdb").exists() != bool(durable)
@@ -66,10 +66,10 @@ def test_port(start, unused_port):
     with redis.Redis(port=unused_port) as client:
         assert client.ping()
     again = start("--workers", 0, "--server-port", unused_port, script="print('ready')")
-    assert again.code(server=True) == 1
+    assert again.code() == 1
     assert again.err == f"redisacc: port {unused_port} is already in use on this machine: choose another one\n"
     run.signal(signal.SIGINT)
-    assert run.code(server=True) == 130
+    assert run.code() == 130
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_server_that_ends_ends_the_run(start, unused_port):
     run.seen("ready", 2)
     with redis.Redis(port=unused_port) as client:
         client.shutdown(nosave=True)
-    assert run.code(server=True) == 1
+    assert run.code() == 1
     assert "redisacc | the server ended unexpectedly; the end of its log: " in run.err
 
 
@@ -103,5 +103,5 @@ signal.pause()
     run = start("--workers", 1, "--server", script=script)
     run.seen("ready", 2)
     run.signal(signal.SIGINT)
-    assert run.code(server=True) == 130
+    assert run.code() == 130
     assert run.out.count("stopped True") == 2

@@ -134,7 +134,7 @@ def test_ctrl_c_on_a_terminal(tmp_path, real_server, monkeypatch):
 def test_killed_runner_leaves_no_process(start):
     run = start("--workers", 2, "--server", script=SLEEPS)
     run.seen("ready", 3)
-    assert len(run.left()) >= 3 + 3 + 1 + 2  # processes, their children, the guard, the server and its supervisor
+    assert len(run.left()) >= 3 + 3 + 1 + 2  # processes, their children, the guard, the server and its guard
     run.signal(signal.SIGKILL)
     wait_for(lambda: not run.left())
 

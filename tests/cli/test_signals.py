@@ -1,0 +1,153 @@
+"""Ctrl-C and SIGTERM at any moment of any command: the documented exit code, no traceback, and no process is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from support.daemons import free_port
+from support.warm_python import WarmPython
+
+from redisacc.cli import _COMMANDS, failures
+
+pytestmark = [
+    pytest.mark.servers("valkey"),
+    pytest.mark.forges,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc"),
+]
+
+# What the command's own code can do something about begins here. Before, Python itself starts.
+BEGINS = "import os, _redisacc_command; os.write(1, b'.'); _redisacc_command.main()"
+ENDLESS = {"dashboard", "export", "reduce", "run", "server", "tail", "take", "watch"}
+# `redisacc demo` hangs when a warm Python runs it.
+COMMANDS = sorted(_COMMANDS)
+
+
+def arguments(command: str) -> list[str]:
+    return {
+        "apply": ["a", "-i", "gradient.npy"],
+        "completion": ["bash"],
+        "dashboard": ["--port", str(free_port())],
+        "demo": ["--steps", "3", "--workers", "1"],
+        "export": ["--port", str(free_port())],
+        "forget-worker": ["a", "w"],
+        "gc": ["--yes"],
+        "recover": ["a", "--discard", "--yes"],
+        "rm": ["b", "--yes"],
+        "run": ["--workers", "1", "--server", "--", "sleep", "1000"],
+        "server": ["--dir", "data", "--port", str(free_port())],
+        "set": ["a", "--num-required", "9"],
+        "set-step": ["a", "0", "--yes"],
+        "show": ["a"],
+        "tail": ["a"],
+        "take": ["a", "1000", "-o", "round.npy"],
+        "watch": ["a"],
+    }.get(command, [])
+
+
+def documented(command: str, number: int, code: int) -> bool:
+    """Whether a command may end in this way after the signal, which may have come after its end."""
+    if code in (-number, 128 + number):
+        return True
+    if command in ENDLESS:
+        return command in ("reduce", "server") and code == 0
+    return code == 0 or (command == "doctor" and code == 1)
+
+
+def left(mark: str, temporary: Path) -> list[str]:
+    """The processes that a command has left. A server hides its environment, but not its directory."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            marked = mark.encode() in (folder / "environ").read_bytes()
+            if marked or (folder / "cwd").readlink().is_relative_to(temporary):
+                found.append((folder / "cmdline").read_text())
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_signal_at_any_moment(command, open_dense, real_server, tmp_path, until, everything):
+    if command == "demo" and not everything:
+        pytest.skip("a training of its own; make test-rest runs it")
+    import numpy as np
+
+    np.save(tmp_path / "gradient.npy", np.ones(2, np.float32))
+    warm = not everything
+    begins: list[float] = []
+    mark = uuid.uuid4().hex
+
+    def start():
+        words = ["-c", BEGINS, command, *arguments(command)]
+        environment = {**os.environ, "REDISACC_URL": real_server.url, "TMPDIR": str(tmp_path), "MARK": mark}
+        options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = (
+            WarmPython(words, **options)
+            if warm
+            else subprocess.Popen([sys.executable, *words], stdin=subprocess.DEVNULL, **options)
+        )
+        assert process.stdout.read(1) == b"."
+        begins.append(time.monotonic())
+        return process
+
+    def prepare():
+        for name in ("a", "b"):
+            open_dense(name, worker="w").apply_grad(np.ones(2, np.float32), 2**62)
+
+    duration = 0.5 if warm else 1.5
+    if command not in ENDLESS:
+        prepare()
+        with start() as process:
+            _, error = process.communicate(timeout=100)
+            assert documented(command, signal.SIGINT, process.returncode), error
+        duration = time.monotonic() - begins[-1]
+    count = 25 if everything else 3
+    for step in range(count):
+        # Both signals at every moment, or in turn.
+        for number in (signal.SIGINT, signal.SIGTERM) if everything else ((signal.SIGINT, signal.SIGTERM)[step % 2],):
+            if command not in ENDLESS:
+                prepare()
+            with start() as process:
+                # Not a guess: whatever moment of the command this is, it has to be right.
+                time.sleep(duration * (step + 0.5) / count)
+                process.send_signal(number)
+                # An exit that waits for a timeout of ours says so on standard error.
+                _, error = process.communicate(timeout=60)
+                where = (step, number, process.returncode, error)
+                assert documented(command, number, process.returncode), where
+                assert b"Traceback" not in error, where
+                assert b"Aborted" not in error, where
+                assert b"does not end" not in error, where
+            until(lambda: not left(mark, tmp_path))
+    assert not list(tmp_path.glob("redisacc-*"))
+
+
+DESTRUCTOR = """
+import signal, sys, time
+from redisacc.cli.failures import report_failures
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+class Interrupted:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+@report_failures
+def command():
+    Interrupted()
+    time.sleep(100)
+
+command()
+"""
+
+
+def test_ctrl_c_in_a_destructor_is_not_lost(tmp_path):
+    with WarmPython(["-c", DESTRUCTOR], cwd=tmp_path) as process:
+        _, error = process.communicate(timeout=60)
+        assert (process.returncode, error) == (failures.INTERRUPTED, b"")
