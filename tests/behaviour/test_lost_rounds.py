@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 
 import numpy as np
@@ -91,7 +92,9 @@ def lost(error, owner):
     """Checks everything that the error says."""
     assert (error.global_step, error.new_owner) == (0, owner)
     assert f"gave it to '{owner}'" in str(error)
-    assert error.token in str(error) or error.token
+    # That of a take, or of a recovery.
+    assert re.fullmatch(r"\d+-[0-9a-f]{16}-\d+|[0-9a-f]{32}", error.token)
+    assert error.token != error.new_token
     assert error.new_token in str(error)
     assert abs(error.recovered_at.timestamp() - time.time()) < 3600
 

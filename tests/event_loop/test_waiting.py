@@ -127,8 +127,9 @@ async def test_a_task_group_that_fails_takes_its_waits_along(real_server):
                     group.create_task(acc.take_grad(1))
                 group.create_task(fail())
 
-        with pytest.raises(ExceptionGroup):
+        with pytest.raises(ExceptionGroup) as failure:
             await work()
+        assert [type(error) for error in failure.value.exceptions] == [ZeroDivisionError]
         assert (await acc.info()).waiting == []
         await acc.delete()
 
