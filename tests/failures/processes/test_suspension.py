@@ -284,6 +284,48 @@ def test_a_publication_that_somebody_else_makes_meanwhile(real_client, monkeypat
     assert seen == (set() if values == "the same" else {"other", "suspended"})
 
 
+def test_a_publication_on_which_somebody_else_builds_meanwhile(real_client, monkeypatch):
+    """The next version keeps blobs of the one that was published just before, whose publisher does not know it yet."""
+    monkeypatch.setattr(parameter_record, "SINGLE_PART_BYTES", 0)
+    built = []
+
+    def publish_next():
+        other = redisacc.Parameters("w", redis=real_client)
+        step, _ = other.latest()
+        if step == 1:
+            table = tree(1)["table"].copy()
+            table[0] = 5
+            other.publish({**tree(1), "table": table}, 2, changed={"table": [0], "bias": []})
+            built.append(step)
+
+    suspension = Suspension(monkeypatch, real_client, publish_next)
+    seen = set()
+
+    def scene(suspended):
+        built.clear()
+        real_client.flushall()
+        handle = redisacc.Parameters("w", redis=real_client, partitions=3)
+        handle.publish(tree(0), 0)
+        with suspended:
+            try:
+                handle.publish(tree(1), 1)
+                outcome = "published"
+            except redisacc.StepConflictError:
+                outcome = "conflict"
+        seen.add((outcome, len(built)))
+        if not built:
+            publish_next()
+        step, found = redisacc.Parameters("w", redis=real_client).latest()
+        assert (step, found["bias"].tolist()) == (2, [-1] * 4)
+        assert found["table"][:, 0].tolist() == [5, *[1] * 19]
+        handle.delete()
+        nothing_is_left(real_client)
+
+    everywhere(suspension, scene)
+    # Somebody built on it after its publisher knew, and also before that: then the connection had broken, or not.
+    assert seen == {("published", 0), ("published", 1), ("conflict", 1)}
+
+
 @pytest.mark.parametrize("partitions", thorough([None, 3], usual=[3]))
 def test_a_training(real_client, monkeypatch, partitions, everything):
     """A chief and a worker in one process, so both are suspended, and neither has another one in its place."""

@@ -16,6 +16,9 @@ from support.clients import ClientKind
 from support.selection import thorough
 
 import redisacc
+from redisacc._redis.fast_socket import SocketConnection
+from redisacc._redis.running_time import running_time
+from redisacc._redis.transport import limited
 
 pytestmark = pytest.mark.servers("redis7", "redis62")
 
@@ -234,6 +237,49 @@ def test_more_replicas_than_there_are(pair, open_acc):
     with short_wait(acc, 2000), pytest.raises(redisacc.NotReplicatedError) as failure:
         apply(acc, 1)
     assert (failure.value.replicas, failure.value.min_replicas) == (1, 2)
+
+
+@pytest.mark.servers("redis7")
+@pytest.mark.parametrize("options", [{"in_place_limit": 10**9}, {"in_place_limit": 0, "partitions": 3}], ids=str)
+@pytest.mark.usefixtures("force_parts")
+def test_the_server_has_longer_to_reply_than_its_replicas_have_to_confirm(pair, open_acc, monkeypatch, options):
+    """However short the time is in which a call must reach the server."""
+    patience, margins = 3.0, []
+    exchange = SocketConnection.exchange
+
+    def exchange_seen(connection, commands, deadline):
+        waits_for = sum(command[2] for command in commands if command[0] == "WAIT")
+        if waits_for:
+            margins.append(deadline - running_time() - waits_for / 1000)
+        return exchange(connection, commands, deadline)
+
+    master, _ = pair
+    acc = open_acc(master.url, min_replicas=1, **options)
+    monkeypatch.setattr(SocketConnection, "exchange", exchange_seen)
+
+    def waits(call):
+        """Returns how often a call waits for replicas."""
+        margins.clear()
+        with limited(patience):
+            call()
+        # A call that writes to partitions has used some of its time by then.
+        assert all(0 < margin <= patience for margin in margins)
+        return len(margins)
+
+    def take_and_fail():
+        with contextlib.suppress(InterruptedError), acc.take(1, timeout=20):
+            raise InterruptedError
+
+    def recover():
+        with acc.recover() as found:
+            assert found.gradient.tolist() == [1, 1]
+
+    in_partitions = "partitions" in options
+    # Once more for each script that the server does not have yet.
+    assert waits(lambda: apply(acc, 1)) >= (2 if in_partitions else 1)
+    assert waits(take_and_fail) >= 1
+    # In partitions, a sweep follows.
+    assert waits(recover) >= (2 if in_partitions else 1)
 
 
 @pytest.mark.servers("redis7")
