@@ -71,15 +71,17 @@ elseif total.weight then
 end
 
 -- Returns the head of a row with this gradient in it, and the length of the head that it has now. stored: the row, or
--- false if it is new. Returns nil if redisacc did not write the row. No row was in more gradients than `total` has.
+-- false if it is new. Returns nil if redisacc did not write the row: none was in more gradients than `total` has.
 local function head(stored, bytes)
   if not stored then
     return is_weighted and struct.pack(WEIGHTED, 1, 1, weight) or struct.pack(COUNT, 1)
   elseif #stored == COUNT_BYTES + bytes then
     local count = struct.unpack(COUNT, stored)
     if count < total.gradients then
-      local new = is_weighted and struct.pack(WEIGHTED, count + 1, 1, count + weight) or struct.pack(COUNT, count + 1)
-      return new, COUNT_BYTES
+      if is_weighted then
+        return struct.pack(WEIGHTED, count + 1, 1, count + weight), COUNT_BYTES
+      end
+      return struct.pack(COUNT, count + 1), COUNT_BYTES
     end
   elseif is_weighted and #stored == WEIGHTED_BYTES + bytes then
     local count, form, row_weight = struct.unpack(WEIGHTED, stored)
