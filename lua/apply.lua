@@ -43,9 +43,9 @@
 -- #include "scaled"
 -- #bind
 
--- Each stored row begins with the number of gradients that held its index, in 7 bytes, and with its form: 0, or 1 if the
--- sum of the weights of these gradients follows, as it does if a weight of the round differs from 1. A row whose length
--- is not that of its form was damaged. With the form 0, the first 8 bytes are the number, which is faster to read.
+-- Each stored row begins with the number of gradients that held its index, in 7 bytes, and with its form: 0, or 1 if
+-- the sum of the weights of these gradients follows, as it does if a weight of the round differs from 1. A row whose
+-- length is not that of its form was damaged. With the form 0, the first 8 bytes are the number, which reads faster.
 local COUNT, COUNT_BYTES = '<I8', 8
 local WEIGHTED, WEIGHTED_BYTES = '<I7I1d', 16
 local ELEMENT_BYTES = {f = 4, d = 8}
