@@ -43,9 +43,9 @@
 -- #include "scaled"
 -- #bind
 
--- Each stored row begins with the number of gradients that held its index, in 7 bytes, and with its form: 0, or 1 if the
--- sum of the weights of these gradients follows, as it does if a weight of the round differs from 1. A row whose length
--- is not that of its form was damaged. With the form 0, the first 8 bytes are the number, which is faster to read.
+-- Each stored row begins with the number of gradients that held its index, in 7 bytes, and with its form: 0, or 1 if
+-- the sum of the weights of these gradients follows, as it does if a weight of the round differs from 1. A row whose
+-- length is not that of its form was damaged. With the form 0, the first 8 bytes are the number, which reads faster.
 local COUNT, COUNT_BYTES = '<I8', 8
 local WEIGHTED, WEIGHTED_BYTES = '<I7I1d', 16
 local ELEMENT_BYTES = {f = 4, d = 8}
@@ -71,15 +71,17 @@ elseif total.weight then
 end
 
 -- Returns the head of a row with this gradient in it, and the length of the head that it has now. stored: the row, or
--- false if it is new. Returns nil if redisacc did not write the row. No row was in more gradients than `total` has.
+-- false if it is new. Returns nil if redisacc did not write the row: none was in more gradients than `total` has.
 local function head(stored, bytes)
   if not stored then
     return is_weighted and struct.pack(WEIGHTED, 1, 1, weight) or struct.pack(COUNT, 1)
   elseif #stored == COUNT_BYTES + bytes then
     local count = struct.unpack(COUNT, stored)
     if count < total.gradients then
-      local new = is_weighted and struct.pack(WEIGHTED, count + 1, 1, count + weight) or struct.pack(COUNT, count + 1)
-      return new, COUNT_BYTES
+      if is_weighted then
+        return struct.pack(WEIGHTED, count + 1, 1, count + weight), COUNT_BYTES
+      end
+      return struct.pack(COUNT, count + 1), COUNT_BYTES
     end
   elseif is_weighted and #stored == WEIGHTED_BYTES + bytes then
     local count, form, row_weight = struct.unpack(WEIGHTED, stored)

@@ -48,7 +48,9 @@ local NAMES = {
   'partitions', 'takes', 'losses',
 }
 -- A record has these fields only if they differ from this.
-local ABSENT = {max_staleness = '0', staleness_weight = 'constant', normalize = 'weights', partitions = '', losses = '0'}
+local ABSENT = {
+  max_staleness = '0', staleness_weight = 'constant', normalize = 'weights', partitions = '', losses = '0',
+}
 
 forget_idle_sessions(keys.sessions)
 if redis.call('EXISTS', keys.record) == 0 then
