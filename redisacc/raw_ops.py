@@ -19,8 +19,6 @@ Example:
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +34,7 @@ from redisacc._handles import sparse as _sparse
 from redisacc._handles.array import ArrayAccumulatorBase
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.existing import open_existing
+from redisacc._redis import forks
 from redisacc._text import shown
 from redisacc.errors import AccumulatorNotFoundError, InvalidArgumentError
 
@@ -53,7 +52,7 @@ __all__ = [
 # Accumulators by handle. One that was created here stays open as long as the process, as TensorFlow's stays open as
 # long as its session; otherwise, a private one would be gone before its handle is used.
 _opened: dict[tuple[str, object], ConditionalAccumulatorBase[Any]] = {}
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 def ConditionalAccumulator(
@@ -322,11 +321,3 @@ def _sparse_of(handle: str, redis: object) -> Iterator[_sparse.SparseConditional
         if not isinstance(accumulator, _sparse.SparseConditionalAccumulator):
             raise InvalidArgumentError(f"handle must be that of a sparse accumulator, but {shown(handle)} is dense")
         yield accumulator
-
-
-def _after_fork_in_child() -> None:
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
