@@ -1,10 +1,10 @@
 """A program that forks while its other threads use clients; each child uses the same clients.
 
-python forking_parent.py at_random CLUSTER PORT FORKS KIND...     threads open connections, and forks happen at any moment
-python forking_parent.py held CLUSTER PORT FORKS KIND...          another thread holds every lock that there is
+python forking_parent.py at_random CLUSTER PORT FORKS KIND...   forks at any moment, while threads open connections
+python forking_parent.py held CLUSTER PORT FORKS KIND...        forks while another thread holds every lock
 
-CLUSTER is 1 if the port is that of a cluster's node. KIND is "url", "client" for the class of clusters of redis-py, or a
-name in clients.ALL. A child that does not end prints the stacks of its threads, and the program fails.
+CLUSTER is 1 if the port is that of a cluster's node. KIND is "url", "client" for the class of clusters of redis-py, or
+a name in clients.ALL. A child that does not end prints the stacks of its threads, and the program fails.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import contextlib
 import faulthandler
 import gc
 import os
+import random
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,10 +24,10 @@ from types import ModuleType
 from typing import Any
 
 import redis
-from support import clients
 
 import redisacc
 from redisacc import raw_ops
+from support import clients
 
 # From Python 3.12 on, a fork beside threads warns.
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -93,6 +95,7 @@ def at_random(redis_: Any, kind: str, forks: int) -> Iterator[int]:
     # The threads run only around a fork, because they would take the processor from the child.
     running, stop = threading.Event(), threading.Event()
     opened: list[None] = []
+    chance = random.Random(0)
 
     def open_connections() -> None:
         while running.wait() and not stop.is_set():
@@ -131,6 +134,8 @@ def at_random(redis_: Any, kind: str, forks: int) -> Iterator[int]:
             before = len(opened)
             while len(opened) == before and all(thread.is_alive() for thread in threads):
                 pass
+            # A thread that waits for the interpreter's lock gets it wherever the one that runs happens to be.
+            time.sleep(chance.random() * 0.002)
             pid = child(work)
             running.clear()
             check(pid, f"{kind}, fork {number}")
@@ -161,26 +166,32 @@ def held(redis_: Any, kind: str, forks: int) -> Iterator[int]:
     # So everything that calls make is there.
     calls.make(waits=not small)
     for _ in range(forks):
-        holding, let_go = threading.Event(), threading.Event()
-        found: list[Any] = []
-
-        def hold() -> None:
-            found.extend(lock for lock in locks() if lock.acquire(blocking=False))
-            holding.set()  # noqa: B023
-            let_go.wait()  # noqa: B023
-            for lock in found:  # noqa: B023
-                lock.release()
-
-        holder = threading.Thread(target=hold)
-        holder.start()
-        holding.wait()
-        # In the child, redisacc.ConditionalAccumulator(redis=client) and a URL find what the parent has opened.
-        pid = child(lambda: calls.make(waits=not small))
-        let_go.set()
-        holder.join()
-        check(pid, f"{kind}, while {len(found)} locks were held")
-        yield len(found)
+        with all_locks_held() as number:
+            pid = child(lambda: calls.make(waits=not small))
+        check(pid, f"{kind}, while {number} locks were held")
+        yield number
     calls.close()
+
+
+@contextlib.contextmanager
+def all_locks_held() -> Iterator[int]:
+    """Lets another thread hold every lock that is free. Yields their number."""
+    holding, let_go = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def hold() -> None:
+        found.extend(lock for lock in locks() if lock.acquire(blocking=False))
+        holding.set()
+        let_go.wait()
+        for lock in found:
+            lock.release()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    holding.wait()
+    yield len(found)
+    let_go.set()
+    holder.join()
 
 
 class Calls:
