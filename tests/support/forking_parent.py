@@ -9,6 +9,7 @@ a name in clients.ALL. A child that does not end prints the stacks of its thread
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
 import gc
@@ -26,6 +27,7 @@ from typing import Any
 import redis
 
 import redisacc
+import redisacc.asyncio
 from redisacc import raw_ops
 from support import clients
 
@@ -237,8 +239,15 @@ class Calls:
             another.apply_grad([1.0, 2.0])
         handle = raw_ops.ConditionalAccumulator(dtype="float32", shape=[2], shared_name="small", redis=self.redis)
         assert raw_ops.AccumulatorNumAccumulated(handle=handle, redis=self.redis) == 0
+        if isinstance(self.redis, str):
+            asyncio.run(self._call_on_a_loop())
         if waits:
             self._wait()
+
+    async def _call_on_a_loop(self) -> None:
+        async with redisacc.asyncio.ConditionalAccumulator("float32", [2], redis=self.redis) as acc:
+            await acc.apply_grad([1.0, 2.0])
+            await acc.take_grad(1, timeout=PATIENCE)
 
     def _wait(self) -> None:
         with self.small.events(timeout=PATIENCE) as events:
