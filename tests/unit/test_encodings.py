@@ -59,7 +59,7 @@ FINITE = st.floats(-float(LARGEST), float(LARGEST), width=32)
 VECTORS = hnp.arrays(np.float32, st.integers(BLOCK, 3 * BLOCK + 5), elements=FINITE, fill=FINITE)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(VECTORS)
 def test_blocks_are_the_references(values):
     with np.errstate(all="ignore"):
@@ -73,7 +73,7 @@ def test_blocks_are_the_references(values):
     assert (np.abs(found.astype(np.float64) - values) <= step * 0.50001 + 127 * np.finfo(np.float32).tiny).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)))
 def test_bfloat16_rounds_to_nearest_even_and_keeps_what_is_not_finite(values):
     found = encoded(values, "bfloat16").values.astype(np.float32)
