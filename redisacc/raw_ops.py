@@ -18,8 +18,6 @@ Example:
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -35,6 +33,7 @@ from redisacc._handles import sparse as _sparse
 from redisacc._handles.array import ArrayAccumulatorBase
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.existing import open_existing
+from redisacc._redis import forks
 from redisacc._text import shown
 from redisacc.errors import AccumulatorNotFoundError, InvalidArgumentError
 
@@ -55,7 +54,7 @@ Value = TypeVar("Value")
 # Accumulators by handle. One that was created here stays open as long as the process, as TensorFlow's stays open as
 # long as its session; otherwise, a private one would be gone before its handle is used.
 _opened: dict[tuple[str, object], ConditionalAccumulatorBase[Any]] = {}
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 def ConditionalAccumulator(
@@ -325,11 +324,3 @@ def _use(accumulator: Accumulator, call: Callable[[Accumulator], Value]) -> Valu
             for key in [key for key, known in _opened.items() if known is accumulator]:
                 del _opened[key]
         raise
-
-
-def _after_fork_in_child() -> None:
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -33,6 +33,7 @@ from typing import Any
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 from support import selection
 from support.clients import ClientKind
 from support.daemons import Daemon
@@ -43,6 +44,11 @@ from support.servers import FAKE, Servers, ServerUnderTest, executable
 import redisacc
 from redisacc._format import buffered as buffered_format
 from redisacc._format import parameter_record
+
+# A machine that stands still would fail a test at random. In a first run, without compiled files and without the
+# examples of earlier runs, the first examples are the slowest.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from redisacc._format.record import Record
 from redisacc._handles.base import host_and_process
 from redisacc._protocol.lifetime import Closing
 from redisacc._protocol.reduction import IDLE, LONGEST_IDLE, Reduction
+from redisacc._redis import forks
 from redisacc._redis.connect import connect
 from redisacc._redis.pubsub import PubSub, pubsub_everywhere, pubsub_of
 from redisacc._redis.transport import Transport, limited
@@ -103,13 +103,13 @@ class Reducer(Closing):
         self._transport = connect(redis)
         self._node = None if node is None else _checked_node(self._transport, node)
         self._holder = secrets.token_hex(8)
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         # The names of accumulators for which takers have called.
         self._called: dict[str, None] = {}
         self._reductions: dict[tuple[str, int | None], _Running] = {}
         self._alarm = self._transport.waits.alarm()
-        self._closed = threading.Event()
-        self._running = threading.Lock()
+        self._closed = forks.event()
+        self._running = forks.lock()
         # The accumulators whose server cannot be reached.
         self._outages: set[str] = set()
         # Whether the server was seen to be no node of a cluster.

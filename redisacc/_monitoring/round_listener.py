@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 import time
 from collections.abc import Collection, Sequence
 
 from redisacc._format.keys import PREFIX, Keys, ParameterKeys
 from redisacc._monitoring.round_history import Figures, RoundHistory
 from redisacc._protocol.events import Event
+from redisacc._redis import forks
 from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import Transport
 
@@ -34,7 +34,7 @@ class RoundListener:
 
     def __init__(self, transport: Transport, patterns: Sequence[str], names: Sequence[str]) -> None:
         self._transport = transport
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._histories: dict[str, RoundHistory] = {}
         self._stack = contextlib.ExitStack()
         # Name → what ends the subscriptions to its channels.

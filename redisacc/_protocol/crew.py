@@ -14,6 +14,7 @@ from redisacc._format.entries import clock_ms
 from redisacc._format.keys import Keys
 from redisacc._protocol.crew_scripts import CrewScripts, HeldByOther
 from redisacc._protocol.process_identity import fate_of, own_identity
+from redisacc._redis import forks
 from redisacc._redis.hash_scan import scan_command, scan_whole
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
@@ -148,11 +149,11 @@ class _Renewals:
 
     def __init__(self) -> None:
         # Guards what follows.
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         # When to extend which lease, on time.monotonic()'s clock. As all are extended equally often, they are in order.
         self._due: deque[tuple[float, Lease]] = deque()
         self._running = False
-        self.wake = threading.Event()
+        self.wake = forks.event()
 
     def add(self, lease: Lease) -> None:
         """Extends a lease until it is over."""
@@ -185,7 +186,7 @@ class _Renewals:
 
 
 _renewals: weakref.WeakKeyDictionary[Transport, _Renewals] = weakref.WeakKeyDictionary()
-_renewals_lock = threading.Lock()
+_renewals_lock = forks.lock()
 
 
 def _renewals_over(transport: Transport) -> _Renewals:
@@ -195,8 +196,8 @@ def _renewals_over(transport: Transport) -> _Renewals:
 
 def _after_fork_in_child() -> None:
     # The threads stay with the parent, and so do the leases.
-    global _renewals, _renewals_lock
-    _renewals, _renewals_lock = weakref.WeakKeyDictionary(), threading.Lock()
+    global _renewals  # noqa: PLW0603
+    _renewals = weakref.WeakKeyDictionary()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -221,9 +222,9 @@ class Lease:
         # Until when nobody else can have it, on this machine's clock. That the lease was taken a little earlier does
         # no harm: the next process that takes it needs some time to begin.
         self._sure_until = time.monotonic() + LEASE
-        self._over = threading.Event()
+        self._over = forks.event()
         # Held while the lease is extended, so that it is not extended after it was given back.
-        self._extending = threading.Lock()
+        self._extending = forks.lock()
         self._renewals = _renewals_over(self._crew.transport)
         self._renewals.add(self)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from redisacc._redis import forks
 from redisacc._redis.waits import Alarm
 from redisacc._text import shown
 from redisacc.errors import CancelledError
@@ -38,7 +38,7 @@ class Lifetime:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._closed = threading.Event()
+        self._closed = forks.event()
         self._alarms: set[Alarm] = set()
 
     @property

@@ -98,7 +98,7 @@ class ParameterReader:
         self.incarnation = incarnation
         self._command = ParameterRecord.command(keys)
         self._schema: Schema | None = None
-        # Guards what follows. After a fork, the lock may be another thread's of the parent.
+        # Guards what follows.
         self._lock = transport.waits.lock()
         self._process = os.getpid()
         self._pool = MemoryPool()
@@ -255,11 +255,10 @@ class ParameterReader:
             CorruptDataError: redisacc did not write it.
         """
         schema = self.schema()
-        if self._process != os.getpid():
-            # What another thread of the parent was writing to may be half-done.
-            self._lock, self._process = self._transport.waits.lock(), os.getpid()
-            self._pool, self._read = MemoryPool(), None
         with self._lock:
+            if self._process != os.getpid():
+                # What another thread of the parent was writing to may be half-done.
+                self._pool, self._read, self._process = MemoryPool(), None, os.getpid()
             known = self._read
             if known is None or known.version != record.version:
                 known = self._update(record, schema, known, fetched or {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -114,9 +113,7 @@ class Publisher:
         self._wire = wire
         self._partitions = partitions
         self._scripts = ParameterScripts(transport, keys)
-        # After a fork, the lock may be another thread's of the parent.
         self._lock = transport.waits.lock()
-        self._process = os.getpid()
         self._schema: Schema | None = None
         self._last: _Published | None = None
         self._listed = False
@@ -149,8 +146,6 @@ class Publisher:
             wanted: the version.
             publisher: the name of the publisher.
         """
-        if self._process != os.getpid():
-            self._lock, self._process = self._transport.waits.lock(), os.getpid()
         with self._lock:
             deadline = running_time() + PUBLISH_TIMEOUT
             failures = 0

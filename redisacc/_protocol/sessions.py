@@ -81,9 +81,10 @@ class SessionPool:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._pid = os.getpid()
         # Threads share the list: each call on it is atomic.
         self._idle: list[Session] = []
+        # Last, because another thread of a child that finds its own pid here would borrow a session of the parent.
+        self._pid = os.getpid()
 
     def borrow(self) -> Session:
         """Returns a session for the caller alone, until it is given back."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, NoReturn, TypeVar
 
+from redisacc._redis import forks
 from redisacc._redis.client_libraries import is_cluster
 from redisacc._redis.fast_socket import VALUES, A, Arrivals, Command, Connection, fetch_together
 from redisacc._redis.faults import (
@@ -497,6 +498,7 @@ def cluster_of(client: Any) -> Cluster | None:
     """
     if not is_cluster(client):
         return None
+    forks.release_locks_of(client)
     manager = client.nodes_manager
     # valkey-py has another name for it.
     make_node = getattr(manager, "create_redis_node", None) or manager.create_valkey_node

@@ -8,7 +8,6 @@ import contextlib
 # thread, that module's lock is never released in the child; so whatever is needed is imported now.
 import encodings.idna  # noqa: F401
 import os
-import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from redisacc._redis import forks
 from redisacc._redis.client_libraries import ACCEPTED, check_usable, instead_of, is_client
 from redisacc._redis.cluster import Cluster
 from redisacc._redis.handshake import TIMEOUT as HANDSHAKE_TIMEOUT
@@ -44,7 +44,7 @@ _FOR_ASYNCIO = (
 )
 
 _transports: weakref.WeakValueDictionary[Any, Transport] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 def connect(where: object) -> Transport:
@@ -193,11 +193,3 @@ def _own_settings(*, is_unix: bool) -> dict[str, Any]:
     if not is_unix:
         settings |= {"socket_connect_timeout": HANDSHAKE_TIMEOUT, "socket_keepalive": True}
     return settings
-
-
-def _after_fork_in_child() -> None:
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
+from redisacc._redis import forks
 from redisacc._redis.client_libraries import translated
 from redisacc._redis.fast_socket import (
     CLOSED,
@@ -70,14 +71,15 @@ class Lanes:
         self._pool = pool
         self._get_connection = get_connection
         self._may_open = getattr(pool, "max_connections", 0) >= LARGE_POOL
+        # Guards the number of connections: those that are idle, in use or being opened.
+        self._lock = forks.lock()
         self._begin()
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
-        # Guards the number of connections: those that are idle, in use or being opened.
-        self._lock = threading.Lock()
         self._number = 0
         self._paused_until = 0.0
+        # Last, because threads look at it without the lock.
+        self._pid = os.getpid()
 
     def borrow(self, first: Connection) -> list[SocketConnection]:
         """Returns the connections that are idle, none if the server is on this machine.
@@ -90,9 +92,11 @@ class Lanes:
         if not (self._may_open and isinstance(first, SocketConnection) and is_remote(first.sock)):
             return []
         if self._pid != os.getpid():
-            # After a fork, the connections are the parent's, and a thread that held the lock is gone.
-            self.idle.clear()
-            self._begin()
+            # After a fork, the connections are the parent's.
+            with self._lock:
+                if self._pid != os.getpid():
+                    self.idle.clear()
+                    self._begin()
         borrowed: list[SocketConnection] = []
         while len(borrowed) < LANES - 1:
             try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from redisacc._redis import forks
 from redisacc._redis.client_libraries import STUMBLES, fault_of, is_of_library, translated
 from redisacc._redis.fast_socket import (
     VALUES,
@@ -68,6 +69,7 @@ class Node:
         owns_pool: bool = False,
         waits: Waits = BLOCKING,
     ) -> None:
+        forks.release_locks_of(pool)
         self._pool = pool
         self._losses = losses
         self._waits = waits

@@ -14,12 +14,12 @@ import contextlib
 import logging
 import math
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from redisacc._redis import forks
 from redisacc._redis.client_libraries import STUMBLES
 from redisacc._redis.fast_socket import Connection
 from redisacc._redis.faults import FAULTS, ReplyError, SlotMovedError
@@ -95,7 +95,7 @@ class PubSub:
         self._transport = weakref.ref(transport)
         self._waits = transport.waits
         # Guards everything below.
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         # By the command that subscribes, and the channel or pattern.
         self._subscriptions: dict[tuple[str, str], _Subscription] = {}
         self._connection: Connection | None = None
@@ -278,7 +278,7 @@ def _text(data: bytes) -> str:
 
 
 _pubsubs: weakref.WeakKeyDictionary[Transport, dict[int | Everywhere | None, PubSub]] = weakref.WeakKeyDictionary()
-_pubsubs_lock = threading.Lock()
+_pubsubs_lock = forks.lock()
 
 
 def pubsub_of(transport: Transport, channel: str) -> PubSub:
@@ -308,8 +308,8 @@ def _pubsub_at(transport: Transport, place: int | Everywhere | None) -> PubSub:
 
 def _after_fork_in_child() -> None:
     # The thread and the connection stay with the parent.
-    global _pubsubs, _pubsubs_lock
-    _pubsubs, _pubsubs_lock = weakref.WeakKeyDictionary(), threading.Lock()
+    global _pubsubs  # noqa: PLW0603
+    _pubsubs = weakref.WeakKeyDictionary()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

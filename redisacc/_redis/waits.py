@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from redisacc._redis import fast_socket
+from redisacc._redis import fast_socket, forks
 from redisacc._redis.fast_socket import TICK, Connection
 
 Value = TypeVar("Value")
@@ -83,7 +83,7 @@ class Waits(Protocol):
         """Returns a new event, which is not set."""
 
     def lock(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a new lock that may be held while its holder waits for the server."""
+        """Returns a new lock that may be held while its holder waits for the server. A forked child finds it free."""
 
     def turns(self) -> Turns | None:
         """Returns what limits the connections of a node; None: its pool does."""
@@ -147,10 +147,10 @@ class _Blocking:
         return ThreadAlarm()
 
     def event(self) -> Event:
-        return threading.Event()
+        return forks.event()
 
     def lock(self) -> contextlib.AbstractContextManager[Any]:
-        return threading.Lock()
+        return forks.lock()
 
     def turns(self) -> Turns | None:
         return None

@@ -144,7 +144,7 @@ def test_workers_may_differ_and_one_gradient_too(open_dense, client):
 
 
 # Each example begins with an empty round.
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_mixture_is_summed_in_order_of_arrival(any_parts, data):
     """Encodings, sizes and part lengths at random, against plain numpy."""

@@ -79,7 +79,7 @@ async def test_a_wait_that_is_cancelled_leaves_nothing_behind(real_server, real_
     began = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert real_client.keys("*:takers") == []
     async with asyncio.timeout(5):
         while any(thread.name == "redisacc-crew" for thread in threading.enumerate()):

@@ -76,7 +76,7 @@ def assert_bound(values, found):
         assert error <= BOUND * largest
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(VECTORS)
 def test_blocks_are_the_references(values):
     with np.errstate(all="ignore"):
@@ -95,7 +95,7 @@ def halves(largest, away):
     return np.clip(values, -largest, largest)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.floats(float(np.float32(1.6e-36)), float(LARGEST), width=32),
     st.integers(-4, 4),
@@ -114,7 +114,7 @@ def test_the_error_of_blocks_may_exceed_half_a_step():
     assert (errors / largest * 254).max() > 1 + 2.0**-16
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32)))
 def test_bfloat16_rounds_to_nearest_even_and_keeps_what_is_not_finite(values):
     found = encoded(values, "bfloat16").values.astype(np.float32)

@@ -33,7 +33,7 @@ def packed(value: object) -> bytes:
     raise AssertionError(value)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(VALUES, min_size=1, max_size=4), st.lists(st.integers(1, 30), max_size=40))
 def test_replies_are_the_same_however_they_are_cut(values: list[object], cuts: list[int]) -> None:
     data, found, reader = b"".join(map(packed, values)), [], ReplyReader()
