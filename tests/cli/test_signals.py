@@ -74,6 +74,8 @@ def left(mark: str, temporary: Path) -> list[str]:
     return found
 
 
+# With everything, it takes a minute for each command.
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("command", thorough(sorted(_COMMANDS), usual=["ls", "run", "server", "take", "watch"]))
 def test_a_signal_at_any_moment(command, real_server, tmp_path, until, everything):
     np.save(tmp_path / "gradient.npy", np.ones(2, np.float32))
