@@ -4,6 +4,7 @@ FROM python:3.11-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY lua lua
+COPY _redisacc_command.py ./
 COPY redisacc redisacc
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

@@ -19,13 +19,22 @@ help:
 	@echo "Options for pytest, wherever tests run:   make test T=\"tests/behaviour -k fifo --servers valkey\""
 	@echo "Options of the other long runs:           make chaos C=--seed=7, make soak S=\"--seconds 600\", make bench B=--quick"
 
+# An environment of another Python than $(PYTHON), or of one that is gone, is made again: parts of both would be mixed.
+WHICH := import sys; print(sys.base_prefix, *sys.version_info[:2])
+ANOTHER := $(shell test ! -e $(VENV) || test "$$($(BIN)/python -c '$(WHICH)' 2>&1)" = "$$($(PYTHON) -c '$(WHICH)')" \
+  || echo another-python)
+.PHONY: another-python
+another-python:
+	@echo "$(VENV) was made by another Python than $(PYTHON), or is broken: making it again" >&2
+	rm -rf $(VENV)
+
 # These stamps say when an environment was last brought up to date. Only pip knows what is in it.
-$(VENV)/.demo: pyproject.toml
+$(VENV)/.demo: pyproject.toml $(ANOTHER)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cli,server]'
 	@touch $@
 
-$(VENV)/.test: pyproject.toml
+$(VENV)/.test: pyproject.toml $(ANOTHER)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]' build
 	@touch $@
@@ -152,7 +161,7 @@ $(TORCH)/.done:
 	$(TORCH)/bin/pip install --quiet --disable-pip-version-check 'torch==2.13.0' numpy
 	@touch $@
 
-$(VENV)/.bench: pyproject.toml
+$(VENV)/.bench: pyproject.toml $(ANOTHER)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@
@@ -176,7 +185,7 @@ simulate: $(VENV)/.bench ## 1 min | simulate settings of a crew; draws the plots
 bench-network: $(VENV)/.bench $(TENSORFLOW)/.done $(TORCH)/.done ## 2 h | measure between hosts with links of 1 and 10 Gbit/s; needs root
 	$(BIN)/python -m benchmarks.network --tensorflow-python $(TENSORFLOW)/bin/python --torch-python $(TORCH)/bin/python $(B)
 
-$(VENV)/.docs: pyproject.toml
+$(VENV)/.docs: pyproject.toml $(ANOTHER)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@

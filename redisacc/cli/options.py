@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
@@ -38,6 +39,19 @@ class Seconds(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value} is not a number of seconds.", param, ctx)
         return number
+
+
+class NonEmptyPath(click.Path):
+    """A path. The empty one, which would mean the current directory, is refused: a variable is probably not set."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the path, or ends the command."""
+        if value == "":
+            self.fail("the path is empty; for the current directory, give a dot.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def redis_option(function: Callable[P, R]) -> Callable[P, R]:

@@ -16,7 +16,7 @@ from redisacc._launch.run import CannotStartError, Run, places
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._text import shown
 from redisacc.cli.failures import fail, report_failures
-from redisacc.cli.options import Seconds, redis_option, transport_of
+from redisacc.cli.options import NonEmptyPath, Seconds, redis_option, transport_of
 from redisacc.cli.own_server import own_server, problem_of
 
 __all__ = ["run"]
@@ -93,7 +93,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
 @click.option("--server", "with_server", is_flag=True, help="Start a server too. It ends with the run.")
 @click.option(
     "--server-dir",
-    type=click.Path(path_type=Path),
+    type=NonEmptyPath(),
     metavar="DIR",
     help="Keep the data of that server in this directory, so that the next run continues.  [default: a temporary one]",
 )

@@ -15,8 +15,9 @@ import click
 import redis
 
 from redisacc._handles.reducer import Reducer
-from redisacc._text import printable_lines
 from redisacc.cli.failures import interrupts_raise
+from redisacc.cli.options import NonEmptyPath
+from redisacc.cli.own_server import how_it_ended
 from redisacc.embedded import Cluster, Server
 from redisacc.errors import RedisAccError
 
@@ -35,7 +36,7 @@ _CHECK_SECONDS = 5.0
 @click.option(
     "--dir",
     "directory",
-    type=click.Path(path_type=Path),
+    type=NonEmptyPath(),
     default="redisacc-data",
     show_default=True,
     help="Directory for the data; created if it does not exist.",
@@ -48,7 +49,7 @@ _CHECK_SECONDS = 5.0
 )
 @click.option(
     "--socket",
-    type=click.Path(path_type=Path),
+    type=NonEmptyPath(),
     help="Path of a Unix socket to listen on, instead of a TCP port.",
 )
 @click.option(
@@ -115,9 +116,9 @@ def server(
     except RedisAccError as error:
         raise click.ClickException(str(error)) from None
     else:
-        log = printable_lines(failed.log_tail())
+        text = how_it_ended(failed)
         child.stop()
-        raise click.ClickException(f"the server ended unexpectedly; the end of its log:\n{log}")
+        raise click.ClickException(text)
 
 
 def _run(child: Server | Cluster, directory: Path, socket: Path | None, *, durable: bool, reduce: bool) -> Server:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from redisacc.embedded.data_directory import DataDirectory
 
-__all__ = ["GuardedProcess", "how_it_ended"]
+__all__ = ["GuardedProcess", "status_text"]
 
 _log = logging.getLogger("redisacc")
 
@@ -137,7 +137,7 @@ class GuardedProcess:
             os.kill(self.pid, number)
 
 
-def how_it_ended(status: int) -> str:
+def status_text(status: int) -> str:
     """Returns a clause for an exit status, such as "ended with exit status 1" or "was killed by SIGKILL"."""
     if status >= 0:
         return f"ended with exit status {status}"

@@ -54,7 +54,8 @@ class Server:
 
     Raises:
         InvalidArgumentError: the port is out of range, both a port and a socket are given, `durable` is given without
-            `dir`, or the path of the socket is too long (more than 107 bytes; 103 on macOS).
+            `dir`, `dir` or `socket` is empty, or the path of the socket is too long (more than 107 bytes; 103 on
+            macOS).
     """
 
     def __init__(
@@ -67,6 +68,9 @@ class Server:
         socket: str | os.PathLike[str] | None = None,
         executable: str | os.PathLike[str] | None = None,
     ) -> None:
+        for name, path in (("dir", dir), ("socket", socket)):
+            if path is not None and not os.fspath(path):
+                raise InvalidArgumentError(f"{name} is an empty path; for the current directory, give '.'")
         # Paths become absolute now, so that a later chdir doesn't change what they mean.
         self._address: Address | None = None
         if port is not None:
@@ -223,6 +227,18 @@ class Server:
         if not child.alive():
             raise ServerError("the server is not running")
         return child.process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status of the server, negative for the number of a signal; None while it runs.
+
+        None, too, in a forked child, which cannot know it.
+
+        Raises:
+            ServerError: the server was never started.
+        """
+        child = self._started()
+        return child.process.exit_status() if child.owned else None
 
     @property
     def dir(self) -> Path:

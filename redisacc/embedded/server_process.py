@@ -13,7 +13,7 @@ from redisacc.embedded.addresses import Address, TCPAddress
 from redisacc.embedded.command_line import ENVIRONMENT, server_command
 from redisacc.embedded.data_directory import DataDirectory, DirectoryInUseError
 from redisacc.embedded.forks import disown_after_fork, fork_lock, handlers_deferred
-from redisacc.embedded.guarded_process import GuardedProcess, how_it_ended
+from redisacc.embedded.guarded_process import GuardedProcess, status_text
 from redisacc.embedded.log_file import LogFile
 from redisacc.embedded.persistence import Persistence
 from redisacc.embedded.program import Program
@@ -149,7 +149,7 @@ class ServerProcess:
             pause = min(pause * 1.5, 0.1)
         if isinstance(self.address, TCPAddress) and "Address already in use" in self.log_tail(100):
             raise PortInUseError(f"port {self.address.port} is already in use on this machine: choose another one")
-        raise ServerError(f"{self.program.version} {how_it_ended(exit_status)} before it was ready{self._end_of_log()}")
+        raise ServerError(f"{self.program.version} {status_text(exit_status)} before it was ready{self._end_of_log()}")
 
     def leave_append_only_file(self) -> None:
         """Moves the data of an earlier server's append-only file into a snapshot. Blocks until that is saved.

@@ -77,6 +77,12 @@ def test_durable_needs_a_directory() -> None:
         Server(durable=True)
 
 
+@pytest.mark.parametrize("name", ["dir", "socket"])
+def test_an_empty_path_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{name} is an empty path"):
+        Server(**{name: ""})
+
+
 def test_start_says_what_a_crash_loses(any_executable: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "redisacc")
     for durable, text in ((False, "loses what changed since the last snapshot"), (True, "at most about two seconds")):

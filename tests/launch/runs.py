@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -101,8 +102,8 @@ class Run:
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
-        # Empty: a server removes its directory.
-        self._temporary.rmdir()
+        # The guard of a server that was killed just now may still be removing its directory.
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 class Starter:

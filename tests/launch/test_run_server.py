@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -85,7 +86,29 @@ def test_server_that_ends_ends_the_run(start, unused_port):
     with redis.Redis(port=unused_port) as client:
         client.shutdown(nosave=True)
     assert run.code() == 1
-    assert "redisacc | the server ended unexpectedly; the end of its log: " in run.err
+    assert "redisacc | the server ended with exit status 0; the end of its log: " in run.err
+    assert "User requested shutdown" in run.err
+    # Advice that the server logs while it starts is not the cause.
+    assert "overcommit" not in run.err
+
+
+def test_killed_server_ends_the_run(start, unused_port):
+    run = start("--workers", 1, "--server-port", unused_port, script="print('ready'); import time; time.sleep(1000)")
+    run.seen("ready", 2)
+    with redis.Redis(port=unused_port) as client:
+        os.kill(client.info("server")["process_id"], signal.SIGKILL)
+    assert run.code() == 1
+    assert (
+        "redisacc | the server was killed by SIGKILL, by somebody or by the kernel for lack of memory, which `dmesg` "
+        "reports. It has logged nothing since it was ready\n"
+    ) in run.err
+
+
+def test_an_empty_directory_is_refused(start, tmp_path):
+    run = start("--workers", 1, "--server-dir", "", script="print('ready')")
+    assert run.code() == 2
+    assert "Invalid value for '--server-dir': the path is empty" in run.err
+    assert not list(tmp_path.glob("server.*"))
 
 
 @pytest.mark.thorough
