@@ -8,6 +8,7 @@ list: it only gets shorter.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,6 +205,7 @@ def texts_in(tree: ast.AST) -> Iterator[str]:
         yield from (text for each in found if (text := text_of(each)) and len(text) > SHORTEST)
 
 
+@functools.cache
 def advice() -> dict[str, str]:
     """Returns the texts in the package that advise something, each with the file that it is in."""
     return {
