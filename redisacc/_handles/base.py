@@ -146,7 +146,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         AccumulatorNotFoundError: there is no accumulator of this name, and ``create`` is False.
         SchemaMismatchError: the shared name exists with another kind, dtype, shape, tree, reduction, buffer limit,
             ``once_per_worker``, ``max_staleness``, ``staleness_weight``, ``normalize`` or ``partitions``.
-        ServerUnavailableError: no server answers. The message says how to start one.
+        ServerUnavailableError: no server answers. The message says what to do about it.
     """
 
     _spec: AccumulatorSpec

@@ -77,7 +77,7 @@ class Parameters(Closing):
         InvalidArgumentError: an argument is invalid.
         SchemaMismatchError: the parameters exist with another number of ``partitions``.
         ParametersNotFoundError: nothing has been published under this name, and ``create`` is False.
-        ServerUnavailableError: no server answers. The message says how to start one.
+        ServerUnavailableError: no server answers. The message says what to do about it.
     """
 
     # The only incarnation that a handle reads and publishes which was pickled; "" for any.

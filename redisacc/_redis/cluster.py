@@ -32,6 +32,7 @@ from redisacc._redis.faults import (
     reason_of,
 )
 from redisacc._redis.node import Losses, Node, Send, fetch_from_nodes
+from redisacc._redis.remedies import speaks_tls
 from redisacc._redis.reply_errors import REDIRECTIONS
 from redisacc._redis.running_time import running_time
 from redisacc._redis.slot_map import Address, SlotMap, key_slot, redirection, slot_of, slots_of
@@ -97,6 +98,11 @@ class Cluster:
         self._nodes: dict[Address, Node] = {}
         # When a node last failed. Others are asked for the map first.
         self._failed_at: dict[Address, float] = {}
+
+    @property
+    def tls(self) -> bool:
+        """Whether connections to its nodes speak TLS."""
+        return speaks_tls(self._pool_at(self._seeds[0]))
 
     def close(self) -> None:
         """Closes the connections to all nodes. No call may be under way, and none may follow."""
@@ -414,9 +420,10 @@ class Cluster:
         """Returns the map in a reply to CLUSTER SLOTS. Raises if the node has none."""
         if isinstance(reply, ReplyError):
             if "cluster support disabled" in str(reply):
+                scheme = "rediss" if self.tls else "redis"
                 raise ServerError(
-                    f"the server at {asked} is not a node of a Redis Cluster: give redis= a URL redis://{asked}, or a "
-                    "redis.Redis"
+                    f"the server at {asked} is not a node of a Redis Cluster: give redis= a URL {scheme}://{asked}, or "
+                    "a redis.Redis"
                 )
             raise reply
         slot_map = SlotMap.of_reply(reply, asked)

@@ -26,6 +26,7 @@ from redisacc._redis.fast_socket import (
 )
 from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError
 from redisacc._redis.lanes import Lanes, fetch_over
+from redisacc._redis.remedies import speaks_tls
 from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
 from redisacc._redis.reply_forms import check_form
 from redisacc._redis.running_time import running_time
@@ -57,6 +58,7 @@ class Node:
 
     Attributes:
         address: where the pool's connections lead, without a password.
+        tls: whether the pool's connections speak TLS.
         reached: whether a connection was ever made.
     """
 
@@ -79,6 +81,7 @@ class Node:
         self._kept: list[Connection] = []
         self._keeps = waits.keeps if getattr(pool, "max_connections", 0) >= 16 else 0
         self.address = address or _address(pool)
+        self.tls = speaks_tls(pool)
         self.reached = False
 
         self._lanes = Lanes(pool if waits.opens_lanes else None, self._get_connection)

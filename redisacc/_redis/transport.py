@@ -28,6 +28,7 @@ from redisacc._redis.fast_socket import VALUES, A, Argument, Arrivals, Command, 
 from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentError, reason_of
 from redisacc._redis.in_parallel import in_parallel
 from redisacc._redis.node import Losses, Node, Send
+from redisacc._redis.remedies import remedy_for
 from redisacc._redis.reply_errors import PASSING, refusal_of
 from redisacc._redis.reply_forms import check_form
 from redisacc._redis.running_time import running_time
@@ -487,10 +488,9 @@ class Transport:
             return reason_of(error)
         if isinstance(error, ReplyError) and error.code in PASSING:
             return f"the server at {self.address} {PASSING[error.code]} ({reason_of(error)})"
-        return (
-            f"no Redis server answers at {self.address} ({reason_of(error)}). Start one with `redisacc server` "
-            "(pip install 'redisacc[cli,server]'), or name another one with redis= or REDISACC_URL"
-        )
+        reason = reason_of(error)
+        remedy = remedy_for(error, reason, tls=self._server.tls)
+        return f"no Redis server answers at {self.address} ({reason}). {remedy}"
 
 
 def _checked(commands: Sequence[Command], replies: list[Any], address: str) -> list[Any]:
