@@ -74,9 +74,10 @@ def test_an_acknowledgement_that_was_begun_is_finished_and_its_round_not_handed_
         accumulator.take_grad(3)
     monkeypatch.setattr(Scripts, "acknowledge", acknowledge)
     assert [key for key in client.scan_iter() if b":part:" in key]
-    # The gradient was in the taker's memory: handing it out again would count it twice.
-    assert accumulator.info().unacknowledged == []
-    with accumulator.recover() as found:
+    # The gradient is in the taker's memory, so handing it out to another process would count it twice.
+    another = fill(client, 0)
+    assert another.info().unacknowledged == []
+    with another.recover() as found:
         assert found is None
     assert not [key for key in client.scan_iter() if b":part:" in key or b":taken" in key]
 
