@@ -153,6 +153,16 @@ def test_quick_start_survives_what_the_readme_does_to_it(
     assert [int(step) for _, step in _BEGINS.findall(out.read_text())] == [100]
     assert not _STEP.findall(out.read_text())
 
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_what_the_readme_says_about_a_training_that_is_done_and_about_looking_inside(
+    run_as_typed: Callable[..., tuple[subprocess.Popen[bytes], Path]], tmp_path: Path
+) -> None:
+    consoles = _blocks("console")
+    first_run = next(block for block in consoles if block.startswith(_RUN))
+    run, out = run_as_typed()
+    assert run.wait(120) == 0, out.read_text()
     program = tmp_path / "train.py"
     program.write_text(program.read_text().replace("until=100", "until=200"))
     run, out = run_as_typed()
