@@ -96,7 +96,7 @@ def test_take_times_out(cli, accumulator, tmp_path):
     accumulator.apply_grad([1, 2, 3])
     found = cli("take", "w", 2, "-o", tmp_path / "g.npy", "--timeout", "0.1")
     assert found.exit_code == 4
-    assert "1 of 2 gradients had arrived at step 0, from ann (1)" in found.stderr
+    assert "1 of 2 gradients had arrived at step 0; in the round: ann (1)" in found.stderr
     assert os.listdir(tmp_path) == []
     assert accumulator.num_accumulated() == 1
 

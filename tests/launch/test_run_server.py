@@ -42,7 +42,8 @@ def test_training(start):
     run = start("--workers", 3, "--server", script=TRAIN)
     assert run.code() == 0, run.err
     assert run.out.splitlines() == [f"chief    | step {step} mean [{step}, 1]" for step in range(3)]
-    assert re.fullmatch(r"redisacc \| (Valkey|Redis) \S+ is ready at redis://127\.0\.0\.1:\d+/0\n", run.err)
+    started = r"redisacc \| process \d+ started (Valkey|Redis) \S+ as process \d+; "
+    assert re.fullmatch(started + r"it is ready at redis://127\.0\.0\.1:\d+/0\n", run.err)
 
 
 @pytest.mark.thorough
