@@ -8,7 +8,7 @@ from redisacc._handles.environment import Place, place
 from redisacc.errors import InvalidArgumentError
 
 CHIEF = Place("chief", None, 3, "a-1_B")
-WORKER = Place("worker", 2, 3, "x" * 64)
+WORKER = Place("worker", 2, 3, "x" * 64, "a-1_B")
 
 
 @pytest.mark.parametrize("expected", [CHIEF, WORKER, Place("worker", 0), Place(), Place(workers=1_000_000)])
@@ -47,7 +47,8 @@ def test_what_people_call_it():
         ),
         *(("REDISACC_WORKERS", value, "must be a whole number from 1 to 1000000, not ") for value in ("0", "1000001")),
         *(
-            ("REDISACC_RUN_ID", value, "must be 1 to 64 ASCII letters, digits, hyphens or underscores, not ")
+            (name, value, "must be 1 to 64 ASCII letters, digits, hyphens or underscores, not ")
+            for name in ("REDISACC_RUN_ID", "REDISACC_CHIEF_RUN_ID")
             for value in ("a b", "a:b", "{", "x" * 65, "é", "a\n")
         ),
     ],
