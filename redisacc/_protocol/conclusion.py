@@ -1,4 +1,4 @@
-"""Which chief has said last that a training is finished: it says so beside the parameters, and workers of its run read it."""
+"""Which chief was the last to say that a training is finished. The record of the parameters names it."""
 
 from __future__ import annotations
 
