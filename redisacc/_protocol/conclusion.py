@@ -1,4 +1,4 @@
-"""Which chief has said last that a training is finished: it says so beside the parameters, and workers of its run read it."""
+"""Which chief has said last that a training is finished: it says so beside the parameters, and its workers read it."""
 
 from __future__ import annotations
 
