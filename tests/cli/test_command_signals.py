@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,7 @@ def arguments(command: str) -> list[str]:
         "rm": ["b", "--yes"],
         "run": ["--workers", "1", "--server", "--", "sleep", "1000"],
         "server": ["--dir", "data", "--port", str(free_port())],
-        "set": ["a", "num_required=9"],
+        "set": ["a", "n=9"],
         "set-step": ["a", "0", "--yes"],
         "show": ["a"],
         "tail": ["a"],
@@ -74,16 +75,31 @@ def left(mark: str, temporary: Path) -> list[str]:
     return found
 
 
-# With everything, it takes a minute for each command.
+def cases(command: str, everything: bool) -> Iterator[tuple[float, signal.Signals, bool]]:
+    """Yields moments of a command, from 0 to 1, with a signal for each, and whether the command starts warm.
+
+    A cold start shows the signals that come while modules are imported. A warm one is cheap, and all of its moments are
+    those of the command itself. With everything, both signals come at every moment, each cold at every other one.
+    """
+    count = 25 if everything else 3
+    for step in range(count):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            in_turn = (step % 2 == 0) == (number == signal.SIGINT)
+            warm = not everything or not in_turn
+            if (everything or in_turn) and not (warm and command == "demo"):
+                yield (step + 0.5) / count, number, warm
+
+
+# With everything, it takes half a minute for each command.
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("command", thorough(sorted(_COMMANDS), usual=["ls", "run", "server", "take", "watch"]))
 def test_a_signal_at_any_moment(command, real_server, tmp_path, until, everything):
     np.save(tmp_path / "gradient.npy", np.ones(2, np.float32))
-    warm = not everything
-    begins: list[float] = []
+    began = 0.0
     mark = uuid.uuid4().hex
 
-    def start():
+    def start(warm):
+        nonlocal began
         words = ["-c", BEGINS, command, *arguments(command)]
         environment = {**os.environ, "REDISACC_URL": real_server.url, "TMPDIR": str(tmp_path), "MARK": mark}
         options = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -93,7 +109,7 @@ def test_a_signal_at_any_moment(command, real_server, tmp_path, until, everythin
             else subprocess.Popen([sys.executable, *words], stdin=subprocess.DEVNULL, **options)
         )
         assert process.stdout.read(1) == b"."
-        begins.append(time.monotonic())
+        began = time.monotonic()
         return process
 
     def prepare():
@@ -101,31 +117,30 @@ def test_a_signal_at_any_moment(command, real_server, tmp_path, until, everythin
             with redisacc.ConditionalAccumulator("float32", [2], name, redis=real_server.url, worker="w") as opened:
                 opened.apply_grad(np.ones(2, np.float32), 2**62)
 
-    duration = 0.5 if warm else 1.5
     prepare()
+    durations = {True: 0.5, False: 1.5}
     if command not in ENDLESS:
-        with start() as process:
-            _, error = process.communicate(timeout=100)
-            assert documented(command, signal.SIGINT, process.returncode), error
-        duration = time.monotonic() - begins[-1]
-    count = 25 if everything else 3
-    for step in range(count):
-        # Both signals at every moment, or in turn.
-        for number in (signal.SIGINT, signal.SIGTERM) if everything else ((signal.SIGINT, signal.SIGTERM)[step % 2],):
-            if command not in ENDLESS:
-                prepare()
-            with start() as process:
-                # Not a guess: whatever moment of the command this is, it has to be right.
-                time.sleep(duration * (step + 0.5) / count)
-                process.send_signal(number)
-                # An exit that waits for a timeout of ours says so on standard error.
-                _, error = process.communicate(timeout=60)
-                where = (step, number, process.returncode, error)
-                assert documented(command, number, process.returncode), where
-                assert b"Traceback" not in error, where
-                assert b"Aborted" not in error, where
-                assert b"does not end" not in error, where
-            until(lambda: not left(mark, tmp_path))
+        for warm in {warm for _, _, warm in cases(command, everything)}:
+            prepare()
+            with start(warm) as process:
+                _, error = process.communicate(timeout=100)
+                assert documented(command, signal.SIGINT, process.returncode), error
+            durations[warm] = time.monotonic() - began
+    for moment, number, warm in cases(command, everything):
+        if command not in ENDLESS:
+            prepare()
+        with start(warm) as process:
+            # Not a guess: whatever moment of the command this is, it has to be right.
+            time.sleep(durations[warm] * moment)
+            process.send_signal(number)
+            # An exit that waits for a timeout of ours says so on standard error.
+            _, error = process.communicate(timeout=60)
+            where = (moment, number, warm, process.returncode, error)
+            assert documented(command, number, process.returncode), where
+            assert b"Traceback" not in error, where
+            assert b"Aborted" not in error, where
+            assert b"does not end" not in error, where
+        until(lambda: not left(mark, tmp_path))
     assert not list(tmp_path.glob("redisacc-*"))
 
 
