@@ -15,6 +15,7 @@
 | `force_parts` | makes this process buffer every gradient in parts, as it does with large ones |
 | `background(function, ...)` | runs a function in a thread; the test fails if the thread outlives it |
 | `until(condition)` | waits for a condition and returns its first true value |
+| `nobody_is_late` | keeps workers from being late in this process, however slow the machine is |
 
 Everything that a fixture opens is closed when the test ends. Which servers a test runs on, and which tests `make test`
 leaves to `make test-all`, is in support/selection.py.
@@ -81,6 +82,12 @@ def pytest_collection_finish() -> None:
     # They stay until the end. Otherwise, each gc.collect() of a test would visit them, which takes a third of a second.
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture
+def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps workers from being late in this process, however slow the machine is."""
+    monkeypatch.setattr("redisacc._format.worker_states.LATE_AFTER", 600.0)
 
 
 @pytest.fixture(scope="session")

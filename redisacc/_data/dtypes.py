@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from redisacc._interrupts import interrupt_in
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -136,7 +137,9 @@ def find_dtype(dtype: object) -> DType:
             return TABLE[name]
     try:
         numpy_dtype = np.dtype(dtype)  # type: ignore[call-overload]
-    except Exception:  # noqa: BLE001 - numpy asks the object, which may raise anything
+    except Exception as error:  # numpy asks the object, which may raise anything
+        if interrupt_in(error) is not None:
+            raise
         numpy_dtype = None
     if numpy_dtype is not None:
         native = numpy_dtype.newbyteorder("=")

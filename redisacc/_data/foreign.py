@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from redisacc._data.elements import Rows, rows_of_elements
+from redisacc._interrupts import interrupt_in
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
@@ -173,7 +174,9 @@ def _form(value: object) -> _Form | str | None:
             return _Form.SLICES
         if callable(getattr(value, "tocoo", None)):
             return _Form.COO
-    except Exception:  # noqa: BLE001 - somebody else's attributes may raise anything
+    except Exception as error:  # somebody else's attributes may raise anything
+        if interrupt_in(error) is not None:
+            raise
         # Whoever reads one that a class declares raises this again, and says what happened.
         declared = all(hasattr(type(value), attribute) for attribute in _SLICES)
         return _Form.SLICES if declared else None
@@ -256,6 +259,8 @@ def _reading(value: object, what: str) -> Iterator[None]:
     except InvalidArgumentError:
         raise
     except Exception as error:
+        if interrupt_in(error) is not None:
+            raise
         raise InvalidArgumentError(
             f"{what} must be an array that numpy can read, but {type(value).__module__}.{type(value).__name__} says: "
             f"{shown(str(error))}"

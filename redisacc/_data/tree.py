@@ -18,6 +18,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
+from redisacc._interrupts import interrupt_in
 from redisacc._text import is_unicode, shown
 from redisacc.errors import InvalidArgumentError
 
@@ -230,6 +231,8 @@ def _branches(
     except (InvalidArgumentError, MemoryError):
         raise
     except Exception as error:
+        if interrupt_in(error) is not None:
+            raise
         raise _unreadable(node, path, what, error) from error
     # Sorted, so that processes which built their dicts in different orders agree on the structure.
     return sorted(found, key=itemgetter(0))
@@ -303,6 +306,8 @@ def _pairs(node: _Node, tree: Any, keys: tuple[str, ...], what: str) -> list[tup
     except (InvalidArgumentError, MemoryError):
         raise
     except Exception as error:
+        if interrupt_in(error) is not None:
+            raise
         raise _unreadable(tree, path, what, error) from error
     return found
 

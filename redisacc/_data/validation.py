@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from redisacc._data import foreign
 from redisacc._data.dtypes import DType
+from redisacc._interrupts import interrupt_in
 from redisacc._text import is_unicode, shown
 from redisacc.errors import InvalidArgumentError
 
@@ -57,7 +58,9 @@ def integer(value: object, what: str, *, low: int = INT64_MIN, high: int = INT64
     elif not isinstance(value, (bool, np.bool_)):
         try:
             number = operator.index(value)  # type: ignore[arg-type]
-        except Exception:  # noqa: BLE001 - if somebody else's __index__ raises, it is not an integer
+        except Exception as error:  # if somebody else's __index__ raises, it is not an integer
+            if interrupt_in(error) is not None:
+                raise
             number = None
     if number is None:
         raise InvalidArgumentError(f"{what} must be an integer scalar, not {shown(value)}")
@@ -231,6 +234,8 @@ def array(value: object, what: str) -> Array:
     except MemoryError:
         raise
     except Exception as error:  # somebody else's __array__ may raise anything
+        if interrupt_in(error) is not None:
+            raise
         raise InvalidArgumentError(
             f"{what} must be an array, but numpy cannot make one from {shown(value)}: {shown(str(error))}"
         ) from error
@@ -257,7 +262,9 @@ def _has_missing(value: object) -> bool:
         kinds = [getattr(value, "dtype", None)] if dtypes is None or not hasattr(dtypes, "__iter__") else list(dtypes)
         if any(hasattr(kind, "na_value") for kind in kinds):
             return bool(np.any(np.asarray(value.isna())))  # type: ignore[attr-defined]
-    except Exception:  # noqa: BLE001 - somebody else's object is no such column if it raises here
+    except Exception as error:  # somebody else's object is no such column if it raises here
+        if interrupt_in(error) is not None:
+            raise
         return False
     return False
 

@@ -9,6 +9,9 @@ variable                   meaning
 ``REDISACC_RUN_ID``        a random id of this place in this run. A process that is started again after a death has the
                            id of its predecessor, and no other living process has it; so it may take over at once what
                            its predecessor had leased, and a worker without a number keeps that of its predecessor.
+``REDISACC_CHIEF_RUN_ID``  for a worker: the ``REDISACC_RUN_ID`` of the chief, if the same launcher starts it. When the
+                           training is finished already, the worker waits until this chief has said whether it
+                           continues it.
 ``REDISACC_URL``           the server; `redisacc._redis.connect` reads it
 =========================  ====================================================================
 
@@ -26,12 +29,16 @@ from typing import Literal, cast
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
-__all__ = ["MAX_WORKERS", "ROLE", "RUN_ID", "WORKERS", "WORKER_NUMBER", "Place", "place"]
+__all__ = ["CHIEF_RUN_ID", "MAX_WORKERS", "ROLE", "RUN_ID", "VARIABLES", "WORKERS", "WORKER_NUMBER", "Place", "place"]
 
 ROLE = "REDISACC_ROLE"
 WORKER_NUMBER = "REDISACC_WORKER_NUMBER"
 WORKERS = "REDISACC_WORKERS"
 RUN_ID = "REDISACC_RUN_ID"
+CHIEF_RUN_ID = "REDISACC_CHIEF_RUN_ID"
+
+# In the order of the attributes of a place.
+VARIABLES = (ROLE, WORKER_NUMBER, WORKERS, RUN_ID, CHIEF_RUN_ID)
 
 # The largest number of workers on all machines. The largest number of a worker is one less.
 MAX_WORKERS = 1_000_000
@@ -57,12 +64,14 @@ class Place:
         workers: the number of workers on all machines, at least 1.
         run_id: the same for every process that takes this place, one after the other: 1 to 64 ASCII letters, digits,
             hyphens and underscores.
+        chief_run_id: for a worker, the `run_id` of the chief that the same launcher starts.
     """
 
     role: Literal["chief", "worker"] | None = None
     number: int | None = None
     workers: int | None = None
     run_id: str | None = None
+    chief_run_id: str | None = None
 
     def __str__(self) -> str:
         """Returns what people call the process: "chief", "worker 3"."""
@@ -70,24 +79,22 @@ class Place:
 
     def added_to(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Returns a copy of the environment that says this place, and nothing of any other."""
-        others = {
-            name: value for name, value in environment.items() if name not in (ROLE, WORKER_NUMBER, WORKERS, RUN_ID)
-        }
-        values = {ROLE: self.role, WORKER_NUMBER: self.number, WORKERS: self.workers, RUN_ID: self.run_id}
-        return others | {name: str(value) for name, value in values.items() if value is not None}
+        others = {name: value for name, value in environment.items() if name not in VARIABLES}
+        values = zip(VARIABLES, dataclasses.astuple(self), strict=True)
+        return others | {name: str(value) for name, value in values if value is not None}
 
 
 def place(environment: Mapping[str, str] | None = None) -> Place:
     """Returns the place that the environment gives to this process. Its fields are None where no variable is set.
 
-    `redisacc run` sets the variables ``REDISACC_ROLE``, ``REDISACC_WORKER_NUMBER``, ``REDISACC_WORKERS`` and
-    ``REDISACC_RUN_ID`` for each process that it starts; so may any other launcher. ``Chief`` and ``Worker`` read them,
-    too. An empty variable counts as unset.
+    `redisacc run` sets the variables ``REDISACC_ROLE``, ``REDISACC_WORKER_NUMBER``, ``REDISACC_WORKERS``,
+    ``REDISACC_RUN_ID`` and ``REDISACC_CHIEF_RUN_ID`` for each process that it starts; so may any other launcher.
+    ``Chief`` and ``Worker`` read them, too. An empty variable counts as unset.
 
     Example:
         >>> import redisacc
         >>> redisacc.place({"REDISACC_ROLE": "worker", "REDISACC_WORKER_NUMBER": "2", "REDISACC_WORKERS": "4"})
-        Place(role='worker', number=2, workers=4, run_id=None)
+        Place(role='worker', number=2, workers=4, run_id=None, chief_run_id=None)
 
     Args:
         environment: None for that of this process.
@@ -112,13 +119,23 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
             f"the environment variable {WORKER_NUMBER} is {number}, but {WORKERS} is {workers}: workers count from 0, "
             f"so the last one has the number {workers - 1}"
         )
-    run_id = environment.get(RUN_ID) or None
-    if run_id is not None and not _RUN_ID.fullmatch(run_id):
+    return Place(
+        cast('Literal["chief", "worker"] | None', role),
+        number,
+        workers,
+        _run_id(environment, RUN_ID),
+        _run_id(environment, CHIEF_RUN_ID),
+    )
+
+
+def _run_id(environment: Mapping[str, str], name: str) -> str | None:
+    text = environment.get(name) or None
+    if text is not None and not _RUN_ID.fullmatch(text):
         raise InvalidArgumentError(
-            f"the environment variable {RUN_ID} must be 1 to 64 ASCII letters, digits, hyphens or underscores, not "
-            f"{shown(run_id)}"
+            f"the environment variable {name} must be 1 to 64 ASCII letters, digits, hyphens or underscores, not "
+            f"{shown(text)}"
         )
-    return Place(cast('Literal["chief", "worker"] | None', role), number, workers, run_id)
+    return text
 
 
 def _number(environment: Mapping[str, str], name: str, least: int, most: int) -> int | None:

@@ -55,9 +55,10 @@ def places(*, chief: bool, workers: int, first_worker: int, total_workers: int |
     def run_id() -> str:
         return secrets.token_hex(16)
 
+    chief_run_id = run_id() if chief else None
     numbers = range(first_worker, first_worker + workers)
-    return [Place("chief", None, total_workers, run_id())] * chief + [
-        Place("worker", number, total_workers, run_id()) for number in numbers
+    return [Place("chief", None, total_workers, chief_run_id)] * chief + [
+        Place("worker", number, total_workers, run_id(), chief_run_id) for number in numbers
     ]
 
 

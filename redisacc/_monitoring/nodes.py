@@ -16,7 +16,7 @@ class Node:
 
     Attributes:
         address: where it is.
-        version: its name and version, for example "Valkey 9.0.1"; "" if this user may not ask.
+        version: its name and version, for example "Valkey 9.1.2"; "" if this user may not ask.
         used_memory: the bytes that it uses.
         maxmemory: the bytes that it may use; 0 if there is no limit.
         evicts: whether it removes keys when it is full, and gradients with them.

@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from redisacc._interrupts import interrupt_in
+
 _IDENTITY = re.compile(r"([0-9a-f]{16})\.([0-9]{1,10})\.([0-9]{1,20})", re.ASCII)
 _PROC = Path("/proc")
 
@@ -73,7 +75,9 @@ def _machine() -> str | None:
         parts.append(os.readlink(_PROC / "self/ns/pid"))
         with contextlib.suppress(FileNotFoundError):
             parts.append(os.readlink(_PROC / "self/ns/time"))
-    except OSError:
+    except OSError as error:
+        if interrupt_in(error) is not None:
+            raise
         return None
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
@@ -84,5 +88,7 @@ def _state_and_start(pid: int) -> tuple[str, str] | None:
         # The name of the program, in parentheses, may hold anything.
         fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
         return fields[0], fields[19]
-    except (OSError, IndexError):
+    except (OSError, IndexError) as error:
+        if interrupt_in(error) is not None:
+            raise
         return None

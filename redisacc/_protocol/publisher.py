@@ -25,6 +25,7 @@ from redisacc._format.parameter_record import (
     announcement,
 )
 from redisacc._format.partitions import automatic_partitions, choose_partitions
+from redisacc._interrupts import interrupt_in
 from redisacc._protocol.opening import list_name
 from redisacc._protocol.parameter_deletion import delete_parameters
 from redisacc._protocol.parameter_reader import ParameterReader, VersionGoneError
@@ -416,6 +417,8 @@ def _checked_rows(schema: Schema, changed: object) -> dict[int, Array]:
     try:
         pairs = list(changed.items())
     except Exception as error:
+        if interrupt_in(error) is not None:
+            raise
         raise InvalidArgumentError(
             f"changed cannot be read: {shown(type(changed).__name__)} raised {type(error).__name__}: "
             f"{shown(str(error))}"

@@ -11,7 +11,15 @@ import functools
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from redisacc._redis.faults import FAULTS, BrokenError, RejectedError, ReplyError, SilentError, reason_of
+from redisacc._interrupts import interrupt_in
+from redisacc._redis.faults import (
+    FAULTS,
+    BrokenError,
+    RejectedError,
+    ReplyError,
+    SilentError,
+    reason_of,
+)
 from redisacc._text import printable
 from redisacc.errors import InvalidArgumentError
 
@@ -142,9 +150,20 @@ def wire_of(pooled: Any) -> Literal["plain", "tls", "unknown"]:
 
 
 def fault_of(error: Exception) -> Exception | None:
-    """Returns what an error of a library means, or None if it is of another kind."""
-    if isinstance(error, FAULTS):
+    """Returns what an error of a library or of a socket means, or None if it is of another kind.
+
+    That is the error itself if it is a fault, or if a signal handler has raised it.
+
+    Raises:
+        BaseException: what a signal handler has raised, and the library has turned into this error.
+    """
+    known = error if isinstance(error, FAULTS) else interrupt_in(error)
+    if known is error:
         return error
+    if known is not None:
+        raise known
+    if isinstance(error, OSError):
+        return BrokenError(reason_of(error))
     if isinstance(error, STUMBLES):
         return BrokenError(f"another thread may have closed the client ({type(error).__name__}: {reason_of(error)})")
     if isinstance(error, (RecursionError, MemoryError)):
@@ -186,7 +205,7 @@ def is_of_library(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Raises what an error of a library means instead of that error."""
+    """Raises what an error of a library or of a socket means instead of that error."""
     try:
         yield
     except Exception as error:

@@ -122,7 +122,7 @@ class Cluster:
 
         Raises:
             ReplyError: a reply is a refusal that passes by itself, or no node owns the slot.
-            BrokenError, OSError: a connection broke, or could not be made.
+            BrokenError: a connection broke, or could not be made.
             RejectedError: a node refuses the connection.
             ServerError: the server is not a node of a cluster.
         """
@@ -396,7 +396,7 @@ class Cluster:
             first: the node to ask first.
 
         Raises:
-            BrokenError, ReplyError, RejectedError, OSError: no node has one. This is how the last of them failed.
+            BrokenError, ReplyError, RejectedError: no node has one. This is how the last of them failed.
             ServerError: the server is not a node of a cluster.
         """
         known = self._map.nodes if self._map is not None else ()
@@ -470,7 +470,7 @@ class Cluster:
 
     def _raise_noted(self, node: Node, error: Exception) -> NoReturn:
         """Raises the error of an attempt with the node's address. The next attempt begins by reading the map."""
-        if isinstance(error, (BrokenError, OSError)):
+        if isinstance(error, BrokenError):
             self._note_failure(node)
             raise self._described(node, error) from error
         if isinstance(error, RejectedError):

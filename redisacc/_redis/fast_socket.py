@@ -11,7 +11,7 @@ each that moves data, and two to set it. The socket is given back to the client 
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 import hiredis
 
+from redisacc._interrupts import interrupt_in, suppressed
 from redisacc._redis.client_libraries import translated, wire_of
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
 from redisacc._redis.reply_reader import ReplyReader
@@ -64,6 +65,20 @@ _FETCH_TOGETHER = 8
 # A silent server is noticed at most this late, in seconds: then it is checked whether the deadline has passed. After a
 # signal the kernel starts its timeout again, so signals that come more often than this keep a wait from ending.
 TICK = 0.02
+
+
+# How a socket ends a tick: with the kernel's timeout, or with Python's.
+TICKS = (BlockingIOError, TimeoutError)
+
+
+def check_tick(error: OSError) -> None:
+    """Raises an error that is one of ``TICKS`` and does not end a tick: the peer vanished, or a signal handler raised.
+
+    Args:
+        error: the error, which is being handled.
+    """
+    if error.errno == errno.ETIMEDOUT or interrupt_in(error) is not None:
+        raise error
 
 
 class PackedCommands(tuple[Command, ...]):
@@ -235,7 +250,7 @@ class ClientConnection(_PooledConnection):
             raise
         finally:
             if isinstance(sock, socket.socket):
-                with contextlib.suppress(OSError):
+                with suppressed(OSError):
                     sock.settimeout(pooled.socket_timeout)
 
     def hear(self) -> list[Any]:
@@ -319,7 +334,7 @@ class SocketConnection(_PooledConnection):
         return self.pooled._sock is self.sock
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):
+        with suppressed(OSError):
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(0))
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
             self.sock.settimeout(self.pooled.socket_timeout)
@@ -335,7 +350,8 @@ class SocketConnection(_PooledConnection):
             # The most frequent case: _send would cost a small command more time than the kernel takes.
             try:
                 sent = sock.send(buffers[0])
-            except (BlockingIOError, TimeoutError):
+            except TICKS as error:
+                check_tick(error)
                 sent = 0
             if sent < len(buffers[0]):
                 deadline += self._send([memoryview(buffers[0])[sent:]], deadline)
@@ -344,7 +360,8 @@ class SocketConnection(_PooledConnection):
         while len(replies) < wanted:
             try:
                 data = sock.recv(_RECEIVE_BYTES)
-            except (BlockingIOError, TimeoutError):
+            except TICKS as error:
+                check_tick(error)
                 self._check(deadline)
                 continue
             if not data:
@@ -372,7 +389,8 @@ class SocketConnection(_PooledConnection):
     def hear(self) -> list[Any]:
         try:
             data = self.sock.recv(_RECEIVE_BYTES)
-        except (BlockingIOError, TimeoutError):
+        except TICKS as error:
+            check_tick(error)
             return []
         if not data:
             raise BrokenError(CLOSED)
@@ -420,7 +438,8 @@ class SocketConnection(_PooledConnection):
         while first < len(buffers):
             try:
                 sent = self._send_some(buffers[first : first + GATHER_BUFFERS])
-            except (BlockingIOError, TimeoutError):
+            except TICKS as error:
+                check_tick(error)
                 sent = 0
             total += sent
             while first < len(buffers) and sent >= len(buffers[first]):
@@ -443,7 +462,7 @@ class TlsConnection(SocketConnection):
         self.sock.settimeout(tick)
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):
+        with suppressed(OSError):
             self.sock.settimeout(self.pooled.socket_timeout)
 
     def fetch(self, arrivals: Arrivals[A], deadline: float) -> None:
@@ -529,7 +548,8 @@ class _Incoming:
         while True:
             try:
                 received = self._sock.recvmsg_into(places, 0, flags)[0]
-            except BlockingIOError:
+            except TICKS as error:
+                check_tick(error)
                 received = -1
             if not received:
                 raise BrokenError(CLOSED)

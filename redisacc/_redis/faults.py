@@ -1,4 +1,8 @@
-"""How an exchange with a server can fail. These errors stay inside redisacc, which tells callers what they mean."""
+"""How an exchange with a server can fail. These errors stay inside redisacc, which tells callers what they mean.
+
+A signal handler may raise the same errors as a socket, such as TimeoutError. OSError is therefore not among them: the
+module that owns a connection raises BrokenError in its place, unless a handler has raised it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,7 @@ class ReplyError(Exception):
 
 
 # How an attempt may fail.
-FAULTS = (ReplyError, RejectedError, BrokenError, OSError)
+FAULTS = (ReplyError, RejectedError, BrokenError)
 
 
 def reason_of(error: BaseException) -> str:

@@ -24,17 +24,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
+from redisacc._interrupts import interrupt_in
 from redisacc._redis import forks
 from redisacc._redis.client_libraries import translated
 from redisacc._redis.fast_socket import (
     CLOSED,
     SLOWEST,
     TICK,
+    TICKS,
     A,
     Arrivals,
     Connection,
     SocketConnection,
     check_silence,
+    check_tick,
     connection_of,
     length_of,
 )
@@ -168,7 +171,9 @@ def is_remote(sock: socket.socket) -> bool:
     try:
         here, there = sock.getsockname()[0], sock.getpeername()[0]
         address = ipaddress.ip_address(there.partition("%")[0])
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if interrupt_in(error) is not None:
+            raise
         return False
     mapped = getattr(address, "ipv4_mapped", None) or address
     return here != there and not mapped.is_loopback
@@ -248,7 +253,8 @@ class _Lane(Generic[A]):
         while True:
             try:
                 total += self._receive_once(arrivals)
-            except (BlockingIOError, TimeoutError):
+            except TICKS as error:
+                check_tick(error)
                 # Of a TLS record, only a piece has arrived.
                 return total
             # No selector wakes for bytes that TLS has already decrypted.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from redisacc._interrupts import interrupt_in
 from redisacc._redis import forks
 from redisacc._redis.client_libraries import STUMBLES, fault_of, is_of_library, translated
 from redisacc._redis.fast_socket import (
@@ -24,7 +25,7 @@ from redisacc._redis.fast_socket import (
     get_commands,
     put,
 )
-from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError
+from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError, reason_of
 from redisacc._redis.lanes import Lanes, fetch_over
 from redisacc._redis.remedies import speaks_tls
 from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
@@ -104,7 +105,7 @@ class Node:
 
         Raises:
             ReplyError: one of the replies is a refusal that passes by itself.
-            BrokenError, OSError: the connection broke, or could not be made.
+            BrokenError: the connection broke, or could not be made.
             RejectedError: the server refuses the connection.
         """
         if self._turns is not None:
@@ -200,6 +201,9 @@ class Node:
         connection = self._opened(self._get_connection(), tick)
         try:
             yield connection
+        except OSError as error:
+            _raise_fault(error)
+            raise
         finally:
             with contextlib.suppress(*FAULTS):
                 connection.close()
@@ -249,20 +253,23 @@ class Node:
             self._turns.give_back()
 
     def _spoil(self, connection: Connection, error: BaseException) -> None:
-        """Ends the use of a connection that broke, or was interrupted."""
+        """Ends the use of a connection that broke, or was interrupted. Raises BrokenError if its socket failed."""
         if self._turns is not None:
             self._turns.give_back(silent=isinstance(error, SilentError))
         self._discard(connection, error)
 
     def _discard(self, connection: Connection, error: BaseException) -> None:
-        """Closes a connection, because the next command would take unread replies for its own."""
+        """Closes a connection, because the next command would take unread replies for its own.
+
+        Raises:
+            BrokenError: the error means that.
+        """
         self._losses.count += 1
         lost = not connection.alive()
         connection.close()
         with translated():
             self._pool.release(connection.pooled)
-        if lost and isinstance(error, STUMBLES):
-            raise BrokenError("another thread closed the connection") from error
+        _raise_fault(error, lost=lost)
 
 
 def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arrivals[A], deadline: float) -> None:
@@ -275,7 +282,7 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
         deadline: when a server counts as silent if it sends nothing, on ``running_time()``'s clock.
 
     Raises:
-        ReplyError, BrokenError, RejectedError, OSError: as ``Node.fetch``.
+        ReplyError, BrokenError, RejectedError: as ``Node.fetch``.
     """
     borrowed: list[Connection] = []
     turns: list[Node] = []
@@ -301,9 +308,25 @@ def fetch_from_nodes(nodes: Sequence[Node], routes: Sequence[int], arrivals: Arr
         for node, connection in zip(nodes, borrowed, strict=False):
             with contextlib.suppress(BrokenError):
                 node._spoil(connection, error)
+        _raise_fault(error)
         raise
     for node, connection in zip(nodes, borrowed, strict=True):
         node._return(connection)
+
+
+def _raise_fault(error: BaseException, *, lost: bool = False) -> None:
+    """Raises BrokenError if that is what an error means. Returns if it does not, or if a signal handler has raised it.
+
+    Args:
+        error: the error.
+        lost: whether the client had lost the connection by then.
+    """
+    if interrupt_in(error) is not None:
+        return
+    if lost and isinstance(error, STUMBLES):
+        raise BrokenError("another thread closed the connection") from error
+    if isinstance(error, OSError):
+        raise BrokenError(reason_of(error)) from error
 
 
 def _fetch_in_turn(

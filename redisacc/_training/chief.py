@@ -14,7 +14,9 @@ from redisacc._data import validation
 from redisacc._data.results import Round
 from redisacc._data.tree import flatten
 from redisacc._data.weights import checked_weight
+from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import WORKERS, place
+from redisacc._protocol.conclusion import conclude
 from redisacc._protocol.take_wait import TAKER_LEASE_MS
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
@@ -168,6 +170,7 @@ class Chief(Participant):
         # The step with which the loop ends, and whether the parameters were declared the last ones.
         self._last: int | None = None
         self._is_finished = False
+        self._run_id = here.run_id
         with self._closed_on_failure():
             self._crew.wait_for("chief")
             self._keep("chief")
@@ -439,7 +442,14 @@ class Chief(Participant):
         self._clear_away()
         # Usually the last publication has said it. But that step may have been published by a loop that was to go on,
         # and the server may have lost it.
-        if not self._parameters.finished():
+        self._declare_finished()
+
+    def _declare_finished(self) -> None:
+        if self._run_id is not None:
+            # Also if it is finished already: the workers of this run, which may have begun a moment ago, cannot know
+            # yet that this chief does not continue it.
+            conclude(self._transport, ParameterKeys(self.shared_name), self._run_id)
+        elif not self._parameters.finished():
             self._parameters.finish()
         self._is_finished = True
 
@@ -524,8 +534,7 @@ class Chief(Participant):
             LeaseLostError: another process has become the chief.
         """
         self._check_lease()
-        self._patience.call(self._parameters.finish, "to finish the training")
-        self._is_finished = True
+        self._patience.call(self._declare_finished, "to finish the training")
 
     def delete(self) -> None:
         """Removes the training, with its gradients and parameters, for everybody. Workers get an error."""

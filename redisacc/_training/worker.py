@@ -13,6 +13,7 @@ from redisacc._data.results import ApplyResult
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
+from redisacc._protocol.conclusion import is_concluded_by
 from redisacc._protocol.contributors import has_contributed, read_contributors, states_text
 from redisacc._protocol.quorum import read_quorum
 from redisacc._protocol.wait_log import WaitLog
@@ -41,7 +42,11 @@ LOOK_EVERY = 1.0
 # How often a worker asks for the number of workers before there is a chief, in seconds.
 ASK_EVERY = 0.2
 
-# A worker that is started together with a chief, which may continue a finished training, waits so many seconds for it.
+# How often a worker asks whether a finished training is continued, in seconds.
+ASK_FINISHED_EVERY = 0.1
+
+# A chief that is started together with this worker may continue a finished training. If nothing tells this worker which
+# chief that is, it waits for so many seconds.
 CONTINUED_WITHIN = 5.0
 
 
@@ -106,6 +111,7 @@ class Worker(Participant):
         self._wire = wire
         self._finite = validation.flag(finite, "finite")
         self._is_launched = here.role is not None
+        self._chief_run_id = here.chief_run_id
         with self._closed_on_failure():
             if given is None:
                 self.number = self._crew.take_number()
@@ -174,7 +180,8 @@ class Worker(Participant):
 
         Blocks until the parameters of a later step are published; a message after 5 seconds, and then less often, says
         who is expected, late or gone. Steps may be skipped if this worker is slow. The loop ends when the chief
-        finishes the training, and at once if it has finished before. The last parameters are not yielded, because no
+        finishes the training, and at once if it has finished before, unless a chief that was started together with
+        this worker may still continue it. The last parameters are not yielded, because no
         gradient of them is needed; ``Parameters(shared_name).latest()`` returns them.
 
         Yields:
@@ -214,15 +221,29 @@ class Worker(Participant):
             yield step, tree
 
     def _is_finished(self) -> bool:
-        """Returns whether the training is finished. If a chief may be about to continue it, waits a moment for that."""
-        deadline = time.monotonic() + CONTINUED_WITHIN
+        """Returns whether the training is finished. If a chief may be about to continue it, waits for that.
+
+        The chief of this worker's run says what it does. For another one, this waits a moment.
+        """
+        began = time.monotonic()
+        log = WaitLog(began)
         while self._patience.call(self._parameters.finished, "to read the parameters"):
-            members = self._patience.call(self._crew.members, "to look for the chief")
-            chief = any(member.number is None and member.left > 0 for member in members)
-            if not (chief or self._is_launched) or time.monotonic() >= deadline:
+            if self._chief_run_id is None:
+                members = self._patience.call(self._crew.members, "to look for the chief")
+                chief = any(member.number is None and member.left > 0 for member in members)
+                if not (chief or self._is_launched) or time.monotonic() - began >= CONTINUED_WITHIN:
+                    return True
+            elif self._patience.call(self._has_chief_concluded, "to read the parameters"):
                 return True
-            self._transport.waits.sleep(0.1)
+            elif log.is_due(time.monotonic()):
+                self._warn("the training is finished; still waiting for the chief, which may continue it")
+            self._check_lease()
+            self._transport.waits.sleep(ASK_FINISHED_EVERY)
         return False
+
+    def _has_chief_concluded(self) -> bool:
+        assert self._chief_run_id is not None
+        return is_concluded_by(self._transport, ParameterKeys(self.shared_name), self._chief_run_id)
 
     def _wait(self) -> tuple[int, Any]:
         self._next_check = time.monotonic() + LOOK_EVERY

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from redisacc._interrupts import interrupt_in, suppressed
 from redisacc._redis.fast_socket import TICK, SocketConnection, TlsConnection, pack_commands
 from redisacc.asyncio._calls import wait
 
@@ -266,9 +267,11 @@ class LoopSocket:
             del self._outgoing[: self._sock.send(self._outgoing)]
         except _WOULD_BLOCK:
             pass
-        except OSError:
+        except OSError as error:
             # Whoever receives notices as well.
             self._outgoing.clear()
+            if interrupt_in(error) is not None:
+                raise
         if self._outgoing:
             self._loop.add_writer(self._fileno, self._flush)
         elif was_full:
@@ -286,8 +289,9 @@ class LoopSocket:
         except _WOULD_BLOCK:
             self._watch()
             return True
-        except OSError:
-            pass
+        except OSError as error:
+            if interrupt_in(error) is not None:
+                raise
         return False
 
     def detach(self) -> None:
@@ -295,7 +299,7 @@ class LoopSocket:
         self._unwatch()
         with contextlib.suppress(RuntimeError):
             self._loop.remove_writer(self._fileno)
-        with contextlib.suppress(OSError):
+        with suppressed(OSError):
             self._sock.setblocking(True)
 
 
@@ -331,7 +335,7 @@ class _OnLoop:
     def release(self) -> None:
         if self.alive():
             self.sock.detach()
-            with contextlib.suppress(OSError):
+            with suppressed(OSError):
                 self._raw.settimeout(self.pooled.socket_timeout)
         else:
             self.close()

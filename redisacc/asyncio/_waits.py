@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from redisacc._interrupts import suppressed
 from redisacc._redis.client_libraries import wire_of
 from redisacc._redis.fast_socket import TICK, Connection
 from redisacc._redis.faults import RejectedError, SilentError
@@ -81,7 +82,7 @@ class LoopWaits:
     async def close(self) -> None:
         """Waits for calls that are ending, and ends what runs in the background."""
         if self._calls:
-            with contextlib.suppress(TimeoutError):
+            with suppressed(TimeoutError):
                 async with asyncio.timeout(_calls.CLEAN_UP):
                     await self._is_idle.wait()
         tasks = list(self._tasks)

@@ -185,7 +185,9 @@ def run(
                 problem=lambda: problem_of(server),
             )
             if server is not None:
-                started.say(f"{server.version} is ready at {server.url}")
+                # The process ids are for those who want to end or kill one of the two.
+                how = f"started {server.version} as process {server.pid}; it is ready at {server.url}"
+                started.say(f"process {os.getpid()} {how}")
             code = started.wait()
         except CannotStartError as error:
             fail(str(error), error.exit_code)

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from redisacc._interrupts import interrupt_in
 from redisacc.embedded.forks import fork_lock, handlers_deferred
 from redisacc.errors import ServerError
 
@@ -127,6 +128,8 @@ def _inspect(path: Path) -> Program:
                 ending.callback(process.kill)
             answer, _ = process.communicate(timeout=_VERSION_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:
+        if interrupt_in(error) is not None:
+            raise
         raise ServerError(f"{path} cannot be executed: {error}") from error
     match = re.match(r"(\w+) server v=((\d+)\.(\d+)[\w.]*)", answer, re.IGNORECASE)
     if match is None:

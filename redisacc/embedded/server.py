@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import redis
 
+from redisacc._interrupts import interrupt_in
 from redisacc.embedded.addresses import Address, TCPAddress, UnixAddress, free_port
 from redisacc.embedded.data_directory import DataDirectory
 from redisacc.embedded.forks import handlers_deferred
@@ -168,6 +169,8 @@ class Server:
                 on_failure.callback(child.end)
                 child.start()
             except OSError as error:
+                if interrupt_in(error) is not None:
+                    raise
                 raise ServerError(f"cannot start {program.path}: {error}") from error
             child.wait_until_ready(timeout)
             child.leave_append_only_file()

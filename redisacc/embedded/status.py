@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from redisacc._interrupts import interrupt_in
 from redisacc.embedded.addresses import Address
 
 __all__ = ["Status", "ask_status"]
@@ -51,5 +52,7 @@ def ask_status(address: Address, timeout: float) -> Status | None:
             ready=ping.strip() == b"+PONG",
             loaded_bytes=fields.get("loading_loaded_bytes"),
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if interrupt_in(error) is not None:
+            raise
         return None

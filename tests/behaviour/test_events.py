@@ -303,6 +303,7 @@ def test_reprs_say_what_and_where(open_dense):
     acc.delete()
 
 
+@pytest.mark.usefixtures("nobody_is_late")
 def test_known_workers_and_their_states(open_dense, client):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
     chief = open_dense("float32", [1], "w", worker="chief")
@@ -348,6 +349,7 @@ def test_events_go_on_from_where_they_were(open_dense):
     acc.delete()
 
 
+@pytest.mark.usefixtures("nobody_is_late")
 def test_a_take_that_times_out_says_who_has_contributed_and_who_is_expected(open_dense):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
     chief = open_dense("float32", [1], "w", worker="chief")

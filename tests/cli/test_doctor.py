@@ -137,6 +137,8 @@ def test_doctor_as_a_user_who_may_do_little(client, real_server, cli):
     for what in ("version", "role", "eviction", "memory", "persistence"):
         assert findings[what].status == "warn"
         assert findings[what].advice == "run doctor as a user who may run INFO"
+    if "moves" in findings:
+        assert findings["moves"].advice == "run doctor as a user who may run CLUSTER NODES and INFO"
     for what in ("lua", "trial"):
         assert findings[what].status == "warn"
         assert findings[what].advice.startswith("run doctor once as a user who may, such as an operator of all names")

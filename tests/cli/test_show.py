@@ -14,6 +14,7 @@ from redisacc.cli.output import json_value
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
+@pytest.mark.usefixtures("nobody_is_late")
 def test_show(cli, cli_json, open_sparse, background, until, monkeypatch):
     monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", 0)
     ann, bob = (open_sparse("float32", [100, 2], "w", worker=name) for name in ("ann", "bob"))

@@ -35,7 +35,8 @@ def test_take_into_npy(cli, cli_json, accumulator, tmp_path):
     accumulator.apply_grad([1, 2, 3], 1)
     found = cli("take", "w", 1, "-o", tmp_path / "g.npz")
     assert found.stdout == f"took the round of step 1 into {tmp_path}/g.npz: 1 gradient, from ann (1)\n"
-    assert np.load(tmp_path / "g.npz")["gradient"].tolist() == [1, 2, 3]
+    with np.load(tmp_path / "g.npz") as saved:
+        assert saved["gradient"].tolist() == [1, 2, 3]
     assert accumulator.info().unacknowledged == []
 
 
@@ -70,7 +71,8 @@ def test_take_and_apply_sparse(cli, cli_json, open_sparse, tmp_path):
     acc = open_sparse("float32", [None, 2], "s", worker="ann")
     acc.apply_grad([4, 1], [[1, 2], [3, 4]])
     cli_json("take", "s", 1, "-o", tmp_path / "g.npz")
-    saved = dict(np.load(tmp_path / "g.npz"))
+    with np.load(tmp_path / "g.npz") as file:
+        saved = dict(file)
     assert {name: array.tolist() for name, array in saved.items()} == {
         "indices": [1, 4], "values": [[3, 4], [1, 2]], "shape": [-1, 2],
     }  # fmt: skip
@@ -96,7 +98,7 @@ def test_take_times_out(cli, accumulator, tmp_path):
     accumulator.apply_grad([1, 2, 3])
     found = cli("take", "w", 2, "-o", tmp_path / "g.npy", "--timeout", "0.1")
     assert found.exit_code == 4
-    assert "1 of 2 gradients had arrived at step 0, from ann (1)" in found.stderr
+    assert "1 of 2 gradients had arrived at step 0; in the round: ann (1)" in found.stderr
     assert os.listdir(tmp_path) == []
     assert accumulator.num_accumulated() == 1
 

@@ -52,6 +52,14 @@ def leaf_of(tree, path):
     return tree
 
 
+def arrays_of(file):
+    """Returns the arrays of an .npz."""
+    # It is closed here, because a local variable of a test that runs commands lives until the garbage is collected: the
+    # exit of a command is an exception in a cycle with its frames, and these refer to the frame of the test.
+    with np.load(file) as saved:
+        return dict(saved)
+
+
 def test_ls_and_show(cli, cli_json, open_tree):
     acc = open_tree(SPEC, "model", worker="ann")
     acc.apply_grad(gradient(1))
@@ -283,7 +291,7 @@ def test_take_and_apply(cli, cli_json, open_tree, tmp_path):
     expected = acc.peek().gradient
     said = cli_json("take", "model", 2, "-o", tmp_path / "g.npz")
     assert said["num_accumulated"] == 2
-    saved = dict(np.load(tmp_path / "g.npz"))
+    saved = arrays_of(tmp_path / "g.npz")
     assert sorted(saved) == ["file", "layers/0/n", "layers/0/w", "layers/1/n", "open/indices", "open/shape",
                              "open/values"]  # fmt: skip
     assert saved["layers/0/n"].shape == ()
@@ -307,11 +315,11 @@ def test_recover_and_stdout(cli, open_tree, tmp_path):
     acc.take(1).__enter__()
     assert cli("recover", "model", "-o", tmp_path / "g.npy", "--yes").exit_code == 2
     assert cli("recover", "model", "-o", tmp_path / "g.npz", "--yes").exit_code == 0
-    assert np.load(tmp_path / "g.npz")["embed/shape"].tolist() == [100, 2]
+    assert arrays_of(tmp_path / "g.npz")["embed/shape"].tolist() == [100, 2]
     assert acc.info().unacknowledged == []
     acc.apply_grad(gradient(2), 1)
     found = cli("take", "model", 1, "-o", "-")
-    assert np.load(io.BytesIO(found.stdout_bytes))["layers/1/n"] == 2**60 + 2
+    assert arrays_of(io.BytesIO(found.stdout_bytes))["layers/1/n"] == 2**60 + 2
     acc.apply_grad(gradient(3), 2)
     assert "must end in .npz for a tree" in cli("take", "model", 1, "-o", tmp_path / "g.npy").stderr
     assert cli("take", "model", 1, "--discard", "--yes").exit_code == 0
@@ -372,7 +380,7 @@ def test_names_that_savez_and_zip_treat_apart(cli, open_tree, tmp_path):
     acc = open_tree(spec, "model")
     acc.apply_grad({key: [number] for number, key in enumerate(spec)})
     assert cli("take", "model", 1, "-o", tmp_path / "g.npz").exit_code == 0
-    saved = np.load(tmp_path / "g.npz")
+    saved = arrays_of(tmp_path / "g.npz")
     assert {key: saved[key].tolist() for key in spec} == {key: [number] for number, key in enumerate(spec)}
     assert cli("apply", "model", tmp_path / "g.npz").exit_code == 0
     assert {key: array.tolist() for key, array in acc.peek().gradient.items()} == {
@@ -385,7 +393,7 @@ def test_a_tree_that_is_a_leaf(cli, cli_json, open_tree, tmp_path):
     acc.apply_grad([1, 2])
     assert cli_json("show", "model", "--leaf", ".", "--index", 1)["rows"][0]["mean"] == 2
     assert cli("take", "model", 1, "-o", tmp_path / "g.npz").exit_code == 0
-    assert np.load(tmp_path / "g.npz")["."].tolist() == [1, 2]
+    assert arrays_of(tmp_path / "g.npz")["."].tolist() == [1, 2]
     assert cli("apply", "model", tmp_path / "g.npz").exit_code == 0
 
 

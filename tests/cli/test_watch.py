@@ -25,6 +25,7 @@ from redisacc.cli.watch import Board, _lines
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
 
+@pytest.mark.usefixtures("nobody_is_late")
 def test_watch_in_a_pipe(cli, open_dense, background, until):
     ann, bob = (open_dense("float32", [1], "w", worker=name) for name in ("ann", "bob"))
     other = open_dense("float32", [1], "other")

@@ -28,6 +28,7 @@ def page(monitor, **query):
     return {name: json.loads(text) for name, text in sections(monitor, Query(**query), "there", "").items()}
 
 
+@pytest.mark.usefixtures("nobody_is_late")
 def test_the_page_says_what_info_says(monitor, open_dense, background, until):
     ann, bob = (open_dense("float32", [3], "w", worker=name, max_staleness=2) for name in ("ann", "bob"))
     monitor.refresh()

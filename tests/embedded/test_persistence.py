@@ -79,7 +79,7 @@ def test_durable_needs_a_directory() -> None:
 
 @pytest.mark.parametrize("name", ["dir", "socket"])
 def test_an_empty_path_is_refused(name: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"^{name} is an empty path"):
+    with pytest.raises(InvalidArgumentError, match=f"^{name} is an empty path; for the current directory, give '.'"):
         Server(**{name: ""})
 
 

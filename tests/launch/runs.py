@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from support.warm_python import WarmPython
@@ -34,6 +35,8 @@ class Run:
     def __init__(self, command: list[str], cwd: Path, environment: dict[str, str], *, read: bool) -> None:
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
         self._temporary = Path(tempfile.mkdtemp(prefix="run-"))
+        given = [cwd / path for option, path in pairwise(command) if option == "--server-dir"]
+        self._directories = [self._temporary, *given]
         self.process = WarmPython(
             ["-W", "error", "-m", "redisacc", "run", *command],
             cwd=cwd,
@@ -82,13 +85,14 @@ class Run:
     def left(self) -> list[int]:
         """The processes of this run that are alive, but for `redisacc run` itself.
 
-        A server writes its title over its environment, so it is known by its temporary directory.
+        A server writes its title over its environment, so it is known by its directory.
         """
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 marked = self._mark.encode() in (folder / "environ").read_bytes().split(b"\0")
-                if marked or (folder / "cwd").readlink().is_relative_to(self._temporary):
+                where = (folder / "cwd").readlink()
+                if marked or any(where.is_relative_to(directory) for directory in self._directories):
                     found.append(int(folder.name))
         return sorted(set(found) - {self.process.pid})
 

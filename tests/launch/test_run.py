@@ -58,6 +58,9 @@ def test_what_each_process_finds_in_its_environment(start, real_server):
     assert {name: str(where) for name, where in places.items()} == {name: name for name in found}
     assert {where.workers for where in places.values()} == {2}
     assert len({where.run_id for where in places.values()} - {None}) == 3
+    chief = places.pop("chief")
+    assert chief.chief_run_id is None
+    assert {where.chief_run_id for where in places.values()} == {chief.run_id}
     for environment in found.values():
         assert environment["REDISACC_URL"] == real_server.url
         assert environment["A.B%%"] == "kept"

@@ -42,7 +42,8 @@ def test_training(start):
     run = start("--workers", 3, "--server", script=TRAIN)
     assert run.code() == 0, run.err
     assert run.out.splitlines() == [f"chief    | step {step} mean [{step}, 1]" for step in range(3)]
-    assert re.fullmatch(r"redisacc \| (Valkey|Redis) \S+ is ready at redis://127\.0\.0\.1:\d+/0\n", run.err)
+    started = r"redisacc \| process \d+ started (Valkey|Redis) \S+ as process \d+; "
+    assert re.fullmatch(started + r"it is ready at redis://127\.0\.0\.1:\d+/0\n", run.err)
 
 
 @pytest.mark.thorough
@@ -107,7 +108,7 @@ def test_killed_server_ends_the_run(start, unused_port):
 def test_an_empty_directory_is_refused(start, tmp_path):
     run = start("--workers", 1, "--server-dir", "", script="print('ready')")
     assert run.code() == 2
-    assert "Invalid value for '--server-dir': the path is empty" in run.err
+    assert "Invalid value for '--server-dir': the path is empty; for the current directory, give a dot" in run.err
     assert not list(tmp_path.glob("server.*"))
 
 

@@ -131,10 +131,11 @@ def test_ctrl_c_on_a_terminal(tmp_path, real_server, monkeypatch):
 # The runner is killed
 
 
-def test_killed_runner_leaves_no_process(start):
-    run = start("--workers", 2, "--server", script=SLEEPS)
+@pytest.mark.parametrize("options", [["--server"], ["--server-dir", "data"]], ids=["temporary", "kept"])
+def test_killed_runner_leaves_no_process(start, options):
+    run = start("--workers", 2, *options, script=SLEEPS)
     run.seen("ready", 3)
-    assert len(run.left()) >= 3 + 3 + 1 + 2  # processes, their children, the guard, the server and its guard
+    assert len(run.left()) == 3 + 3 + 1 + 2  # processes, their children, the guard, the server and its guard
     run.signal(signal.SIGKILL)
     wait_for(lambda: not run.left())
 

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 import redisacc
+from redisacc._handles.environment import VARIABLES
 
 # Leases and looks that a test can wait for, in seconds.
 LEASE = 3.0
@@ -24,7 +25,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redisacc._training.worker.LOOK_AFTER", 0.2)
     monkeypatch.setattr("redisacc._training.worker.LOOK_AT_LEAST_EVERY", 1.0)
     monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.3)
-    for name in ("REDISACC_ROLE", "REDISACC_WORKER_NUMBER", "REDISACC_WORKERS", "REDISACC_RUN_ID"):
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

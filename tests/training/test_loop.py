@@ -9,7 +9,9 @@ import pytest
 from support.servers import contents
 
 import redisacc
+import redisacc._training.worker as training_worker
 from redisacc._format.keys import ParameterKeys
+from redisacc._protocol.conclusion import is_concluded_by
 from redisacc._protocol.quorum import announce_quorum
 from redisacc._redis.connect import connect
 
@@ -134,6 +136,44 @@ def test_a_finished_training_can_be_continued(training):
     training.lead(later, 4)
     assert more.result()[1] == [2, 3]
     assert later.parameters["w"].tolist() == [4, 6]
+
+
+def test_a_worker_of_a_run_waits_for_what_its_chief_says_about_a_finished_training(training, monkeypatch, until):
+    with training.chief() as first:
+        one = training.work()
+        training.lead(first, 2)
+        assert one.result()[1] == [0, 1]
+    # Neither time nor other chiefs decide.
+    monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.0)
+    monkeypatch.setenv("REDISACC_CHIEF_RUN_ID", "the-chief")
+    asked = []
+    monkeypatch.setattr(training_worker, "is_concluded_by", lambda *of: asked.append(is_concluded_by(*of)) or asked[-1])
+
+    def work():
+        before = len(asked)
+        working = training.work()
+        until(lambda: len(asked) > before)
+        return working
+
+    early = work()
+    with training.chief() as other:
+        training.lead(other, 2)
+    before = len(asked)
+    until(lambda: len(asked) > before + 1)
+    assert not any(asked)
+    monkeypatch.setenv("REDISACC_RUN_ID", "the-chief")
+    with training.chief() as own:
+        training.lead(own, 2)
+    # One that was there before the chief, and one that comes when the chief has gone.
+    assert early.result()[1] == work().result()[1] == []
+    assert asked[-1]
+    monkeypatch.setenv("REDISACC_CHIEF_RUN_ID", "the-chief-of-the-next-run")
+    monkeypatch.setenv("REDISACC_RUN_ID", "the-chief-of-the-next-run")
+    late = work()
+    with training.chief() as own:
+        training.lead(own, 3)
+        own.finish()
+    assert late.result()[1] == [2]
 
 
 def test_a_loop_without_an_end_ends_when_it_says_so(training):

@@ -119,6 +119,7 @@ NO_ADVICE = (
     "create=False requires a shared_name: a private a",
 )
 WITHOUT_A_TEST = (
+    "run doctor as a user who may run CLUSTER NODES and INFO",
     "Renew the server's certificate",
     ", or apply it to a SparseConditionalAccumulator",
     ":// unless the network is trusted",

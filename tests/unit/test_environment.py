@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from redisacc import Chief
 from redisacc._handles.environment import Place, place
 from redisacc.errors import InvalidArgumentError
 
 CHIEF = Place("chief", None, 3, "a-1_B")
-WORKER = Place("worker", 2, 3, "x" * 64)
+WORKER = Place("worker", 2, 3, "x" * 64, "a-1_B")
 
 
 @pytest.mark.parametrize("expected", [CHIEF, WORKER, Place("worker", 0), Place(), Place(workers=1_000_000)])
@@ -47,7 +48,8 @@ def test_what_people_call_it():
         ),
         *(("REDISACC_WORKERS", value, "must be a whole number from 1 to 1000000, not ") for value in ("0", "1000001")),
         *(
-            ("REDISACC_RUN_ID", value, "must be 1 to 64 ASCII letters, digits, hyphens or underscores, not ")
+            (name, value, "must be 1 to 64 ASCII letters, digits, hyphens or underscores, not ")
+            for name in ("REDISACC_RUN_ID", "REDISACC_CHIEF_RUN_ID")
             for value in ("a b", "a:b", "{", "x" * 65, "é", "a\n")
         ),
     ],
@@ -60,6 +62,13 @@ def test_what_a_variable_cannot_hold(name, value, expected):
     assert expected in message
     assert message.isprintable()
     assert len(message) < 300
+
+
+def test_a_chief_without_a_number_of_workers_names_the_variable(monkeypatch):
+    monkeypatch.delenv("REDISACC_WORKERS", raising=False)
+    said = "workers is missing: give it, or the environment variable REDISACC_WORKERS"
+    with pytest.raises(InvalidArgumentError, match=said):
+        Chief("train", {"w": [0.0]})
 
 
 def test_variables_that_contradict_each_other():

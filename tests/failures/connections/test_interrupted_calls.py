@@ -36,18 +36,25 @@ class Interrupt(BaseException):
     """What the signal handler raises."""
 
 
+# What else handlers raise. Calls know these from sockets, where they mean that the connection is broken.
+LIKE_FAULTS = (TimeoutError, ConnectionResetError, OSError)
+
+
 class Scene:
     """A server that is reached directly, and through a proxy that interrupts the calls of this thread.
 
     Attributes:
         client: a client of the server.
         where: what handles get as ``redis=`` that reach it through the proxy.
+        interrupt: what the signal handler raises.
     """
 
-    def __init__(self, proxy: Proxy, client: redis.Redis, where: Any) -> None:
+    def __init__(self, proxy: Proxy, client: redis.Redis, where: Any, interrupt: type[BaseException]) -> None:
         self._proxy = proxy
         self.client = client
         self.where = where
+        self.interrupt = interrupt
+        self._raised: BaseException | None = None
         self._handles: list[Any] = []
         self._armed = False
 
@@ -85,13 +92,16 @@ class Scene:
 
         before = signal.signal(signal.SIGUSR1, self._on_signal)
         self._proxy.when_it_happens = happen
+        self._raised = None
         value, is_over = None, False
         try:
             self._armed = True
             self._proxy.arm(fault)
             value = function()
             self._armed = False
-        except (Interrupt, asyncio.CancelledError):
+        except BaseException as error:
+            if error is not self._raised and not isinstance(error, asyncio.CancelledError):
+                raise
             is_over = True
         finally:
             self._armed = False
@@ -100,6 +110,7 @@ class Scene:
             self._proxy.when_it_happens = lambda: None
             signal.signal(signal.SIGUSR1, before)
         assert not happened.is_set() or self._proxy.happened()
+        assert is_over or self._raised is None, "the call has swallowed what the signal handler raised"
         return is_over, value
 
     def _interrupter(self) -> Callable[[], Any]:
@@ -112,7 +123,8 @@ class Scene:
     def _on_signal(self, *_: object) -> None:
         if self._armed:
             self._armed = False
-            raise Interrupt
+            self._raised = self.interrupt()
+            raise self._raised
 
     def release(self) -> None:
         """Lets replies that were held pass, and hands the server requests that were."""
@@ -647,11 +659,11 @@ def stage(proxy, real_client, monkeypatch) -> Callable[..., Any]:
     monkeypatch.setattr(parameter_record, "SINGLE_PART_BYTES", 0)
 
     @contextlib.contextmanager
-    def set_scene(call: Call, way: str) -> Iterator[Scene]:
+    def set_scene(call: Call, way: str, interrupt: type[BaseException] = Interrupt) -> Iterator[Scene]:
         real_client.flushall()
         with redis.Redis(port=proxy.port) as client:
             where = client if way == "signal" else DrivenClient(client)
-            scene = Scene(proxy, real_client, where)
+            scene = Scene(proxy, real_client, where, interrupt)
             try:
                 call.prepare(scene)
                 yield scene
@@ -689,7 +701,21 @@ def moments(proxy: Proxy, stage: Any, call: Call, way: str) -> list[Fault]:
 @pytest.mark.parametrize("way", ["signal", "cancellation"])
 @pytest.mark.parametrize("kind", thorough(CALLS, usual=USUAL_CALLS), ids=lambda kind: kind.__name__)
 def test_a_call_that_is_interrupted_anywhere(proxy, stage, everything, kind, way):
-    call = kind()
+    interrupt_everywhere(proxy, stage, kind(), way, Interrupt, everything=everything)
+
+
+@pytest.mark.parametrize("interrupt", LIKE_FAULTS)
+@pytest.mark.parametrize(
+    "kind", thorough(CALLS, usual=[ApplyInParts, Take, TakeInVain, LatestInPartitions]), ids=lambda kind: kind.__name__
+)
+def test_what_a_handler_raises_ends_a_call_even_if_it_looks_like_a_fault(proxy, stage, everything, kind, interrupt):
+    interrupt_everywhere(proxy, stage, kind(), "signal", interrupt, everything=everything)
+
+
+def interrupt_everywhere(
+    proxy: Proxy, stage: Any, call: Call, way: str, interrupt: type[BaseException], *, everything: bool
+) -> None:
+    """Interrupts a call at each place, one after the other, and checks what it leaves."""
     faults = moments(proxy, stage, call, way)
     if not everything:
         # Those at the last message, and some of the others.
@@ -697,7 +723,7 @@ def test_a_call_that_is_interrupted_anywhere(proxy, stage, everything, kind, way
         faults = [*rest[:: len(rest) // 3 + 1], before, late, after]
     number = 0
     for fault in faults:
-        with stage(call, way) as scene:
+        with stage(call, way, interrupt) as scene:
             is_over, value = scene.interrupted(lambda scene=scene: call.do(scene), fault)
             number += is_over
             try:

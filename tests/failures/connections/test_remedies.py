@@ -113,6 +113,10 @@ ADVICE: dict[str, tuple[Callable[[Situations], Any], str]] = {
         "All connections of this client's pool are in use: give it a larger max_connections",
     ),
     "a web server": (lambda it: it.says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), NO_SERVER),
+    "TLS to what has none": (
+        lambda it: it.says(b"-ERR no TLS here\r\n").replace("redis", "rediss"),
+        "It does not speak TLS there: use redis:// instead of rediss://",
+    ),
     "no Sentinel": (
         lambda _: Sentinel([("127.0.0.1", 1)], sentinel_kwargs={"retry": Retry(NoBackoff(), 0)}).master_for("w"),
         "Check the name of the master, and the addresses of the Sentinels",

@@ -26,17 +26,29 @@ PROGRAM = Path(__file__).with_name("interrupted_worker.py")
 TAKER = Path(__file__).with_name("interrupted_taker.py")
 
 
+# What signal handlers raise. Calls know all but the first from sockets, where they mean that the connection is broken.
+RAISED = ("KeyboardInterrupt", "TimeoutError", "ConnectionResetError", "OSError")
+
+
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize(
-    ("limit", "size"), [(2048, 4), (0, 4), (0, 20_000)], ids=["in_place", "buffered_inline", "buffered_parts"]
+    ("limit", "size", "kind"),
+    thorough(
+        [(*stored, kind) for stored in [(2048, 4), (0, 4), (0, 20_000)] for kind in RAISED],
+        usual=[
+            (2048, 4, "KeyboardInterrupt"),
+            (0, 4, "TimeoutError"),
+            (0, 20_000, "KeyboardInterrupt"),
+        ],
+    ),
 )
 def test_after_any_interrupt_the_caller_knows_what_was_counted(
-    real_server, open_dense, background, everything, limit, size
+    real_server, open_dense, background, everything, limit, size, kind
 ):
     acc = open_dense("float32", [size], "interrupted")
     draws = random.Random(size + limit)
     with subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", str(PROGRAM), real_server.url, str(limit), str(size)],
+        [sys.executable, "-X", "faulthandler", str(PROGRAM), real_server.url, str(limit), str(size), kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -80,11 +92,17 @@ def answer(worker):
 
 
 @pytest.mark.servers("valkey")
-@pytest.mark.parametrize(("limit", "partitions"), thorough([(2048, 0), (0, 0), (0, 3)], usual=[(2048, 0)]))
-def test_takes_that_are_interrupted_at_any_moment_lose_no_round(real_server, everything, limit, partitions):
+@pytest.mark.parametrize(
+    ("limit", "partitions", "kind"),
+    thorough(
+        [(*stored, kind) for stored in [(2048, 0), (0, 0), (0, 3)] for kind in RAISED],
+        usual=[(2048, 0, "KeyboardInterrupt"), (0, 3, "TimeoutError")],
+    ),
+)
+def test_takes_that_are_interrupted_at_any_moment_lose_no_round(real_server, everything, limit, partitions, kind):
     number = 400 if everything else 100
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", TAKER, real_server.url, str(limit), str(partitions), str(number)],
+        [sys.executable, "-X", "faulthandler", TAKER, real_server.url, str(limit), str(partitions), str(number), kind],
         capture_output=True,
         text=True,
         timeout=300,

@@ -346,8 +346,8 @@ def test_replies_on_the_wire(search):
                         fast.fetch(Wanted(3, 4), deadline)
                     else:
                         lanes.fetch_over([fast], Wanted(3, 4), deadline)
-                except (*FAULTS, redisacc.RedisAccError):
-                    # Errors that a transport treats as a broken connection, or as a refusal.
+                except (*FAULTS, OSError, redisacc.RedisAccError):
+                    # Errors that a node or a transport treats as a broken connection, or as a refusal.
                     pass
                 assert running_time() < deadline
             finally:
