@@ -18,6 +18,8 @@ LIMIT = 1000
 MESSAGE = 1800
 # The length of a value that a message quotes.
 QUOTED = 100
+# What may have happened to a key that is missing. Whether it did depends on the settings of the server.
+EVICTED = "evicted (`redisacc doctor` tells whether this server evicts keys)"
 
 _ELLIPSIS = "..."
 

@@ -26,7 +26,7 @@ from redisacc._protocol.record_reader import RecordReader
 from redisacc._protocol.snapshot import StartedRead, read_round, snapshot
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
-from redisacc._text import shown
+from redisacc._text import EVICTED, shown
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, InvalidArgumentError
 
 # How many paths an error names at most, and how many are compared with the one that was given: 0.4 s.
@@ -241,8 +241,8 @@ class CurrentRows:
             round_sum.number += summed
         if size and round_sum.number != number:
             raise CorruptDataError(
-                f"{self._keys.record}: of {number} gradients only {round_sum.number} were found: keys were evicted "
-                "(set maxmemory-policy noeviction) or removed"
+                f"{self._keys.record}: of {number} gradients only {round_sum.number} were found: keys were "
+                f"{EVICTED} or removed by hand"
             )
 
     def _elements_in_place(self, number: int, start: int, size: int) -> tuple[Array, int] | None:

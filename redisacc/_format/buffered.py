@@ -36,7 +36,7 @@ from redisacc._format.staging import parts_arrived
 from redisacc._format.weights import parse_weight
 from redisacc._redis.fast_socket import Command, Pieces
 from redisacc._redis.transport import Hint
-from redisacc._text import printable, shown
+from redisacc._text import EVICTED, printable, shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 # A taker adds a part as soon as it has arrived, so a gradient is cut into about this many.
@@ -137,7 +137,7 @@ class PartMissingError(Exception):
         return str(self.args[0]).split(":")[-2]
 
     def __str__(self) -> str:
-        return f"{self.args[0]} is missing: it was evicted (set maxmemory-policy noeviction) or removed by hand"
+        return f"{self.args[0]} is missing: it was {EVICTED} or removed by hand"
 
 
 def _lay_out(

@@ -26,7 +26,7 @@ from redisacc._data.spec import AccumulatorSpec, SectionSpec
 from redisacc._data.validation import Array
 from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format.weights import parse_weight
-from redisacc._text import shown
+from redisacc._text import EVICTED, shown
 from redisacc.errors import CorruptDataError
 
 # The head of a row: how many gradients held it, in 7 bytes, the form and, if that is 1, the sum of their weights. A
@@ -305,8 +305,7 @@ def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes,
     match = _TOTAL_TEXT.fullmatch(total)
     if match is None:
         raise CorruptDataError(
-            f"{where}: the field total is {shown(total)}, so the hash was evicted (set maxmemory-policy noeviction) or "
-            "removed by hand"
+            f"{where}: the field total is {shown(total)}, so the hash was {EVICTED} or removed by hand"
         )
     try:
         weight = None if match[3] is None else parse_weight(match[3].decode())
@@ -318,8 +317,8 @@ def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes,
 def _check_held(held: int, wanted: int, where: str) -> None:
     if held != wanted:
         raise CorruptDataError(
-            f"{where}: only {held} of {wanted} rows of gradients are there; the others were evicted (set "
-            "maxmemory-policy noeviction) or removed by hand"
+            f"{where}: only {held} of {wanted} rows of gradients are there; the others were {EVICTED} or "
+            "removed by hand"
         )
 
 

@@ -166,7 +166,7 @@ class Applier:
             self._stale_of_step_0 = None
             logger.warning(
                 "%s: the last %d gradients were dropped as stale, because they were for step 0 and the step is %d. "
-                "local_step is 0 by default: pass the step that the gradient was computed for",
+                "If local_step was left out, it is 0: pass the step that the gradient was computed for",
                 label,
                 STALE_IN_SUCCESSION,
                 counted.global_step,

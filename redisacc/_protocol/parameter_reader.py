@@ -29,7 +29,7 @@ from redisacc._protocol.whole_parts import TRUSTED_BYTES
 from redisacc._redis.fast_socket import Command
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc._text import shown
+from redisacc._text import EVICTED, shown
 from redisacc.errors import CorruptDataError, DataLossError, PeekTimeoutError
 
 # How long to keep looking for a version that stays for as long as it takes to read it, in seconds.
@@ -45,7 +45,7 @@ class VersionGoneError(Exception):
     """A part of the version that was being read is missing. The argument is its key."""
 
     def __str__(self) -> str:
-        return f"{self.args[0]} is missing: it was evicted (set maxmemory-policy noeviction) or removed by hand"
+        return f"{self.args[0]} is missing: it was {EVICTED} or removed by hand"
 
 
 class _Place(NamedTuple):
@@ -227,9 +227,8 @@ class ParameterReader:
             if found.keys.partitions and error.args[0] != found.keys.record:
                 raise DataLossError(
                     f"parameters {shown(self._keys.name)}: part {error.args[0]} of step {found.step} is lost: its node "
-                    "failed, and a replica that lagged behind has taken its place, or the part was evicted (set "
-                    "maxmemory-policy noeviction) or removed by hand. Publish the values again, for this step or a "
-                    "later one",
+                    f"failed, and a replica that lagged behind has taken its place, or the part was {EVICTED} or "
+                    "removed by hand. Publish the values again, for this step or a later one",
                     part=error.args[0],
                 )
             raise CorruptDataError(str(error)) from error

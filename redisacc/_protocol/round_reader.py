@@ -23,6 +23,7 @@ from redisacc._redis.fast_socket import Command
 from redisacc._redis.hash_scan import Fields, scan, scan_command, scan_whole, scanned
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._telemetry.traceparent import TraceParent
+from redisacc._text import EVICTED
 from redisacc.errors import CorruptDataError, DataLossError
 
 
@@ -189,7 +190,7 @@ class RoundReader:
         if round_sum.number != num_accumulated:
             raise CorruptDataError(
                 f"{self._keys.record}: of {num_accumulated} gradients only {round_sum.number} were found: keys were "
-                "evicted (set maxmemory-policy noeviction) or removed"
+                f"{EVICTED} or removed by hand"
             )
         found = round_sum.number if round_sum.weight is None else round_sum.weight
         wanted = num_accumulated if total_weight is None else total_weight

@@ -29,7 +29,7 @@ from redisacc._protocol.sessions import Session
 from redisacc._redis.fast_socket import Argument, Command
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import OPENING_TIMEOUT, TIMEOUT, Hint, Transport
-from redisacc._text import QUOTED, printable, shown
+from redisacc._text import EVICTED, QUOTED, printable, shown
 from redisacc.errors import (
     AccumulatorNotFoundError,
     CorruptDataError,
@@ -1081,9 +1081,9 @@ class Scripts:
                 )
             case [b"remains", key]:
                 raise CorruptDataError(
-                    f"the record of {name} is gone, but {printable(key, QUOTED)} still exists: keys were evicted "
-                    "(set maxmemory-policy noeviction) or removed by hand. No sum can be formed from the rest. To "
-                    f"start over, remove the rest: redisacc gc {shlex.quote(printable(self._keys.name))}"
+                    f"the record of {name} is gone, but {printable(key, QUOTED)} still exists: keys were {EVICTED} "
+                    "or removed by hand. No sum can be formed from the rest. To start over, remove the rest: "
+                    f"redisacc gc {shlex.quote(printable(self._keys.name))}"
                 )
             case [b"lost", sequence]:
                 raise DataLossError(

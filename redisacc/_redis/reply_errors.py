@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redisacc._redis.faults import ReplyError
+from redisacc._redis.faults import RejectedError, ReplyError
 from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerOutOfMemoryError
 
 # Refusals that pass by themselves: a server that runs a long script, a cluster that moves keys, a master that has just
@@ -21,6 +21,32 @@ PASSING = {
 REDIRECTIONS = frozenset(("MOVED", "ASK"))
 
 
+_ELSEWHERE = (
+    # Over a cluster's transport, these never get here.
+    "the server is a node of a Redis Cluster, and another node has the key ({}): give redis= a URL "
+    "redis+cluster://HOST:PORT, or a redis.RedisCluster"
+)
+# Codes of refusals → the error that callers get, and what it says with the server's text in it.
+_MEANINGS: dict[str, tuple[type[ServerError], str]] = {
+    "NOPERM": (
+        NotPermittedError,
+        "the server's access control list refuses this user: {}. `redisacc acl` prints rules that suffice",
+    ),
+    "NOAUTH": (
+        ServerError,
+        "the server asks for a password ({}): name it in the URL, as in redis://:PASSWORD@HOST:PORT, or as "
+        "redis://USER:PASSWORD@HOST:PORT",
+    ),
+    "MOVED": (ServerError, _ELSEWHERE),
+    "ASK": (ServerError, _ELSEWHERE),
+    "OOM": (
+        ServerOutOfMemoryError,
+        "the server has reached its maxmemory and stores nothing more. Take rounds, which still works and frees "
+        "memory, or give the server more ({})",
+    ),
+}
+
+
 def refusal_of(error: ReplyError) -> ServerError | CorruptDataError:
     """Returns the error that callers get for a refusal of the server."""
     message = str(error)
@@ -28,20 +54,16 @@ def refusal_of(error: ReplyError) -> ServerError | CorruptDataError:
         return CorruptDataError(f"a key of the accumulator has another type than redisacc gives it: {message}")
     if "not an integer" in message:
         return CorruptDataError(f"a field of the accumulator's record is not the number that belongs there: {message}")
-    code = error.code
-    if code == "NOPERM":
-        return NotPermittedError(
-            f"the server's access control list refuses this user: {message}. `redisacc acl` prints rules that suffice"
-        )
-    if code in REDIRECTIONS:
-        # Over a cluster's transport, these never get here.
-        return ServerError(
-            f"the server is a node of a Redis Cluster, and another node has the key ({message}): give redis= a URL "
-            "redis+cluster://HOST:PORT, or a redis.RedisCluster"
-        )
-    if code == "OOM":
-        return ServerOutOfMemoryError(
-            "the server has reached its maxmemory and stores nothing more. Take rounds, which still works and frees "
-            f"memory, or give the server more ({message})"
-        )
-    return ServerError(f"the server refused: {message}")
+    # A server refuses a long command before it has looked who sends it.
+    code = "NOAUTH" if "unauthenticated" in message else error.code
+    kind, text = _MEANINGS.get(code, (ServerError, "the server refused: {}"))
+    return kind(text.format(message))
+
+
+def rejection_of(error: RejectedError, address: str) -> ServerError:
+    """Returns the error that callers get if the server at an address refuses the connection."""
+    message = str(error)
+    if "authentication required" in message.lower():
+        kind, text = _MEANINGS["NOAUTH"]
+        return kind(text.format(message))
+    return ServerError(f"{address} refuses the connection: {message}")

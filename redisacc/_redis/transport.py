@@ -29,14 +29,14 @@ from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentErro
 from redisacc._redis.in_parallel import in_parallel
 from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.remedies import remedy_for
-from redisacc._redis.reply_errors import PASSING, refusal_of
+from redisacc._redis.reply_errors import PASSING, refusal_of, rejection_of
 from redisacc._redis.reply_forms import check_form
 from redisacc._redis.running_time import running_time
 from redisacc._redis.script_loader import Script
 from redisacc._redis.slot_map import Address, SlotMap, key_slot
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc._text import shown
-from redisacc.errors import CorruptDataError, NotPermittedError, ServerError, ServerUnavailableError
+from redisacc.errors import CorruptDataError, NotPermittedError, ServerUnavailableError
 
 logger = logging.getLogger("redisacc")
 
@@ -469,7 +469,7 @@ class Transport:
             deadline: when the time is up, on ``running_time()``'s clock.
         """
         if isinstance(error, RejectedError):
-            raise ServerError(f"{self.address} refuses the connection: {error}") from error
+            raise rejection_of(error, self.address) from error
         if isinstance(error, ReplyError) and error.code not in PASSING:
             raise refusal_of(error) from error
         pause = _BACKOFF.compute(failures)
@@ -490,7 +490,7 @@ class Transport:
             return f"the server at {self.address} {PASSING[error.code]} ({reason_of(error)})"
         reason = reason_of(error)
         remedy = remedy_for(error, reason, tls=self._server.tls)
-        return f"no Redis server answers at {self.address} ({reason}). {remedy}"
+        return f"no Redis server answers at {self.address} ({reason})" + (f". {remedy}" if remedy else "")
 
 
 def _checked(commands: Sequence[Command], replies: list[Any], address: str) -> list[Any]:

@@ -89,8 +89,8 @@ def find_program(wanted: str | None) -> Program:
     if program.release < _OLDEST_RELEASE:
         oldest = ".".join(map(str, _OLDEST_RELEASE))
         raise ServerError(
-            f"{path} is {program.version}, but redisacc needs {oldest} or newer: set REDISACC_SERVER to the path of "
-            "a newer server"
+            f"{path} is {program.version}, but redisacc needs {oldest} or newer: name the path of "
+            "a newer one with executable= or REDISACC_SERVER"
         )
     return program
 

@@ -92,6 +92,7 @@ def lost(error, owner):
     """Checks everything that the error says."""
     assert (error.global_step, error.new_owner) == (0, owner)
     assert f"gave it to '{owner}'" in str(error)
+    assert str(error).endswith("Do not use its gradient, because the new owner does")
     # That of a take, or of a recovery.
     assert re.fullmatch(r"\d+-[0-9a-f]{16}-\d+|[0-9a-f]{32}", error.token)
     assert error.token != error.new_token

@@ -85,7 +85,18 @@ def test_one_warning_if_the_step_is_never_given(open_dense, caplog):
     assert (
         "the last 10 gradients were dropped as stale, because they were for step 0 and the step is 1" in record.message
     )
-    assert "local_step is 0 by default" in record.message
+    assert record.message.endswith(
+        "If local_step was left out, it is 0: pass the step that the gradient was computed for"
+    )
+
+
+def test_no_warning_where_the_step_is_given(open_dense, caplog):
+    acc = open_dense("float32", [1])
+    acc.set_global_step(2)
+    with caplog.at_level(logging.WARNING, logger="redisacc"):
+        for _ in range(12):
+            assert acc.apply_grad([1.0], local_step=1).outcome == "stale"
+    assert not caplog.records
 
 
 @pytest.mark.one_server

@@ -778,7 +778,9 @@ def test_other_parameters_under_the_name(open_parameters):
     new = open_parameters()
     new.publish({"other": np.ones(2)}, 0)
     for call in (old.latest, old.step, lambda: old.publish(np.ones(1), 6)):
-        with pytest.raises(redisacc.ParametersNotFoundError, match="published again"):
+        with pytest.raises(
+            redisacc.ParametersNotFoundError, match=r"published again after this handle had seen them\. Open them again"
+        ):
             call()
     old.delete()
     assert new.step() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,18 @@ import redis
 
 import redisacc
 from redisacc._redis.connect import connect
-from redisacc.cli.doctor import _access, _Server, _version, examine
+from redisacc.cli.cluster_check import examine_partitions
+from redisacc.cli.doctor import (
+    _access,
+    _clock,
+    _latency,
+    _lua,
+    _persistence,
+    _Server,
+    _trial,
+    _version,
+    examine,
+)
 from redisacc.cli.reducer_check import examine_reducers
 from redisacc.embedded import Server
 
@@ -37,6 +49,10 @@ def test_doctor_on_a_server_of_ours(cli, cli_json, client, monkeypatch, server_n
     if server_name == "cluster":
         expected |= {"cluster": "warn", "moves": "ok", "partitions": "ok"}
     assert {what: finding["status"] for what, finding in findings.items()} == expected
+    if server_name == "cluster":
+        assert findings["cluster"]["advice"].startswith(
+            "give every master a replica, because a master without one takes"
+        )
     assert client.keys() == []
     said = cli("doctor")
     assert said.exit_code == 0
@@ -46,11 +62,27 @@ def test_doctor_on_a_server_of_ours(cli, cli_json, client, monkeypatch, server_n
 @pytest.mark.parametrize(
     ("settings", "what", "status", "advice"),
     [
-        ({"maxmemory-policy": "allkeys-lru", "maxmemory": 2**30}, "eviction", "bad", "noeviction"),
-        ({"maxmemory-policy": "volatile-ttl", "maxmemory": 0}, "eviction", "warn", "noeviction"),
-        ({"maxmemory": 0}, "memory", "warn", "maxmemory"),
-        ({"maxmemory": 10**6}, "memory", "bad", "more memory"),
-        ({"appendonly": "no", "save": ""}, "persistence", "warn", "appendonly yes"),
+        (
+            {"maxmemory-policy": "allkeys-lru", "maxmemory": 2**30},
+            "eviction",
+            "bad",
+            "run CONFIG SET maxmemory-policy noeviction, and set it in",
+        ),
+        (
+            {"maxmemory-policy": "volatile-ttl", "maxmemory": 0},
+            "eviction",
+            "warn",
+            "run CONFIG SET maxmemory-policy noeviction, and set it in",
+        ),
+        ({"maxmemory": 0}, "memory", "warn", "run CONFIG SET maxmemory, so that a full server refuses data"),
+        ({"maxmemory": 10**6}, "memory", "bad", "take rounds or delete accumulators, or give the server more memory"),
+        ({"maxmemory": 10**6}, "trial", "bad", "mend the server first"),
+        (
+            {"appendonly": "no", "save": ""},
+            "persistence",
+            "warn",
+            "run CONFIG SET appendonly yes if accumulators must survive",
+        ),
     ],
 )
 def test_doctor_finds_settings_that_are_wrong(cli, client, real_server, settings, what, status, advice):
@@ -102,10 +134,14 @@ def test_doctor_as_a_user_who_may_do_little(client, real_server, cli):
         said = cli("doctor", "--redis", url)
     finally:
         client.acl_deluser("looker")
-    assert findings["version"].status == "warn"
+    for what in ("version", "role", "eviction", "memory", "persistence"):
+        assert findings[what].status == "warn"
+        assert findings[what].advice == "run doctor as a user who may run INFO"
+    if "moves" in findings:
+        assert findings["moves"].advice == "run doctor as a user who may run CLUSTER NODES and INFO"
     for what in ("lua", "trial"):
         assert findings[what].status == "warn"
-        assert "as an operator" in findings[what].advice
+        assert findings[what].advice.startswith("run doctor once as a user who may, such as an operator of all names")
     assert findings["lua"].found == "not looked at, because this user may not run EVAL"
     assert findings["trial"].found.startswith("broken off: creating an accumulator is not permitted to this user")
     assert findings["access"].found == "user looker"
@@ -123,38 +159,125 @@ def test_doctor_knows_a_replica(client, cli_json, cli):
         said = cli("doctor", "--redis", other.url)
         replica.close()
     assert said.exit_code == 1
-    assert re.search(r"^BAD +role +a replica of ", said.stdout, re.MULTILINE)
+    assert re.search(
+        r"^BAD +role +a replica of .*\n +-> connect to the primary, or through Sentinel$", said.stdout, re.M
+    )
 
 
 @pytest.mark.parametrize(
-    ("info", "status"),
+    ("info", "status", "advice"),
     [
-        ({"redis_version": "6.0.16"}, "bad"),
-        ({"redis_version": "6.2.0"}, "ok"),
-        ({"redis_version": "7.2.4", "valkey_version": "8.0.1"}, "ok"),
-        ({"redis_version": "7.2.4", "valkey_version": "7.1.0"}, "bad"),
-        ({"redis_version": "odd"}, "bad"),
-        ({}, "warn"),
+        ({"redis_version": "6.0.16"}, "bad", "use Redis 6.2 or later"),
+        ({"redis_version": "6.2.0"}, "ok", ""),
+        ({"redis_version": "7.2.4", "valkey_version": "8.0.1"}, "ok", ""),
+        ({"redis_version": "7.2.4", "valkey_version": "7.1.0"}, "bad", "use Valkey 7.2 or later"),
+        ({"redis_version": "odd"}, "bad", "use Redis 6.2 or later"),
+        ({}, "warn", "run doctor as a user who may run INFO"),
     ],
 )
-def test_versions(info, status):
-    assert _version(_Server("here:1", info, snapshots=None)).status == status
+def test_versions(info, status, advice):
+    finding = _version(_Server("here:1", info, snapshots=None))
+    assert (finding.status, finding.advice) == (status, advice)
+
+
+@pytest.mark.parametrize("status", ["aof_last_write_status", "rdb_last_bgsave_status"])
+def test_a_disk_that_refuses(status):
+    finding = _persistence(_Server("here:1", {"aof_enabled": "1", status: "err"}, snapshots=True))
+    assert (finding.status, finding.advice) == ("bad", "read the server's log; the disk may be full")
+
+
+def refuse(*_command):
+    raise redisacc.ServerError("the server refused: ERR unknown command 'EVAL'")
 
 
 @pytest.mark.parametrize(
-    ("url", "status"),
+    ("check", "answer", "status", "advice"),
     [
-        (None, "ok"),
-        ("redis://localhost:1", "ok"),
-        ("unix:///x", "ok"),
-        ("redis://box", "warn"),
-        ("redis://:pw@box", "warn"),
-        ("rediss://:pw@box", "ok"),
+        (_lua, refuse, "bad", "use a server that runs Lua scripts, because every operation is one"),
+        (
+            _lua,
+            lambda *_: [b"", b"cmsgpack", b"bit"],
+            "warn",
+            "use a server with these libraries; without struct, every",
+        ),
+        (_lua, lambda *_: [b"struct", b"", b""], "ok", ""),
+        (
+            _clock,
+            lambda *_: [b"7", b"0"],
+            "warn",
+            "run a time service; otherwise, times in `tail` and in logs disagree",
+        ),
+        (_clock, lambda *_: [b"%d" % time.time(), b"500000"], "ok", ""),
+        (
+            _latency,
+            lambda *_: time.sleep(0.006),
+            "warn",
+            "move the server closer, because a small gradient costs a round",
+        ),
     ],
 )
-def test_access(url, status, real_server):
-    finding = _access(connect(real_server.url), url)
+def test_what_a_server_can_do_and_how_fast(check, answer, status, advice, monkeypatch):
+    monkeypatch.setattr("redisacc.cli.doctor._PINGS", 3)
+    finding = check(SimpleNamespace(call=answer))
     assert finding.status == status
+    assert finding.advice.startswith(advice)
+    assert bool(finding.advice) == bool(advice)
+
+
+@pytest.mark.one_server
+def test_a_trial_whose_gradient_comes_back_changed(real_server, monkeypatch):
+    monkeypatch.setattr(redisacc.ConditionalAccumulator, "take_grad", lambda *_, **__: np.zeros(2))
+    finding = _trial(connect(real_server.url))
+    assert (finding.status, finding.advice) == ("bad", "use another server")
+
+
+@pytest.mark.servers("valkey")
+def test_a_trial_of_a_user_who_hears_no_events(client, real_server, monkeypatch):
+    monkeypatch.setattr("redisacc.cli.doctor._TRIAL_TIMEOUT", 0.2)
+    rules = ("on", ">secret", "resetchannels", "~*", "+@all")
+    client.execute_command("ACL", "SETUSER", "deaf", *rules)
+    try:
+        finding = _trial(connect(real_server.url.replace("://", "://deaf:secret@")))
+    finally:
+        client.acl_deluser("deaf")
+    assert (finding.status, finding.found) == ("warn", "no events arrive")
+    assert finding.advice.startswith(
+        "allow the channels redisacc:*; without events, a waiting take polls once a second"
+    )
+
+
+@pytest.mark.servers("cluster")
+def test_partitions_that_one_master_has(open_dense, real_server, monkeypatch):
+    acc = open_dense("float32", [9], "w", partitions=2)
+    finding = examine_partitions(connect(real_server.url))
+    assert (finding.status, finding.advice) == ("ok", "")
+    monkeypatch.setattr("redisacc.cli.cluster_check.key_slot", lambda _: 0)
+    finding = examine_partitions(connect(real_server.url))
+    assert finding.status == "warn"
+    assert finding.advice == (
+        "delete them when their training is over and create them again: partitions are chosen at creation"
+    )
+    acc.delete()
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        (None, ""),
+        ("redis://localhost:1", ""),
+        ("unix:///x", ""),
+        (
+            "redis://box",
+            "set a password or an ACL, because anybody who reaches the server can read and change everything",
+        ),
+        ("redis://:pw@box", "use rediss:// unless the network is trusted"),
+        ("redis+cluster://:pw@box", "use rediss+cluster:// unless the network is trusted"),
+        ("rediss://:pw@box", ""),
+    ],
+)
+def test_access(url, advice, real_server):
+    finding = _access(connect(real_server.url), url)
+    assert (finding.status, finding.advice) == ("warn" if advice else "ok", advice)
     assert "pw" not in finding.found
 
 
@@ -227,7 +350,7 @@ def test_a_reducer_would_pay_off(open_dense, open_tree, reducers, take_round, cl
     size = 650 if kind == "encoded" else 512
     assert finding.status == "ok"
     assert finding.found == f"none works on w (gradients of {size} KiB)"
-    assert "redisacc reduce" in finding.advice
+    assert "on the server's machine, or start both with `redisacc server --reduce`: takers then" in finding.advice
     said = cli("doctor")
     assert said.exit_code == 0
     assert re.search(r"^ok +reducers +none works on w", said.stdout, re.MULTILINE)
@@ -251,7 +374,7 @@ def test_whether_reducers_keep_up(open_dense, client, reducers, take_round, monk
     finding = reducers()
     assert finding.status == "ok"
     assert finding.found == "too late for most rounds of w3 (gradients of 512 KiB)"
-    assert "Unix socket" in finding.advice
+    assert finding.advice == "give the reducer a processor core of its own, and let it connect over a Unix socket"
     client.delete("redisacc:{w3}:reducer")
     assert reducers().found == "none works on w3 (gradients of 512 KiB)"
     acc = open_dense("float32", [LARGE], "p", partitions=2)
@@ -261,7 +384,7 @@ def test_whether_reducers_keep_up(open_dense, client, reducers, take_round, monk
     assert (
         finding.found == "none works on some partitions of p (gradients of 512 KiB), so takers use none of the others"
     )
-    assert "--node" in finding.advice
+    assert finding.advice == "run `redisacc reduce --node HOST:PORT` on the machine of each node of the cluster"
     acc.delete()
     # A reducer leaves an accumulator that is idle.
     for number in (0, 1, 2):
@@ -269,7 +392,7 @@ def test_whether_reducers_keep_up(open_dense, client, reducers, take_round, monk
     monkeypatch.setattr("redisacc.cli.reducer_check.IDLE", 0.0)
     finding = reducers()
     assert finding.found.startswith("unknown, because nothing has happened to w0 ")
-    assert "during the training" in finding.advice
+    assert finding.advice == "run doctor again during the training"
 
 
 @pytest.mark.forges

@@ -113,6 +113,7 @@ def test_reduce_refuses_a_node_of_a_single_server(cli):
     said = cli("reduce", "--node", "127.0.0.1:1")
     assert said.exit_code == 2
     assert "node='127.0.0.1:1' names a node of a Redis Cluster, but" in said.stderr
+    assert "is a single server: leave it out" in said.stderr
     assert said.stdout == ""
 
 

@@ -113,7 +113,10 @@ def test_a_take_that_cannot_write_takes_nothing_or_leaves_the_round(
         ("w", 1), ("w", 1, "-o", tmp_path / "g.txt"), ("w", 1, "-o", tmp_path / "no" / "g.npy"),
         ("w", 1, "-o", tmp_path / "g.npy", "--discard"), ("s", 1, "-o", tmp_path / "g.npy"), ("w", 0, "--discard"),
     ):  # fmt: skip
-        assert cli("take", *words).exit_code == 2
+        found = cli("take", *words)
+        assert found.exit_code == 2
+        both_or_neither = ("-o" in words) == ("--discard" in words)
+        assert ("give either --output FILE or --discard" in found.stderr) == both_or_neither
     assert accumulator.num_accumulated() == sparse.num_accumulated() == 1
 
     def full(_descriptor):

@@ -371,7 +371,7 @@ def test_trees_that_no_file_can_hold(cli, open_tree, spec, tmp_path):
     acc.apply_grad({key: dict.fromkeys(leaf) if isinstance(leaf, dict) else None for key, leaf in spec.items()})
     found = cli("take", "model", 1, "-o", tmp_path / "g.npz")
     assert found.exit_code == 2
-    assert "would be confused" in found.stderr
+    assert "would be confused; use Python instead" in found.stderr
     assert acc.num_accumulated() == 1
 
 

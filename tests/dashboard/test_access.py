@@ -97,7 +97,11 @@ def test_with_a_token_nothing_is_shown_without_it(dashboard):
 @pytest.mark.parametrize(
     ("options", "token", "said"),
     [
-        (["--host", "0.0.0.0"], "", "other machines could reach 0.0.0.0, so the page needs a token"),
+        (
+            ["--host", "0.0.0.0"],
+            "",
+            "other machines could reach 0.0.0.0, so the page needs a token: set the environment variable ",
+        ),
         (["--host", "box.example"], "", "needs a token"),
         ([], "too-short", "must have at least 16 characters, not 9"),
     ],

@@ -299,7 +299,10 @@ def test_a_chief_and_a_worker_that_die_change_no_bit(
 @pytest.mark.parametrize("other", [replace(SMALL, seed=4), replace(SMALL, rate=0.2)], ids=["seed", "rate"])
 def test_a_process_with_other_settings_is_turned_away(together: Together, other: Settings) -> None:
     chief = together.chief(replace(SMALL, workers=1, steps=2))
-    with pytest.raises(DemoError, match="t trains another text or has other settings"):
+    with pytest.raises(
+        DemoError,
+        match="t trains another text or has other settings: give all processes the same options, and the same --text",
+    ):
         together.worker(other).result(30)
     together.worker(replace(SMALL, workers=1, steps=2)).result(30)
     chief.result(30)

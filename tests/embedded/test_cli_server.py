@@ -229,13 +229,17 @@ def test_server_that_ends_by_itself(executable: str, tmp_path: Path) -> None:
     ("options", "message"),
     thorough(
         [
-            (["--port", "1", "--socket", "s"], "not both"),
+            (["--port", "1", "--socket", "s"], "give --port or --socket, not both"),
+            (["--cluster", "3", "--socket", "s"], "give --cluster or --socket, not both"),
             (["--port", "0"], "--port"),
             (["--port", "65536"], "--port"),
             (["--port", "http"], "--port"),
             (["surplus"], "surplus"),
         ],
-        usual=[(["--port", "1", "--socket", "s"], "not both")],
+        usual=[
+            (["--port", "1", "--socket", "s"], "give --port or --socket, not both"),
+            (["--cluster", "3", "--socket", "s"], "give --cluster or --socket, not both"),
+        ],
     ),
 )
 def test_wrong_usage(tmp_path: Path, options: list[str], message: str) -> None:

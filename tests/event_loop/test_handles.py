@@ -86,7 +86,10 @@ async def test_a_training(real_server):
 
 async def test_a_handle_is_opened_by_await_as_well(real_server):
     handle = accumulator(real_server.url)
-    with pytest.raises(redisacc.InvalidArgumentError, match="this ConditionalAccumulator is not open yet"):
+    with pytest.raises(
+        redisacc.InvalidArgumentError,
+        match="this ConditionalAccumulator is not open yet: use it in async with, or await it before its methods",
+    ):
         await handle.num_accumulated()
     assert "not open" in repr(handle)
     opened = await handle
@@ -174,7 +177,10 @@ async def test_ways_to_the_server(real_server, library, wire, tmp_path):
 
 async def test_a_client_of_the_wrong_kind_is_refused_with_the_right_one(real_server):
     client = redis.asyncio.Redis.from_url(real_server.url)
-    with pytest.raises(redisacc.InvalidArgumentError, match=r"redisacc\.asyncio, or give this one a redis\.Redis"):
+    with pytest.raises(
+        redisacc.InvalidArgumentError,
+        match=r"use the class of the same name in redisacc\.asyncio, or give this one a redis\.Redis",
+    ):
         redisacc.ConditionalAccumulator("float32", [2], redis=client)
     with pytest.raises(redisacc.InvalidArgumentError, match=r"blocks: use the class of the same name in redisacc"):
         await accumulator(real_server.client())
@@ -183,6 +189,9 @@ async def test_a_client_of_the_wrong_kind_is_refused_with_the_right_one(real_ser
     sentinel = redis.asyncio.sentinel.Sentinel([("127.0.0.1", 1)]).master_for("main")
     with pytest.raises(redisacc.InvalidArgumentError, match="connections are of an unknown class"):
         await accumulator(sentinel)
+    own = redis.asyncio.Redis(redis_connect_func=lambda connection: connection.on_connect())
+    with pytest.raises(redisacc.InvalidArgumentError, match="cannot await its connect function: give it a URL"):
+        await accumulator(own)
     with pytest.raises(redisacc.InvalidArgumentError, match=r"a client for asyncio .*, not builtins\.int"):
         await accumulator(7)
     await client.aclose()
@@ -196,7 +205,7 @@ async def test_a_server_that_is_not_there():
 def test_another_event_loop_is_refused(real_server):
     with asyncio.Runner() as first, asyncio.Runner() as second:
         handle = first.run(opened(accumulator(real_server.url)))
-        with pytest.raises(redisacc.EventLoopError, match="belongs to another event loop"):
+        with pytest.raises(redisacc.EventLoopError, match=r"belongs to another event loop, .*: open one on this loop"):
             second.run(handle.num_accumulated())
         first.run(handle.delete())
         first.run(handle.close())
@@ -208,7 +217,9 @@ async def opened(handle):
 
 async def test_a_handle_cannot_be_pickled(real_server):
     async with accumulator(real_server.url) as acc:
-        with pytest.raises(TypeError, match="belongs to an event loop"):
+        with pytest.raises(
+            TypeError, match="belongs to an event loop: open another one by its name in the other process"
+        ):
             pickle.dumps(acc)
         await acc.delete()
 

@@ -147,15 +147,21 @@ def test_a_gradient_with_respect_to_a_sparse_array(open_sparse):
     assert acc.take_indexed_slices_grad(1).to_dense().tolist() == [[0, 1, 0], [0] * 3, [0, 0, 2], [0] * 3]
 
 
+BCOO = r"pass a BCOO, which jax\.experimental\.sparse\.BCOO\.fromdense\(\) makes"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sparse.BCOO.fromdense(jnp.ones((4, 3)), n_batch=1), r"update_layout\(n_batch=0\)"),
+        (
+            lambda: sparse.BCOO.fromdense(jnp.ones((4, 3)), n_batch=1),
+            r"must have no batch dimensions, but has 1: call update_layout\(n_batch=0\) first",
+        ),
         (lambda: sparse.BCOO((jnp.ones((1, 3)), jnp.array([[-1]])), shape=(4, 3)), "negative"),
         (lambda: sparse.BCOO((jnp.ones(1), jnp.array([[-1, 0]])), shape=(4, 3)), "dimension 0"),
         (lambda: sparse.BCOO((jnp.ones((1, 3)), jnp.array([[0]])), shape=(5, 3)), "declared shape"),
-        (lambda: sparse.CSR.fromdense(jnp.ones((4, 3))), "BCOO"),
-        (lambda: sparse.COO.fromdense(jnp.ones((4, 3))), "BCOO"),
+        (lambda: sparse.CSR.fromdense(jnp.ones((4, 3))), BCOO),
+        (lambda: sparse.COO.fromdense(jnp.ones((4, 3))), BCOO),
         (lambda: sparse.BCOO.fromdense(jnp.ones((4, 3)), n_dense=2), "at least one sparse dimension"),
         (lambda: jnp.ones((4, 3)), "must be sparse"),
     ],

@@ -173,11 +173,11 @@ def _proxy():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: torch.ones(2, device="meta"), "meta device"),
-        (_quantised, "dequantize"),
-        (_nested, "to_padded_tensor"),
-        (lambda: _nested(layout=torch.jagged), "to_padded_tensor"),
-        (_masked, "mask would be lost"),
+        (lambda: torch.ones(2, device="meta"), "meta device and has no values: create it on another device"),
+        (_quantised, r"is quantised, .*: pass its dequantize\(\), or its int_repr\(\) if the scale is known"),
+        (_nested, r"is nested: call to_padded_tensor\(\) first"),
+        (lambda: _nested(layout=torch.jagged), r"is nested: call to_padded_tensor\(\) first"),
+        (_masked, r"mask would be lost: call to_tensor\(\) first, with a number for what is masked"),
         (_fake, "no values"),
         (_proxy, "no values"),
         (lambda: torch.ones(2, 2).to_mkldnn(), "to_dense"),
@@ -238,7 +238,10 @@ def test_a_tensor_of_several_processes(tmp_path):
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
         tensor = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)), [Shard(0)])
-        with pytest.raises(redisacc.InvalidArgumentError, match=r"full_tensor\(\)"):
+        with pytest.raises(
+            redisacc.InvalidArgumentError,
+            match=r"pass its full_tensor\(\), or its to_local\(\) to an accumulator of that shard",
+        ):
             host(tensor)
         assert host(tensor.full_tensor()).tolist() == [1] * 4
     finally:
@@ -351,7 +354,7 @@ def test_repeated_elements_that_are_too_much_for_their_dtype(open_sparse):
         (coo([[0]], [1.0], (4,)), "declared shape"),
         (coo(torch.zeros((0, 1), dtype=torch.int64), [1.0], ()), "at least one sparse dimension"),
         (coo([[0]], [[1j, 1j]], (4, 2)), "within its kind"),
-        (coo([[0]], [[1.0, 1.0]], (4, 2), device="meta"), "meta device"),
+        (coo([[0]], [[1.0, 1.0]], (4, 2), device="meta"), "meta device and has no values: create it on another device"),
         (torch.ones(4, 2), "must be sparse"),
         (torch.ones(4, 2).to_mkldnn(), "must be sparse"),
     ],

@@ -74,6 +74,20 @@ def test_garbage_in_the_record(chief, open_parameters, client, field, value):
 
 
 @pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("format", "have format 'future' .*: delete them with the version that published them"),
+        ("wire", "are stored with the encoding 'future', .*: read them with the version that published them"),
+    ],
+)
+def test_parameters_of_another_version_say_which_version_can_do_what(chief, open_parameters, client, field, message):
+    client.hset(KEYS.record, field, "future")
+    for read in all_reads(open_parameters):
+        with pytest.raises(redisacc.SchemaMismatchError, match=message):
+            read()
+
+
+@pytest.mark.parametrize(
     "field", ["format", "incarnation", "version", "step", "full", "rows", "rows_since", "structure"]
 )
 def test_a_field_that_is_missing(chief, open_parameters, client, field):

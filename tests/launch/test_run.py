@@ -268,7 +268,11 @@ USAGE: list[tuple[list[str], int, str]] = [
     (["--workers", "257", "true"], 2, "257 is not in the range 0<=x<=256"),
     (["--workers", "9" * 5000, "true"], 2, "'--workers'"),
     (["--workers", "1.5", "true"], 2, "'--workers'"),
-    (["--workers", "0", "--no-chief", "true"], 2, "nothing is left to run"),
+    (
+        ["--workers", "0", "--no-chief", "true"],
+        2,
+        "nothing is left to run: give at least one worker, or leave out --no-chief",
+    ),
     (["--workers", "3", "--total-workers", "2", "true"], 2, "the last worker here has the number 2"),
     (["--workers", "2", "--first-worker", "999999", "true"], 2, "too large for 1000000 workers"),
     (["--workers", "1", "--server", "--redis", "redis://x", "true"], 2, "give --redis or --server, not both"),

@@ -108,7 +108,7 @@ def test_killed_server_ends_the_run(start, unused_port):
 def test_an_empty_directory_is_refused(start, tmp_path):
     run = start("--workers", 1, "--server-dir", "", script="print('ready')")
     assert run.code() == 2
-    assert "Invalid value for '--server-dir': the path is empty" in run.err
+    assert "Invalid value for '--server-dir': the path is empty; for the current directory, give a dot" in run.err
     assert not list(tmp_path.glob("server.*"))
 
 

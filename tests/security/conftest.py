@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import trustme
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 class Certificates(dict[str, str]):
@@ -41,6 +44,7 @@ def certificates(tmp_path_factory):
         made.cert_pem.write_to_path(files[name])
     for name, made in (
         ("server", authority.issue_cert("127.0.0.1", "localhost")),
+        ("expired", authority.issue_cert("localhost", not_before=LONG_AGO, not_after=LONG_AGO + timedelta(days=1))),
         ("client", authority.issue_cert("worker@example.org")),
         ("impostor", stranger.issue_cert("worker@example.org")),
     ):

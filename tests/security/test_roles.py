@@ -484,7 +484,9 @@ def test_a_role_may_not_run_scripts_of_its_own(place, role):
 def test_scripts_that_nobody_loaded_are_an_error_that_says_who_has_to(place):
     acc = place.open("worker", "train-1")
     place.admin.script_flush()
-    with pytest.raises(redisacc.NotPermittedError, match="redisacc load-scripts"):
+    with pytest.raises(
+        redisacc.NotPermittedError, match="this user may not load it: run `redisacc load-scripts` as a user who may"
+    ):
         place.apply(acc)
     result = CliRunner().invoke(main, ["load-scripts", "--redis", place.server.url])
     assert result.exit_code == 0, result.output
@@ -591,9 +593,10 @@ def test_doctor_finds_nothing_bad_on_a_healthy_server_whatever_the_role(daemon, 
             assert (trial["status"], lua["status"]) == ("ok", "ok"), trial
         elif not loaded and "load-scripts" in trial["advice"]:
             assert role in ("worker", "taker")
+            assert trial["advice"] == "run `redisacc load-scripts` as an operator: only the loaded scripts run"
         elif trial["status"] != "ok":
             assert "is not permitted to this user" in trial["found"]
-            assert "as a user who may" in trial["advice"]
+            assert trial["advice"].startswith("run doctor once as a user who may, such as an operator of all names")
         # What the trial could not remove goes by itself.
         assert all(admin.pttl(key) > 0 for key in admin.scan_iter("*doctor*"))
         # An operator who was here has loaded the scripts.

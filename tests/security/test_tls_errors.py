@@ -65,15 +65,20 @@ def serving_back(source: Any, target: Any) -> Iterator[None]:
 
 AUTHORITY = "name the file of that authority's certificate in the URL, as in rediss://HOST:PORT?ssl_ca_certs=FILE"
 FILES = "Check the files that ssl_ca_certs=, ssl_certfile= and ssl_keyfile= name"
-NO_TLS = r"use redis:// instead of rediss://"
+# A server that waits for the rest of what it takes for a command is silent.
+NO_TLS = "Look whether a server runs there. If it does not speak TLS, use redis:// instead of rediss://"
 # How the way is wrong → the URL, and what the error says. {asking} is a port where clients need a certificate, and
-# {elsewhere} one whose server has a certificate for another name.
+# {elsewhere} one whose server has a certificate for another name, {late} one whose certificate has expired.
 WRONG = {
     "an authority that this machine lacks": ("rediss://localhost:{tls}", AUTHORITY),
     "another authority": ("rediss://localhost:{tls}?ssl_ca_certs={stranger}", AUTHORITY),
     "another name": (
         "rediss://localhost:{elsewhere}?ssl_ca_certs={authority}",
-        "made out to another name: connect to that",
+        "made out to another name: connect to that name",
+    ),
+    "a certificate of last year": (
+        "rediss://localhost:{late}?ssl_ca_certs={authority}",
+        "Renew the server's certificate, or set this machine's clock",
     ),
     "no certificate of its own": (
         "rediss://localhost:{asking}?ssl_ca_certs={authority}",
@@ -81,7 +86,7 @@ WRONG = {
     ),
     "a certificate of a stranger": (
         "rediss://localhost:{asking}?ssl_ca_certs={authority}&ssl_certfile={impostor}&ssl_keyfile={impostor-key}",
-        "The server does not trust this client's certificate",
+        "does not trust this client's certificate: use one that an authority of the server has signed",
     ),
     "no such file": ("rediss://localhost:{tls}?ssl_ca_certs=/nowhere.pem", FILES),
     "no certificate in the file": ("rediss://localhost:{tls}?ssl_ca_certs={server-key}", FILES),
@@ -97,8 +102,10 @@ def ports(real_server: Any, certificates: Any) -> Iterator[dict[str, Any]]:
         gateway(real_server.port, certificates) as tls,
         gateway(real_server.port, certificates, asks=True) as asking,
         gateway(real_server.port, certificates, name="client") as elsewhere,
+        gateway(real_server.port, certificates, name="expired") as late,
     ):
-        yield {"plain": real_server.port, "tls": tls, "asking": asking, "elsewhere": elsewhere, **certificates}
+        of = {"plain": real_server.port, "tls": tls, "asking": asking, "elsewhere": elsewhere, "late": late}
+        yield {**certificates, **of}
 
 
 @pytest.mark.parametrize("cluster", [False, pytest.param(True, marks=pytest.mark.thorough)])

@@ -253,7 +253,10 @@ def test_workers_join_leave_and_return(training, background):
 def test_a_round_that_nobody_published_stays(training):
     chief = training.chief()
     one = training.work()
-    with pytest.raises(redisacc.RoundNotPublishedError, match=r"of step 0 were not published\. Call publish"):
+    with pytest.raises(
+        redisacc.RoundNotPublishedError,
+        match=r"of step 0 were not published\. Call publish\(\) once in the body of the loop",
+    ):
         for _ in chief.rounds():
             pass
     # The same chief gets it again, and so does another one.

@@ -255,7 +255,11 @@ def test_somebody_else_has_moved_the_step(training):
         {"w": np.zeros(2, np.int64)}, "train", reduction_type="SUM", redis=training.client, once_per_worker=True
     ) as gradients:
         gradients.set_global_step(7)
-    with pytest.raises(redisacc.DataLossError, match="step 7 has begun, but the parameters are those of step 0"):
+    with pytest.raises(
+        redisacc.DataLossError,
+        match=r"step 7 has begun, but the parameters are those of step 0: .*\. Publish the parameters of step 7 "
+        r"with Parameters\.publish\(\) if you have them, or delete the training",
+    ):
         next(chief.rounds())
 
 

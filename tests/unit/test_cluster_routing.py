@@ -176,7 +176,10 @@ def test_a_server_that_is_no_node(cluster, nodes):
         return [nodes[A].map]
 
     nodes[A].exchange = refuse
-    with pytest.raises(ServerError, match=r"not a node of a Redis Cluster: give redis= a URL redis://10\.0\.0\.1:7000"):
+    with pytest.raises(
+        ServerError,
+        match=r"not a node of a Redis Cluster: give redis= a URL redis://10\.0\.0\.1:7000, or a redis\.Redis",
+    ):
         exchange(cluster, gets(0))
 
 
@@ -184,7 +187,10 @@ def test_a_node_that_cannot_be_reached_where_it_says(cluster, nodes):
     nodes[A].map = nodes[B].map = owned_by(C)
     nodes[C].reached = False
     nodes[C].script = [BrokenError("connection refused")]
-    with pytest.raises(UnreachableNodeError, match=r"10\.0\.0\.1:7002.*cluster-announce-ip"):
+    with pytest.raises(
+        UnreachableNodeError,
+        match=r"10\.0\.0\.1:7002.* announces a wrong address: set cluster-announce-ip, or cluster-announce-hostname",
+    ):
         exchange(cluster, gets(0))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from redisacc import Chief
 from redisacc._handles.environment import Place, place
 from redisacc.errors import InvalidArgumentError
 
@@ -61,6 +62,13 @@ def test_what_a_variable_cannot_hold(name, value, expected):
     assert expected in message
     assert message.isprintable()
     assert len(message) < 300
+
+
+def test_a_chief_without_a_number_of_workers_names_the_variable(monkeypatch):
+    monkeypatch.delenv("REDISACC_WORKERS", raising=False)
+    said = "workers is missing: give it, or the environment variable REDISACC_WORKERS"
+    with pytest.raises(InvalidArgumentError, match=said):
+        Chief("train", {"w": [0.0]})
 
 
 def test_variables_that_contradict_each_other():

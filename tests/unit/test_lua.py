@@ -416,5 +416,5 @@ def test_scripts_of_a_wheel_come_out_of_the_wheel() -> None:
 
 def test_no_scripts_is_an_error_that_names_both_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(script_loader, "_PLACES", (tmp_path / "a", tmp_path / "b"))
-    with pytest.raises(FileNotFoundError, match=r"a or .*b: redisacc is not fully installed"):
+    with pytest.raises(FileNotFoundError, match=r"a or .*b: redisacc is not fully installed\. Install it again"):
         script_loader.folder()

@@ -111,7 +111,9 @@ def test_forged_replies_are_refused(reply):
 
 
 def test_a_node_without_a_hostname_names_the_setting():
-    with pytest.raises(BrokenError, match="cluster-announce-hostname"):
+    with pytest.raises(
+        BrokenError, match="set cluster-announce-hostname on every node, or cluster-preferred-endpoint-type to ip"
+    ):
         SlotMap.of_reply([[0, 16383, [b"?", 7001]]], ASKED)
 
 

@@ -98,6 +98,7 @@ def cyclic_list():
     return tree
 
 
+RENAME = "a key that contains a slash, or is a number, reads like the way to the other leaf. Rename it"
 CONTROL = r"the keys of tree must be texts without control characters, and not empty, unlike "
 
 REFUSED = {
@@ -119,7 +120,10 @@ REFUSED = {
     "surrogate": ({"\ud800": 1}, CONTROL + r"'\\ud800'"),
     "keys of two types": ({"a": 1, 2: 3}, CONTROL + "2"),
     "below": ({"a": {"b": [{3: 1}]}}, "the keys of tree under 'a/b/0' must be texts"),
-    "slash": ({"a/b": 1, "a": {"b": 2}}, "tree has two leaves with the path 'a/b': a key that contains a slash"),
+    "slash": (
+        {"a/b": 1, "a": {"b": 2}},
+        "tree has two leaves with the path 'a/b': " + RENAME,
+    ),
     "number in text": ({"a/0": 1, "a": [2]}, "tree has two leaves with the path 'a/0'"),
     "long path": ({"a" * 1000: {"b" * 25: 1}}, f"tree has a path of more than {MAX_PATH_BYTES} bytes: 'aaa"),
     "long path of emoji": ({"🙂" * 257: 1}, f"tree has a path of more than {MAX_PATH_BYTES} bytes"),

@@ -132,6 +132,10 @@ def test_a_cluster_without_full_coverage(make_cluster):
             assert other.apply_grad(np.ones(4))
         finding = next(found for found in examine(connect(cluster.url), cluster.url) if found.what == "cluster")
         assert (finding.status, finding.found.startswith("1 of 16384 slots has no master")) == ("bad", True)
+        assert finding.advice == (
+            "start the masters that are missing, or assign their slots to others: accumulators in these slots cannot "
+            "be used"
+        )
 
 
 @pytest.mark.parametrize("program", ["valkey", "redis7", "redis62"])
@@ -154,6 +158,10 @@ def test_doctor_names_a_master_that_is_gone(make_cluster):
     gone = next(finding for finding in findings if finding.what == "cluster")
     assert gone.status == "bad"
     assert f"the master 127.0.0.1:{cluster.nodes[2].port} does not answer" in gone.found
+    assert gone.advice == (
+        "start it again, or promote a replica of it: accumulators in its slots cannot be used, and soon neither can "
+        "any other"
+    )
     # Of the masters that answer, what is wrong with all is one finding.
     memory = [finding.found for finding in findings if finding.what == "memory"]
     assert len(memory) == 1

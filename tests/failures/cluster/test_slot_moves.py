@@ -48,7 +48,7 @@ def test_doctor_names_slots_whose_target_has_replicas_that_lag(masters, until):
     finding = examine_moves(transport)
     assert finding.status == "warn"
     assert finding.found == f"being moved: {where}, whose replica 127.0.0.1:{replica.port} lags behind"
-    assert "wait until the replicas" in finding.advice
+    assert "wait until the replicas of the new one have its keys" in finding.advice
     hold_back_no_more(replica)
     until(lambda: examine_moves(transport).status == "ok")
     move.end()

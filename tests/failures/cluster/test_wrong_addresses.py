@@ -44,7 +44,7 @@ URLS = {
     "redis+cluster://": "at least one host",
     "redis+cluster://a:1,,b:2": "at least one host",
     "redis+cluster://:7000": "at least one host",
-    "redis+cluster://a:1/3": "no database",
+    "redis+cluster://a:1/3": "no database, because a cluster has only 0: leave out what follows the slash",
     "redis+cluster://a:x": r"redis\+cluster:// URL cannot be read",
     "redis+cluster://u:secret@a:1,b:99999999": "cannot be read",
     "redis+cluster://u:se/cret@a:1": "no database",
@@ -88,7 +88,8 @@ def test_nodes_that_announce_an_unreachable_address(make_cluster):
     while not any(entry[2][1] == 1 for entry in other.ask("CLUSTER", "SLOTS")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    expected = r"127\.0\.0\.1:1, which cannot be reached.*cluster-announce-ip"
+    remedy = "it announces a wrong address: set cluster-announce-ip, or cluster-announce-hostname"
+    expected = rf"127\.0\.0\.1:1, which cannot be reached.*{remedy}"
     with pytest.raises(redisacc.ServerUnavailableError, match=expected):
         dense(f"redis+cluster://127.0.0.1:{other.port}")
 

@@ -14,6 +14,7 @@ from redisacc._format.keys import Keys
 from redisacc._protocol.partition_sweep import sweep
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Hint
+from redisacc.cli.doctor import examine
 
 pytestmark = pytest.mark.servers("valkey", "redis7", "redis62")
 
@@ -87,7 +88,7 @@ def test_a_full_server_refuses_a_gradient_and_stores_none_of_it(case):
     it.apply()
     before = contents(server.client())
     full = Full(server)
-    with pytest.raises(redisacc.ServerOutOfMemoryError, match="maxmemory"):
+    with pytest.raises(redisacc.ServerOutOfMemoryError, match=r"Take rounds, .* or give the server more"):
         it.apply()
     with pytest.raises(redisacc.ServerOutOfMemoryError):
         it.apply(step=-1)
@@ -179,7 +180,9 @@ def test_an_evicting_policy_is_said_in_the_log_when_one_opens(daemon, open_accum
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
     assert policy in said[0]
-    assert "CONFIG SET maxmemory-policy noeviction" in said[0]
+    assert said[0].endswith(
+        "Set it to noeviction: CONFIG SET maxmemory-policy noeviction, and in its configuration file"
+    )
 
 
 @pytest.mark.parametrize("options", [("--maxmemory", "100mb"), ("--maxmemory-policy", "allkeys-lru"), ()])
@@ -188,6 +191,23 @@ def test_a_server_that_evicts_nothing_is_not_warned_of(daemon, open_accumulator,
     with caplog.at_level(logging.WARNING, "redisacc"):
         open_accumulator("dense", "float32", [1], "w", redis=server.url)
     assert caplog.records == []
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru"])
+def test_what_is_missing_leads_to_doctor_which_knows_whether_keys_are_evicted(daemon, open_accumulator, policy):
+    """A key may also have been removed by hand, where another policy would have changed nothing."""
+    server = daemon("--maxmemory", "100mb", "--maxmemory-policy", policy).start()
+    acc = open_accumulator("dense", "float32", [1], "w", redis=server.url)
+    acc.apply_grad([1.0])
+    server.client().delete(*[key for key in server.client().scan_iter() if b":sums" in key])
+    with pytest.raises(redisacc.CorruptDataError) as failure:
+        acc.take_grad(1)
+    assert "`redisacc doctor` tells whether this server evicts keys" in str(failure.value)
+    assert "noeviction" not in str(failure.value)
+    finding = next(found for found in examine(connect(server.url), server.url) if found.what == "eviction")
+    advice = "run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file"
+    assert finding.advice == ("" if policy == "noeviction" else advice)
 
 
 def test_parts_are_removed_while_the_server_is_full(daemon, open_accumulator):

@@ -63,7 +63,9 @@ class MovingAddress:
 @pytest.mark.thorough
 def test_a_read_only_replica_says_so(pair, open_acc, short_timeout):
     master, replica = pair
-    with pytest.raises(redisacc.ServerUnavailableError, match="is a read-only replica"):
+    with pytest.raises(
+        redisacc.ServerUnavailableError, match="is a read-only replica: name its master, or go through Sentinel"
+    ):
         redisacc.ConditionalAccumulator("float32", [2], "w", redis=replica.url)
     acc = open_acc(master.url)
     apply(acc, 1)
@@ -73,7 +75,9 @@ def test_a_read_only_replica_says_so(pair, open_acc, short_timeout):
     assert watcher.peek().gradient.tolist() == [1, 1]
     assert watcher.info().num_accumulated == 1
     for call in (lambda: apply(watcher, 1), lambda: watcher.take_grad(1), lambda: watcher.set_global_step(3)):
-        with pytest.raises(redisacc.ServerUnavailableError, match="is a read-only replica"):
+        with pytest.raises(
+            redisacc.ServerUnavailableError, match="is a read-only replica: name its master, or go through Sentinel"
+        ):
             call()
     assert acc.info().num_accumulated == 1
 
@@ -225,7 +229,9 @@ def test_opening_while_the_master_is_demoted(pair, open_acc, short_timeout):
     master, replica = pair
     open_acc(master.url)
     assert master.client().execute_command("WAIT", 1, 10_000) == 1
-    with pytest.raises(redisacc.ServerUnavailableError, match="is a read-only replica"):
+    with pytest.raises(
+        redisacc.ServerUnavailableError, match="is a read-only replica: name its master, or go through Sentinel"
+    ):
         open_acc(replica.url, min_replicas=1)
 
 
