@@ -15,6 +15,7 @@ from demo_text import SMALL, small_corpus
 
 import redisacc
 from redisacc._admin.training import delete_training
+from redisacc._handles.environment import VARIABLES
 from redisacc.demo import DemoError, training
 from redisacc.demo.settings import Settings
 from redisacc.demo.skipgram import Sampler, Tree, initial_parameters
@@ -229,8 +230,8 @@ class Together:
 @pytest.fixture
 def together(real_server: Any, background: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Together]:
     monkeypatch.setenv("REDISACC_URL", real_server.url)
-    for name in ("ROLE", "WORKERS", "WORKER_NUMBER", "RUN_ID"):
-        monkeypatch.delenv(f"REDISACC_{name}", raising=False)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     yield Together(background)
     delete_training("t", redis=real_server.url)
 
