@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import msgpack
 import numpy as np
 import pytest
@@ -44,6 +46,21 @@ def test_gc_touches_nothing_that_lives(cli, cli_json, busy, client, background, 
     assert after.keys() == before.keys()
     busy.apply_grad([1, 1, 1], 1)
     assert take.result().tolist() == [2.5, 3, 3.5]
+
+
+@pytest.mark.forges
+def test_the_command_that_an_error_names_removes_what_a_lost_record_has_left(cli, client, open_dense):
+    acc = open_dense("float32", [3], "my w")
+    acc.apply_grad([1, 2, 3])
+    client.delete(acc.accumulator_ref)
+    with pytest.raises(redisacc.CorruptDataError, match="To start over, remove the rest: redisacc gc ") as failure:
+        open_dense("float32", [3], "my w")
+    assert "`redisacc doctor` tells whether this server evicts keys" in str(failure.value)
+    command = str(failure.value).rpartition("remove the rest: redisacc ")[2]
+    assert cli(*shlex.split(command), "--yes").exit_code == 0
+    again = open_dense("float32", [3], "my w")
+    assert again.num_accumulated() == 0
+    again.delete()
 
 
 @pytest.mark.forges

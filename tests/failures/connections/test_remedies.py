@@ -25,7 +25,7 @@ START = "Start one with `redisacc server`"
 PASSWORD = "name it in the URL, as in redis://:PASSWORD@HOST:PORT"
 NO_SERVER = "Something listens there that is no Redis server: check the address"
 NO_WAY = "Nothing at that address answers this machine: check the address, and whether a firewall is in between"
-CLUSTER = "give redis= a URL redis+cluster://HOST:PORT"
+CLUSTER = "another node has the key (MOVED 1 10.0.0.2:7001): give redis= a URL redis+cluster://HOST:PORT"
 
 
 def failing(error: OSError) -> redis.Redis:
