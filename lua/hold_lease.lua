@@ -1,5 +1,6 @@
 -- Gives a lease in the crew of a training to a holder, or extends it.
 --
+-- KEYS record    redisacc:{NAME}
 -- KEYS crew      redisacc:{NAME}:crew   "chief" or "worker NUMBER" -> "holder lease_end_ms process who"
 -- ARGV place      text     which lease: "chief" or "worker NUMBER"
 -- ARGV holder    text     random id of the holder; a process that is started again in the same place has the same
@@ -7,10 +8,12 @@
 -- ARGV who       text     what people call the holder
 -- ARGV lease_ms  number   how long the lease lasts unless the holder extends it
 -- ARGV dead      text     identity of a process that is known to be dead, whose lease counts as run out; "" for none
+-- ARGV renews    flag     whether the holder only extends a lease that it took before
 --
 -- Replies:
 -- {'held'}                     the caller holds the lease
 -- {'taken', left_ms, process, who}   somebody else holds it, for that much longer unless it is extended
+-- {'missing'}                  there is neither such an accumulator nor a lease to extend; nothing changed
 -- {'corrupt', where, text}     the entry holds what redisacc never writes; nothing changed
 
 -- #include "now_ms"
@@ -31,6 +34,9 @@ if entry then
   if holder ~= args.holder and process ~= args.dead and lease_end > now then
     return {'taken', count_text(lease_end - now), string.sub(process, 1, 200), string.sub(who, 1, 200)}
   end
+elseif args.renews and redis.call('EXISTS', keys.record) == 0 then
+  -- The accumulator was deleted. A worker that waits for its chief takes a lease before there is one.
+  return {'missing'}
 end
 redis.call('HSET', keys.crew, args.place,
   table.concat({args.holder, count_text(now + args.lease_ms), args.process, args.who}, ' '))

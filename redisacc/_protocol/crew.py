@@ -65,16 +65,20 @@ class Crew:
             if member.number is not None and member.left > 0 and fate_of(member.process) != "dead"
         }
 
-    def hold(self, place: str, *, dead: str = "", timeout: float = TIMEOUT) -> HeldByOther | None:
+    def hold(self, place: str, *, dead: str = "", renews: bool = False, timeout: float = TIMEOUT) -> HeldByOther | None:
         """Takes or extends a lease.
 
         Args:
             place: "chief", or "worker" and a number.
             dead: the identity of a process that is dead, so that its lease can be taken at once. "": of none.
+            renews: whether this process only extends a lease that it took before.
             timeout: how long to try to reach the server, in seconds.
 
         Returns:
             None if this process holds it now; else who does.
+
+        Raises:
+            AccumulatorNotFoundError: there is no lease to extend, because the accumulator was deleted.
         """
         return self._scripts.hold_lease(
             place=place,
@@ -83,6 +87,7 @@ class Crew:
             who=self._who,
             lease_ms=round(LEASE * 1000),
             dead=dead,
+            renews=renews,
             timeout=timeout,
         )
 
@@ -276,13 +281,13 @@ class Lease:
             if held:
                 self._extending.release()
 
-    def _hold_again(self, timeout: float) -> None:
-        """Extends the lease, or notes who holds it."""
+    def _hold_again(self, timeout: float, *, renews: bool = False) -> None:
+        """Extends the lease, or takes it again unless it ``renews`` only; or notes who holds it."""
         with self._extending:
             if self._over.is_set():
                 return
             asked_at = time.monotonic()
-            taken = self._crew.hold(self._place, timeout=timeout)
+            taken = self._crew.hold(self._place, renews=renews, timeout=timeout)
             if taken is None:
                 self._sure_until = asked_at + LEASE
             else:
@@ -291,10 +296,12 @@ class Lease:
     def extend(self, timeout: float) -> None:
         """Tries to extend the lease, and raises nothing.
 
+        If it was deleted with the accumulator, it is not taken again: nobody may be left who would give it back.
+
         Args:
             timeout: how long to try to reach the server, in seconds.
         """
         try:
-            self._hold_again(timeout)
+            self._hold_again(timeout, renews=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
             logger.debug("cannot extend the lease of the %s: %s", self._place, error)

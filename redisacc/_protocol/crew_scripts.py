@@ -8,7 +8,8 @@ from redisacc._format.keys import Keys
 from redisacc._protocol.script_replies import corrupt
 from redisacc._redis.script_loader import load
 from redisacc._redis.transport import TIMEOUT, Transport
-from redisacc._text import printable
+from redisacc._text import printable, shown
+from redisacc.errors import AccumulatorNotFoundError
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class CrewScripts:
         who: str,
         lease_ms: int,
         dead: str = "",
+        renews: bool = False,
         timeout: float = TIMEOUT,
     ) -> HeldByOther | None:
         """Takes or extends a lease.
@@ -61,14 +63,18 @@ class CrewScripts:
             who: what people call the holder.
             lease_ms: how long the lease lasts unless it is extended, in milliseconds.
             dead: the identity of a process that is dead: its lease is taken as if it had run out. "": of none.
+            renews: whether the holder only extends a lease that it took before.
             timeout: how long to try to reach the server, in seconds.
 
         Returns:
             None if the holder has the lease now; else who has it.
+
+        Raises:
+            AccumulatorNotFoundError: there is no lease to extend, because the accumulator was deleted.
         """
         reply = self._transport.run(
             *load("hold_lease").bind(
-                keys={"crew": self._keys.crew},
+                keys={"record": self._keys.record, "crew": self._keys.crew},
                 args={
                     "place": place,
                     "holder": holder,
@@ -76,6 +82,7 @@ class CrewScripts:
                     "who": who,
                     "lease_ms": lease_ms,
                     "dead": dead,
+                    "renews": int(renews),
                 },
             ),
             timeout=timeout,
@@ -85,6 +92,8 @@ class CrewScripts:
                 return None
             case [b"taken", left, its_process, other] if left.isdigit() and len(left) <= 15:
                 return HeldByOther(int(left) / 1000, its_process.decode("ascii", "replace"), printable(other))
+            case [b"missing"]:
+                raise AccumulatorNotFoundError(f"{shown(self._keys.name)} was deleted, and its leases with it")
         raise corrupt(self._keys.crew, reply)
 
     def release_lease(self, *, place: str, holder: str, timeout: float = TIMEOUT) -> bool:

@@ -24,10 +24,10 @@ def scripts(client: redis.Redis) -> CrewScripts:
 
 
 def hold(
-    scripts: CrewScripts, holder: str = "a", place: str = "chief", ms: int = 5000, dead: str = ""
+    scripts: CrewScripts, holder: str = "a", place: str = "chief", ms: int = 5000, dead: str = "", **options: bool
 ) -> HeldByOther | None:
     return scripts.hold_lease(
-        place=place, holder=holder, process=f"p{holder}", who=f"host {holder}", lease_ms=ms, dead=dead
+        place=place, holder=holder, process=f"p{holder}", who=f"host {holder}", lease_ms=ms, dead=dead, **options
     )
 
 
@@ -67,6 +67,22 @@ def test_a_lease_that_has_run_out_is_given_to_the_next(scripts: CrewScripts, cli
     assert hold(scripts, "b") is None
     assert client.hget(CREW, "chief").startswith(b"b ")
     assert hold(scripts, "a") is not None
+
+
+def test_a_lease_is_not_extended_after_it_was_deleted_with_the_accumulator(
+    scripts: CrewScripts, client: redis.Redis
+) -> None:
+    # A worker that waits for its chief holds one before there is an accumulator.
+    assert hold(scripts) is None
+    assert hold(scripts, renews=True) is None
+    client.delete(CREW)
+    with pytest.raises(redisacc.AccumulatorNotFoundError, match="'w' was deleted, and its leases with it"):
+        hold(scripts, renews=True)
+    assert client.keys() == []
+    # Only the lease was lost, as with a server that comes back with older data.
+    client.hset(KEYS.record, "format", "1")
+    assert hold(scripts, renews=True) is None
+    assert client.hget(CREW, "chief").startswith(b"a ")
 
 
 def test_the_lease_of_a_dead_process_is_given_to_the_next(scripts: CrewScripts, client: redis.Redis) -> None:

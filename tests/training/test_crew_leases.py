@@ -290,6 +290,27 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease(training, real_ser
     assert chief.parameters["w"].tolist() == [2, 1]
 
 
+def test_leases_are_not_extended_after_the_training_was_deleted(training):
+    chief, worker = training.chief(), training.worker()
+    worker._lease.extend(5.0)
+    assert sorted(training.leases) == ["chief", "worker 0"]
+    chief.delete()
+    # As their threads do every 2.5 seconds until the processes close them.
+    for one in (chief, worker):
+        one._lease.extend(5.0)
+    assert training.client.keys() == []
+
+
+def test_a_worker_that_waits_for_its_chief_takes_its_lease_again_when_the_server_has_lost_it(training, monkeypatch):
+    worker = training.worker()
+    training.client.flushall()
+    worker._lease.extend(5.0)
+    assert training.client.keys() == []
+    monkeypatch.setattr(worker._lease, "_sure_until", 0.0)
+    worker._lease.check()
+    assert list(training.leases) == ["worker 0"]
+
+
 @pytest.mark.forges
 def test_a_crew_that_somebody_else_has_written(training):
     crew = Crew(connect(training.client), "train", holder="h", who="w")
