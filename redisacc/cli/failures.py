@@ -142,7 +142,7 @@ def interrupts_raise(*numbers: int) -> Iterator[None]:
     """During this block, these signals raise KeyboardInterrupt, unless they are ignored or handled otherwise.
 
     Python drops an exception that is raised in a destructor, so that the signal would have no effect. In that case it
-    is raised again a moment later.
+    is raised again a moment later, and at the latest at the end of the block.
     """
     # Elsewhere, no handler ever runs.
     if threading.current_thread() is not threading.main_thread():
@@ -150,17 +150,19 @@ def interrupts_raise(*numbers: int) -> Iterator[None]:
         return
     handled = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     hook = sys.unraisablehook
+    dropped: list[KeyboardInterrupt] = []
+
+    def raise_dropped(_number: int, _frame: FrameType | None) -> None:
+        if dropped:
+            raise dropped.pop()
 
     def raise_again(unraisable: sys.UnraisableHookArgs) -> None:
         error = unraisable.exc_value
         if not isinstance(error, KeyboardInterrupt):
             hook(unraisable)
             return
-
-        def raise_it(_number: int, _frame: FrameType | None) -> None:
-            raise error
-
-        signal.signal(signal.SIGALRM, raise_it)
+        dropped.append(error)
+        signal.signal(signal.SIGALRM, raise_dropped)
         signal.setitimer(signal.ITIMER_REAL, 0.01)
 
     try:
@@ -172,6 +174,10 @@ def interrupts_raise(*numbers: int) -> Iterator[None]:
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
         sys.unraisablehook = hook
+        if dropped:
+            # Later, while Python ends, it would be a traceback without an effect.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise dropped.pop()
 
 
 def _exit_code_of(error: RedisAccError) -> int:

@@ -157,13 +157,14 @@ class Interrupted:
 @report_failures
 def command():
     Interrupted()
-    time.sleep(100)
+    time.sleep(float(sys.argv[1]))
 
 command()
 """
 
 
-def test_ctrl_c_in_a_destructor_is_not_lost(tmp_path):
-    with WarmPython(["-c", DESTRUCTOR], cwd=tmp_path) as process:
+@pytest.mark.parametrize("seconds", [100, 0], ids=["in the middle", "at the end"])
+def test_ctrl_c_in_a_destructor_is_not_lost(tmp_path, seconds):
+    with WarmPython(["-c", DESTRUCTOR, str(seconds)], cwd=tmp_path) as process:
         _, error = process.communicate(timeout=60)
         assert (process.returncode, error) == (failures.INTERRUPTED, b"")
