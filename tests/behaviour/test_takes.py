@@ -314,10 +314,9 @@ def test_a_process_listens_on_one_connection(real_client, open_dense, background
         return [int(entry["sub"]) for entry in real_client.client_list(_type="pubsub") if int(entry["sub"])]
 
     until(lambda: channels() == [len(accumulators)])
-    for acc in accumulators:
-        acc.apply_grad(one())
-    for take in takes:
-        take.result()
+    for number, acc in enumerate(accumulators):
+        acc.apply_grad(one(number))
+    assert [take.result().tolist() for take in takes] == [[number] for number in range(len(accumulators))]
 
 
 @pytest.mark.single_server

@@ -89,7 +89,10 @@ def test_rm_of_both(cli, client, weights, open_dense):
 @pytest.mark.forges
 def test_what_cannot_be_read_can_be_deleted(cli, client, weights, field, open_dense):
     client.hset(weights.parameters_ref, field, "[" * 10_000)
-    assert cli("show", "w").exit_code in (1, 2)
+    shown = cli("show", "w")
+    # Another format may be that of a later version, which the user has to install.
+    assert (shown.exit_code, shown.stdout) == (2 if field == "format" else 1, "")
+    assert "parameters" in shown.stderr
     open_dense("float32", [2], "v")
     listed = cli("ls")
     assert "v" in listed.stdout

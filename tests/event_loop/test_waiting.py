@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import signal
 import threading
 import time
@@ -194,6 +195,12 @@ def test_a_coroutine_that_is_dropped_in_the_middle_of_a_wait(real_server):
             take.send(None)
             # Its clean-up must not wait, because nobody awaits it any more.
             take.close()
+            assert inspect.getcoroutinestate(take) == inspect.CORO_CLOSED
+            # The handle works. A place in the queue that could not be left runs out.
+            assert await acc.apply_grad([1.0, 2.0])
+            assert (await acc.take_grad(1, timeout=30)).tolist() == [1.0, 2.0]
+            info = await acc.info()
+            assert (info.takes, info.num_accumulated, info.unacknowledged) == (1, 0, [])
             await acc.delete()
 
     asyncio.run(main())

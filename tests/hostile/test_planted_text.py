@@ -160,7 +160,9 @@ def test_operations(everything, planted, real_client, caplog):
 def run(words, url):
     result = CliRunner().invoke(main, [*words, "--redis", url])
     assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exc_info)
-    assert result.exit_code in (0, 1, 2, 3, 4), words
+    # What was planted may be no such accumulator, or one of another version. Only a take can time out.
+    assert result.exit_code in ((0, 1, 2, 3, 4) if words[0] == "take" else (0, 1, 2, 3)), words
+    assert result.exit_code == 0 or result.stderr.strip(), words
     return result
 
 
@@ -264,7 +266,8 @@ def test_error_texts_of_the_server(monkeypatch, code):
         check_message(str(failure.value), where)
         assert raw_text("".join(traceback.format_exception(failure.value))) == [], where
         found = CliRunner().invoke(main, ["ls", "--redis", url])
-        assert found.exit_code in (1, 6)
+        # A server that loads its data will answer.
+        assert (found.exit_code, found.stdout) == (6 if code == "LOADING" else 1, "")
         check_message(found.output, where)
 
 

@@ -113,11 +113,18 @@ def test_a_take_waits_for_what_the_replica_lacks(pair, until, background):
     waiting = background(chief.take_grad, 3, timeout=60)
     until(lambda: chief.info().waiting)
     pair.take_over()
+    # The replica has the first gradient. The take queues again.
+    until(lambda: [one.num_required for one in chief.info().waiting] == [3])
+    assert chief.num_accumulated() == 1
     with pytest.raises(redisacc.DataLossError):
         apply(worker, 4)
     apply(worker, 8)
+    assert chief.num_accumulated() == 2
+    assert waiting.running
     apply(worker, 16)
     assert total(waiting.result(60)) == 1 + 8 + 16
+    info = chief.info()
+    assert (info.takes, info.num_accumulated, info.waiting, info.unacknowledged) == (1, 0, [], [])
 
 
 def test_a_gradient_whose_parts_the_replica_has_and_whose_entry_it_lacks(pair, until, monkeypatch, background):

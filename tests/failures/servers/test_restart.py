@@ -48,12 +48,14 @@ def taken(acc, number, **options):
 
 def value_of(gradient):
     """The value that all elements of a gradient have."""
-    if isinstance(gradient, dict):
+    is_tree = isinstance(gradient, dict)
+    if is_tree:
         gradient = np.concatenate([gradient["d"][np.newaxis], gradient["s"].values])
     elif isinstance(gradient, redisacc.IndexedSlices):
         gradient = gradient.values
     rows = gradient[1] if isinstance(gradient, tuple) else gradient
-    assert np.size(rows) in (4, 8)
+    # Of a tree, the dense leaf and the row of the sparse one.
+    assert np.size(rows) == (8 if is_tree else 4)
     (value,) = set(np.ravel(rows).tolist())
     return value
 
