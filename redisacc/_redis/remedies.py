@@ -11,6 +11,7 @@ START = (
     "Start one with `redisacc server` (pip install 'redisacc[cli,server]'), or name another one with redis= or "
     "REDISACC_URL"
 )
+START_NODES = "Start the nodes of the cluster, or name another one with redis= or REDISACC_URL"
 _SILENT = (
     "Something listens there, but sends no reply: it hangs, or speaks TLS (then use rediss://), or is no Redis server"
 )
@@ -87,15 +88,16 @@ def speaks_tls(pool: Any) -> bool:
     return "SSL" in getattr(getattr(pool, "connection_class", None), "__name__", "")
 
 
-def remedy_for(error: BaseException, reason: str, *, tls: bool) -> str:
+def remedy_for(error: BaseException, reason: str, *, tls: bool, cluster: bool) -> str:
     """Returns what to do about a server that cannot be reached; "" if that is unknown.
 
     Args:
         error: how the last attempt failed.
         reason: its text.
         tls: whether the attempt was made over TLS.
+        cluster: whether the way leads to a cluster.
     """
     for pattern, remedy in (*_ALWAYS, *(_OF_TLS if tls else _WITHOUT_TLS)):
         if pattern.search(reason):
-            return remedy
+            return START_NODES if cluster and remedy is START else remedy
     return _SILENT if isinstance(error, SilentError) and not tls else ""

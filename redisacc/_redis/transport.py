@@ -489,7 +489,7 @@ class Transport:
         if isinstance(error, ReplyError) and error.code in PASSING:
             return f"the server at {self.address} {PASSING[error.code]} ({reason_of(error)})"
         reason = reason_of(error)
-        remedy = remedy_for(error, reason, tls=self._server.tls)
+        remedy = remedy_for(error, reason, tls=self._server.tls, cluster=self.cluster is not None)
         return f"no Redis server answers at {self.address} ({reason})" + (f". {remedy}" if remedy else "")
 
 

@@ -144,6 +144,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "It does not speak TLS there: use redis:// instead of rediss://",
         "Something listens there that is no Redis server: check the address",
         "Start one with `redisacc server`",
+        "Start the nodes of the cluster, or name another one with redis= or REDISACC_URL",
         "Take rounds, which still works and frees memory, or give the server more",
         "This machine cannot resolve the name of the host: check it",
         "another node has the key ({}): give redis= a URL redis+cluster://HOST:PORT",

@@ -88,6 +88,10 @@ def situations(real_server: Any) -> Iterator[Situations]:
 ADVICE: dict[str, tuple[Callable[[Situations], Any], str]] = {
     "nothing listens": (lambda _: "redis://127.0.0.1:1", START),
     "nothing listens, with TLS": (lambda _: "rediss://127.0.0.1:1", START),
+    "no node of a cluster listens": (
+        lambda _: "redis+cluster://127.0.0.1:1,127.0.0.1:2",
+        "Start the nodes of the cluster, or name another one with redis= or REDISACC_URL",
+    ),
     "no such socket": (lambda _: "unix:///nowhere/socket", START),
     "a socket of another user": (lambda _: failing(PermissionError(errno.EACCES, "Permission denied")), ""),
     "no such host": (
