@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+from support.clients import authority, tls_gateway
 from support.driven import DrivenClient
 from support.leaks import leftovers
 from support.proxy import Fault, Proxy
@@ -661,8 +662,8 @@ def stage(proxy, real_client, monkeypatch) -> Callable[..., Any]:
     @contextlib.contextmanager
     def set_scene(call: Call, way: str, interrupt: type[BaseException] = Interrupt) -> Iterator[Scene]:
         real_client.flushall()
-        with redis.Redis(port=proxy.port) as client:
-            where = client if way == "signal" else DrivenClient(client)
+        with client_over(proxy.port, "tls" if way == "signal over TLS" else "tcp") as client:
+            where = DrivenClient(client) if way == "cancellation" else client
             scene = Scene(proxy, real_client, where, interrupt)
             try:
                 call.prepare(scene)
@@ -679,6 +680,21 @@ def stage(proxy, real_client, monkeypatch) -> Callable[..., Any]:
             assert len(client.connection_pool._in_use_connections) <= 2
 
     return set_scene
+
+
+@contextlib.contextmanager
+def client_over(port: int, wire: str) -> Iterator[redis.Redis]:
+    """Yields a client that reaches a port over TCP, or over TLS."""
+    if wire == "tcp":
+        with redis.Redis(port=port) as client:
+            yield client
+        return
+    certificate = authority().cert_pem.bytes().decode()
+    with (
+        tls_gateway(port) as gateway,
+        redis.Redis("localhost", gateway, ssl=True, ssl_ca_data=certificate) as client,
+    ):
+        yield client
 
 
 def moments(proxy: Proxy, stage: Any, call: Call, way: str) -> list[Fault]:
@@ -706,10 +722,17 @@ def test_a_call_that_is_interrupted_anywhere(proxy, stage, everything, kind, way
 
 @pytest.mark.parametrize("interrupt", LIKE_FAULTS)
 @pytest.mark.parametrize(
-    "kind", thorough(CALLS, usual=[ApplyInParts, Take, TakeInVain, LatestInPartitions]), ids=lambda kind: kind.__name__
+    "kind", thorough(CALLS, usual=[ApplyInParts, Take, LatestInPartitions]), ids=lambda kind: kind.__name__
 )
 def test_what_a_handler_raises_ends_a_call_even_if_it_looks_like_a_fault(proxy, stage, everything, kind, interrupt):
     interrupt_everywhere(proxy, stage, kind(), "signal", interrupt, everything=everything)
+
+
+@pytest.mark.parametrize("interrupt", thorough(LIKE_FAULTS, usual=[TimeoutError]))
+@pytest.mark.parametrize("kind", thorough([ApplyInParts, Take], usual=[Take]), ids=lambda kind: kind.__name__)
+def test_it_ends_a_call_over_tls_as_well(proxy, stage, everything, kind, interrupt):
+    """There, a pause of the server is a TimeoutError."""
+    interrupt_everywhere(proxy, stage, kind(), "signal over TLS", interrupt, everything=everything)
 
 
 def interrupt_everywhere(
