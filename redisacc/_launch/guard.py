@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 __all__ = ["Guard"]
 
@@ -17,14 +19,17 @@ class Guard:
 
     Args:
         grace: seconds that the processes have between SIGTERM and SIGKILL, a whole number.
+        leaders: the processes that are there already, by slot. It knows them from its first moment on.
 
     Raises:
         OSError: it can't be started.
     """
 
-    def __init__(self, grace: int) -> None:
+    def __init__(self, grace: int, leaders: Mapping[int, int] = MappingProxyType({})) -> None:
         reader, self._writer = os.pipe()
         try:
+            for slot, pid in leaders.items():
+                self.tell(slot, pid)
             self._process = subprocess.Popen(
                 ["/bin/sh", str(_SCRIPT), str(grace)],
                 stdin=reader,

@@ -49,7 +49,10 @@ class Member:
         err: where the lines of its standard error go.
 
     Attributes:
+        slot: its number on this machine.
         place: its place in the whole run.
+        guard: learns of every process.
+        group: the process group of the process, or of what is left of it; 0 if nothing is.
         restarts: what is known of its deaths.
         restart_at: the time of the monotonic clock at which the next process is to be started; None if none is.
     """
@@ -71,16 +74,16 @@ class Member:
         self.place = place
         self.restarts = restarts
         self.restart_at: float | None = None
-        self._slot = slot
+        self.slot = slot
         self._command = command
         self._environment = place.added_to(environment)
-        self._guard = guard
+        self.guard = guard
         self._prefix = prefix
         self._colour = colour
         self._outputs = (out, err)
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
-        self._group = 0
+        self.group = 0
         self._give_up_group_at = 0.0
         self._killed_group = False
         self._pipes: dict[int, tuple[Lines, Output]] = {}
@@ -93,7 +96,7 @@ class Member:
     @property
     def idle(self) -> bool:
         """Whether nothing is left of the last process: no child in its group, and nothing to read."""
-        return self._process is None and not self._group and not self._pipes
+        return self._process is None and not self.group and not self._pipes
 
     @property
     def leaving(self) -> bool:
@@ -140,23 +143,18 @@ class Member:
                 )
             on_failure.pop_all()
         self._started = time.monotonic()
-        self._group = self._process.pid
+        self.group = self._process.pid
         self._killed_group = False
         self._pipes = {reader: (Lines(), output) for reader, _, output in ends}
 
     def _tell_guard(self) -> None:
-        self._guard.tell(self._slot, os.getpid())
-
-    def tell(self, guard: Guard) -> None:
-        """Makes another guard responsible for the process."""
-        self._guard = guard
-        guard.tell(self._slot, self._group)
+        self.guard.tell(self.slot, os.getpid())
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and its children."""
-        if self._group:
+        if self.group:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._group, number)
+                os.killpg(self.group, number)
 
     def read(self, descriptor: int) -> None:
         """Reads what has arrived in a pipe, and passes complete lines on."""
@@ -202,10 +200,10 @@ class Member:
         """Ends what is left of a process that has ended. Doesn't block: to be called until the member is idle."""
         if self._process is not None:
             return
-        if self._group and self._group_gone():
-            self._group = 0
-            self._guard.tell(self._slot, 0)
-        if not self._group:
+        if self.group and self._group_gone():
+            self.group = 0
+            self.guard.tell(self.slot, 0)
+        if not self.group:
             for descriptor in self.pipes:
                 # A process that still holds it has left the process group on purpose, so it is not ours to stop.
                 if not _readable(descriptor):
@@ -213,7 +211,7 @@ class Member:
 
     def _group_gone(self) -> bool:
         try:
-            os.killpg(self._group, 0)
+            os.killpg(self.group, 0)
         except (ProcessLookupError, PermissionError):
             return True
         now = time.monotonic()

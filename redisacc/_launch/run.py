@@ -287,11 +287,11 @@ class Run:
                 self._end(1)
 
     def _replace_guard(self) -> None:
-        guard = Guard(math.ceil(self._grace))
+        leaders = {member.slot: member.group for member in self._members}
+        before, self._guard = self._guard, Guard(math.ceil(self._grace), leaders)
         for member in self._members:
-            member.tell(guard)
-        self._guard.close()
-        self._guard = guard
+            member.guard = self._guard
+        before.close()
 
     # The end
 

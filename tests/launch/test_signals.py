@@ -165,6 +165,16 @@ def test_killed_guard_is_replaced(start):
     wait_for(lambda: not run.left())
 
 
+def test_another_guard_knows_every_process_before_it_is_started(monkeypatch):
+    # The runner may be killed as soon as it is.
+    def start(*_, stdin: int, **__) -> None:
+        raise OSError(os.read(stdin, 100).decode())
+
+    monkeypatch.setattr("redisacc._launch.guard.subprocess.Popen", start)
+    with pytest.raises(OSError, match=r"^0 12\n3 45\n$"):
+        Guard(1, {0: 12, 3: 45})
+
+
 def test_guard_kills_those_who_ignore_its_sigterm():
     watch = Guard(1)
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
