@@ -102,24 +102,32 @@ def script_totals(client: redis.Redis) -> dict[str, float]:
     return {"scripts": found.get("calls", 0), "script_us": found.get("usec", 0)}
 
 
+def peers_of(
+    run: Run, stack: contextlib.ExitStack, folders: dict[str, Path], program: str, settings: dict[str, Any]
+) -> list[Peer]:
+    """Starts a crew of each side on a server of its own."""
+    peers = []
+    for name, folder in folders.items():
+        server, client = stack.enter_context(run.start_server(f"against, {name}", persistent=False))
+        crew = Crew(
+            name,
+            sys.executable,
+            program,
+            workers=run.workers,
+            settings={**settings, "url": server.url},
+            directory=run.directory,
+            host=partial(package_of, folder),
+        )
+        stack.callback(crew.end)
+        peers.append(Peer(name, crew, [server.pid], totals=partial(script_totals, client)))
+    return peers
+
+
 def compare_rounds(run: Run, folders: dict[str, Path], rows: list[Workload], number: int) -> list[dict[str, Any]]:
     """Runs rounds of each side in alternation."""
     with contextlib.ExitStack() as stack:
         settings = run.arrays(rows, [run.workers])
-        peers = []
-        for name, folder in folders.items():
-            server, client = stack.enter_context(run.start_server(f"against, {name}", persistent=False))
-            crew = Crew(
-                name,
-                sys.executable,
-                "redisacc_peer",
-                workers=run.workers,
-                settings={**settings, "url": server.url},
-                directory=run.directory,
-                host=partial(package_of, folder),
-            )
-            stack.callback(crew.end)
-            peers.append(Peer(name, crew, [server.pid], totals=partial(script_totals, client)))
+        peers = peers_of(run, stack, folders, "redisacc_peer", settings)
         found = rounds.compete(peers, rows, number, 60.0, 1 if run.tiny else 5)
     return [line(row.name, *found[row.name]["peers"].values()) for row in rows]
 
@@ -134,26 +142,13 @@ def compare_steps(run: Run, folders: dict[str, Path], blocks: int) -> list[dict[
     lines = []
     for method, label in (("direct", "step, tree and parameters"), ("loop", "step, Chief and Worker")):
         with contextlib.ExitStack() as stack:
-            peers = []
-            for name, folder in folders.items():
-                server, client = stack.enter_context(run.start_server(f"steps, {name}", persistent=False))
-                crew = Crew(
-                    name,
-                    sys.executable,
-                    "redisacc_steps",
-                    workers=run.workers,
-                    settings={
-                        "workloads": [],
-                        "arrays": str(run.directory / "models"),
-                        "model": model.name,
-                        "url": server.url,
-                        "method": method,
-                    },
-                    directory=run.directory,
-                    host=partial(package_of, folder),
-                )
-                stack.callback(crew.end)
-                peers.append(Peer(name, crew, [server.pid], totals=partial(script_totals, client)))
+            settings = {
+                "workloads": [],
+                "arrays": str(run.directory / "models"),
+                "model": model.name,
+                "method": method,
+            }
+            peers = peers_of(run, stack, folders, "redisacc_steps", settings)
             print(f"  {label}")
             found = steps.compete(peers, blocks)
         lines.append(line(label, *found["peers"].values()))

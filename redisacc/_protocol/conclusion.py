@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redisacc._format.keys import ParameterKeys
-from redisacc._protocol.parameter_scripts import ParameterScripts, gone
+from redisacc._protocol.parameter_scripts import amend_latest
 from redisacc._redis.transport import Transport
 
 
@@ -18,14 +18,7 @@ def conclude(transport: Transport, keys: ParameterKeys, chief: str) -> None:
     Raises:
         ParametersNotFoundError: the parameters were deleted.
     """
-    [incarnation] = transport.call("HMGET", keys.record, "incarnation")
-    if incarnation is None:
-        raise gone(keys.name)
-    ParameterScripts(transport, keys).amend(
-        incarnation=incarnation.decode("ascii", "replace"),
-        event="finished",
-        fields=["finished", "1", "finished_by", chief],
-    )
+    amend_latest(transport, keys, event="finished", fields=["finished", "1", "finished_by", chief])
 
 
 def is_concluded_by(transport: Transport, keys: ParameterKeys, chief: str) -> bool:

@@ -306,3 +306,23 @@ def replaced(name: str) -> ParametersNotFoundError:
     return ParametersNotFoundError(
         f"parameters {shown(name)} were deleted and published again after this handle had seen them. Open them again"
     )
+
+
+def amend_latest(transport: Transport, keys: ParameterKeys, *, event: str, fields: Sequence[str]) -> None:
+    """Changes fields beside the latest version, whichever that is. Something must have been published.
+
+    Args:
+        transport: the way to the server.
+        keys: of the parameters.
+        event: what is announced.
+        fields: names and values, alternately.
+
+    Raises:
+        ParametersNotFoundError: the parameters were deleted.
+    """
+    [incarnation] = transport.call("HMGET", keys.record, "incarnation")
+    if incarnation is None:
+        raise gone(keys.name)
+    ParameterScripts(transport, keys).amend(
+        incarnation=incarnation.decode("ascii", "replace"), event=event, fields=list(fields)
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redisacc._format.keys import ParameterKeys
-from redisacc._protocol.parameter_scripts import ParameterScripts, gone
+from redisacc._protocol.parameter_scripts import amend_latest
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
@@ -18,12 +18,7 @@ def announce_quorum(transport: Transport, keys: ParameterKeys, workers: int) -> 
     Raises:
         ParametersNotFoundError: the parameters were deleted.
     """
-    [incarnation] = transport.call("HMGET", keys.record, "incarnation")
-    if incarnation is None:
-        raise gone(keys.name)
-    ParameterScripts(transport, keys).amend(
-        incarnation=incarnation.decode("ascii", "replace"), event=f"workers {workers}", fields=["workers", str(workers)]
-    )
+    amend_latest(transport, keys, event=f"workers {workers}", fields=["workers", str(workers)])
 
 
 def read_quorum(transport: Transport, keys: ParameterKeys) -> int | None:
