@@ -4,8 +4,8 @@ A child has one thread, and a copy of every lock of its parent. A lock that anot
 moment stays locked in the child forever, because the thread that would release it does not exist there. So each lock
 that a call may need is made here, or found here in a client, and is released in the child before that runs any code.
 
-What a lock guards may be half-changed in the child. Whoever uses ``lock`` therefore starts from scratch in a child, or
-guards only changes that are complete at every moment. The pools of redis-py and valkey-py forget their connections.
+In the child, the data that a lock guards may be half-changed. Code that uses ``lock`` therefore starts from scratch in
+a child, or guards only changes that are complete at every moment. The pools of redis-py and valkey-py forget their connections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _LOCK_TYPES = (type(threading.Lock()), type(threading.RLock()))
-# What may hold a client's locks, besides the objects of its library.
+# Collections that may hold a client's locks, besides the objects of its library.
 _COLLECTIONS = (list, tuple, set, frozenset, deque)
 _OF_THREADING = (threading.Condition, threading.Event, threading.Semaphore, queue.Queue)
 _LIBRARIES = ("redis", "valkey")
@@ -49,7 +49,7 @@ def event() -> threading.Event:
 def release_locks_of(client: object) -> None:
     """Releases all locks of a client, or of a pool, in every child that this process forks from now on.
 
-    Of those that the thread that forks holds itself, it leaves the reentrant ones alone. Keeps a weak reference.
+    Reentrant locks that the forking thread itself holds stay locked. Keeps a weak reference.
     """
     _clients[id(client)] = client
 

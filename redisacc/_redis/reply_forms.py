@@ -14,7 +14,7 @@ from typing import Any
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
-# What is a text. A fake server, and a client that decodes, return strings.
+# The types of a text: a fake server, and a client that decodes, return strings.
 _TEXT = frozenset((bytes, str))
 _TEXT_OR_NIL: frozenset[type] = frozenset((bytes, str, type(None)))
 _SCORE = frozenset((bytes, str, int, float))
