@@ -100,7 +100,7 @@ def wait_for_round(pending: TakeWait, lifetime: Lifetime) -> tuple[Granted, list
 
 @dataclass(slots=True)
 class History:
-    """A handle's knowledge of an accumulator's past. If the accumulator knows less, it has gone back to older data.
+    """A handle's knowledge of an accumulator's past. If the record knows less, the data has gone back.
 
     Attributes:
         takes: the most rounds that it has granted.

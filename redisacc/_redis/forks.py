@@ -5,7 +5,8 @@ moment stays locked in the child forever, because the thread that would release 
 that a call may need is made here, or found here in a client, and is released in the child before that runs any code.
 
 In the child, the data that a lock guards may be half-changed. Code that uses ``lock`` therefore starts from scratch in
-a child, or guards only changes that are complete at every moment. The pools of redis-py and valkey-py forget their connections.
+a child, or guards only changes that are complete at every moment. The pools of redis-py and valkey-py forget their
+connections.
 """
 
 from __future__ import annotations
