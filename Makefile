@@ -1,15 +1,18 @@
 # On a new machine, `make demo` and `make test` are enough: each sets up what it uses.
 
+# Images of Docker set it. Without compiled files, every process of the tests compiles what it imports, at each start.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The number of test processes: one more than processors, because many tests wait. Each starts servers of its own.
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# The number of test processes: two more than processors, because many tests wait. Each starts servers of its own.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 # Options for pytest, for example: make test T="tests/behaviour -k fifo"
 T ?=
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: help demo server test test-fast test-all test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network simulate conformance record lint types
+.PHONY: help demo server test test-fast test-rest client-matrix chaos soak fuzz dashboard screenshots bench bench-against bench-network simulate conformance record lint types
 .PHONY: wheel compose docs recording examples foreign check again clean
 
 # Prints every line of this file that reads "target: … ## duration | text". Durations are those of two cores.
@@ -49,17 +52,13 @@ server: $(VENV)/.demo ##  | run a server in the foreground, for trying things ou
 test: $(VENV)/.test ## 4 min | run every test, with every kind of fault, and on every server what depends on it
 	$(PYTEST) $(T)
 
-# No real server, no test that waits, and gradients stored in one way.
+# No real server, and gradients stored in one way.
 test-fast: $(VENV)/.test ## 20 s | run the tests that need no server, after every edit
-	$(PYTEST) -q --servers fakeredis -m "not slow" -k "not buffered_parts" \
+	$(PYTEST) -q --servers fakeredis -k "not buffered_parts" \
 	  tests/unit tests/protocol tests/behaviour $(T)
 
-# The whole matrix: every test on every server, with all of its parameters.
-test-all: $(VENV)/.test ## 6 min | run every test on every server, with all of its parameters
-	$(PYTEST) --all $(T)
-
-# CI runs this beside `make check`, as a job of its own.
-test-rest: $(VENV)/.test ## 15 min | run what `make test-all` adds to `make test`
+# CI runs this in parallel with `make check`, as a job of its own.
+test-rest: $(VENV)/.test ## 15 min | run what `make test` leaves out: every test on every server, with all parameters
 	$(PYTEST) --rest $(T)
 
 # Client libraries, as pip writes them. Everything else is as in the environment of the tests. Each test meets one kind

@@ -2,7 +2,7 @@
 
 It is outside the package, because importing the package takes longer than the rest of the start. Python's handler for
 Ctrl-C raises KeyboardInterrupt, which ends an import with a traceback, or is lost in a destructor. Until a command is
-ready for that (`redisacc.cli.failures.interrupts_raise`), Ctrl-C ends the process as it ends any other program.
+ready for that (`redisacc.cli.shared.failures.interrupts_raise`), Ctrl-C ends the process as it ends any other program.
 """
 
 import signal

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Compares, and prints a table.
 
     Args:
-        arguments: the command line; None: that of the process.
+        arguments: the command line; None: the process's.
 
     Returns:
         The exit code, which is 1 if a process failed or gave a wrong result, and 2 if there is no such commit.

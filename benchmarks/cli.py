@@ -7,7 +7,6 @@ Writes results.json, README.md and plots into --out.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
 import tempfile
@@ -50,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the chosen sections and writes the report.
 
     Args:
-        arguments: the command line; None: that of the process.
+        arguments: the command line; None: the process's.
 
     Returns:
         The exit code, which is 1 if a peer failed or gave a wrong result.
@@ -88,10 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     started = time.monotonic()
     results: dict[str, Any] = {
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": environment.machine(),
-        "versions": environment.versions(),
-        "quick": given.quick,
+        **environment.described(quick=given.quick),
         "in_place_limit": given.in_place_limit,
         "seconds_of_sections": {},
     }

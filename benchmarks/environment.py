@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import importlib.metadata
 import importlib.util
 import os
@@ -113,6 +114,16 @@ def machine() -> dict[str, Any]:
         "memory_bytes": memory,
         "system": f"{platform.system()} {platform.release()}",
         "load_before": os.getloadavg()[0],
+    }
+
+
+def described(*, quick: bool) -> dict[str, Any]:
+    """Returns what a report says about when and where it was measured."""
+    return {
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+        "quick": quick,
     }
 
 

@@ -1,4 +1,4 @@
-"""Measures redisacc.asyncio: an awaited apply beside a blocking one, and the memory of waits.
+"""Measures redisacc.asyncio: an awaited apply compared with a blocking one, and the memory of waits.
 
     python -m benchmarks.event_loop
 
@@ -32,7 +32,7 @@ NUM_WAITS = 1000
 
 
 async def applies(url: str, elements: int, together: int, blocks: int) -> tuple[float, float, float]:
-    """Returns medians: of the seconds of a blocking apply, of those of an awaited one, and of their ratio."""
+    """Returns medians: the seconds of a blocking apply, the seconds of an awaited one, and their ratio."""
     gradient = np.ones(elements, np.float32)
     names = {"shared_name": f"of {elements}", "redis": url}
     times: list[tuple[float, float]] = []

@@ -116,7 +116,7 @@ def check_quartiles(median: float, spread: Results) -> None:
 
 
 def figure(ratio: Results) -> float:
-    """Returns the one number that stands for a ratio: the median of the ratios of neighbouring rounds."""
+    """Returns the one number that represents a ratio: the median of the ratios of neighbouring rounds."""
     value: float = ratio.get("median", ratio["of_medians"])
     return value
 
@@ -125,7 +125,7 @@ def times(ratio: Results) -> str:
     """Returns a ratio with its quartiles.
 
     Results that were stored before ratios had a median of their own have the ratio of the medians instead. Its
-    quartiles are not known; those of the ratios of rounds are shown where they are about the same figure.
+    quartiles are not known; the quartiles of the ratios of rounds are shown where they are about the same figure.
     """
     value = figure(ratio)
     if "median" in ratio:

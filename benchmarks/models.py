@@ -115,7 +115,7 @@ def write(directory: Path, models: list[Model], workers: int) -> None:
 
 
 def mixed() -> Model:
-    """Returns 100 arrays, as a model has them: matrices, vectors, and two tables of which a step touches some rows."""
+    """Returns 100 arrays, as a model has them: matrices, vectors, and two tables. A step touches some rows of these."""
     leaves = [Leaf(f"matrix{number:02}", (128, 128)) for number in range(40)]
     leaves += [Leaf(f"vector{number:02}", (128,)) for number in range(40)]
     leaves += [Leaf(f"narrow{number:02}", (256, 64)) for number in range(18)]

@@ -117,6 +117,11 @@ def _conclusion(axis: Any, rows: Results) -> None:
         for k, name, _ in known:
             if name in bars:
                 axis.plot([k + place - 0.19, k + place + 0.19], [bars[name]] * 2, color="black", lw=1.5)
+    label_ratios(axis, rows)
+
+
+def label_ratios(axis: Any, rows: Results) -> None:
+    """Labels the bars of ratios to TensorFlow, one group for each row."""
     axis.axhline(1, color="0.4", lw=0.8)
     axis.set_xticks(range(len(rows)), [name.replace("-of-", "\nof ").replace("-", " ") for name in rows])
     axis.set_ylabel("TensorFlow's time / redisacc's\n(line: bar)")

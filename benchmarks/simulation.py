@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from redisacc._protocol.crew import LEASE
+from redisacc._protocol.leases.crew import LEASE
 from redisacc._training.quorum import LOOK_EVERY, Quorum
 
 Array = npt.NDArray[np.float64]
@@ -105,7 +105,7 @@ class Outcome:
     stale: int = 0
 
     def at(self, moments: Array) -> Array:
-        """Returns the loss at given moments, of which the first is not before the first step."""
+        """Returns the loss at given moments, none of them before the first step."""
         return np.array(self.losses)[np.searchsorted(self.times, moments, side="right") - 1]
 
 
@@ -121,7 +121,7 @@ def absences(machines: Machines, random: np.random.Generator, seconds: float) ->
 class _Worker:
     durations: np.random.Generator
     noise: np.random.Generator
-    # Counts its lives, so that nothing comes of what an earlier one computed.
+    # Counts its lives, so that what an earlier one computed is discarded.
     life: int = 0
     is_alive: bool = True
     lease_ends: float = math.inf
@@ -165,7 +165,7 @@ class Training:
         self._look()
 
     def run(self, seconds: float) -> Outcome:
-        """Runs the training for so many seconds of its clock."""
+        """Runs the training for this number of seconds of its clock."""
         for number, worker in enumerate(self._workers):
             random = np.random.default_rng([self._seed, number, 2])
             for died, returned in absences(self._machines, random, seconds):

@@ -24,7 +24,10 @@ local round = redis.call('HGET', keys.taken, args.token)
 if not round then
   return {'unknown'}
 end
-even_when_full(keys.taken)
+if args.more or #args.attempts > 0 then
+  -- Only then does it store anything.
+  even_when_full(keys.taken)
+end
 drop_strings(keys.parts)
 for _, attempt in ipairs(args.attempts) do
   redis.call('ZADD', keys.attempts, 0, attempt)

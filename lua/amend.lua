@@ -1,9 +1,9 @@
--- Changes what the record of parameters says beside its version: whether it is the last, how many workers there are.
+-- Changes fields of the record of parameters besides the version: whether it is the last, how many workers there are.
 --
 -- KEYS record       redisacc:{NAME}:parameters   the record of the parameters
 -- ARGV incarnation  text    the incarnation that the client has seen
--- ARGV event        text    what waiting readers are told
--- ARGV fields...    bytes   what the record gets: the name of a field, its value, and so on
+-- ARGV event        text    message to waiting readers
+-- ARGV fields...    bytes   fields of the record: names and values, alternately
 --
 -- Replies:
 -- {'noted'}         the record says so, and everybody who waits for a version has been told

@@ -13,13 +13,12 @@
 -- ARGV once         flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV trace        text      traceparent of the span that applies it; "" if it is not traced
 -- ARGV round_shape  text      the shape that all gradients of a round must share, such as "[16]"
--- ARGV weight       number    by what the gradient is multiplied, before its staleness counts
--- ARGV labels...    text      what the fields of each section begin with; "" for the only section
--- ARGV elements...  text      how struct packs its elements: "f" or "d"
--- ARGV limits...    text      the largest magnitude that its sums hold exactly; "" if there is no limit
--- ARGV row_bytes... number    bytes of its rows; the last row may be shorter
--- ARGV indices...   text      its row indices in ascending order, in decimal, separated by ", "
--- ARGV rows...      bytes     its rows one after the other, little-endian
+-- ARGV weight       number    factor applied to the gradient, before its staleness counts
+-- ARGV sections... bytes     six values for each section: what its fields begin with, "" if it is the only one; how
+--                            struct packs its elements, "f" or "d"; the largest magnitude that its sums hold exactly,
+--                            "" if there is no limit; the bytes of its rows, of which the last may have fewer; its row
+--                            indices in ascending order, in decimal, separated by ", "; and its rows one after the
+--                            other, little-endian
 --
 -- Replies:
 -- {'applied', global_step, num_accumulated}   the gradient was added and counted
@@ -44,8 +43,8 @@
 -- #bind
 
 -- Each stored row begins with the number of gradients that held its index, in 7 bytes, and with its form: 0, or 1 if
--- the sum of the weights of these gradients follows, as it does if a weight of the round differs from 1. A row whose
--- length is not that of its form was damaged. With the form 0, the first 8 bytes are the number, which reads faster.
+-- the sum of their weights follows, because a weight of the round differs from 1. A row is damaged if its length does
+-- not match its form. With the form 0, the first 8 bytes are the number, which reads faster.
 local COUNT, COUNT_BYTES = '<I8', 8
 local WEIGHTED, WEIGHTED_BYTES = '<I7I1d', 16
 local ELEMENT_BYTES = {f = 4, d = 8}
@@ -94,12 +93,11 @@ end
 
 -- All sums are computed before the first is stored, because a corrupt row must not leave the gradient half added.
 local writes, size = {}, 0
-local function add_section(n)
-  local add = adder(args.elements[n], ELEMENT_BYTES[args.elements[n]], tonumber(args.limits[n]))
-  local rows, row_bytes = args.rows[n], args.row_bytes[n]
+local function add_section(label, element, limit, row_bytes, indices, rows)
+  local add = adder(element, ELEMENT_BYTES[element], limit)
   -- In a tree, this section counts which leaves the gradients have.
-  if weight ~= 1 and not (args.labels[n] == 'present' and redis.call('HGET', keys.record, 'normalize') == 'count') then
-    rows = scaled(rows, weight, args.elements[n], ELEMENT_BYTES[args.elements[n]])
+  if weight ~= 1 and not (label == 'present' and redis.call('HGET', keys.record, 'normalize') == 'count') then
+    rows = scaled(rows, weight, element, ELEMENT_BYTES[element])
   end
   local fields, position = {}, 1
   size = size + #rows
@@ -122,18 +120,17 @@ local function add_section(n)
         row = string.sub(rows, position, position + bytes - 1)
       end
       position = position + bytes
-      total.rows = total.rows + 1
       write[2 * i - 1] = field
       write[2 * i] = new_head .. row
     end
+    total.rows = total.rows + #fields
     writes[#writes + 1] = write
     fields = {}
     return nil
   end
 
-  local prefix = args.labels[n] == '' and '' or args.labels[n] .. ':'
-  for index in string.gmatch(args.indices[n], '%d+') do
-    fields[#fields + 1] = prefix .. index
+  for index in string.gmatch(indices, '%d+') do
+    fields[#fields + 1] = label == '' and index or label .. ':' .. index
     if #fields == BATCH then
       local wrong = add_batch()
       if wrong then
@@ -144,8 +141,9 @@ local function add_section(n)
   return #fields > 0 and add_batch() or nil
 end
 
-for n = 1, #args.rows do
-  refusal = add_section(n)
+for n = 1, #args.sections, 6 do
+  local label, element, limit, row_bytes, indices, rows = unpack(args.sections, n, n + 5)
+  refusal = add_section(label, element, tonumber(limit), tonumber(row_bytes), indices, rows)
   if refusal then
     return refusal
   end

@@ -18,7 +18,7 @@
 -- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV trace           text      traceparent of the span that applies it; "" if it is not traced
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
--- ARGV weight          number    by what the gradient is multiplied, before its staleness counts
+-- ARGV weight          number    factor applied to the gradient, before its staleness counts
 -- ARGV summed_weight   text      if this is a sum: the weight that the gradient of this request has in it; else ""
 -- ARGV gradient        text      id of the gradient
 -- ARGV header          bytes     msgpack, opaque to this script; "" only asks whether it would be accepted
@@ -34,10 +34,10 @@
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
 -- {'would_accept'}                            the header is empty, and the gradient would be buffered; nothing changed
 -- {'full', buffered_bytes, buffer_limit, weight}
---                                             the gradient would exceed the limit; nothing changed. weight is what it
---                                             would be admitted with now
--- {'changed'}                                 a gradient that this one replaces is gone, or that of this request is in
---                                             the sum with another weight than it has now; nothing changed
+--                                             the gradient would exceed the limit; nothing changed. weight is its
+--                                             effective weight now
+-- {'changed'}                                 a gradient that this one replaces is gone, or the sum contains this
+--                                             request's gradient with another weight than it has now; nothing changed
 -- {'unweighable', weight, total_weight}       this weight, or the total with it, is out of bounds; nothing changed
 -- {'shape_mismatch', round_shape}             the round holds gradients of another shape; nothing changed
 -- {'unstaged', part}                          this part is missing or has another length; nothing changed: stage again
@@ -50,8 +50,8 @@
 -- {'corrupt', where, text}                    a key or field holds what redisacc never writes; nothing changed
 
 -- #include "admit"
--- #include "summed_as_now"
--- #include "buffered_entry"
+-- #include "room_in_round"
+-- #include "enter_round"
 -- #include "drop_strings"
 -- #include "even_when_full"
 -- #include "staged_parts"
@@ -76,45 +76,28 @@ local admission, refusal = admit(keys, args, {'buffered_bytes', 'buffer_limit'})
 if not admission then
   return refuse(refusal)
 end
-local record = admission.record
 
 -- These raise if a key has another type, before anything changes.
 redis.call('HLEN', keys.buffered)
 redis.call('HLEN', keys.inline)
 -- The taker adds in the order of places, so that sums are reproducible bit for bit. A gradient takes the place of the
 -- oldest one that it replaces, else the one that was reserved when its upload began, else the last.
-local order = keys.place[1] and redis.call('GET', keys.place[1])
-if order and not parse_count(order) then
-  return refuse({'corrupt', 'place', string.sub(order, 1, 64)})
+local reserved = keys.place[1] and redis.call('GET', keys.place[1])
+if reserved and not parse_count(reserved) then
+  return refuse({'corrupt', 'place', string.sub(reserved, 1, 64)})
 end
-local size = #args.data
+local size, replaced_bytes, replaced_sizes = #args.data, 0, {}
 for _, length in ipairs(args.lengths) do
   size = size + length
 end
-local bytes = record.buffered_bytes + size
-if not is_summed_as_now(admission.weight, args) then
-  return refuse({'changed'})
-end
-if #args.replaced > 0 then
-  -- Together, because one by one took twice as long.
-  local entries = redis.call('HMGET', keys.buffered, unpack(args.replaced))
-  for k = #args.replaced, 1, -1 do
-    if not entries[k] then
-      return refuse({'changed'})
-    end
-    order = string.match(entries[k], '^%d+') or order
-    bytes = bytes - redis.call('HSTRLEN', keys.inline, args.replaced[k])
-  end
-end
-local replaced_sizes = {}
 for k, part in ipairs(keys.replaced_parts) do
   replaced_sizes[k] = redis.call('STRLEN', part)
-  bytes = bytes - replaced_sizes[k]
+  replaced_bytes = replaced_bytes + replaced_sizes[k]
 end
-bytes = math.max(bytes, 0)
-if bytes > record.buffer_limit then
-  return refuse({'full', count_text(record.buffered_bytes), count_text(record.buffer_limit),
-    weight_text(admission.weight)})
+local room
+room, refusal = room_in_round(keys, args, admission, size, replaced_bytes)
+if not room then
+  return refuse(refusal)
 end
 if args.header == '' then
   return {'would_accept'}
@@ -124,8 +107,7 @@ if unstaged then
   return refuse(unstaged)
 end
 
-order = order or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
-redis.call('HSET', keys.buffered, args.gradient, buffered_entry(order, admission.weight, args))
+local order = room.order or reserved or tostring(redis.call('HINCRBY', keys.record, 'places', 1))
 if #args.data > 0 then
   redis.call('HSET', keys.inline, args.gradient, args.data)
 end
@@ -134,21 +116,16 @@ if keys.place[1] then
   redis.call('UNLINK', keys.place[1])
 end
 for _, part in ipairs(keys.parts) do
-  extend_leases(record.lease_ms, part)
-end
-if #args.replaced > 0 then
-  redis.call('HDEL', keys.buffered, unpack(args.replaced))
-  redis.call('HDEL', keys.inline, unpack(args.replaced))
+  extend_leases(admission.record.lease_ms, part)
 end
 drop_strings(keys.replaced_parts, replaced_sizes)
-redis.call('HSET', keys.record, 'buffered_bytes', count_text(bytes))
-extend_leases(record.lease_ms, keys.buffered, keys.inline)
-local _, power_before = math.frexp(record.buffered_bytes)
-local _, power = math.frexp(bytes)
+enter_round(keys, args, admission, args.gradient, order, room.bytes)
+local _, power_before = math.frexp(admission.record.buffered_bytes)
+local _, power = math.frexp(room.bytes)
 local ahead
 if size >= args.ahead_bytes then
   ahead = args.gradient
-elseif bytes >= args.ahead_bytes and power > power_before then
+elseif room.bytes >= args.ahead_bytes and power > power_before then
   -- Smaller ones wake it when their total size passes a power of two, because a look ahead costs the taker about half
   -- of what such a gradient costs.
   ahead = '*'

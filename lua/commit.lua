@@ -1,4 +1,4 @@
--- Counts a gradient all of whose parts have been written to partitions, if its attempt still stands.
+-- Counts a gradient after all its parts have been written to partitions, unless its attempt was given up.
 --
 -- KEYS record          redisacc:{NAME}               the record of the accumulator
 -- KEYS buffered        redisacc:{NAME}:buffered      gradient id -> "order header", "order*weight header"
@@ -15,9 +15,9 @@
 -- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV trace           text      traceparent of the span that applies it; "" if it is not traced
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
--- ARGV weight          number    by what the gradient is multiplied, before its staleness counts
+-- ARGV weight          number    factor applied to the gradient, before its staleness counts
 -- ARGV summed_weight   text      if this is a sum: the weight that the gradient of this request has in it; else ""
--- ARGV gradient        text      id of the gradient; that of the attempt is this, a hyphen and the place
+-- ARGV gradient        text      id of the gradient; the attempt's id is this, a hyphen and the place
 -- ARGV place           text      the place that register gave it
 -- ARGV header          bytes     msgpack, opaque to this script
 -- ARGV parts           number    how many parts it has
@@ -25,7 +25,7 @@
 -- ARGV ahead_bytes     number    a gradient of at least this many bytes wakes a waiting taker to fetch it ahead
 -- ARGV replaced_bytes  number    bytes in partitions of the gradients that are replaced
 -- ARGV replaced...     text      ids of the gradients that are replaced, the oldest first
--- ARGV replaced_attempts... text      "ATTEMPT parts" of those of them that have parts
+-- ARGV replaced_attempts... text      "ATTEMPT parts" of the replaced gradients that have parts
 --
 -- Replies:
 -- {'applied', global_step, num_accumulated}   the gradient is buffered and counted
@@ -34,10 +34,10 @@
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
 -- {'full', buffered_bytes, buffer_limit, weight}
---                                             the gradient would exceed the limit. weight is what it would be
---                                             admitted with now
--- {'changed'}                                 a gradient that this one replaces is gone, or that of this request is in
---                                             the sum with another weight than it has now
+--                                             the gradient would exceed the limit. weight is its effective
+--                                             weight now
+-- {'changed'}                                 a gradient that this one replaces is gone, or the sum contains this
+--                                             request's gradient with another weight than it has now
 -- {'unweighable', weight, total_weight}       this weight, or the total with it, is out of bounds
 -- {'shape_mismatch', round_shape}             the round holds gradients of another shape
 -- {'superseded', sequence}                    a later request of this session has been executed
@@ -50,11 +50,11 @@
 
 -- #include "admit"
 -- #include "room_in_round"
--- #include "buffered_entry"
+-- #include "enter_round"
 -- #include "even_when_full"
 -- #bind
 
--- Whatever the refusal, this attempt is over, and somebody removes its parts. Nothing else changes by a refusal.
+-- After a refusal, this attempt is over, and a sweeper removes its parts. Nothing else changes.
 
 local attempt = args.gradient .. '-' .. args.place
 local member = string.format('%s %.0f', attempt, args.parts)
@@ -76,9 +76,8 @@ end
 if lease_end == 0 then
   return {'expired'}
 end
-local record = admission.record
 local room
-room, refusal = room_in_round(keys, args, admission)
+room, refusal = room_in_round(keys, args, admission, args.bytes, args.replaced_bytes)
 if not room then
   return refuse(refusal)
 end
@@ -86,15 +85,10 @@ end
 -- These raise if a key has another type, before anything changes.
 redis.call('HLEN', keys.buffered)
 redis.call('HLEN', keys.inline)
-redis.call('HSET', keys.buffered, attempt, buffered_entry(room.order or args.place, admission.weight, args))
 redis.call('ZREM', keys.attempts, member)
-if #args.replaced > 0 then
-  redis.call('HDEL', keys.buffered, unpack(args.replaced))
-  redis.call('HDEL', keys.inline, unpack(args.replaced))
-end
 for _, replaced in ipairs(args.replaced_attempts) do
   redis.call('ZADD', keys.attempts, 0, replaced)
 end
-redis.call('HSET', keys.record, 'buffered_bytes', count_text(room.bytes))
-extend_leases(record.lease_ms, keys.buffered, keys.attempts)
+extend_leases(admission.record.lease_ms, keys.attempts)
+enter_round(keys, args, admission, attempt, room.order or args.place, room.bytes)
 return count_gradient(keys, args, admission, args.bytes, attempt, args.bytes >= args.ahead_bytes and attempt)

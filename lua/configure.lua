@@ -1,4 +1,4 @@
--- Changes the settings of an accumulator: what a take waits for that does not say so itself.
+-- Changes the settings of an accumulator: the defaults for takes that pass no num_required.
 --
 -- KEYS record        redisacc:{NAME}            the record of the accumulator
 -- KEYS sessions      redisacc:{NAME}:sessions   session id -> its last request, the outcome, and totals
@@ -14,8 +14,8 @@
 --
 -- Replies:
 -- {'configured', global_step, num_accumulated}  the settings were changed, and waiting takers have been told
--- {'conflict', num_required, up_to, grace_ms}   the settings would be these, of which one is "none" that another needs,
---                                               or up_to is below num_required; nothing changed
+-- {'conflict', num_required, up_to, grace_ms}   the settings would be these: one that another needs is "none", or up_to
+--                                               is below num_required; nothing changed
 -- {'fenced', global_step, num_accumulated}      resolve had already ruled this request out; only duplicates grew
 -- {'superseded', sequence}                      a later request of this session has been executed; nothing changed
 -- {'forgotten', now_ms}                         the session is unknown and too old to be new; nothing changed

@@ -1,41 +1,37 @@
--- Closes an accumulator for everybody, or removes it once it is closed.
+-- Closes an accumulator or parameters for everybody, or removes them once they are closed.
 --
--- KEYS record       redisacc:{NAME}              the record of the accumulator
--- KEYS sums         redisacc:{NAME}:sums         row index -> packed count and sum; total -> "gradients rows"
--- KEYS buffered     redisacc:{NAME}:buffered     gradient id -> "order header"
--- KEYS inline       redisacc:{NAME}:inline       gradient id -> data of an inline gradient
--- KEYS workers      redisacc:{NAME}:workers      worker -> its number of gradients in this round
--- KEYS sessions     redisacc:{NAME}:sessions     session id -> its last request, the outcome, and totals
--- KEYS queue        redisacc:{NAME}:queue        sorted set of tokens by ticket number
--- KEYS takers       redisacc:{NAME}:takers       token -> "num_required lease_end_ms taker"
--- KEYS taken        redisacc:{NAME}:taken        token -> the round that was granted to it
--- KEYS recovered    redisacc:{NAME}:recovered    the latest recoveries of taken rounds
--- KEYS compacting   redisacc:{NAME}:compacting   held by the client that compacts
--- KEYS attempts     redisacc:{NAME}:attempts     attempts to store gradients in partitions
--- KEYS crew         redisacc:{NAME}:crew         the leases of the chief and the workers of a training
--- KEYS reducers...  redisacc:{NAME}:reducer      the lease of the reducer; redisacc:{NAME}:reducer:p for each partition
+-- KEYS record       redisacc:{NAME}     the record of the accumulator; of parameters, redisacc:{NAME}:parameters
+-- KEYS others...    redisacc:{NAME}:*   all other keys of a fixed name that it has
 -- ARGV incarnation  text   the incarnation to delete
--- ARGV finish       flag   whether to remove the accumulator, which must be closed, instead of closing it
+-- ARGV finish       flag   whether to remove the keys of a closed accumulator or closed parameters, instead of closing
+-- ARGV wakes        flag   whether takers may be waiting, and are told
 --
 -- Replies:
--- {'closed'}     no handle can use the accumulator any longer; the second call must follow
+-- {'closed'}     no handle can use it now; the second call must follow
 -- {'deleted'}    nothing is left
 -- {'missing'}    nothing was there
 -- {'replaced'}   there is another incarnation, which was left alone
 
--- #include "close_record"
+-- #include "announce"
+-- #include "even_when_full"
 -- #bind
 
--- Deleting takes two calls of this script: between them the client removes the parts of buffered gradients and taken
--- rounds, key by key. If the client dies in between, the record says so, and the next one to open the name finishes.
---
--- By the rules of `redisacc acl`, takers may not touch `compacting`, nor workers the queue. Because this script names
--- both keys, the server refuses it to either.
+-- Deleting takes two calls of this script, because there may be too much for one: between them the client removes the
+-- large strings, key by key. If it dies, the record tells the next client that opens the name or publishes to finish.
 
-local reply = close_record(keys.record, args.incarnation, args.finish, 'deleted')
-if reply then
-  return reply
+local closed = 'deleted:' .. args.incarnation
+local current = redis.call('HGET', keys.record, 'incarnation')
+if not current then
+  return {'missing'}
+elseif args.finish and current == closed then
+  redis.call('UNLINK', keys.record, unpack(keys.others))
+  return {'deleted'}
+elseif args.finish then
+  return {'replaced'}
+elseif current == args.incarnation then
+  even_when_full(keys.record)
+  redis.call('HSET', keys.record, 'incarnation', closed)
+  announce(keys.record, 'deleted', args.wakes and 'deleted')
+  return {'closed'}
 end
-redis.call('UNLINK', keys.record, keys.sums, keys.buffered, keys.inline, keys.workers, keys.sessions, keys.queue,
-  keys.takers, keys.taken, keys.recovered, keys.compacting, keys.attempts, keys.crew, unpack(keys.reducers))
-return {'deleted'}
+return {current == closed and 'closed' or 'replaced'}

@@ -3,7 +3,7 @@
 -- KEYS reducer   redisacc:{NAME}:reducer   or redisacc:{NAME}:reducer:p; a hash with an expiry: holder, who, since_ms,
 --                                          stored, late, sums
 -- ARGV holder    text     random id of the reducer
--- ARGV who       text     what people call it: host and process id
+-- ARGV who       text     name of the reducer, for people: host and process id
 -- ARGV stored    number   rounds whose whole sum the holder has stored before it was needed
 -- ARGV late      number   rounds that were over before that
 -- ARGV sums      text     the sums that it keeps, as "digest:parts digest:parts"

@@ -1,4 +1,4 @@
--- Leaves the queue of takers, or reports the round if it was granted in the meantime.
+-- Leaves the queue of takers, or reports the round if it was granted meanwhile.
 --
 -- KEYS record   redisacc:{NAME}          the record of the accumulator
 -- KEYS queue    redisacc:{NAME}:queue    sorted set of tokens by ticket number

@@ -12,16 +12,16 @@
 -- ARGV dtype           text     such as "float32"
 -- ARGV shape           text     such as "[100,-1]", or "unknown"; for a tree such as "7 leaves"
 -- ARGV reduction_type  text     "MEAN" or "SUM"
--- ARGV sparse_mean     text     "index" or "round": the gradients by whose number the sum of a row is divided
--- ARGV missing         text     "zero" or "skip": what the mean of a leaf that some gradients lack divides by
+-- ARGV sparse_mean     text     "index" or "round": the gradients whose number divides the sum of a row
+-- ARGV missing         text     "zero" or "skip": the divisor of the mean of a leaf that some gradients lack
 -- ARGV tree            text     the structure and the leaves of a tree, as JSON; "" if it is none
 -- ARGV chunk           text     elements of a row of a dense section
 -- ARGV lease_ms        number   how long a private accumulator outlives its owner; 0 for a shared one, which has no end
 -- ARGV buffer_limit    text     bytes that the buffered gradients of a round may have in total
 -- ARGV once_per_worker text     "1" if a round accepts one gradient of each worker only, else "0"
--- ARGV max_staleness   text     by how many steps a gradient's local_step may be below the global step
+-- ARGV max_staleness   text     how many steps a gradient's local_step may be below the global step
 -- ARGV staleness_weight text    "constant", "inverse_sqrt", or a factor for each staleness, with commas between them
--- ARGV normalize       text     "weights" or "count": by what "MEAN" divides
+-- ARGV normalize       text     "weights" or "count": the divisor of "MEAN"
 -- ARGV partitions      text     the numbers of the slots that hold the parts of gradients, such as "0,1,4"; "" if that
 --                               is the slot of the record
 -- ARGV create          flag     whether to create the accumulator if there is none

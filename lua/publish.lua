@@ -1,45 +1,94 @@
--- Publishes a version of parameters.
+-- Publishes a version of parameters after all its parts have been written.
 --
 -- KEYS record       redisacc:{NAME}:parameters                 the record of the parameters
--- KEYS staged...    redisacc:{NAME}:parameters:staged:BLOB:K   the parts as the client SET them, with an expiry
--- KEYS objects...   redisacc:{NAME}:parameters:object:BLOB:K   the keys to which the staged parts are renamed
--- KEYS retired...   redisacc:{NAME}:parameters:object:BLOB:K   parts of the version before that the new one does
---                                                              without; they get an expiry
+-- KEYS attempts     redisacc:{NAME}:parameters:attempts        "BLOB parts" -> when its parts may be removed
+-- KEYS parts...     redisacc:{NAME}:parameters:object:BLOB:K   parts in this slot, which still have an expiry
+-- KEYS unused...    redisacc:{NAME}:parameters:object:BLOB:K   parts in this slot that only the version before has:
+--                                                              they get an expiry
 -- ARGV incarnation  text     the incarnation that the client has seen; for a first version, the one that it gets
 -- ARGV previous     text     id of the version that this one follows; "" if it is the first
 -- ARGV version      text     id of the version
 -- ARGV step         int64    step of the version
+-- ARGV replaces     flag     whether it may have the step of the version that it follows, which has lost parts
+-- ARGV registered   flag     whether register_version has begun it, and its parts are in partitions
 -- ARGV event        text     what waiting readers are told
--- ARGV lengths...   number   bytes of each part
--- ARGV fields...    bytes    what else the record gets: the name of a field, its value, and so on
+-- ARGV lengths...   number   bytes of each part in this slot
+-- ARGV blobs...     text     "BLOB parts" of each blob that was written to partitions
+-- ARGV retired...   text     "BLOB parts" of blobs in partitions that only the version before has
+-- ARGV removed...   text     "BLOB parts" of blobs in partitions of still earlier versions, which go at once
+-- ARGV fields...    bytes    further fields of the record: names and values, alternately
 --
 -- Replies:
 -- {'published'}              the version is visible; also if it was already, because a request was sent again
+-- {'expired'}                a part is missing or has another length, or the attempt was given up, and its parts may be
+--                            gone: begin a new attempt; nothing changed
 -- {'changed'}                another version than the previous one is there; nothing changed: read the record again
 -- {'older', step}            the version that is there has this step, which is not lower; nothing changed
--- {'unstaged', part}         this part is missing or has another length; nothing changed: stage again
 -- {'deleting', incarnation}  a client is deleting the parameters, or died while it was; nothing changed
 -- {'missing'}                there are no such parameters
 -- {'replaced'}               the parameters were deleted and published again
 -- {'corrupt', where, text}   the record holds what redisacc never writes; nothing changed
 
--- #include "publish_version"
+-- #include "even_when_full"
+-- #include "notify"
+-- #include "now_ms"
 -- #include "refused_version"
--- #include "staged_parts"
 -- #bind
 
+-- How long readers of the version before may still fetch its parts.
 local RETIRED_MS = 60000
 
-local refusal = refused_version(keys.record, args) or unstaged_part(keys.staged, args.lengths)
-if refusal then
-  return refuse_parts(keys.staged, refusal)
+local function is_expired()
+  for k, part in ipairs(keys.parts) do
+    if redis.call('STRLEN', part) ~= args.lengths[k] then
+      return true
+    end
+  end
+  -- If the record of a first version has expired, the numbers of its partitions have expired with it.
+  if args.registered and redis.call('EXISTS', keys.record) == 0 then
+    return true
+  end
+  for _, blob in ipairs(args.blobs) do
+    if tonumber(redis.call('ZSCORE', keys.attempts, blob) or 0) == 0 then
+      return true
+    end
+  end
+  return false
 end
 
--- A server at maxmemory lets a script finish that has begun to write.
-keep_parts(keys.staged, keys.objects)
--- Readers of the version before may still be fetching them.
-for _, object in ipairs(keys.retired) do
-  redis.call('PEXPIRE', object, RETIRED_MS)
+local refusal = refused_version(keys.record, args)
+if refusal then
+  return refusal
+elseif is_expired() then
+  return {'expired'}
 end
-publish_version(keys.record, args)
+
+-- The parts already occupy their memory, so refusing the version now would free none.
+even_when_full(keys.record)
+for _, part in ipairs(keys.parts) do
+  redis.call('PERSIST', part)
+end
+for _, part in ipairs(keys.unused) do
+  redis.call('PEXPIRE', part, RETIRED_MS)
+end
+local now = now_ms()
+if args.registered then
+  for _, blob in ipairs(args.blobs) do
+    redis.call('ZREM', keys.attempts, blob)
+  end
+  -- No script can give parts in partitions an expiry, so the list says when a sweeper may remove them.
+  local retired_until = string.format('%.0f', now + RETIRED_MS)
+  for _, blob in ipairs(args.retired) do
+    redis.call('ZADD', keys.attempts, retired_until, blob)
+  end
+  for _, blob in ipairs(args.removed) do
+    redis.call('ZADD', keys.attempts, 'XX', 0, blob)
+  end
+  redis.call('PERSIST', keys.record)
+end
+local published_ms = string.format('%.0f', now)
+redis.call('HSET', keys.record, 'incarnation', args.incarnation, 'version', args.version, 'step', args.step,
+  'published_ms', published_ms, unpack(args.fields))
+redis.call('HSETNX', keys.record, 'created_ms', published_ms)
+notify(keys.record .. ':events', args.event)
 return {'published'}

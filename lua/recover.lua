@@ -18,7 +18,7 @@
 --
 -- Replies:
 -- {'granted', global_step, num_accumulated, round_shape, staleness, total_weight}
---                                                          the step that the round closed, and what it holds;
+--                                                          the step that the round closed, and its contents;
 --                                                          staleness is "" unless max_staleness > 0;
 --                                                          total_weight is "" if all weights are 1
 -- {'unknown'}                                              there is no such round
@@ -36,7 +36,7 @@
 -- #include "even_when_full"
 -- #bind
 
--- The number of recoveries in the list, the latest of which is the first. A former taker looks there for its round.
+-- The number of recoveries in the list, the latest one first. A former taker looks there for its round.
 local REMEMBERED = 100
 
 local record, refusal = read_record(keys.record, args.incarnation, {'num_accumulated', 'lease_ms'})
@@ -46,7 +46,7 @@ end
 local reply = granted_round(keys.taken, args.token)
 if reply then
   if reply[1] == 'granted' then
-    -- A WAIT may follow, over another connection than that of the first copy: see leave.
+    -- A WAIT may follow, over another connection than the first copy's: see leave.
     even_when_full(keys.record)
     redis.call('HSET', keys.taken, args.token, redis.call('HGET', keys.taken, args.token))
   end

@@ -14,9 +14,9 @@
 -- ARGV local_step      int64     the step for which the gradient was computed
 -- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
--- ARGV weight          number    by what the gradient is multiplied, before its staleness counts
+-- ARGV weight          number    factor applied to the gradient, before its staleness counts
 -- ARGV summed_weight   text      if this is a sum: the weight that the gradient of this request has in it; else ""
--- ARGV gradient        text      id of the gradient; that of the attempt is this, a hyphen and the place
+-- ARGV gradient        text      id of the gradient; the attempt's id is this, a hyphen and the place
 -- ARGV parts           number    how many parts it has
 -- ARGV bytes           number    how many bytes they have together
 -- ARGV lease_ms        number    how long the attempt may take, in milliseconds
@@ -32,10 +32,10 @@
 -- {'repeated', global_step, num_accumulated}  the round has a gradient of this worker: this one was dropped
 -- {'fenced', global_step, num_accumulated}    resolve had already ruled this request out; only duplicates grew
 -- {'full', buffered_bytes, buffer_limit, weight}
---                                             the gradient would exceed the limit. weight is what it would be
---                                             admitted with now; nothing changed
--- {'changed'}                                 a gradient that this one replaces is gone, or that of this request is in
---                                             the sum with another weight than it has now; nothing changed
+--                                             the gradient would exceed the limit; nothing changed. weight is its
+--                                             effective weight now
+-- {'changed'}                                 a gradient that this one replaces is gone, or the sum contains this
+--                                             request's gradient with another weight than it has now; nothing changed
 -- {'unweighable', weight, total_weight}       this weight, or the total with it, is out of bounds; nothing changed
 -- {'shape_mismatch', round_shape}             the round holds gradients of another shape; nothing changed
 -- {'superseded', sequence}                    a later request of this session has been executed; nothing changed
@@ -58,7 +58,7 @@ if not admission then
   return refusal
 end
 local room
-room, refusal = room_in_round(keys, args, admission)
+room, refusal = room_in_round(keys, args, admission, args.bytes, args.replaced_bytes)
 if not room then
   return refusal
 end

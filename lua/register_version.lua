@@ -9,7 +9,7 @@
 -- ARGV replaces     flag     whether it may have the step of the version that it follows, which has lost parts
 -- ARGV partitions   text     numbers of the partitions, such as "0,2,3", that the parameters get with a first version
 -- ARGV lease_ms     number   how long the attempt may take, in milliseconds
--- ARGV blobs...     text     "SORT parts" of each blob, whose id is that of the version, a hyphen and this sort
+-- ARGV blobs...     text     "SORT parts" of each blob; its id is the version's, a hyphen and this sort
 --
 -- Replies:
 -- {'registered', number}     the attempt may write its parts; no other attempt gets this number
@@ -28,7 +28,7 @@
 
 local BEGUN_MS = 60000
 
-local refusal = refused_version(keys.record, args, args.replaces)
+local refusal = refused_version(keys.record, args)
 if refusal then
   return refusal
 end
@@ -51,7 +51,7 @@ if args.previous == '' then
   end
 end
 -- A copy of this request that arrives late gets another number, so it can never revive an attempt that was given up:
--- commit_version would then publish a version whose parts have been removed.
+-- publish would then show a version whose parts have been removed.
 local number = tostring(redis.call('HINCRBY', keys.record, 'attempts', 1))
 local lease_end = string.format('%.0f', now_ms() + args.lease_ms)
 for _, blob in ipairs(args.blobs) do

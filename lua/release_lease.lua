@@ -5,7 +5,7 @@
 -- ARGV holder    text     id of the holder
 --
 -- Replies:
--- {'released'}   nobody holds the lease any more
+-- {'released'}   the lease is free
 -- {'unknown'}    this holder does not hold it; nothing changed
 
 -- #bind

@@ -5,7 +5,7 @@
 -- ARGV holder    text     random id of the reducer
 --
 -- Replies:
--- {'released'}   nobody holds the lease any more
+-- {'released'}   the lease is free
 -- {'unknown'}    this reducer does not hold it; nothing changed
 
 -- #bind

@@ -1,4 +1,4 @@
--- Sets the global step and keeps what has been accumulated.
+-- Sets the global step and keeps the accumulated gradients.
 --
 -- KEYS record           redisacc:{NAME}            the record of the accumulator
 -- KEYS sessions         redisacc:{NAME}:sessions   session id -> its last request, the outcome, and totals

@@ -1,4 +1,4 @@
--- Gives a gradient whose parts are about to be staged a place in the order of its round, and announces it.
+-- Gives a gradient its place in the order of the round before its parts are staged, and announces it.
 --
 -- KEYS record          redisacc:{NAME}                    the record of the accumulator
 -- KEYS buffered        redisacc:{NAME}:buffered           gradient id -> "order header", "order*weight header"
@@ -9,10 +9,10 @@
 -- ARGV local_step      int64     the step for which the gradient was computed
 -- ARGV once            flag      whether the gradient is dropped if the round has one of this worker
 -- ARGV round_shape     text      the shape that all gradients of a round must share, such as "[16]"
--- ARGV weight          number    by what the gradient is multiplied, before its staleness counts
+-- ARGV weight          number    factor applied to the gradient, before its staleness counts
 -- ARGV gradient        text      id of the gradient
 -- ARGV header          text      its header, in hexadecimal, for the announcement
--- ARGV expiry_ms       number    expiry of the place, in milliseconds: that of the parts
+-- ARGV expiry_ms       number    expiry of the place, in milliseconds; the same as for the parts
 --
 -- Replies:
 -- {'placed', place}                           the gradient has this place, and was announced

@@ -1,15 +1,15 @@
--- Gives up attempts whose lease is over, and tells whose parts are to be removed from the partitions.
+-- Gives up attempts whose lease is over, and lists the attempts whose parts are to be removed from the partitions.
 --
 -- KEYS attempts      redisacc:{NAME}:attempts   "ATTEMPT parts" -> end of its lease; 0: its parts are to be removed.
---                                               That of parameters is redisacc:{NAME}:parameters:attempts
--- ARGV limit         number   how many attempts are told at most
+--                                               For parameters: redisacc:{NAME}:parameters:attempts
+-- ARGV limit         number   how many attempts are listed at most
 -- ARGV most_parts    number   how many parts an attempt may have
 -- ARGV confirm       flag     whether a WAIT follows, for replicas to confirm that the attempts in the reply are over
 -- ARGV abandoned...  text     "ATTEMPT parts" of attempts that their own writer gives up
 -- ARGV removed...    text     "ATTEMPT parts" of attempts whose parts have been removed
 --
 -- Replies:
--- {'due', attempt...}   "ATTEMPT parts" of those whose parts are to be removed; commit and commit_version refuse them
+-- {'due', attempt...}   "ATTEMPT parts" of attempts whose parts are to be removed; commit and publish refuse them
 --                       from now on
 
 -- #include "now_ms"

@@ -19,7 +19,7 @@
 -- ARGV num_required    number   the round is not granted while num_accumulated < num_required; at least 1
 -- ARGV min_weight      number   nor while the sum of its weights is less than this, apart from rounding; 0 for any
 -- ARGV up_to           number   a round that has both is granted if num_accumulated >= up_to; at least num_required
--- ARGV grace_ms        number   or this long after the gradient with which it had both
+-- ARGV grace_ms        number   or this long after the gradient that completed both
 -- ARGV lease_ms        number   the taker loses its place in the queue unless it asks again within this time
 -- ARGV taker           text     name of the taker
 -- ARGV session         text     id of the sender
@@ -30,7 +30,7 @@
 --
 -- Replies:
 -- {'granted', global_step, num_accumulated, round_shape, staleness, total_weight}
---                                                          the step that was closed, and what the round holds;
+--                                                          the step that was closed, and the contents of the round;
 --                                                          staleness is "" unless max_staleness > 0;
 --                                                          total_weight is "" if all weights are 1
 -- {'waiting', global_step, num_accumulated, ahead, grace_left_ms, total_weight, num_required, up_to, grace_ms}
@@ -45,14 +45,14 @@
 -- {'gone_back', sequence, takes, losses}                   the server has lost data that it had acknowledged: the
 --                                                          handle knows of a later request of the session, of more
 --                                                          rounds or of more losses than the record, or another
---                                                          handle has noticed a loss; losses is what the record says
+--                                                          handle has noticed a loss; losses is the record's count
 --                                                          now. The taker left the queue
 -- {'missing'}                                              there is no such accumulator
 -- {'replaced'}                                             the accumulator was deleted and created again
 -- {'corrupt', where, text}                                 a key or field holds what redisacc never writes; nothing
 --                                                          changed
 
--- #include "read_record"
+-- #include "read_more"
 -- #include "granted_round"
 -- #include "granted_text"
 -- #include "round_staleness"
@@ -69,79 +69,64 @@
 -- The largest count that the record can hold.
 local MOST = 999999999999999
 
-local record, refusal = read_record(keys.record, args.incarnation,
-  {'num_accumulated', 'lease_ms', 'takes', 'tickets', 'wanted', 'max_staleness', 'grace_count', 'grace_began_ms',
-    'num_required', 'up_to', 'grace_ms', 'losses'})
-if not record then
-  return refusal
-end
-local reply = granted_round(keys.taken, args.token)
-if reply then
-  return reply
+-- Leaves the queue. Returns whether the taker was in it.
+local function leave_queue()
+  local was_queued = redis.call('ZREM', keys.queue, args.token) == 1
+  redis.call('HDEL', keys.takers, args.token)
+  return was_queued
 end
 
-even_when_full(keys.record)
-local now = now_ms()
-local ticket = redis.call('ZSCORE', keys.queue, args.token)
--- A late copy of a take that is over must get neither a round, which no taker would fetch, nor a place in the queue. A
--- taker that is already in the queue is not new, and may have waited for longer than sessions are remembered.
-local entry
-entry, refusal = read_session(keys.sessions, args.session)
-if entry and args.sequence <= entry.sequence then
-  return {'superseded', count_text(entry.sequence)}
-elseif not entry and not (ticket and refusal[1] == 'forgotten') then
-  return refusal
-elseif (entry and args.acknowledged > entry.sequence) or record.takes < args.takes or record.losses ~= args.losses then
-  -- An earlier take may have been undone, so that its gradients are in this round, too. A handle that knows of nothing
-  -- later than the record cannot notice that by itself, so the first one that does notes it for all others, once.
+-- Returns the reply to a take that has noticed that the accumulator has gone back to older data.
+local function gone_back(record, entry)
+  -- A handle that knows of nothing later than the record cannot notice that by itself, so the first one that does notes
+  -- it for all others, once.
   if record.losses <= args.losses then
     record.losses = args.losses + 1
     redis.call('HSET', keys.record, 'losses', count_text(record.losses))
   end
-  -- The take goes on with another token, and must not wait behind this one.
-  if redis.call('ZREM', keys.queue, args.token) == 1 then
-    redis.call('HDEL', keys.takers, args.token)
+  -- The take continues with another token, and must not wait behind this one.
+  if leave_queue() then
     announce(keys.record, 'left', 'left')
   end
   return {'gone_back', count_text(entry and entry.sequence or 0), count_text(record.takes), count_text(record.losses)}
 end
-local num_required, up_to, grace_ms = args.num_required, args.up_to, args.grace_ms
-if num_required == 0 then
-  if record.num_required == 0 and args.min_weight == 0 then
-    if redis.call('ZREM', keys.queue, args.token) == 1 then
+
+-- Returns what the take requires: a table with num_required, up_to and grace_ms; or nil and a refusal. The settings are
+-- read for each check, so a taker that waits follows a change.
+local function requirement(record)
+  if args.num_required > 0 then
+    return {num_required = args.num_required, up_to = args.up_to, grace_ms = args.grace_ms}
+  end
+  local refusal = read_more(keys.record, record, {'num_required', 'up_to', 'grace_ms'})
+  if refusal then
+    return nil, refusal
+  elseif record.num_required == 0 and args.min_weight == 0 then
+    if leave_queue() then
       announce(keys.record, 'left', 'left')
     end
-    redis.call('HDEL', keys.takers, args.token)
-    return {'unset'}
+    return nil, {'unset'}
   end
-  -- They are read for each check, so a taker that waits follows a change.
-  num_required, grace_ms = math.max(record.num_required, 1), record.grace_ms
-  up_to = record.up_to > 0 and math.max(record.up_to, num_required) or MOST
+  local least = math.max(record.num_required, 1)
+  local most = record.up_to > 0 and math.max(record.up_to, least) or MOST
+  return {num_required = least, up_to = most, grace_ms = record.grace_ms}
 end
-local head = first_live_taker(keys.queue, keys.takers, args.token, now)
-local is_head = not head or head == args.token
-local total_weight = round_weight(record)
-local is_enough = record.num_accumulated >= num_required and is_enough_weight(total_weight, args.min_weight)
-local has_grace = grace_ms > 0 and up_to > num_required
-local grace_weight = has_grace and optional_weight(keys.record, 'grace_weight') or 0
 
--- The record stores when this round had `grace_count` gradients and the weight `grace_weight`. If that was not noted,
--- because no taker had asked for a grace after as much, the grace begins now. A clock that was set back must not
--- prolong it.
-local grace_began_ms = 0
-if is_enough and has_grace then
-  grace_began_ms = record.grace_began_ms
-  if record.grace_count < num_required or grace_weight < args.min_weight or grace_began_ms == 0
-    or grace_began_ms > now then
-    grace_began_ms = now
+-- Returns when the grace began; 0 if the round has not enough for it. The record stores when this round had
+-- `grace_count` gradients and the weight `grace_weight`. If that was not noted, because no taker had asked for a grace
+-- after as much, the grace begins now. A clock that was set back must not prolong it.
+local function grace_beginning(record, required, now)
+  local began = record.grace_began_ms
+  if record.grace_count < required.num_required or required.grace_weight < args.min_weight or began == 0
+    or began > now then
+    return now
   end
+  return began
 end
-local grace_left = has_grace and record.num_accumulated < up_to and grace_began_ms + grace_ms - now or 0
 
-if is_enough and grace_left <= 0 and is_head then
+-- Grants the round: renames its hashes, and begins the next one.
+local function grant(record, entry, total_weight, now)
   if record.global_step == LAST_STEP then
-    redis.call('ZREM', keys.queue, args.token)
-    redis.call('HDEL', keys.takers, args.token)
+    leave_queue()
     return {'overflow', record.global_step}
   end
   -- Reads come before writes: a key of another type raises here, while nothing has changed yet.
@@ -152,8 +137,7 @@ if is_enough and grace_left <= 0 and is_head then
     {keys.workers, keys.taken_workers, redis.call('HLEN', keys.workers)},
   }
   redis.call('HLEN', keys.takers)
-  local staleness
-  staleness, refusal = read_staleness(keys.record, record)
+  local staleness, refusal = read_staleness(keys.record, record)
   if not staleness then
     return refusal
   elseif string.find(staleness, '[^%d:,]') then
@@ -166,10 +150,9 @@ if is_enough and grace_left <= 0 and is_head then
       redis.call('RENAME', move[1], move[2])
     end
   end
-  redis.call('ZREM', keys.queue, args.token)
-  redis.call('HDEL', keys.takers, args.token)
+  leave_queue()
   local count = count_text(record.num_accumulated)
-  reply = {'granted', record.global_step, count, record.round_shape, staleness,
+  local reply = {'granted', record.global_step, count, record.round_shape, staleness,
     record.total_weight > 0 and weight_text(total_weight) or ''}
   redis.call('HSET', keys.taken, args.token, granted_text(reply, now, args.taker))
   entry = entry or {applied = 0, stale = 0}
@@ -198,31 +181,27 @@ if is_enough and grace_left <= 0 and is_head then
   return reply
 end
 
-if not ticket then
-  ticket = record.tickets + 1
-  redis.call('HSET', keys.record, 'tickets', count_text(ticket))
-  redis.call('ZADD', keys.queue, ticket, args.token)
-  announce(keys.record, string.format('waiting step=%s count=%s num_required=%.0f taker=%s',
-    record.global_step, count_text(record.num_accumulated), num_required, args.taker))
-end
-redis.call('HSET', keys.takers, args.token,
-  string.format('%.0f%s%s %.0f %s', num_required, args.min_weight > 0 and '*' .. weight_text(args.min_weight) or '',
-    has_grace and string.format('..%.0f+%.0f', up_to, grace_ms) or '', now + args.lease_ms, args.taker))
--- The queue expires with its last live taker, so that takers which die in it leave no keys behind.
-for _, key in ipairs({keys.queue, keys.takers}) do
-  if redis.call('PTTL', key) < args.lease_ms then
-    redis.call('PEXPIRE', key, args.lease_ms)
+-- Puts the taker into the queue, or renews its lease there.
+local function hold_place(record, ticket, required, now)
+  if not ticket then
+    ticket = record.tickets + 1
+    redis.call('HSET', keys.record, 'tickets', count_text(ticket))
+    redis.call('ZADD', keys.queue, ticket, args.token)
+    announce(keys.record, string.format('waiting step=%s count=%s num_required=%.0f taker=%s',
+      record.global_step, count_text(record.num_accumulated), required.num_required, args.taker))
+  end
+  redis.call('HSET', keys.takers, args.token, string.format('%.0f%s%s %.0f %s', required.num_required,
+    args.min_weight > 0 and '*' .. weight_text(args.min_weight) or '',
+    required.has_grace and string.format('..%.0f+%.0f', required.up_to, required.grace_ms) or '',
+    now + args.lease_ms, args.taker))
+  -- The queue expires with its last live taker, so that takers which die in it leave no keys behind.
+  for _, key in ipairs({keys.queue, keys.takers}) do
+    if redis.call('PTTL', key) < args.lease_ms then
+      redis.call('PEXPIRE', key, args.lease_ms)
+    end
   end
 end
-local required = {}
-for i, number in ipairs({num_required, up_to, grace_ms}) do
-  required[i] = count_text(math.min(number, MOST))
-end
-local ahead = redis.call('ZRANK', keys.queue, args.token)
-if ahead > 0 then
-  return {'waiting', record.global_step, count_text(record.num_accumulated), ahead, '0', weight_text(total_weight),
-    unpack(required)}
-end
+
 -- Stores a weight in a field that is absent if it is 0.
 local function write_weight(name, weight, before)
   if weight > 0 and weight ~= before then
@@ -231,18 +210,86 @@ local function write_weight(name, weight, before)
     redis.call('HDEL', keys.record, name)
   end
 end
--- The gradient that raises the count to this number, and the total weight to that one, wakes the taker.
-local wanted = is_enough and up_to or num_required
-if record.wanted ~= wanted then
-  redis.call('HSET', keys.record, 'wanted', count_text(math.min(wanted, MOST)))
+
+-- Notes in the record what wakes this taker, which is the first in the queue.
+local function note_wanted(record, required, is_enough, grace_began_ms)
+  -- The gradient that raises the count to this number, and the total weight to that one, wakes the taker.
+  local wanted = is_enough and required.up_to or required.num_required
+  if record.wanted ~= wanted then
+    redis.call('HSET', keys.record, 'wanted', count_text(math.min(wanted, MOST)))
+  end
+  write_weight('wanted_weight', args.min_weight, optional_weight(keys.record, 'wanted_weight'))
+  if required.has_grace and (record.grace_count ~= required.num_required
+      or required.grace_weight ~= args.min_weight or record.grace_began_ms ~= grace_began_ms) then
+    -- The number outlives the round, so that the time is also noted if the gradients of the next one precede its take.
+    redis.call('HSET', keys.record, 'grace_count', count_text(math.min(required.num_required, MOST)),
+      'grace_began_ms', count_text(grace_began_ms))
+    write_weight('grace_weight', args.min_weight, required.grace_weight)
+  end
 end
-write_weight('wanted_weight', args.min_weight, optional_weight(keys.record, 'wanted_weight'))
-if has_grace and (record.grace_count ~= num_required or grace_weight ~= args.min_weight
-    or record.grace_began_ms ~= grace_began_ms) then
-  -- The number outlives the round, so that the time is also noted if the gradients of the next one precede its take.
-  redis.call('HSET', keys.record, 'grace_count', count_text(math.min(num_required, MOST)),
-    'grace_began_ms', count_text(grace_began_ms))
-  write_weight('grace_weight', args.min_weight, grace_weight)
+
+local record, refusal = read_record(keys.record, args.incarnation,
+  {'num_accumulated', 'lease_ms', 'takes', 'max_staleness', 'grace_count', 'grace_began_ms', 'losses'})
+if not record then
+  return refusal
+end
+local granted = granted_round(keys.taken, args.token)
+if granted then
+  return granted
+end
+
+even_when_full(keys.record)
+local now = now_ms()
+local ticket = redis.call('ZSCORE', keys.queue, args.token)
+-- A late copy of a take that is over must get neither a round, which no taker would fetch, nor a place in the queue. A
+-- taker that is already in the queue is not new, and may have waited for longer than sessions are remembered.
+local entry
+entry, refusal = read_session(keys.sessions, args.session)
+if entry and args.sequence <= entry.sequence then
+  return {'superseded', count_text(entry.sequence)}
+elseif not entry and not (ticket and refusal[1] == 'forgotten') then
+  return refusal
+elseif (entry and args.acknowledged > entry.sequence) or record.takes < args.takes
+  or record.losses ~= args.losses then
+  -- An earlier take may have been undone, so that its gradients are in this round, too.
+  return gone_back(record, entry)
+end
+local required
+required, refusal = requirement(record)
+if not required then
+  return refusal
+end
+local head = first_live_taker(keys.queue, keys.takers, args.token, now)
+local total_weight = round_weight(record)
+local is_enough = record.num_accumulated >= required.num_required
+  and is_enough_weight(total_weight, args.min_weight)
+local grace_began_ms, grace_left = 0, 0
+required.has_grace = required.grace_ms > 0 and required.up_to > required.num_required
+if required.has_grace then
+  required.grace_weight = optional_weight(keys.record, 'grace_weight')
+  if is_enough then
+    grace_began_ms = grace_beginning(record, required, now)
+  end
+  if record.num_accumulated < required.up_to then
+    grace_left = grace_began_ms + required.grace_ms - now
+  end
+end
+if is_enough and grace_left <= 0 and (not head or head == args.token) then
+  return grant(record, entry, total_weight, now)
+end
+
+refusal = read_more(keys.record, record, {'tickets', 'wanted'})
+if refusal then
+  return refusal
+end
+hold_place(record, ticket, required, now)
+local ahead = redis.call('ZRANK', keys.queue, args.token)
+if ahead == 0 then
+  note_wanted(record, required, is_enough, grace_began_ms)
+else
+  grace_left = 0
 end
 return {'waiting', record.global_step, count_text(record.num_accumulated), ahead,
-  count_text(is_enough and math.max(grace_left, 0) or 0), weight_text(total_weight), unpack(required)}
+  count_text(is_enough and math.max(grace_left, 0) or 0), weight_text(total_weight),
+  count_text(math.min(required.num_required, MOST)), count_text(math.min(required.up_to, MOST)),
+  count_text(math.min(required.grace_ms, MOST))}

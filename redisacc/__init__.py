@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from redisacc import raw_ops
     from redisacc._data.results import ApplyResult, Round, Tally
     from redisacc._data.slices import IndexedSlices
-    from redisacc._data.tree_spec import Sparse
+    from redisacc._data.tree.spec import Sparse
     from redisacc._format.entries import UnacknowledgedRound, WaitingTaker, WorkerInfo
     from redisacc._format.reducer_lease import ReducerInfo
     from redisacc._format.settings import Settings
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from redisacc._handles.reducer import Reducer
     from redisacc._handles.sparse import SparseConditionalAccumulator
     from redisacc._handles.tree import TreeAccumulator
-    from redisacc._protocol.events import Event, Events
-    from redisacc._protocol.info import AccumulatorInfo
+    from redisacc._protocol.lifecycle.events import Event, Events
+    from redisacc._protocol.lifecycle.info import AccumulatorInfo
     from redisacc._training.chief import Chief
     from redisacc._training.worker import Worker
 
@@ -117,13 +117,13 @@ __all__ = [
 # name → its module. All are loaded when the first of these names is used: numpy and redis-py take most of the time of
 # an import, and `redisacc --help` needs neither. A test compares this with the imports above.
 _MODULES = {
-    "AccumulatorInfo": "redisacc._protocol.info",
+    "AccumulatorInfo": "redisacc._protocol.lifecycle.info",
     "ApplyResult": "redisacc._data.results",
     "Chief": "redisacc._training.chief",
     "ConditionalAccumulator": "redisacc._handles.dense",
     "ConditionalAccumulatorBase": "redisacc._handles.base",
-    "Event": "redisacc._protocol.events",
-    "Events": "redisacc._protocol.events",
+    "Event": "redisacc._protocol.lifecycle.events",
+    "Events": "redisacc._protocol.lifecycle.events",
     "IndexedSlices": "redisacc._data.slices",
     "Parameters": "redisacc._handles.parameters",
     "Place": "redisacc._handles.environment",
@@ -131,7 +131,7 @@ _MODULES = {
     "ReducerInfo": "redisacc._format.reducer_lease",
     "Round": "redisacc._data.results",
     "Settings": "redisacc._format.settings",
-    "Sparse": "redisacc._data.tree_spec",
+    "Sparse": "redisacc._data.tree.spec",
     "SparseConditionalAccumulator": "redisacc._handles.sparse",
     "Tally": "redisacc._data.results",
     "TreeAccumulator": "redisacc._handles.tree",

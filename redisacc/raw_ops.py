@@ -30,7 +30,7 @@ from redisacc._data.validation import Array
 from redisacc._format.keys import Keys
 from redisacc._handles import dense as _dense
 from redisacc._handles import sparse as _sparse
-from redisacc._handles.array import ArrayAccumulatorBase
+from redisacc._handles.array import ArrayAccumulator
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.existing import open_existing
 from redisacc._redis import forks
@@ -272,7 +272,7 @@ def _check_container(container: object) -> None:
         raise InvalidArgumentError(f"container must be '', not {shown(container)}: Redis has no containers")
 
 
-def _check_dtype(accumulator: ArrayAccumulatorBase[Any], dtype: object) -> None:
+def _check_dtype(accumulator: ArrayAccumulator[Any, Any], dtype: object) -> None:
     if find_dtype(dtype).public != accumulator.dtype:
         raise InvalidArgumentError(f"dtype must be that of the accumulator, {accumulator.dtype}, not {shown(dtype)}")
 

@@ -6,8 +6,8 @@
 | `real_server`, `real_client` | the same, but never the fake server: other processes can reach it |
 | `daemon(*options)` | makes a server of the test's own, which the test may configure, kill and start again |
 | `accumulator_client` | the client that opens the accumulators; `--clients` makes it another kind than `client` |
-| `everything` | whether the test tries everything it can, as in `make test-all`, or less, as in `make test` |
-| `storage` | how gradients are stored: `in_place`, `buffered_inline`, `buffered_parts` or in three `partitions` |
+| `everything` | whether the test tries everything it can, as in `make test-rest`, or less, as in `make test` |
+| `storage` | how: `in_place`, `buffered_inline`, `buffered_parts`, in three `partitions`, or `encoded` |
 | `open_dense_stored`, and the same with `sparse` and `tree` | opens ones that store gradients the way of `storage` |
 | `open_dense`, `open_sparse`, `open_tree` | opens ones with the usual limits, if storage plays no role |
 | `open_accumulator(kind, ...)` | opens accumulators on any server, mostly one of `daemon` |
@@ -18,12 +18,14 @@
 | `nobody_is_late` | keeps workers from being late in this process, however slow the machine is |
 
 Everything that a fixture opens is closed when the test ends. Which servers a test runs on, and which tests `make test`
-leaves to `make test-all`, is in support/selection.py.
+leaves to `make test-rest`, is in support/selection.py.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
 import signal
 import threading
 import time
@@ -32,6 +34,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
@@ -45,6 +48,9 @@ from support.servers import FAKE, Servers, ServerUnderTest, executable
 import redisacc
 from redisacc._format import buffered as buffered_format
 from redisacc._format import parameter_record
+
+# Clients of Redis read their own version from a file for every connection, which takes longer than connecting.
+importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 # A machine that stands still would fail a test at random. In a first run, without compiled files and without the
 # examples of earlier runs, the first examples are the slowest.
@@ -171,8 +177,18 @@ def storage(request: pytest.FixtureRequest) -> str:
 class Opener:
     """Opens accumulators of one kind on the test's server and closes them when the test ends."""
 
-    def __init__(self, kind: Callable[..., Any], client: Any, in_place_limit: int | None, **options: Any) -> None:
+    def __init__(
+        self,
+        kind: Callable[..., Any],
+        client: Any,
+        in_place_limit: int | None,
+        *,
+        wire: str | None = None,
+        **options: Any,
+    ) -> None:
         self._kind = kind
+        # How gradients of float32 travel, unless the test says so.
+        self._wire = wire
         self._options = options
         self._client = client
         self._in_place_limit = in_place_limit
@@ -182,6 +198,8 @@ class Opener:
         options = {"redis": self._client, **self._options, **options}
         if self._in_place_limit is not None:
             options.setdefault("in_place_limit", self._in_place_limit)
+        if self._wire and schema[0] in ("float32", np.float32):
+            options.setdefault("wire", self._wire)
         accumulator = _opened(self._client, self._kind, *schema, **options)
         self._opened.append(accumulator)
         return accumulator
@@ -197,7 +215,9 @@ def _opened(client: Any, kind: Callable[..., Any], *args: Any, **options: Any) -
 
 
 def _opener(kind: Callable[..., Any], client: Any, storage: str | None) -> Iterator[Opener]:
-    options = {"partitions": 3} if storage == "partitions" else {}
+    options: dict[str, Any] = {"partitions": 3} if storage == "partitions" else {}
+    if storage == "encoded":
+        options["wire"] = "bfloat16"
     opener = Opener(kind, client, None if storage is None else selection.STORAGES[storage], **options)
     yield opener
     opener.close()
@@ -284,22 +304,29 @@ def _the_machine_may_stand_still() -> Iterator[None]:
     """A busy machine stalls for a second or two: that alone must not make a take give up or leave something behind."""
     # Not the test's own monkeypatch, which the test may undo.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("redisacc._protocol.take_wait.LAST_POLL_TIMEOUT", 5.0)
-        patch.setattr("redisacc._protocol.private_leases.RELEASE_TIMEOUT", 30.0)
+        patch.setattr("redisacc._protocol.waiting.wait.LAST_POLL_TIMEOUT", 5.0)
+        patch.setattr("redisacc._protocol.leases.private_leases.RELEASE_TIMEOUT", 30.0)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_stays_is_frozen() -> None:
+    """What pytest and the libraries keep grows with each test, is no garbage, and would be visited by gc.collect()."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _garbage_collected() -> Iterator[None]:
     """What a test leaves to the garbage collector, such as an open socket, fails this test and not a later one."""
     yield
-    # It takes a millisecond, because what was there before the tests is frozen.
+    # It takes a millisecond, because what was there before the tests of this file is frozen.
     gc.collect()
 
 
 @pytest.fixture(autouse=True)
 def _threads_checked() -> Iterator[None]:
-    """No thread outlives its test, except the one that renews leases and, for a while, listeners."""
+    """No thread outlives its test, except, for a while, listeners."""
     before = set(threading.enumerate())
     yield
     deadline = time.monotonic() + 5
@@ -307,8 +334,7 @@ def _threads_checked() -> Iterator[None]:
         alive = threading.enumerate()
         ours = [thread for thread in alive if thread.name.startswith("redisacc-")]
         left = [thread for thread in alive if thread not in before and thread not in ours]
-        # Another one may be about to end.
-        left += [thread for thread in ours if thread.name == "redisacc-leases"][1:]
+        left += [thread for thread in ours if thread.name == "redisacc-leases"]
         if not left:
             break
         assert time.monotonic() < deadline, f"threads left behind: {left}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import signal
 import sys
@@ -39,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Builds hosts, measures, removes the hosts, and writes the results.
 
     Args:
-        arguments: the command line; None: that of the process.
+        arguments: the command line; None: the process's.
 
     Returns:
         The exit code: 1 if a peer failed or gave a wrong result, 2 if this machine cannot build the hosts.
@@ -145,10 +144,7 @@ def _missing_memory(workers: int, only: list[str] | None, peers: list[str]) -> s
 def _measure(given: argparse.Namespace, out: Path) -> None:
     started = time.monotonic()
     results: dict[str, Any] = {
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": environment.machine(),
-        "versions": environment.versions(),
-        "quick": given.quick,
+        **environment.described(quick=given.quick),
         "options": _options(given),
         "queue_ms": hosts.QUEUE_MS,
         "networks": [],

@@ -87,7 +87,7 @@ class Network:
             name: its name in the report.
             python: interpreter of its environment.
             program: a key of ``PROGRAMS[self.kind]``.
-            pids: processes whose CPU time and memory count as the server's, beside the helpers.
+            pids: processes whose CPU time and memory count as the server's, besides the helpers.
             taker: whether rounds have a taker.
             helpers: roles of processes that only have to run.
             dense: whether it takes part in dense rounds only.
@@ -185,7 +185,7 @@ class Redisacc:
     dense: bool = False
 
     def __call__(self, network: Network, key: str) -> Peer | None:
-        """Starts the peer on a server of its own; returns None if its weights are those of plain redisacc."""
+        """Starts the peer on a server of its own; returns None if its weights are plain redisacc's."""
         if network.kind == "weights" and (self.options or self.beside) and not self.parameters:
             return None
         url, pids = network.server(persistent=self.persistent, beside=self.beside)
@@ -243,7 +243,7 @@ PEERS: dict[str, Callable[[Network, str], Peer | None]] = {
     "tensorflow": tensorflow,
     "redisacc": Redisacc("redisacc"),
     "redisacc-reducer": Redisacc("redisacc, reducer", beside=REDUCER, dense=True),
-    # Elements of rounds are below 16, and those of steps and weights as well.
+    # Elements of rounds, steps and weights are below 16.
     "redisacc-bfloat16": Redisacc(
         "redisacc, bfloat16", {"wire": "bfloat16"}, {"wire": "bfloat16"}, tolerance=16 / 2**9, dense=True
     ),

@@ -111,7 +111,7 @@ class Hosts:
         }
 
     def congestion_control(self) -> str:
-        """Returns the hosts' TCP congestion control, which is that of the machine.
+        """Returns the hosts' TCP congestion control, which is the machine's.
 
         The kernel refuses another one in a namespace, unless the machine allows it to everybody.
         """

@@ -23,7 +23,7 @@ ROWS = [*ROUNDS, MODEL.name, *WEIGHTS]
 GROWING = ("sparse-10x16-of-1000", "sparse-1000x64-of-10000", "dense-4MB", "weights-dense-4MB")
 
 
-# Bytes of a process of a peer, beside its arrays: tensorflow-cpu 2.21, torch 2.13, and the others.
+# Bytes of a process of a peer, without its arrays: tensorflow-cpu 2.21, torch 2.13, and the others.
 PROCESS = {"tensorflow": 220e6, "gloo": 140e6}
 OTHER_PROCESS = 32e6
 # A process holds two variants of each array, and TensorFlow as many variables.
@@ -49,7 +49,7 @@ def measure(run: Run, rate: float, workers: int, only: Sequence[str] | None, pee
         run: the run.
         rate: rate of the links in Gbit/s.
         workers: number of workers.
-        only: names of rows; None: those of this number of workers.
+        only: names of rows; None: the rows of this number of workers.
         peers: keys of peers.
 
     Returns:

@@ -3,7 +3,7 @@
 Three masters, a taker and the workers are hosts of their own (network namespaces), each with a link of --rate. Every
 round, all workers apply a gradient at once and the taker takes their mean. Prints, for each way to store the gradients,
 with and without a reducer beside each master, the median time of a round, the processor time of the busiest master per
-round, that of the reducers together, and the bytes that passed the busiest master's link and the taker's.
+round, the reducers' together, and the bytes that passed the busiest master's link and the taker's.
 """
 
 from __future__ import annotations

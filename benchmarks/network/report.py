@@ -17,7 +17,7 @@ GROWING = "dense-4MB"
 CONCLUDED = (1, 4)
 
 # The bars of rounds at 1 Gbit/s, as ratios to TensorFlow's time: row, number of workers, and what travels -> the bar.
-# That of float32 may be reached with a reducer or without.
+# The bar of float32 may be reached with a reducer or without.
 _SPARSE_BARS = {"sparse-10x16-of-1000": 5, "sparse-1000x64-of-10000": 1.3, "sparse-10000x64-of-100000": 1.5}
 BARS = {
     **{(row, workers, "float32"): bar for row, bar in _SPARSE_BARS.items() for workers in (4, 8)},
@@ -100,7 +100,7 @@ def _bar(network: Results, name: str, key: str) -> float | None:
 
 
 def _concluded(results: Results) -> Results | None:
-    """Returns the network that the top of the page is about; None if it was not measured beside TensorFlow."""
+    """Returns the network that the top of the page is about; None if TensorFlow was not measured on it."""
     for network in results["networks"]:
         rows = _rows(network, weights=False).values()
         if (network["gigabits"], network["workers"]) == CONCLUDED and any("tensorflow" in row["peers"] for row in rows):
@@ -281,11 +281,7 @@ def _ratios(axis: Any, network: Results) -> None:
             bar = _bar(network, name, key)
             if bar is not None and key == _best(row, _wire(key)):
                 axis.plot([x - width / 2, x + width / 2], [bar] * 2, color="black", lw=1.5)
-    axis.axhline(1, color="0.4", lw=0.8)
-    axis.set_xticks(range(len(rows)), [name.replace("-of-", "\nof ").replace("-", " ") for name in rows])
-    axis.set_ylabel("TensorFlow's time / redisacc's\n(line: bar)")
-    axis.grid(axis="x", visible=False)
-    axis.legend(fontsize=8)
+    plots.label_ratios(axis, rows)
 
 
 def _growth(axes: Any, networks: list[Results], names: dict[str, str]) -> None:

@@ -9,7 +9,6 @@ once, because every request waits behind the bytes of workers at the server's po
 import sys
 import threading
 import traceback
-from urllib.parse import urlsplit
 
 import common
 import numpy as np
@@ -24,8 +23,7 @@ class Peer(common.Actor):
 
     def __init__(self, settings):
         super().__init__(settings)
-        url = urlsplit(settings["url"])
-        self.bare = Bare(url.hostname, url.port)
+        self.bare = Bare.of_url(settings["url"])
         self.replies = self.bare.socket.makefile("rb")
 
     def versions(self):

@@ -5,7 +5,6 @@ them in a list. The taker waits on that list, GETs the arrays, and adds them wit
 """
 
 import socket
-from urllib.parse import urlsplit
 
 import common
 import numpy as np
@@ -26,8 +25,7 @@ class Peer(common.Actor):
 
     def __init__(self, settings):
         super().__init__(settings)
-        url = urlsplit(settings["url"])
-        self.bare = Bare(url.hostname, url.port)
+        self.bare = Bare.of_url(settings["url"])
 
     def versions(self):
         """Returns the versions of the packages in use."""

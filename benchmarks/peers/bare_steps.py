@@ -6,8 +6,6 @@ for each worker, which GETs the weights. All arrays that are sent lie in one pie
 pack them. Of the tables, the same number of rows is sent; as nobody adds them up, they are not checked.
 """
 
-from urllib.parse import urlsplit
-
 import common
 import numpy as np
 from bare import PIECE, Bare
@@ -19,8 +17,7 @@ class Peer(StepActor):
 
     def __init__(self, settings):
         super().__init__(settings)
-        url = urlsplit(settings["url"])
-        self.bare = Bare(url.hostname, url.port)
+        self.bare = Bare.of_url(settings["url"])
         self.own = self.packed(self.initial)
 
     def packed(self, arrays):

@@ -1,7 +1,5 @@
 """Weights by bare sockets: SET in pieces, a token in a list of each reader, and GET."""
 
-from urllib.parse import urlsplit
-
 import common
 import numpy as np
 from bare import PIECE, Bare
@@ -13,8 +11,7 @@ class Peer(WeightsActor):
 
     def __init__(self, settings):
         super().__init__(settings)
-        url = urlsplit(settings["url"])
-        self.bare = Bare(url.hostname, url.port)
+        self.bare = Bare.of_url(settings["url"])
 
     def versions(self):
         """Returns the versions of the packages in use."""

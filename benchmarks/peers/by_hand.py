@@ -18,7 +18,7 @@ POLL = 0.001  # seconds
 
 
 class Peer(common.Actor):
-    """A worker or a taker, whose method is that of a subclass."""
+    """A worker or a taker, whose method a subclass has."""
 
     def __init__(self, settings):
         super().__init__(settings)

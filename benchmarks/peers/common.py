@@ -5,7 +5,7 @@ confirmed. Then one byte is the signal to do it; workers read it from a pipe tha
 byte lies between signal and work. The report follows when an empty line asks for it, because a worker that wrote its
 report while others still work would take the processor from them.
 
-Times are those of CLOCK_MONOTONIC, which all processes of a machine share.
+Times are CLOCK_MONOTONIC's, which all processes of a machine share.
 """
 
 from __future__ import annotations

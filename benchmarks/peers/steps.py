@@ -1,6 +1,6 @@
 """The base of every peer of the step benchmark: it loads a model, and checks the weights after each job.
 
-A job is a number of steps, of which only the total time counts. A check would take the processor from processes that
+A job is a number of steps. Only their total time counts. A check would take the processor from processes that
 are not done, so the weights are compared when the next job is prepared.
 """
 

@@ -1,15 +1,10 @@
 """TensorFlow's accumulators in one process, with a thread for each worker and no network. Its state ends with it."""
 
-import os
-import platform
 import threading
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import common
 import numpy as np
-import tensorflow as tf
-from tensorflow_grpc import LOCAL_STEP, accumulators, gradient_tensors, tf1
+from tensorflow_grpc import LOCAL_STEP, accumulators, gradient_tensors, tf1, versions
 
 
 class Local(common.Actor):
@@ -34,9 +29,7 @@ class Local(common.Actor):
         for worker in range(settings["workers"]):
             threading.Thread(target=self.work, args=(worker,), daemon=True).start()
 
-    def versions(self):
-        """Returns the versions of the packages in use."""
-        return {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
+    versions = staticmethod(versions)
 
     def work(self, worker):
         """Applies the gradients of one worker, one for each signal."""

@@ -9,22 +9,10 @@ Every choice favours TensorFlow, as in ``tensorflow_grpc``. Each worker has a to
 gets the token of a slower one and then has to compute its gradient again.
 """
 
-import os
-import platform
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 import common
 import numpy as np
-import tensorflow as tf
 from steps import StepActor
-
-tf1 = tf.compat.v1
-tf1.disable_eager_execution()
-
-# Gradients are never stale, because workers wait for their tokens.
-LOCAL_STEP = 2**40
-PS = "/job:ps/task:0"
+from tensorflow_grpc import LOCAL_STEP, PS, tf, tf1, versions
 
 
 class Task(StepActor):
@@ -133,9 +121,7 @@ class Task(StepActor):
                 tokens = [queue.enqueue(tf.constant(0, tf.int64)) for queue in self.queues]
         return (tf.group(*tokens),)
 
-    def versions(self):
-        """Returns the versions of the packages in use."""
-        return {"python": platform.python_version(), "tensorflow": tf.__version__, "numpy": np.__version__}
+    versions = staticmethod(versions)
 
     def weights(self):
         """Returns the weights that this process has. They are read for this, by the side of the benchmark."""

@@ -18,7 +18,7 @@ def join(settings):
     # All ranks share the machine.
     torch.set_num_threads(1)
     if "interface" in settings:
-        # Otherwise gloo looks for the address of the machine's name, which is that of another host.
+        # Otherwise gloo looks for the address of the machine's name, which another host has.
         os.environ["GLOO_SOCKET_IFNAME"] = settings["interface"]
     dist.init_process_group(
         "gloo",

@@ -1,6 +1,6 @@
 """The base of every peer that sends weights: process 0 publishes an array, and each of the others gets it.
 
-The weights are those of a dense workload: the gradient of worker 0.
+The weights are a dense workload: the gradient of worker 0.
 """
 
 import common

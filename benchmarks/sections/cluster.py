@@ -1,4 +1,4 @@
-"""Measures what it costs that an accumulator is on a Redis Cluster: apply and take, beside a standalone server.
+"""Measures what a Redis Cluster costs: apply and take, compared with a standalone server.
 
 One process applies a gradient and takes it, on one server after the other, so that both meet the same machine. The
 third peer is the standalone server once more: its ratio to itself shows how much of a difference is chance.

@@ -29,12 +29,13 @@ from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.entries import sessions_of
 from redisacc._format.keys import Keys
 from redisacc._handles.parameters import Parameters
-from redisacc._protocol.acknowledgement import finish_acknowledgement
-from redisacc._protocol.crew_scripts import CrewScripts
-from redisacc._protocol.deletion import delete
-from redisacc._protocol.reducer_scripts import ReducerScripts
-from redisacc._protocol.scripts import Request, Scripts
-from redisacc._protocol.sessions import Session
+from redisacc._protocol.lifecycle.deletion import delete
+from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.crews import CrewScripts
+from redisacc._protocol.scripts.reducers import ReducerScripts
+from redisacc._protocol.scripts.requests import GradientRequest, Request
+from redisacc._protocol.scripts.sessions import Session
 from redisacc._redis.connect import connect
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.script_loader import load, names
@@ -267,10 +268,10 @@ class Hostile:
         self._repeat("configure", lambda: acc.configure(num_required=2))
         scripts = self._scripts()
         # Loaded as a user's apply would load it: the call itself may fail, because it only saves time.
-        request, header = Request(self._session(), 1, "w", step, (ROW,)), bytes(2000)
+        request, header = GradientRequest(self._session(), 1, "w", step, (ROW,)), bytes(2000)
         self._transport.call("SCRIPT", "LOAD", load("stage").text)
         self._repeat("stage", lambda: self._transport.call(*scripts.stage(request, gradient="new-1", header=header)))
-        self._repeat("resolve", lambda: scripts.resolve(session=self._session(), sequence=1, worker="w"))
+        self._repeat("resolve", lambda: scripts.resolve(Request(self._session(), 1, "w")))
         known = acc.info().known_workers[0].name
         (session, *_) = sessions_of(self._keys, scan(self._transport, self._keys.sessions), known)
         self._repeat("forget_worker", lambda: scripts.forget_worker(session=session, worker=known))
@@ -369,7 +370,7 @@ class Hostile:
                 acc.delete()
 
     def cleanup(self) -> None:
-        """Removes orphans beside many unacknowledged rounds, then the accumulator."""
+        """Removes orphans among many unacknowledged rounds, then the accumulator."""
         keys = self._keys
         self._client.mset({keys.part(f"1-orphan{k}-1", 0): b"x" for k in range(self._sizes.calls)})
         with self._meter.measure("gc"):

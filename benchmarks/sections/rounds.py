@@ -1,4 +1,4 @@
-"""Measures the six rows beside TensorFlow's parameter server, and the same rounds with the alternatives."""
+"""Measures the six rows next to TensorFlow's parameter server, and the same rounds with the alternatives."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def crew_at(
         server: the server.
         name: name of the peer in the report.
         program: its program in ``peers/``, without ``.py``.
-        workers: number of workers; None: that of the run.
+        workers: number of workers; None: the run's.
     """
     crew = Crew(
         name,
@@ -227,7 +227,7 @@ def six_rows(run: Run) -> dict[str, Any]:
     The first server writes nothing to disk, and bare sockets take part as well. The second is the embedded server with
     its default settings, the third the same with an append-only file. Beside the first two, redisacc with bfloat16 on
     the wire takes part in the dense rows, on a server of its own of the same kind. The comparisons run one after the
-    other: a server that writes to disk goes on writing after its round, at the cost of the peer whose round comes next.
+    other: a server that writes to disk keeps writing after its round, at the cost of the peer whose round comes next.
     The report has TensorFlow's figures from the first comparison, and the ratios from all.
     """
     # A quick run leaves out the largest row.

@@ -167,7 +167,7 @@ def compete(peers: list[Peer], blocks: int, warm_up: int = 2) -> dict[str, Any]:
             cpu[peer.key] += [timing.worker_cpu, timing.taker_cpu, cpu_seconds(peer.server_pids) - before]
             used[peer.key].update({name: value - counted[name] for name, value in peer.totals().items()})
     for peer in peers:
-        # Weights are checked when the next block is prepared, so this checks those of the last block.
+        # Weights are checked when the next block is prepared, so this checks the last block's.
         peer.crew.round("", repeat=1)
     first = peers[0].key
     found: dict[str, Any] = {"peers": {}, "ratios": {}}
@@ -226,7 +226,7 @@ def _growth(run: Run, blocks: int) -> list[dict[str, Any]]:
 
 
 def _small(run: Run) -> dict[str, Any]:
-    """Measures what applying a tree of small arrays costs, beside one array of as many bytes."""
+    """Measures what applying a tree of small arrays costs, compared with one array of as many bytes."""
     number, elements, rounds = (4, 8, 5) if run.tiny else (100, 25, 40 if run.quick else 400)
     values = np.arange(number * elements, dtype=np.float32)
     tree = {f"a{leaf:03}": values[leaf * elements : (leaf + 1) * elements].copy() for leaf in range(number)}

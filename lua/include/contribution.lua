@@ -3,7 +3,7 @@
 -- The field WORKER of the workers hash has the text "number": how many gradients of this worker are in the current
 -- round. The traceparents of those that were traced follow, each after a space. Takers link their spans.
 
--- At most so many bytes of traceparents are kept for a worker, which are sixteen. Later ones are dropped.
+-- At most this many bytes of traceparents, sixteen of them, are kept for a worker. Later ones are dropped.
 local TRACES_BYTES = 16 * 56
 
 -- Returns a worker's number and its traceparents as text, or nil if the field holds what redisacc never writes.

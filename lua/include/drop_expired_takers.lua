@@ -1,7 +1,7 @@
 -- #include "count_text"
 
--- Removes takers whose lease has expired from the head of the queue. Returns the token at its head: the given one, that
--- of another live taker, or nil if the queue is empty. A call checks at most LIMIT takers, so that the script stays
+-- Removes takers whose lease has expired from the head of the queue. Returns the token at its head: the given one,
+-- another live taker's, or nil if the queue is empty. A call checks at most LIMIT takers, so that the script stays
 -- short. If all of them have expired, it returns the last one that it removed, so that the caller waits and removes
 -- more.
 local function first_live_taker(queue_key, takers_key, token, now)

@@ -1,8 +1,8 @@
 -- #include "parse_weight"
 
--- Returns the weight with which a gradient is admitted: that which its sender gave it, multiplied by what the field
--- `staleness_weight` of the record says for its staleness. Or nil and a reply if the field holds what redisacc never
--- writes. The field is absent if staleness does not matter; otherwise it is "inverse_sqrt", for 1/sqrt(1 + staleness),
+-- Returns the weight with which a gradient is admitted: its sender's weight, multiplied by the factor for its staleness
+-- in the field `staleness_weight` of the record. Or nil and a reply if the field holds what redisacc never writes. The
+-- field is absent if staleness does not matter; otherwise it is "inverse_sqrt", for 1/sqrt(1 + staleness),
 -- or lists a factor for each staleness from 0 on, with commas between them.
 local function effective_weight(record_key, record, weight, staleness)
   local rule = record.max_staleness > 0 and redis.call('HGET', record_key, 'staleness_weight')

@@ -2,15 +2,31 @@
 -- #include "count_text"
 -- #include "parse_weight"
 
--- Counts that a record has only if the accumulator uses them, and what their absence means.
-local ABSENT = {
-  max_staleness = '0', grace_count = '0', grace_began_ms = '0', num_required = '0', up_to = '0', grace_ms = '0',
-  losses = '0',
+-- Counts that a record has only if the accumulator uses them. Where they are absent, they are 0.
+local OPTIONAL = {
+  max_staleness = true, grace_count = true, grace_began_ms = true, num_required = true, up_to = true, grace_ms = true,
+  losses = true,
 }
+
+-- Reads counts of the record into a table. Returns nil, or a refusal.
+local function read_counts(record, names, fields, offset)
+  for i, name in ipairs(names) do
+    local text = fields[offset + i]
+    if text or not OPTIONAL[name] then
+      record[name] = parse_count(text)
+      if not record[name] then
+        return {'corrupt', name, string.sub(text or '', 1, 64)}
+      end
+    else
+      record[name] = 0
+    end
+  end
+  return nil
+end
 
 -- Reads the record of the incarnation that the caller opened: the step, the shape of the round, the sum of the weights
 -- of its gradients (0 if all are 1), and the named counts.
--- Returns a table, or nil and the reply that says why the operation can't go on: {'missing'}, {'replaced'} or
+-- Returns a table, or nil and the reply that says why the operation cannot continue: {'missing'}, {'replaced'} or
 -- {'corrupt', field, text}.
 local function read_record(record_key, incarnation, names)
   local fields = redis.call('HMGET', record_key, 'incarnation', 'global_step', 'round_shape', 'total_weight',
@@ -34,11 +50,9 @@ local function read_record(record_key, incarnation, names)
   if fields[4] and record.total_weight == 0 then
     return nil, {'corrupt', 'total_weight', string.sub(fields[4], 1, 64)}
   end
-  for i, name in ipairs(names) do
-    record[name] = parse_count(fields[i + 4] or ABSENT[name])
-    if not record[name] then
-      return nil, {'corrupt', name, string.sub(fields[i + 4] or '', 1, 64)}
-    end
+  local refusal = read_counts(record, names, fields, 4)
+  if refusal then
+    return nil, refusal
   end
   return record
 end

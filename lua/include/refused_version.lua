@@ -1,8 +1,8 @@
 -- #include "integer_text"
 
 -- Returns the reply that refuses a version of parameters, or nil if it may follow what is published. request: see
--- publish. replaces: whether it may have the step of the version before, because that has lost parts.
-local function refused_version(record_key, request, replaces)
+-- publish.
+local function refused_version(record_key, request)
   local current = redis.call('HMGET', record_key, 'incarnation', 'version', 'step')
   local incarnation, version, step = current[1], current[2], current[3]
   if not incarnation then
@@ -30,7 +30,7 @@ local function refused_version(record_key, request, replaces)
     return {'corrupt', 'step', string.sub(step or '', 1, 64)}
   elseif version ~= request.previous then
     return {'changed'}
-  elseif not integer_text_less(step, request.step) and not (replaces and step == request.step) then
+  elseif not integer_text_less(step, request.step) and not (request.replaces and step == request.step) then
     return {'older', step}
   end
   return nil

@@ -1,5 +1,5 @@
 -- Returns packed numbers multiplied by a factor. `element` is how struct packs each: 'f' or 'd'. For 'f', the factor is
--- rounded to float32 first: Lua's product of two of these is then exact, and packing rounds it once, as a
+-- rounded to float32 first: Lua's product of two float32 numbers is exact, and packing rounds it once, as a
 -- multiplication in float32 does.
 local function scaled(numbers, factor, element, element_bytes)
   local pack, take = struct.pack, struct.unpack

@@ -5,9 +5,9 @@
 -- Reads what the sums of a round must add up to. Returns a table, or nil and the reply {'corrupt', 'sums', text}.
 --
 -- The field "total" of the hash has the text "gradients rows": the number of gradients that were added, and of all
--- their rows together. If a weight of the round differs from 1, "gradients rows weight" also has the sum of the weights
--- of these gradients, and `weight` of the table is a number. It lies in the hash and not in the record, so that a
--- reader of the round notices if the hash, or a row of it, was evicted and started again.
+-- their rows together. If a weight of the round differs from 1, "gradients rows weight" also has the sum of their
+-- weights, and `weight` of the table is a number. It is in the hash and not in the record, so that a reader of the
+-- round notices if the hash, or a row of it, was evicted and started again.
 local function read_total(sums_key)
   local text = redis.call('HGET', sums_key, 'total')
   if not text then

@@ -9,17 +9,15 @@
 --
 --   redis-cli --raw --eval lua/inspect/summary.lua 'redisacc:{NAME}'
 --
--- It only reads, and never more than some dozens of fields and of leaves, however large the accumulator is. The other
--- keys carry the same hash tag, and their names are formed here, so that they need not be typed.
+-- It only reads, and never more than some dozens of fields, however large the accumulator is. The other keys carry the
+-- same hash tag, and their names are formed here, so that they need not be typed.
 
 local record_key = KEYS[1] or ''
 
--- The number of leaves, workers, takers and rounds that are named; the rest are only counted.
+-- The number of workers, takers and rounds that are named; the rest are only counted.
 local SHOWN = 10
 -- A taker that waits for up to this number of gradients waits for any number.
 local MOST = '999999999999999'
--- The longest structure of a tree that is read, in bytes: some thousands of leaves. And how many levels it may have.
-local LONGEST_STRUCTURE, MOST_LEVELS = 131072, 64
 
 -- Replaces what must not reach a terminal: control characters, and marks that change the direction of text (U+200E,
 -- U+200F, U+202A to U+202E, U+2066 to U+2069).
@@ -65,6 +63,9 @@ if normalize == 'count' then
   divisor = string.gsub(divisor == '' and ' by the gradients' or divisor, '^ by', ' by the number of')
 end
 say('%s: %s %s %s %s%s', record_key, kind, dtype, shape, reduction, divisor)
+if kind == 'tree' then
+  say('`redisacc show NAME --leaves` lists the leaves')
+end
 if string.match(incarnation, '^deleted:') then
   say('this accumulator is being deleted')
 end
@@ -113,60 +114,6 @@ local function rest(shown, all)
   if all > shown then
     say('  and %d more', all - shown)
   end
-end
-
--- Returns the first leaves of a tree, one more than are shown, as texts. index.lua describes the structure. Stops where
--- redisacc did not write it.
-local function first_leaves(structure)
-  local at, leaves = 1, {}
-  local function next_is(character)
-    local found = string.sub(structure, at, at) == character
-    at = at + (found and 1 or 0)
-    return found
-  end
-  local function read_text()
-    local first, stop = at, at - 1
-    repeat
-      stop = string.find(structure, '["\\]', stop + 1) or #structure + 1
-      local escapes = string.sub(structure, stop, stop) == '\\'
-      stop = stop + (escapes and 1 or 0)
-    until not escapes
-    at = stop + 1
-    return (string.gsub(string.sub(structure, first, stop - 1), '\\(.)', '%1'))
-  end
-  local function read_node(path, levels)
-    if next_is('"') then
-      leaves[#leaves + 1] = (path == '' and '.' or string.sub(path, 2)) .. ': ' .. read_text()
-      return
-    end
-    local is_object = next_is('{')
-    local place, ends = 0, is_object and '}' or ']'
-    if not is_object and not next_is('[') then
-      -- Only null is left.
-      at = string.sub(structure, at, at + 3) == 'null' and at + 4 or #structure + 1
-      return
-    end
-    at = at + ((not is_object and string.sub(structure, at, at + 6) == '"tuple"') and 7 or 0)
-    while levels <= MOST_LEVELS and #leaves <= SHOWN and at <= #structure and not next_is(ends) do
-      local _ = next_is(',')
-      local key = is_object and next_is('"') and read_text() or tostring(place)
-      _ = is_object and next_is(':')
-      read_node(path .. '/' .. key, levels + 1)
-      place = place + 1
-    end
-  end
-  read_node('', 1)
-  return leaves
-end
-
-if kind == 'tree' then
-  say('leaves: %s', string.match(shape, '^%d+') or shape)
-  local is_short = redis.call('HSTRLEN', record_key, 'tree') <= LONGEST_STRUCTURE
-  local leaves = is_short and first_leaves(redis.call('HGET', record_key, 'tree') or '') or {}
-  for i = 1, math.min(#leaves, SHOWN) do
-    say('  %s', leaves[i])
-  end
-  rest(math.min(#leaves, SHOWN), tonumber(string.match(shape, '^%d+')) or 0)
 end
 
 local workers, number = some(record_key .. ':workers')

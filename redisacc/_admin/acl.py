@@ -2,7 +2,7 @@
 
 A script runs with the rights of the user who sends it, so a role gets every command that its scripts run, on the keys
 that these touch, and no others. The keys separate the roles: a script is refused before it begins if the user has no
-right to one of its keys. docs/reliability-server.md says what these rules cannot separate.
+right to one of its keys. docs/reliability-server.md explains what these rules cannot separate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Role:
     """A role and its rights.
 
     Attributes:
-        does: what the role does, as a text for people.
+        does: a description of the role, for people.
         commands: the commands that it may run on the keys of its accumulators, directly or inside a script.
         names_commands: the commands that it may run on the set of all names.
         takes: whether it has the keys of the queue and of taken rounds, and publishes parameters.
@@ -195,7 +195,7 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         found += [keys.queue, keys.takers, keys.taken, keys.recovered, f"{keys.taken}:*"]
         found += _reduces(keys)
         parameters = ParameterKeys(keys.name)
-        found += [parameters.record, f"{parameters.record}:object:*", f"{parameters.record}:staged:*"]
+        found += [parameters.record, f"{parameters.record}:object:*"]
         found += [parameters.attempts, _blobs_of(keys.name)]
     return found
 

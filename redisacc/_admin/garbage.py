@@ -8,15 +8,15 @@ The following keys are garbage: nothing uses them.
 - A deletion that was interrupted: the record says "deleted:", and the name has not been opened since.
 - A round whose taker died while acknowledging it: its gradients were handed out.
 - The hashes of a round that is not listed in ``taken``.
-- Parts of buffered gradients that no round lists; those in partitions, if no attempt that is under way has them either.
+- Parts of buffered gradients that no round lists; in partitions, only if no running attempt has them either.
 - Attempts to store a gradient in partitions that are over, with their parts.
 - Staged parts without an expiry.
 - Keys of an accumulator whose record is gone.
-- Objects of parameters that their record does not list, or whose record is gone; staged ones without an expiry; and an
+- Objects of parameters that their record does not list, or whose record is gone; and an
   interrupted deletion of parameters.
-- Parts of blobs in partitions that neither the record of the parameters lists nor an attempt that is under way.
+- Parts of blobs in partitions that neither the record of the parameters nor a running attempt lists.
 - Attempts to publish in partitions that are over, and blobs of earlier versions, with their parts. Without partitions,
-  the list itself, with the parts: it is that of an earlier incarnation, of which no version was published.
+  the list itself, with the parts: it belongs to an earlier incarnation, which never published a version.
 - Names in ``redisacc:names`` without a record.
 
 A round that was granted and not acknowledged is not garbage: ``recover()`` hands it out.
@@ -32,13 +32,13 @@ from typing import Literal
 from redisacc._admin.catalogue import escape_glob, listed, scan_keys
 from redisacc._format.entries import clock_ms
 from redisacc._format.keys import DELETING, NAMES, PREFIX, Keys, ParameterKeys, PartitionedKeys
-from redisacc._protocol.acknowledgement import finish_acknowledgement
-from redisacc._protocol.attempt_scripts import listed_attempts
-from redisacc._protocol.deletion import delete
-from redisacc._protocol.parameter_deletion import delete_parameters, listed_blobs, read_partitions
-from redisacc._protocol.partition_scripts import PartitionScripts
-from redisacc._protocol.partition_sweep import sweep
-from redisacc._protocol.record_reader import with_partitions
+from redisacc._protocol.lifecycle.deletion import delete
+from redisacc._protocol.parameters.deletion import delete_parameters, listed_blobs, read_partitions
+from redisacc._protocol.parts.sweep import sweep
+from redisacc._protocol.rounds.acknowledgement import finish_acknowledgement
+from redisacc._protocol.rounds.record_reader import with_partitions
+from redisacc._protocol.scripts.attempts import listed_attempts
+from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 from redisacc.errors import CorruptDataError, SchemaMismatchError
@@ -65,8 +65,8 @@ _WHOLE = frozenset(
     )
 )
 
-_PARAMETERS = re.compile(r"parameters(?::(?:(object|staged):([\w-]+):\d+|attempts))?")
-# How the keys of parts in partitions go on after the hash tag.
+_PARAMETERS = re.compile(r"parameters(?::(?:object:[\w-]+:\d+|attempts))?")
+# How the keys of parts in partitions continue after the hash tag.
 _ELSEWHERE = ("partition:", "parameters:partition:")
 _BLOB_IN_PARTITION = re.compile(r"parameters:partition:([\w-]+):\d+")
 
@@ -152,7 +152,7 @@ def find_garbage(transport: Transport, name: str | None = None) -> list[Leftover
         if of_parameters:
             found += _of_parameters(transport, ParameterKeys(owner), of_parameters)
     for raw in sorted(listed(transport, pattern)):
-        # As bytes, because anybody can list a name that is not UTF-8. No accumulator has such a name.
+        # As bytes, because any client can list a name that is not UTF-8. No accumulator has such a name.
         if not _is_used(transport, raw):
             found.append(Leftover(raw.decode(errors="backslashreplace"), "name", listed_as=raw))
     for leftover in found:
@@ -202,7 +202,7 @@ def _of_partitions(transport: Transport, keys: Keys, pairs: list[tuple[str, str]
 
     The leader is asked after the parts have been seen, because a part is written after its attempt was registered. An
     attempt that it does not know now was never counted, or its round is acknowledged, and it will not know it again. So
-    no script has to check that once more.
+    no script has to check that again.
 
     Args:
         transport: the way to the nodes.
@@ -221,7 +221,7 @@ def _of_partitions(transport: Transport, keys: Keys, pairs: list[tuple[str, str]
             # In this order: an attempt that is counted meanwhile moves from the list to a round.
             listed_now = listed_attempts(transport, keys)
         except CorruptDataError:
-            # Nobody can tell which parts are in use, so none of them is garbage.
+            # It is unknown which parts are in use, so none of them is garbage.
             return []
         held = _held_gradients(transport, keys)
         if held is not None:
@@ -250,10 +250,10 @@ def _of_blobs(transport: Transport, keys: ParameterKeys, pairs: list[tuple[str, 
             listed_now = listed_attempts(transport, keys)
             if read_partitions(transport, keys).partitions:
                 held = {attempt.id for attempt in listed_now}
-            # Otherwise, the list is that of an earlier incarnation.
+            # Otherwise, the list belongs to an earlier incarnation.
             held |= {blob.id for blob in listed_blobs(transport, keys)}
         except (CorruptDataError, SchemaMismatchError):
-            # Nobody can tell which parts are in use, so none of them is garbage.
+            # It is unknown which parts are in use, so none of them is garbage.
             return []
     orphans = {key: "" for key, blob in endless if blob not in held}
     return [Leftover(keys.name, "blob", incarnation, orphans)] if orphans else []
@@ -286,12 +286,12 @@ def _of_parameters(transport: Transport, keys: ParameterKeys, pairs: list[tuple[
             keys = read_partitions(transport, keys)
             listed = {key for blob in listed_blobs(transport, keys) for key in blob.keys(keys)}
         except (CorruptDataError, SchemaMismatchError):
-            # Nobody can tell which parts are in use, so none of them is garbage.
+            # It is unknown which parts are in use, so none of them is garbage.
             return []
         if not listed and keys.attempts not in objects:
             # Deleted since then.
             return []
-        # Without partitions, a list is that of an earlier incarnation.
+        # Without partitions, a list belongs to an earlier incarnation.
         over = keys.attempts in objects and (not keys.partitions or _has_due_attempts(transport, keys))
         objects = [key for key in objects if key not in listed and key != keys.attempts]
         if over:
@@ -319,7 +319,7 @@ def _of_a_live_one(transport: Transport, keys: Keys, incarnation: str, pairs: li
         for token, text in taken.items()
         if text.startswith(b"acknowledged ")
     ]
-    # Each of them was over when its lease ended, and nobody has swept it.
+    # Each of them was over when its lease ended, and has not been swept.
     if _has_due_attempts(transport, keys):
         found.append(Leftover(keys.name, "attempts", incarnation, {keys.attempts: ""}))
     sorts: dict[Why, dict[str, str]] = {"round": {}, "part": {}, "staged": {}}
@@ -415,7 +415,7 @@ def _end_attempts(transport: Transport, keys: PartitionedKeys) -> int:
     """Removes the parts of attempts that are over. Returns 1 if there were any."""
     if keys.partitions:
         return int(sweep(transport, keys) > 0)
-    # The attempts are those of an earlier incarnation, whose partitions nothing lists any more. If another one with
+    # The attempts belong to an earlier incarnation, whose partitions are no longer listed. If another one with
     # partitions has just begun, this gives its attempts up, and their writers begin new ones.
     return int(transport.call("UNLINK", keys.attempts))
 

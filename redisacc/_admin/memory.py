@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from redisacc._format.buffered import part_lengths
+from redisacc._format.buffered import listed_lengths
 from redisacc._format.keys import Keys
 from redisacc._format.reducer_lease import parse_sums, sums_commands
-from redisacc._protocol.record_reader import with_partitions
-from redisacc._protocol.round_reader import all_rounds
+from redisacc._protocol.rounds.record_reader import with_partitions
+from redisacc._protocol.rounds.round_reader import all_rounds
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 from redisacc.errors import ServerError, ServerUnavailableError
@@ -62,7 +62,7 @@ def memory(transport: Transport, keys: Keys) -> list[Memory]:
     number = size = 0
     for of in rounds:
         for entry in scan(transport, of.buffered).values():
-            lengths = part_lengths(entry) or []
+            lengths = listed_lengths(entry) or []
             number += len(lengths)
             size += sum(lengths)
     if number:

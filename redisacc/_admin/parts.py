@@ -1,4 +1,4 @@
-"""Reads rows of buffered gradients, or the elements of a leaf, without reading the rest of these gradients."""
+"""Reads rows of buffered gradients, or the elements of a leaf, without reading the rest."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from redisacc._data.encodings import BLOCKS, decode, per_item
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import SectionSpec
 from redisacc._data.sums import RoundSum
-from redisacc._data.tree_spec import Leaf, TreeSpec
+from redisacc._data.tree.spec import Leaf, TreeSpec
 from redisacc._data.validation import Array
-from redisacc._format.buffered import BufferedGradient, BufferedSection, PartMissingError
+from redisacc._format.buffered import BufferedGradient, PartMissingError
 from redisacc._format.keys import Keys
-from redisacc._protocol.buffered_sections import check_counts
+from redisacc._format.part_cut import BufferedSection
+from redisacc._protocol.sums.buffered_sections import check_counts
 from redisacc._redis.transport import Transport
 
 # The number of commands in one pipeline.
@@ -29,7 +30,7 @@ class Target:
 
     Attributes:
         section: the number of the section.
-        spec: what the section is.
+        spec: the specification of the section.
         start: the place of the first element of a dense leaf in its section.
         shape: the shape of a dense leaf; None for a section that is read whole, or for rows.
         present: the number of the section that says which leaves a gradient has, and the place of this leaf in it.
@@ -44,7 +45,7 @@ class Target:
 
     @classmethod
     def of_leaf(cls, spec: TreeSpec, leaf: Leaf) -> Target:
-        """Returns what is read of a leaf."""
+        """Returns the target of a leaf."""
         shape = None if leaf.is_sparse else tuple(dim or 0 for dim in leaf.shape)
         present = (len(spec.sections) - 1, spec.structure.numbers[leaf.path]) if spec.missing == "skip" else None
         return cls(leaf.section, spec.sections[leaf.section], leaf.start, shape, present)
@@ -56,7 +57,7 @@ class Target:
 
     @property
     def prefix(self) -> str:
-        """What the fields of its section in the ``sums`` hash begin with."""
+        """The prefix of the fields of its section in the ``sums`` hash."""
         return f"{self.spec.label}:" if self.spec.label else ""
 
 
@@ -162,7 +163,7 @@ def read_part(
         transport: the way to the server.
         keys: the keys of the accumulator.
         gradient: the gradient.
-        target: what is read of it.
+        target: the part of it that is read.
         places: index → its place, for each row.
     """
     section = gradient.sections[target.section]

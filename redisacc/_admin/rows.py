@@ -14,16 +14,16 @@ from redisacc._data.dtypes import DType
 from redisacc._data.gradient import Section
 from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.sums import DenseSum, RoundSum, SparseSum
-from redisacc._data.tree_spec import Leaf, TreeSpec
+from redisacc._data.tree.spec import Leaf, TreeSpec
 from redisacc._data.validation import INT64_MAX, Array
 from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
 from redisacc._format.keys import DELETING, Keys
 from redisacc._format.record import Record
-from redisacc._protocol.buffered_sections import whole_gradient
-from redisacc._protocol.inline_reader import InlineReader
-from redisacc._protocol.record_reader import RecordReader
-from redisacc._protocol.snapshot import StartedRead, read_round, snapshot
+from redisacc._protocol.parts.inline import InlineReader
+from redisacc._protocol.rounds.peek import StartedRead, read_round, snapshot
+from redisacc._protocol.rounds.record_reader import RecordReader
+from redisacc._protocol.sums.buffered_sections import whole_gradient
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.transport import Transport
 from redisacc._text import EVICTED, shown
@@ -43,8 +43,8 @@ class Rows:
             weights, the sum of their weights.
         sums: ``[n, *row]``: the sums of the rows, in the dtype of the elements.
         results: ``[n, *row]``: the sums or means that a take would return now.
-        global_step: the step at the same moment.
-        num_accumulated: the number of gradients at the same moment.
+        global_step: the step at that moment.
+        num_accumulated: the number of gradients at that moment.
         num_present: how many of them have the leaf, or the sum of their weights like ``counts``. Less than all only for
             a tree with ``missing="skip"``.
         total_weight: the sum of the weights of the gradients.
@@ -79,7 +79,7 @@ def find_leaf(spec: TreeSpec, path: str) -> Leaf:
 
 
 def read_spec(transport: Transport, keys: Keys) -> AccumulatorSpec:
-    """Returns what an accumulator was created as. For a tree, this reads the description of every leaf.
+    """Returns the specification of an accumulator. For a tree, this reads the description of every leaf.
 
     Raises:
         AccumulatorNotFoundError: there is no such accumulator.

@@ -1,4 +1,4 @@
-"""Deletes a training: what ``Chief.delete`` removes, for somebody who isn't its chief."""
+"""Deletes a training, as ``Chief.delete`` does, for processes that are not its chief."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redisacc.errors import AccumulatorNotFoundError, ParametersNotFoundError
 
 
 def delete_training(name: str, *, redis: object) -> None:
-    """Deletes the gradients and the parameters of a training, for everybody. What does not exist is left out.
+    """Deletes the gradients and the parameters of a training, for everybody, as far as they exist.
 
     Args:
         name: the name of the training.

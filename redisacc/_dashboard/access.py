@@ -25,7 +25,7 @@ from redisacc._dashboard.files import FILES, LOGIN
 
 logger = logging.getLogger("redisacc")
 
-# The shortest token. Whoever may guess as often as they like finds a shorter one.
+# The shortest token. A shorter one can be found by guessing.
 SHORTEST_TOKEN = 16
 # Maximum size of what the form of the token sends, in bytes.
 LONGEST_FORM = 4096
@@ -104,7 +104,7 @@ class Access:
             answer = await self._refusal(Request(scope, receive))
             await (self._app if answer is None else answer)(scope, receive, send_with_headers)
         except ClientDisconnect:
-            # Nobody reads an answer any more.
+            # The browser is gone.
             return
         except Exception:
             # The server logs nothing by itself, because strangers could make it write as much as they like: a request

@@ -2,8 +2,8 @@
 
 ``wire="bfloat16"`` rounds each element to the nearest bfloat16, ties to even: 2 bytes instead of 4, with 8 significant
 bits of 24. ``wire="int8"`` divides the elements, in row-major order, into blocks of BLOCK. A block is a float32
-*scale*, which is the largest magnitude in the block divided by 127, and one int8 for each element, by which the scale
-is multiplied. The last block of a section is filled up. A section of fewer elements than a block stays float32, because
+*scale*, which is the largest magnitude in the block divided by 127, and one int8 for each element, which multiplies the
+scale. The last block of a section is filled up. A section of fewer elements than a block stays float32, because
 it could become larger. The error of an element is at most (1 + 2**-14) / 254 of the largest magnitude M in its block:
 half a step of M / 127, and the rounding of the scale, of its inverse, of the two products and of the result, which
 together are less than 764 * 2**-24 of that half step. If the scale would be subnormal, all elements of the block become
@@ -51,7 +51,7 @@ _SMALLEST_SCALE = np.finfo(np.float32).tiny
 
 
 def _largest_scale() -> np.float32:
-    """Returns the largest float32 of which 127 times is finite."""
+    """Returns the largest float32 whose 127-fold is finite."""
     scale = np.float32(np.finfo(np.float32).max / 127)
     with np.errstate(over="ignore"):
         while np.isinf(scale * _STEPS):
@@ -70,7 +70,7 @@ def checked_wire(value: object, dtypes: Sequence[DType]) -> Wire:
         dtypes: the element types of all sections of the accumulator.
 
     Raises:
-        InvalidArgumentError: it is no encoding, or none of the sections can be encoded so.
+        InvalidArgumentError: it is not an encoding, or none of the sections can be encoded so.
     """
     if value is None:
         return "float32"
@@ -118,12 +118,13 @@ def stored_name(stored: np.dtype[Any]) -> str:
 
 def per_item(stored: np.dtype[Any]) -> int:
     """Returns how many elements an item of a stored section holds."""
-    return BLOCK if stored == BLOCKS else 1
+    # Comparing dtypes takes longer, and only blocks have fields.
+    return 1 if stored.names is None else BLOCK
 
 
 def stored_bytes(stored: np.dtype[Any], elements: int) -> int:
     """Returns the bytes of a stored section."""
-    return -(-elements // per_item(stored)) * stored.itemsize
+    return elements * stored.itemsize if stored.names is None else -(-elements // per_item(stored)) * stored.itemsize
 
 
 class BlockSection(Section):
@@ -136,28 +137,19 @@ class BlockSection(Section):
         counts: as for ``Section``.
     """
 
-    __slots__ = ("_shape",)
+    __slots__ = ()
 
     def __init__(
         self, blocks: Array, shape: tuple[int, ...], indices: Array | None = None, counts: Array | None = None
     ) -> None:
         super().__init__(blocks, indices, counts)
-        self._shape = shape
+        self.shape = shape
+        self.size = math.prod(shape)
 
     @property
     def values(self) -> Array:
         """The values as float32."""
-        return decode(self.arrays[0], self.size, "a gradient of this process").reshape(self._shape)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the values."""
-        return self._shape
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the values."""
-        return math.prod(self._shape)
+        return decode(self.arrays[0], self.size, "a gradient of this process").reshape(self.shape)
 
 
 # Given the number of a section and of an element in it, returns what errors call the array that the element is in.
@@ -267,7 +259,7 @@ def decode(blocks: Array, size: int, where: str) -> Array:
 def decode_by_piece(blocks: Array, size: int, where: str) -> Iterator[tuple[int, Array]]:
     """Yields the elements of blocks in pieces that fit into the processor's cache, each with its first place.
 
-    Each piece is in the same memory as the one before. The arguments and errors are those of ``decode``.
+    Each piece is in the same memory as the one before. Arguments and errors are as for ``decode``.
     """
     scratch = np.empty((min(_AT_ONCE, len(blocks)), BLOCK), np.float32)
     for start in range(0, len(blocks), _AT_ONCE):

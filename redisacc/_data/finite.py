@@ -12,7 +12,7 @@ from redisacc._data.spec import AccumulatorSpec
 from redisacc._data.validation import Array
 from redisacc.errors import NotFiniteError
 
-# Elements that are looked at together: the truth values of so many stay in the processor's cache.
+# The number of elements that are checked together: their truth values stay in the processor's cache.
 _AT_ONCE = 1 << 18
 
 _FLOAT32 = np.dtype(np.float32)
@@ -25,8 +25,8 @@ _INFINITE_IN_BFLOAT16 = np.uint32(0x7F7F8000).view(np.float32)
 def check_finite(gradient: Gradient, spec: AccumulatorSpec, wire: Wire) -> None:
     """Checks that all elements are finite, and remain so on their way.
 
-    Elements may have become infinite when they were cast or added up. With "bfloat16", those of float32 whose magnitude
-    is 3.3961775e38 or more are refused as well, because they would round to infinity. This does not depend on whether
+    Elements may have become infinite when they were cast or added up. With "bfloat16", a float32 whose magnitude
+    is 3.3961775e38 or more is refused as well, because it would round to infinity. This does not depend on whether
     the gradient is small enough to travel as it is.
 
     Args:

@@ -95,8 +95,8 @@ def host_array(value: object, what: str) -> object:
 
     A dense torch tensor becomes a numpy array, which shares its memory if the tensor is in host memory and is neither
     conjugated nor negated lazily. Tensors of other devices are copied to host memory. A tensor that requires gradients
-    is detached. bfloat16 and the 8-bit floating-point types become those of ml_dtypes. A variable of TensorFlow becomes
-    the tensor it holds. An object that has nothing but DLPack is read through that.
+    is detached. bfloat16 and the 8-bit floating-point types become the dtypes of ml_dtypes. A variable of TensorFlow
+    becomes the tensor it holds. An object that has nothing but DLPack is read through that.
 
     Args:
         value: anything.
@@ -221,14 +221,14 @@ def _torch_array(tensor: Any, what: str) -> npt.NDArray[Any]:
         if as_bits is None:
             array: npt.NDArray[Any] = tensor.numpy(force=True)
             return array
-        # numpy has no such type, and torch does not know that of ml_dtypes.
+        # numpy has no such type, and torch does not know the one in ml_dtypes.
         bits, dtype = as_bits
         array = tensor.resolve_neg().view(bits).numpy(force=True)
         return array.view(dtype)
 
 
 def _is_torch_symbol(tensor: Any) -> bool:
-    """Returns whether a tensor is an argument that torch.func passes to a function, such as those of vmap and grad.
+    """Returns whether a tensor is an argument that torch.func passes to a function, as vmap and grad do.
 
     It has the type of every other tensor, and torch itself asks this way. Inside of functionalize, numpy() does not
     refuse, but reads memory that is not the tensor's.

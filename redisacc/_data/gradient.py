@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from redisacc._data.validation import Array
+
+_NBYTES = attrgetter("nbytes")
+_SIZE = attrgetter("size")
 
 
 class Section:
@@ -27,9 +31,13 @@ class Section:
         counts: ``[n]``: how many gradients held each index (uint64) or the sum of their weights (float64), if this is a
             sparse sum of several; else None.
         ours: whether the arrays are our own memory, which may be written to and handed out. A caller's arrays are not.
+        dtype: the dtype of the values.
+        shape: the shape of the values.
+        size: the number of elements of the values.
+        nbytes: the size of its arrays in bytes.
     """
 
-    __slots__ = ("arrays", "counts", "indices", "ours")
+    __slots__ = ("arrays", "counts", "dtype", "indices", "nbytes", "ours", "shape", "size")
 
     def __init__(
         self,
@@ -38,10 +46,26 @@ class Section:
         counts: Array | None = None,
         ours: bool = False,
     ) -> None:
-        self.arrays: Sequence[Array] = (values,) if isinstance(values, np.ndarray) else values
+        # Each call of a handle reads these several times, so they are attributes and not properties.
+        self.dtype: np.dtype[Any]
+        self.shape: tuple[int, ...]
+        self.size: int
+        if isinstance(values, np.ndarray):
+            self.arrays: Sequence[Array] = (values,)
+            self.dtype, self.shape, self.size = values.dtype, values.shape, values.size
+            self.nbytes = values.nbytes
+        else:
+            self.arrays = values
+            self.dtype, self.size = values[0].dtype, sum(map(_SIZE, values))
+            self.shape = values[0].shape if len(values) == 1 else (self.size,)
+            self.nbytes = sum(map(_NBYTES, values))
         self.indices = indices
         self.counts = counts
         self.ours = ours
+        if indices is not None:
+            self.nbytes += indices.nbytes
+        if counts is not None:
+            self.nbytes += counts.nbytes
 
     @property
     def values(self) -> Array:
@@ -50,33 +74,8 @@ class Section:
             self.arrays = (np.concatenate(self.arrays),)
         return self.arrays[0]
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the values."""
-        return self.arrays[0].dtype
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the values."""
-        return self.arrays[0].shape if len(self.arrays) == 1 else (self.size,)
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the values."""
-        return sum([array.size for array in self.arrays])
-
-    @property
-    def nbytes(self) -> int:
-        """The size of its arrays in bytes."""
-        size = sum([array.nbytes for array in self.arrays])
-        if self.indices is not None:
-            size += self.indices.nbytes
-        if self.counts is not None:
-            size += self.counts.nbytes
-        return size
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Gradient:
     """A gradient on its way to the server or back, or the sum of several.
 
@@ -85,16 +84,22 @@ class Gradient:
             dtype, and one for each sparse leaf (``TreeSpec``).
         number: how many gradients this is the sum of.
         weight: the sum of their weights; None if all are 1.
-        factor: by what the values still have to be multiplied: the weight of a single gradient. In a sum, the weights
-            are in the values.
+        factor: factor by which the values still have to be multiplied: the weight of a single gradient. In a sum, the
+            weights are in the values.
+        nbytes: the size of its arrays in bytes.
     """
 
     sections: tuple[Section, ...]
-    number: int = 1
-    weight: float | None = None
-    factor: float = 1.0
+    number: int
+    weight: float | None
+    factor: float
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        """The size of its arrays in bytes."""
-        return sum([section.nbytes for section in self.sections])
+    def __init__(
+        self, sections: tuple[Section, ...], number: int = 1, weight: float | None = None, factor: float = 1.0
+    ) -> None:
+        self.sections = sections
+        self.number = number
+        self.weight = weight
+        self.factor = factor
+        self.nbytes = sections[0].nbytes if len(sections) == 1 else sum(map(_NBYTES, sections))

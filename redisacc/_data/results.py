@@ -46,7 +46,7 @@ class Tally:
         applied: the number of gradients that were accepted.
         stale: the number of gradients that were dropped because their step had passed.
         repeated: the number of gradients that were dropped because the round had one of their worker.
-        unknown: the number of gradients of which nobody can tell any more: their apply was interrupted, and then the
+        unknown: the number of gradients whose outcome can no longer be known: their apply was interrupted, and then the
             accumulator was deleted, or the server lost its data, or an hour passed before ``settle()`` was called.
 
     Example:
@@ -69,7 +69,8 @@ class Round(Generic[G_co]):
 
     Attributes:
         gradient: an array from a dense accumulator, ``IndexedSlices`` with sorted unique indices from a sparse one, or
-            a tree of both from that of a tree. None if nothing has been accumulated, which only ``peek()`` can find.
+            a tree of both from a ``TreeAccumulator``. None if nothing has been accumulated, which only ``peek()`` can
+            find.
         global_step: the step that the take closed; from ``peek()``, the current step.
         num_accumulated: how many gradients the round holds.
         workers: which workers they came from: worker's name → number of gradients.

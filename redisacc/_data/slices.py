@@ -44,9 +44,12 @@ class IndexedSlices:
     __slots__ = ("dense_shape", "indices", "values")
 
     def __init__(self, values: npt.ArrayLike, indices: npt.ArrayLike, dense_shape: npt.ArrayLike | None = None) -> None:
-        self.values: Array = array(values, "values")
-        self.indices: Array = array(indices, "indices")
-        self.dense_shape: Array | None = None if dense_shape is None else array(dense_shape, "dense_shape")
+        # Results of takes are arrays already.
+        self.values: Array = values if type(values) is np.ndarray else array(values, "values")
+        self.indices: Array = indices if type(indices) is np.ndarray else array(indices, "indices")
+        self.dense_shape: Array | None = None
+        if dense_shape is not None:
+            self.dense_shape = dense_shape if type(dense_shape) is np.ndarray else array(dense_shape, "dense_shape")
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -63,7 +66,7 @@ class IndexedSlices:
         """Returns the whole array, with zeros where there is no row. Rows of the same index are added up.
 
         Args:
-            dense_shape: the shape of the result. None: that of the attribute.
+            dense_shape: the shape of the result. None: the attribute's.
 
         Raises:
             InvalidArgumentError: the shape is unknown, or the rows do not fit into it.
@@ -93,7 +96,7 @@ class IndexedSlices:
 
     @classmethod
     def from_dense(cls, dense: npt.ArrayLike) -> IndexedSlices:
-        """Returns those rows of an array that hold anything other than zeros.
+        """Returns the rows of an array that hold anything but zeros.
 
         Args:
             dense: array-like of rank 1 or more.

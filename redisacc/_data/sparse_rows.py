@@ -28,16 +28,16 @@ def sparse_section(indices: object, values: object, dtype: DType, declared: Shap
         InvalidArgumentError: the indices or the rows are invalid, or do not fit the declared shape.
     """
     checked, last, are_ascending = validation.indices(indices, names[0])
-    given = validation.array(values, names[1])
+    given = values if type(values) is np.ndarray else validation.array(values, names[1])
     _check_rows(len(checked), last, given, declared or (), names)
-    rows = validation.cast(given, dtype, names[1], value=values)
+    rows = given if given.dtype == dtype.storage else validation.cast(given, dtype, names[1], value=values)
     return Section(rows, checked) if are_ascending else ascending(checked, rows, dtype)
 
 
 def _check_rows(
     number: int, last: int, values: Array, declared: tuple[int | None, ...], names: tuple[str, str]
 ) -> None:
-    """Checks that ``values`` has a row for each of ``number`` indices, of which ``last`` is the largest."""
+    """Checks that ``values`` has a row for each of ``number`` indices; the largest index is ``last``."""
     if values.ndim == 0:
         raise InvalidArgumentError(f"{names[1]} must have one row for each index, and a scalar has none")
     if len(values) != number:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from redisacc.errors import CorruptDataError
 
 Kind = Literal["dense", "sparse", "tree"]
 
-# What the sum of a row is divided by for "MEAN": the number of gradients that held its index, or that of the round.
+# What the sum of a row is divided by for "MEAN": the number of gradients that held its index, or of all in the round.
 SparseMean = Literal["index", "round"]
 
 # What a mean divides by: the sum of the weights of gradients, or their number.
@@ -27,6 +28,9 @@ Normalize = Literal["weights", "count"]
 # it is long enough for the additions to outweigh that, and short enough to be read with HGET.
 CHUNK = 256
 
+
+# The number of dimensions that every version of numpy can count: 32 before version 2, and 64 since then.
+LEAST_MOST_DIMENSIONS = 32
 
 # The label of the section that says which leaves of a tree a gradient has: what the means of leaves are divided by.
 PRESENT = "present"
@@ -41,7 +45,8 @@ class SectionSpec:
         label: begins the fields of the section in the ``sums`` hash; empty for the only section of an accumulator.
         dtype: the element type.
         is_sparse: whether the section consists of rows and their indices.
-        bound: the dimension 0 of which a sparse section holds rows: all indices are below it. None if it is unknown.
+        bound: dimension 0 of the array whose rows a sparse section holds: all indices are below it. None if it is
+            unknown.
     """
 
     label: str
@@ -59,7 +64,8 @@ class SectionSpec:
         """
         by_weights = normalize == "weights"
         if self.is_sparse:
-            _check_rows(shape, where)
+            if len(shape) >= LEAST_MOST_DIMENSIONS:
+                _check_rows(shape, where)
             return SparseSum(self.dtype, shape, bound=self.bound, where=where, counts_weights=by_weights)
         return DenseSum(self.dtype, shape, has_weights=by_weights or self.label != PRESENT)
 
@@ -91,10 +97,15 @@ class AccumulatorSpec(ABC):
     def sections(self) -> tuple[SectionSpec, ...]:
         """The sections of every gradient, in order."""
 
+    @cached_property
+    def dtypes(self) -> tuple[DType, ...]:
+        """The element type of each section."""
+        return tuple([section.dtype for section in self.sections])
+
     @property
     @abstractmethod
     def schema(self) -> dict[str, str]:
-        """The fields of the record that describe it, as text. Two handles agree if all of these are equal."""
+        """The fields of the record that describe it, as text. Two handles agree if all fields are equal."""
 
     @abstractmethod
     def section_shapes(self, round_shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -129,13 +140,13 @@ class AccumulatorSpec(ABC):
 
     @abstractmethod
     def path_of(self, section: int, element: int) -> str | None:
-        """Returns the path of the leaf that an element of a gradient is in; None if the gradients are no trees."""
+        """Returns the path of the leaf that an element of a gradient is in; None if gradients are not trees."""
 
     @abstractmethod
     def extent_of(self, section: int, element: int) -> tuple[int, tuple[int, ...] | None]:
         """Returns where the array begins that an element of a dense section is in, and its shape.
 
-        The shape is None if that is the shape of the section. The arguments are those of ``name_of``.
+        The shape is None if it is the section's. The arguments are as for ``name_of``.
         """
 
     @abstractmethod
@@ -156,7 +167,7 @@ class AccumulatorSpec(ABC):
         """
         return number if weight is None or self.normalize == "count" else weight
 
-    @property
+    @cached_property
     def can_weigh(self) -> bool:
         """Whether gradients may have other weights than 1: not if a result is an integer."""
         return not any(section.dtype.is_integer for section in self.sections)
@@ -168,14 +179,8 @@ class AccumulatorSpec(ABC):
             round_shape: the shape that binds the round.
             where: the source of the gradients, for errors.
         """
-        shapes = self.section_shapes(round_shape)
-        return RoundSum(
-            [
-                section.empty_sum(shape, where, self.normalize)
-                for section, shape in zip(self.sections, shapes, strict=True)
-            ],
-            where,
-        )
+        pairs = zip(self.sections, self.section_shapes(round_shape), strict=True)
+        return RoundSum([section.empty_sum(shape, where, self.normalize) for section, shape in pairs], where)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +189,7 @@ class ArraySpec(AccumulatorSpec):
 
     Attributes:
         section: the section.
-        shape: the declared shape of a dense gradient, or of the array of which a sparse gradient holds rows. None if
+        shape: the declared shape of a dense gradient, or of the array whose rows a sparse gradient holds. None if
             the rank is unknown, with None for each unknown dimension.
     """
 
@@ -206,17 +211,17 @@ class ArraySpec(AccumulatorSpec):
         section = SectionSpec("", dtype, kind == "sparse", shape[0] if kind == "sparse" and shape else None)
         return cls(reduction_type, sparse_mean, chunk, section, shape)
 
-    @property
+    @cached_property
     def kind(self) -> Literal["dense", "sparse"]:
         """Either "dense" or "sparse"."""
         return "sparse" if self.section.is_sparse else "dense"
 
-    @property
+    @cached_property
     def dtype(self) -> DType:
         """The element type."""
         return self.section.dtype
 
-    @property
+    @cached_property
     def sections(self) -> tuple[SectionSpec, ...]:
         """The only section."""
         return (self.section,)
@@ -238,9 +243,13 @@ class ArraySpec(AccumulatorSpec):
         """Returns the shape of the round."""
         return (round_shape,)
 
+    def empty_sum(self, round_shape: tuple[int, ...], *, where: str) -> RoundSum:
+        """Returns an empty sum for the gradients of one round."""
+        return RoundSum([self.section.empty_sum(round_shape, where, self.normalize)], where)
+
     @property
     def fixed_shapes(self) -> tuple[tuple[int, ...], ...] | None:
-        """The declared shape, if it is that of a dense array and no dimension is open."""
+        """The declared shape of a dense array, if no dimension is open."""
         if self.section.is_sparse or self.shape is None:
             return None
         known = tuple(dim for dim in self.shape if dim is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,7 @@ DENSE_UNION = 32
 
 
 # Infinities and overflow come from the callers' gradients: they are results, and no reason for numpy to warn.
-def _ieee() -> np.errstate:
-    return np.errstate(all="ignore")
+_ieee = partial(np.errstate, all="ignore")
 
 
 def _column(counts: Array, rows: Array) -> Array:
@@ -98,18 +98,15 @@ class DenseSum:
 
     Attributes:
         shape: the shape of each section.
+        dtype: the dtype of the sum.
     """
 
     def __init__(self, dtype: DType, shape: tuple[int, ...], *, has_weights: bool = True) -> None:
         self._dtype = dtype
+        self.dtype = dtype.sum
         self.shape = shape
         self._has_weights = has_weights
         self._sum: Array | None = None
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the sum."""
-        return self._dtype.sum
 
     def add(self, section: Section, factor: float = 1.0) -> None:
         """Adds a section, multiplied by its weight."""
@@ -166,10 +163,10 @@ class DenseSum:
                 element.
         """
         total = np.zeros(self.shape, self._dtype.sum) if self._sum is None else self._sum
-        with _ieee():
-            if reduction_type == "MEAN" and not (isinstance(divisor, int) and divisor <= 1):
+        if reduction_type == "MEAN" and not (isinstance(divisor, int) and divisor <= 1):
+            with _ieee():
                 total = _mean(total, divisor, self._dtype)
-            return _returned(total, self._dtype)
+        return _returned(total, self._dtype)
 
 
 class SparseSum:
@@ -177,7 +174,7 @@ class SparseSum:
 
     Sections wait until they have half the size of the sum, or WINDOW_BYTES if that is more, and are then added
     together. The time is therefore proportional to what is added, regardless of the number of sections and of whether
-    they share indices. The memory is that of two sums and the waiting sections.
+    they share indices. They take the memory of two sums and of the waiting sections.
 
     Args:
         dtype: the element type.
@@ -196,20 +193,21 @@ class SparseSum:
         self._bound = bound
         self._where = where
         self._counts_weights = counts_weights
-        # Each with the factor by which it is multiplied. Once there is a sum, it is the first of them.
+        # Pairs of a section and its factor. Once there is a sum, it comes first.
         self._waiting: list[tuple[Section, float]] = []
         self._bytes = 0
         self._sum_bytes = 0
 
     def add(self, section: Section, factor: float = 1.0) -> None:
         """Adds a section with strictly increasing indices, multiplied by its weight."""
-        if not len(_indices_of(section)):
-            # Nothing to add: beside it, a single other section needs no copy.
+        assert section.indices is not None
+        if not len(section.indices):
+            # Nothing to add. If a single other section is added, that one needs no copy.
             return
         self._waiting.append((section, factor))
         self._bytes += section.nbytes
         if self._bytes > self._sum_bytes + max(self._sum_bytes // 2, WINDOW_BYTES):
-            self._add_up()
+            self._keep(*self._add_up())
 
     def clear(self) -> None:
         """Makes the sum empty."""
@@ -236,14 +234,14 @@ class SparseSum:
             )
         # .max() would be slower, because it goes through a Python function.
         most = np.maximum.reduce(counts, initial=0)
-        if is_above(most, divisor):
+        if most > divisor and is_above(most, divisor):
             what = "gradients" if isinstance(divisor, int) else "weights in total"
             raise CorruptDataError(f"{self._where}: an index occurs in {most} {what}, but the round has only {divisor}")
-        with _ieee():
-            if reduction_type == "MEAN" and not (isinstance(divisor, int) and divisor <= 1):
+        if reduction_type == "MEAN" and not (isinstance(divisor, int) and divisor <= 1):
+            with _ieee():
                 by_round = sparse_mean == "round"
                 total = _mean(total, divisor, self._dtype) if by_round else self._mean_of_rows(total, counts)
-            return indices, _returned(total, self._dtype)
+        return indices, _returned(total, self._dtype)
 
     def _mean_of_rows(self, total: Array, counts: Array) -> Array:
         if total.nbytes <= DIVIDE_ALL_BYTES:
@@ -263,15 +261,21 @@ class SparseSum:
             has_weights: whether a weight of the round differs from 1, though perhaps none of these sections has it.
         """
         indices, total, counts = self._add_up()
+        self._keep(indices, total, counts)
         return Section(total, indices, counts.astype(np.float64) if has_weights and self._counts_weights else counts)
 
     def _add_up(self) -> tuple[Array, Array, Array]:
+        """Returns the sorted unique indices of the waiting sections, the sums of their rows, and their counts."""
         if len(self._waiting) == 1:
             ((section, factor),) = self._waiting
-            indices = _indices_of(section).astype(np.int64, copy=not section.ours)
-            total = _sum_of_one(section, factor, self._dtype)
-            counts = np.full(len(indices), self._share(factor)) if section.counts is None else section.counts
-            return self._summed(indices, total, counts)
+            assert section.indices is not None
+            indices = section.indices.astype(np.int64, copy=not section.ours)
+            counts = section.counts
+            if counts is None:
+                share = self._share(factor)
+                counts = np.empty(len(indices), share.dtype)
+                counts.fill(share)
+            return indices, _sum_of_one(section, factor, self._dtype), counts
         indices, places = _union([_indices_of(section) for section, _ in self._waiting], self._bound)
         total = np.empty((len(indices), *self._shape), self._dtype.sum)
         counts = np.zeros(len(indices), self._counts_dtype)
@@ -281,7 +285,7 @@ class SparseSum:
                 if factor != 1:
                     values = _scaled(values, factor, self._dtype)
                 _add_rows(total, counts, values, self._share(factor) if section.counts is None else section.counts, at)
-        return self._summed(indices, total, counts)
+        return indices, total, counts
 
     def _share(self, factor: float) -> np.number[Any]:
         """Returns for how much a gradient of this weight counts at its indices."""
@@ -296,10 +300,10 @@ class SparseSum:
         )
         return np.dtype(np.float64 if has_weights else np.uint64)
 
-    def _summed(self, indices: Array, total: Array, counts: Array) -> tuple[Array, Array, Array]:
+    def _keep(self, indices: Array, total: Array, counts: Array) -> None:
+        """Replaces the waiting sections by their sum."""
         whole = Section(total, indices, counts, ours=True)
         self._waiting, self._bytes, self._sum_bytes = [(whole, 1.0)], whole.nbytes, whole.nbytes
-        return indices, total, counts
 
 
 def _indices_of(section: Section) -> Array:
@@ -364,14 +368,17 @@ def _union(every: list[Array], bound: int | None) -> tuple[Array, list[Array]]:
 def is_above(weight: Any, total: float) -> Any:
     """Returns whether a number of gradients or a sum of weights, or each of several, is above one that contains it.
 
-    Sums of weights may be above it by what rounding explains.
+    Sums of weights may exceed it by as much as rounding explains.
     """
     return weight > (total if isinstance(total, int) else total * (1 + ROUNDING))
 
 
 def _returned(total: Array, dtype: DType) -> Array:
     """Returns a total in the accumulator's dtype, in memory that the caller may keep and write to."""
-    result = total if total.dtype == dtype.storage else total.astype(dtype.storage)
+    result = total
+    if total.dtype != dtype.storage:
+        with _ieee():
+            result = total.astype(dtype.storage)
     if result.flags.c_contiguous and result.flags.writeable:
         return result
     return np.array(result, order="C")
@@ -409,7 +416,7 @@ class RoundSum:
         Args:
             number: how many.
             weight: the sum of their weights, if these are in their values; None if all are 1.
-            factor: by what a single one was multiplied.
+            factor: factor by which a single one was multiplied.
         """
         if weight is None and factor != 1:
             weight = factor

@@ -171,14 +171,10 @@ def shape(value: object, what: str = "shape") -> Shape:
     return dims
 
 
-def shape_text(dims: Sequence[int | None] | None) -> str:
-    """Returns a shape as records and messages show it: "[100,-1]", or "unknown" for None."""
-    return "unknown" if dims is None else _dims_text(tuple(dims))
-
-
 @lru_cache(maxsize=256)
-def _dims_text(dims: tuple[int | None, ...]) -> str:
-    return "[" + ",".join("-1" if d is None else str(d) for d in dims) + "]"
+def shape_text(dims: tuple[int | None, ...] | None) -> str:
+    """Returns a shape as records and messages show it: "[100,-1]", or "unknown" for None."""
+    return "unknown" if dims is None else "[" + ",".join("-1" if d is None else str(d) for d in dims) + "]"
 
 
 def reduction_type(value: object) -> str:
@@ -335,7 +331,7 @@ def indices(value: object, what: str = "grad_indices") -> tuple[Array, int, bool
         The vector, its largest index (-1 if it is empty), and whether the indices are strictly increasing, in which
         case none of them is repeated.
     """
-    given = array(value, what)
+    given = value if type(value) is np.ndarray else array(value, what)
     if given.ndim != 1:
         raise InvalidArgumentError(f"{what} must be a vector, not of shape {shape_text(given.shape)}")
     if given.size == 0 and is_untyped(value):

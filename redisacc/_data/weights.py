@@ -20,11 +20,11 @@ from redisacc.errors import InvalidArgumentError
 LEAST_WEIGHT = 2.0**-126
 MOST_WEIGHT = (2 - 2.0**-23) * 2.0**127
 
-# By what the weight of a gradient is multiplied for its staleness: 1, 1/sqrt(1 + staleness), or a factor for each.
+# The factor by which staleness changes the weight of a gradient: 1, 1/sqrt(1 + staleness), or a factor for each.
 StalenessWeight = Literal["constant", "inverse_sqrt"] | Sequence[float]
 
-CONSTANT = "constant"
-INVERSE_SQRT = "inverse_sqrt"
+CONSTANT: Literal["constant"] = "constant"
+INVERSE_SQRT: Literal["inverse_sqrt"] = "inverse_sqrt"
 
 
 def checked_weight(value: object, what: str = "weight") -> float:
@@ -35,7 +35,7 @@ def checked_weight(value: object, what: str = "weight") -> float:
         what: the argument's name in errors.
 
     Raises:
-        InvalidArgumentError: it is no number in [LEAST_WEIGHT, MOST_WEIGHT].
+        InvalidArgumentError: it is not a number in [LEAST_WEIGHT, MOST_WEIGHT].
     """
     if type(value) is float and LEAST_WEIGHT <= value <= MOST_WEIGHT:
         return value
@@ -53,7 +53,9 @@ def checked_weight(value: object, what: str = "weight") -> float:
     return number
 
 
-def checked_staleness_weight(value: object, max_staleness: int | None, *, can_weigh: bool) -> str | tuple[float, ...]:
+def checked_staleness_weight(
+    value: object, max_staleness: int | None, *, can_weigh: bool
+) -> Literal["constant", "inverse_sqrt"] | tuple[float, ...]:
     """Returns the rule by which staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
 
     Args:
@@ -62,11 +64,11 @@ def checked_staleness_weight(value: object, max_staleness: int | None, *, can_we
         can_weigh: whether gradients of the accumulator may have weights.
 
     Raises:
-        InvalidArgumentError: it is no such rule, or does not fit ``max_staleness``.
+        InvalidArgumentError: it is not such a rule, or does not fit ``max_staleness``.
     """
     if isinstance(value, str) and value == CONSTANT:
         return CONSTANT
-    rule: str | tuple[float, ...]
+    rule: Literal["constant", "inverse_sqrt"] | tuple[float, ...]
     if isinstance(value, str) and value == INVERSE_SQRT:
         rule = INVERSE_SQRT
     elif isinstance(value, np.ndarray) and value.ndim == 1:

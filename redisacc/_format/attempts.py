@@ -1,7 +1,7 @@
 """Attempts to store something in partitions, as the leader lists them.
 
-The leader lists an attempt while its parts are being written, and once they are to be removed. What lasts, such as a
-gradient that was counted, or a blob of the version that is published, is not in the list.
+The leader lists an attempt while its parts are being written, and again when they are to be removed. Counted gradients
+and the blobs of the published version are not in the list.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
 # The most parts that a gradient or a blob in partitions may have. Parts of large ones have 2 MiB, so these have up to
-# 200 GB. A list that was forged cannot make anybody send millions of commands for one attempt.
+# 200 GB. So a forged list cannot cause millions of commands for one attempt.
 MOST_PARTS = 100_000
 # The number of parts about which commands are sent at once: each takes some memory here and on the server.
 PARTS_AT_ONCE = 10_000

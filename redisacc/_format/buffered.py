@@ -7,8 +7,7 @@ of the commands and one of the taker's round trips. Otherwise they are cut into 
 the dense ones. The parts are staged by plain SET, and then a small script admits them (``lua/buffer.lua``), so that
 none of them passes through Lua.
 
-Everything that is read back is checked before it is trusted, because anybody who can write to the database may have
-written it.
+Everything that is read back is checked before it is trusted, because any client with write access may have written it.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgpack
@@ -32,17 +32,16 @@ from redisacc._data.validation import INT64_MAX, Array
 from redisacc._data.weights import LEAST_WEIGHT, MOST_WEIGHT
 from redisacc._format import attempts
 from redisacc._format.keys import Keys
-from redisacc._format.staging import parts_arrived
+from redisacc._format.part_cut import COUNT, BufferedSection, Cut, cut_of, part_lengths
 from redisacc._format.weights import parse_weight
-from redisacc._redis.fast_socket import Command, Pieces
-from redisacc._redis.transport import Hint
+from redisacc._redis.sockets.fast_socket import Pieces
 from redisacc._text import EVICTED, printable, shown
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
 # A taker adds a part as soon as it has arrived, so a gradient is cut into about this many.
 PARTS = 8
 # Smaller parts cost more commands; larger ones leave the processor's cache before they are added, and cost redis-py
-# more copies: see docs/measurements.md. The server's allocator has blocks of these sizes, of which 64 bytes are left
+# more copies: see docs/measurements.md. The server's allocator has blocks of these sizes plus 64 bytes, which are left
 # for the string's header and its final zero.
 PART_SIZES = tuple([size * 2**10 - 64 for size in (256, 512, 1024, 2048)])
 
@@ -58,38 +57,15 @@ STAGING_MS = 60_000
 
 # Every array begins at a multiple of this many bytes, so that numpy reads it where it is.
 ALIGNMENT = 8
-# The length of a part in a partition is a multiple of this many bytes, those of the largest element.
+# The length of a part in a partition is a multiple of this many bytes, the size of the largest element.
 PART_ALIGNMENT = 16
 
 _HEADER_VERSION = 2
-# Of a sum in whose values weights are. Earlier versions of redisacc, which know of no weights, refuse it.
+# The version of a sum with weights in its values. Earlier versions of redisacc know no weights, and refuse it.
 _WEIGHTED_VERSION = 3
 
 INDEX = np.dtype("<i8")
-COUNT = np.dtype("<u8")
 WEIGHT = np.dtype("<f8")
-
-
-class BufferedSection(NamedTuple):
-    """Where a section lies in the bytes of its gradient.
-
-    Attributes:
-        is_sparse: whether it consists of rows and their indices.
-        dtype: the dtype of what its values are stored as, little-endian: elements, or BLOCKS.
-        shape: the shape of its values.
-        indices: the first byte of its indices, and the one after the last; equal if it has none.
-        counts: the same for its counts.
-        values: the same for its values.
-        counts_dtype: whether its counts are numbers of gradients (COUNT) or sums of their weights (WEIGHT).
-    """
-
-    is_sparse: bool
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    indices: tuple[int, int]
-    counts: tuple[int, int]
-    values: tuple[int, int]
-    counts_dtype: np.dtype[Any] = COUNT
 
 
 @dataclass(slots=True)
@@ -99,14 +75,15 @@ class BufferedGradient:
     Attributes:
         id: the gradient's id, which is the field of the hash.
         order: its place in the order of the round.
-        factor: by what its values have to be multiplied: its weight. In a sum, the weights are in the values.
-        number: how many gradients it is the sum of.
+        factor: the factor to apply to its values: its weight. In a sum, the values already contain the weights.
+        number: the number of gradients in it, if it is a sum; otherwise 1.
         weight: the sum of their weights, if it is a sum and one of them differs from 1; else None.
         inline: whether its bytes are a field of the ``inline`` hash; otherwise they are in parts.
-        sections: where its sections lie in its bytes.
+        sections: the places of its sections in its bytes.
         lengths: the length of each part in bytes; empty for an inline gradient.
-        sparse_bytes: how many bytes come before those of the first dense section.
+        sparse_bytes: how many bytes come before the first dense section.
         nbytes: the length of all its bytes.
+        cut: the contents of its parts, as ``cut_of`` returns them; None if it is inline, or cut in another way.
         header_digest: a digest of the header. Gradients of one round with the same digest are laid out in the same way.
     """
 
@@ -121,6 +98,7 @@ class BufferedGradient:
     sparse_bytes: int
     nbytes: int
     header_digest: str
+    cut: tuple[int, Cut] | None
 
     @property
     def total_weight(self) -> float:
@@ -129,7 +107,7 @@ class BufferedGradient:
 
 
 class PartMissingError(Exception):
-    """A part of a buffered gradient is missing. The argument is its key."""
+    """A part of a buffered gradient, or of a version of parameters, is missing. The argument is its key."""
 
     @property
     def gradient(self) -> str:
@@ -146,13 +124,13 @@ def _lay_out(
     number: int,
     counts_dtype: np.dtype[Any],
 ) -> tuple[tuple[BufferedSection, ...], int, int]:
-    """Returns where sections lie in the bytes of a gradient, how many bytes are before the dense ones, and in total.
+    """Returns the places of sections in the bytes of a gradient, the bytes before the dense ones, and all bytes.
 
     Args:
-        described: what the values of each section are stored as, and their shape.
-        specs: what the sections are.
-        number: how many gradients it is the sum of. Sparse sections of a sum have counts.
-        counts_dtype: what these are.
+        described: the stored dtype and the shape of the values of each section.
+        specs: the specifications of the sections.
+        number: the number of gradients in it, if it is a sum; otherwise 1. Sparse sections of a sum have counts.
+        counts_dtype: the dtype of these counts.
     """
     end = 0
 
@@ -182,37 +160,20 @@ def _has_values(described: tuple[np.dtype[Any], tuple[int, ...]], spec: SectionS
     return not spec.is_sparse and math.prod(described[1]) > 0
 
 
-class PartitionedGradient(NamedTuple):
-    """A gradient on its way to partitions.
-
-    Attributes:
-        header: the entry for the ``buffered`` hash.
-        parts: the bytes of each part.
-    """
-
-    header: bytes
-    parts: list[memoryview | Pieces]
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all parts together."""
-        return sum([part.nbytes for part in self.parts])
-
-
-class Staged(NamedTuple):
-    """A gradient on its way to the server.
+class PackedGradient(NamedTuple):
+    """The bytes of a gradient, as they are sent.
 
     Attributes:
         header: the entry for the ``buffered`` hash.
         data: all bytes of an inline gradient, for the ``inline`` hash; else empty.
-        lengths: the lengths of the parts in bytes, in their order; empty for an inline gradient.
-        commands: the commands that store the parts where the script expects them.
+        parts: the bytes of each part, in their order; empty for an inline gradient.
+        lengths: the length of each part in bytes.
     """
 
     header: bytes
     data: bytes
-    lengths: list[int]
-    commands: list[Command]
+    parts: Sequence[memoryview | Pieces] = ()
+    lengths: Sequence[int] = ()
 
 
 @lru_cache(maxsize=256)
@@ -235,53 +196,39 @@ def _header(
     return packed
 
 
-def stage(keys: Keys, gradient_id: str, gradient: Gradient, *, announced: bool = False) -> Staged:
-    """Prepares a gradient for its way to the server: inline if it is small, in parts otherwise.
-
-    Args:
-        keys: the keys of the accumulator.
-        gradient_id: the id of the gradient.
-        gradient: the gradient.
-        announced: whether parts are announced when they have arrived.
-    """
-    described = tuple([(section.dtype, section.shape) for section in gradient.sections])
+def pack(gradient: Gradient) -> PackedGradient:
+    """Returns the bytes of a gradient for a single slot: inline if there are few, in parts otherwise."""
+    if gradient.nbytes > INLINE_BYTES:
+        return _packed_in_parts(gradient)
     sparse, dense = _arrays(gradient)
-    if gradient.nbytes <= INLINE_BYTES:
-        if len(sparse) + len(dense) == 1:
-            data = b"".join([array.tobytes() for array in (*sparse, *dense)[0]])
-        else:
-            data = b"".join(_aligned([*sparse, *dense]))
-        return Staged(_header(described, gradient.number, gradient.weight, ()), data, [], [])
-    parts = _parts(sparse, dense)
-    lengths = [part.nbytes for part in parts]
-    header = _header(described, gradient.number, gradient.weight, tuple(lengths))
-    commands: list[Command] = []
-    unannounced = 0
-    for number, part in enumerate(parts):
-        # The script announces the last ones.
-        if announced and unannounced >= message_bytes():
-            commands.append(Hint(("PUBLISH", keys.wake, parts_arrived(gradient_id, number))))
-            unannounced = 0
-        commands.append(("SET", keys.staged(gradient_id, number), part, "PX", STAGING_MS))
-        unannounced += part.nbytes
-    return Staged(header, b"", lengths, commands)
+    if len(sparse) + len(dense) == 1:
+        data = b"".join([array.tobytes() for array in (*sparse, *dense)[0]])
+    else:
+        data = b"".join(_aligned([*sparse, *dense]))
+    described = tuple([(section.dtype, section.shape) for section in gradient.sections])
+    return PackedGradient(_header(described, gradient.number, gradient.weight, ()), data)
 
 
-def partitioned(keys: Keys, gradient: Gradient) -> PartitionedGradient:
-    """Prepares a gradient of more than INLINE_BYTES for its way to the partitions.
+def pack_for_partitions(keys: Keys, gradient: Gradient) -> PackedGradient:
+    """Returns the bytes of a gradient of more than INLINE_BYTES for the partitions that the keys list.
 
     Raises:
         InvalidArgumentError: it is too large.
     """
-    parts = _parts(*_arrays(gradient), len(keys.partitions))
-    if len(parts) > attempts.MOST_PARTS:
+    packed = _packed_in_parts(gradient, len(keys.partitions))
+    if len(packed.parts) > attempts.MOST_PARTS:
         raise InvalidArgumentError(
             f"a gradient in partitions must have at most {attempts.MOST_PARTS} parts, but this one of "
-            f"{gradient.nbytes} bytes has {len(parts)}"
+            f"{gradient.nbytes} bytes has {len(packed.parts)}"
         )
-    described = tuple([(section.dtype, section.shape) for section in gradient.sections])
+    return packed
+
+
+def _packed_in_parts(gradient: Gradient, partitions: int = 1) -> PackedGradient:
+    parts = _parts(*_arrays(gradient), partitions)
     lengths = tuple([part.nbytes for part in parts])
-    return PartitionedGradient(_header(described, gradient.number, gradient.weight, lengths), parts)
+    described = tuple([(section.dtype, section.shape) for section in gradient.sections])
+    return PackedGradient(_header(described, gradient.number, gradient.weight, lengths), b"", parts, lengths)
 
 
 def message_bytes() -> int:
@@ -300,7 +247,9 @@ def part_size(nbytes: int, partitions: int = 1) -> int:
         partitions: among how many partitions the parts are spread. They get equally many, so that the same one always
             has the same elements and no node has more to do than the others.
     """
-    size = next((size for size in PART_SIZES if size * PARTS >= nbytes), PART_SIZES[-1])
+    for size in PART_SIZES:
+        if size * PARTS >= nbytes:
+            break
     if partitions == 1:
         return size
     parts = partitions * max(-(-nbytes // (size * partitions)), 1)
@@ -330,7 +279,8 @@ def _parts(
             size = part_size(sum([piece.nbytes for piece in pieces]), partitions)
         elif _is_in_blocks(run[0]):
             size = max(size // BLOCKS.itemsize, 1) * BLOCKS.itemsize
-        parts += cut(pieces, size)
+        # Parts in partitions have equal lengths already.
+        parts += cut(pieces, part_lengths(sum(map(len, pieces)), size, runts=partitions > 1))
     return parts
 
 
@@ -359,6 +309,8 @@ def _arrays(gradient: Gradient) -> tuple[list[Sequence[Array]], list[Sequence[Ar
 
 
 def _little_endian(arrays: list[Sequence[Array]]) -> list[Sequence[Array]]:
+    if not arrays:
+        return arrays
     found = [
         [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in pieces if array.nbytes]
         for pieces in arrays
@@ -380,22 +332,19 @@ def _aligned(arrays: Sequence[Sequence[Array]]) -> list[memoryview]:
     return aligned
 
 
-def cut(pieces: Sequence[memoryview], size: int) -> list[memoryview | Pieces]:
-    """Returns pieces of bytes, one after the other, cut into parts of this size. Nothing is copied."""
+def cut(pieces: Sequence[memoryview], lengths: Sequence[int]) -> list[memoryview | Pieces]:
+    """Cuts bytes, given piece after piece, into parts of these lengths. Nothing is copied."""
     parts: list[memoryview | Pieces] = []
-    waiting: list[memoryview] = []
-    room = size
-    for piece in pieces:
-        start = 0
-        while start < len(piece):
-            taken = piece[start : start + room]
-            start += len(taken)
-            room -= len(taken)
-            waiting.append(taken)
-            if not room:
-                parts.append(waiting[0] if len(waiting) == 1 else Pieces(waiting))
-                waiting, room = [], size
-    if waiting:
+    left = iter(pieces)
+    piece = memoryview(b"")
+    for length in lengths:
+        waiting: list[memoryview] = []
+        missing = length
+        while missing:
+            piece = piece or next(left)
+            waiting.append(piece[:missing])
+            missing -= len(waiting[-1])
+            piece = piece[len(waiting[-1]) :]
         parts.append(waiting[0] if len(waiting) == 1 else Pieces(waiting))
     return parts
 
@@ -408,7 +357,7 @@ def parse(
     Args:
         keys: the keys of the accumulator.
         fields: all fields of the ``buffered`` hash.
-        spec: what the accumulator was created as.
+        spec: the specification of the accumulator.
         round_shape: the shape that binds the round.
 
     Raises:
@@ -423,12 +372,14 @@ def parse(
                 f"{keys.current.buffered}: gradient {shown(field)} has a header that "
                 f"redisacc did not write: {printable(str(error), 300)}"
             ) from error
-    buffered.sort(key=lambda gradient: gradient.order)
+    buffered.sort(key=attrgetter("order"))
     return buffered
 
 
 # The fields of BufferedGradient after its order.
-_Description = tuple[int, float | None, bool, tuple[BufferedSection, ...], tuple[int, ...], int, int, str]
+_Description = tuple[
+    int, float | None, bool, tuple[BufferedSection, ...], tuple[int, ...], int, int, str, tuple[int, Cut] | None
+]
 
 
 def _parse_one(field: bytes, entry: bytes, spec: AccumulatorSpec, round_shape: tuple[int, ...]) -> BufferedGradient:
@@ -477,15 +428,16 @@ def _parse_header(packed: bytes, spec: AccumulatorSpec, round_shape: tuple[int, 
     if parts and (sum(parts) != nbytes or not all(parts)):
         raise ValueError(f"its parts cannot have {sum(parts)} bytes")
     digest = hashlib.blake2b(packed, digest_size=16).hexdigest()
-    return number, weight, not parts, sections, tuple(parts), sparse_bytes, nbytes, digest
+    cut_into = cut_of(sections, parts, sparse_bytes) if parts else None
+    return number, weight, not parts, sections, tuple(parts), sparse_bytes, nbytes, digest, cut_into
 
 
 def _described(listed: Any, spec: SectionSpec, shape: tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Returns what the values of a section are stored as, and their shape, checked.
+    """Returns the stored dtype and the shape of the values of a section, checked.
 
     Args:
-        listed: what the header says.
-        spec: what the section is.
+        listed: the entry of the section in the header.
+        spec: the specification of the section.
         shape: the shape of the section, or of each of its rows.
     """
     if not isinstance(listed, list) or len(listed) != 2:
@@ -499,7 +451,7 @@ def _described(listed: Any, spec: SectionSpec, shape: tuple[int, ...]) -> tuple[
 
 
 def _unpacked(packed: bytes) -> Any:
-    """Returns what a header holds.
+    """Unpacks a header.
 
     Raises:
         ValueError: it is too long, too deep or not msgpack.
@@ -519,7 +471,7 @@ def _sizes(value: object, name: str) -> list[int]:
     return value
 
 
-def part_lengths(entry: bytes) -> list[int] | None:
+def listed_lengths(entry: bytes) -> list[int] | None:
     """Returns the bytes of each part that an entry of the ``buffered`` hash lists, None if it is unreadable."""
     try:
         return _sizes(_unpacked(entry.partition(b" ")[2])["parts"], "parts")
@@ -529,23 +481,23 @@ def part_lengths(entry: bytes) -> list[int] | None:
 
 def number_of_parts(entry: bytes) -> int | None:
     """Returns how many parts an entry of the ``buffered`` hash lists, for cleaning up; None if it is unreadable."""
-    lengths = part_lengths(entry)
+    lengths = listed_lengths(entry)
     return None if lengths is None else len(lengths)
 
 
 def listed_part_keys(keys: Keys, field: bytes, entry: bytes) -> list[str]:
     """Returns the keys of all parts that an entry of the ``buffered`` hash lists, for cleaning up; [] if unreadable."""
     gradient = field.decode(errors="replace")
-    return [keys.part(gradient, number) for number in range(number_of_parts(entry) or 0)]
+    return keys.parts(gradient, number_of_parts(entry) or 0)
 
 
 def part_keys(keys: Keys, buffered: BufferedGradient) -> list[str]:
     """Returns the keys of all parts of a buffered gradient; an inline one has none."""
-    return [keys.part(buffered.id, number) for number in range(len(buffered.lengths))]
+    return keys.parts(buffered.id, len(buffered.lengths))
 
 
 def section_view(section: BufferedSection, data: Any, where: str) -> Section:
-    """Returns a section of a gradient, given its bytes. Its arrays are views of these bytes, or decoded blocks.
+    """Returns a section of a gradient, given its bytes. Its arrays are views of the bytes, or decoded blocks.
 
     Indices and counts are not yet checked.
 

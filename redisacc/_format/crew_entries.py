@@ -22,9 +22,9 @@ class Member:
         number: the number of a worker; None for the chief.
         holder: the random id of the holder's place.
         process: the identity of its process.
-        who: what people call it.
+        who: a name of the holder, for people.
         ends_ms: when the lease ends, in milliseconds of the server's clock.
-        left: for how many more seconds the lease lasts; negative if it has run out.
+        left: how many more seconds the lease lasts; negative if it has run out.
     """
 
     place: str

@@ -19,7 +19,7 @@ from redisacc.errors import CorruptDataError
 LONGEST_ENTRY = 8192
 # A taker that waits for up to this many gradients waits for any number: the largest count that a record holds.
 ANY_NUMBER = 10**15 - 1
-# How the entry of a taken round goes on before its shape if the accumulator counts the staleness of gradients.
+# Precedes the shape in the entry of a taken round if the accumulator counts the staleness of gradients.
 STALENESS = b"staleness="
 # The same for the sum of the weights of its gradients, if one of them differs from 1.
 WEIGHT = b"weight="
@@ -51,7 +51,7 @@ class WaitingTaker:
         up_to: with a grace, the number of gradients that ends it early; None if any number may come, or without a
             grace.
         grace: how long it waits for more gradients than it requires, in seconds; 0 if it does not.
-        min_weight: what the sum of their weights must be at least; 0 if any will do.
+        min_weight: least sum of their weights; 0 if any will do.
     """
 
     token: str
@@ -116,7 +116,7 @@ class WorkerInfo:
         last_step: the global step at that time; None if it has sent no gradient.
         lease_ends_at: when the lease of a worker of a training ends, or has ended; if it gave the lease back, its
             ``seen_at``. None for a worker without a lease.
-        process: what messages call the process that holds the lease; "" without a lease.
+        process: the name of the process that holds the lease, in messages; "" without a lease.
     """
 
     name: str
@@ -184,7 +184,7 @@ def parse_traces(fields: Mapping[bytes, bytes]) -> list[TraceParent]:
         # Most rounds are not traced.
         if b" " in text:
             found += [parse_traceparent(trace) for trace in text[:LONGEST_ENTRY].split(b" ")[1:]]
-    return [trace for trace in found if trace is not None]
+    return [trace for trace in found if trace is not None] if found else []
 
 
 def parse_taken(keys: Keys, token: bytes, text: bytes) -> tuple[str, UnacknowledgedRound]:
@@ -302,7 +302,7 @@ def sessions_of(keys: Keys, sessions: Mapping[bytes, bytes], worker: str) -> lis
     """Returns the ids of the sessions that have sent gradients for a worker.
 
     Raises:
-        CorruptDataError: an entry is not that of a session.
+        CorruptDataError: an entry does not describe a session.
     """
     name = worker.encode()
     # Checks all of them.
@@ -355,7 +355,7 @@ def _fields(text: bytes, number: int, longest: int = LONGEST_ENTRY) -> list[byte
 
 
 def _integer(text: bytes, digits: int, *, signed: bool = False) -> int:
-    """Returns a number of at most so many digits, and only if ``signed`` with a minus.
+    """Returns a number of at most ``digits`` digits, with a minus only if ``signed``.
 
     Raises:
         ValueError: it is something else.

@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,26 +44,25 @@ _TOTAL_TEXT = re.compile(rb"([0-9]{1,15}) ([0-9]{1,15})(?: ([0-9.e+-]{1,24}))?")
 FEW_ROWS = 512
 
 
-@dataclass(slots=True)
-class PackedRows:
+class PackedRows(NamedTuple):
     """A section of a gradient in the form that ``lua/apply.lua`` expects.
 
     Attributes:
-        label: what the fields of the section begin with.
+        label: the prefix of the fields of the section.
         element: the type in which Lua adds: "f" or "d".
         limit: the largest magnitude of a sum that is still exact, as text; empty for floating point.
+        row_bytes: the length of each row in bytes, as text; the last one may be shorter.
         indices: the indices in ascending order, as decimal numbers separated by ", ". They are text because they become
             names of hash fields, and because an int64 would lose digits as a number in Lua.
         rows: the rows one after the other, little-endian.
-        row_bytes: the length of each row in bytes; the last one may be shorter.
     """
 
     label: str
     element: str
     limit: str
+    row_bytes: str
     indices: bytes
     rows: bytes
-    row_bytes: int
 
 
 # Looking up, packing and storing a row costs the server as much as adding this many elements.
@@ -82,62 +80,60 @@ def can_add(spec: AccumulatorSpec) -> bool:
     return all(section.dtype.in_place is not None for section in spec.sections)
 
 
-def fits(gradient: Gradient, spec: AccumulatorSpec, limit: int, *, has_weight: bool = False) -> bool:
-    """Returns whether a gradient may be added in place.
+def pack_rows(
+    gradient: Gradient, spec: AccumulatorSpec, limit: int, *, has_weight: bool = False
+) -> list[PackedRows] | None:
+    """Returns the rows of each sparse section, and of each dense one cut into chunks; None if it must not be added.
 
     It may if it costs the server no more than ``limit`` elements, and if each of its elements is exact in the type in
     which Lua adds. Integers of up to 32 bits always are. Only sums of rows can be larger: if a gradient repeats an
     index, its rows were added up beforehand. If it has a weight, by which the server multiplies it, an element counts
     twice.
+
+    Sections without rows are left out: a tree may have thousands of them, and each would cost the server time.
     """
     cost = -SECTION_COST
     each = WEIGHT_COST if has_weight else 1
-    for section in gradient.sections:
-        rows = _rows(section, spec.chunk)
+    wanted: list[tuple[Section, SectionSpec, int]] = []
+    for section, of in zip(gradient.sections, spec.sections, strict=True):
+        size = section.size
+        rows = math.ceil(size / spec.chunk) if section.indices is None else len(section.indices)
         if rows:
-            cost += each * section.size + ROW_COST * rows + SECTION_COST
+            cost += each * size + ROW_COST * rows + SECTION_COST
+            wanted.append((section, of, rows))
         if cost > limit:
-            return False
-    return all(map(_is_exact, gradient.sections, spec.sections))
+            return None
+    packed = []
+    for section, of, rows in wanted:
+        if of.dtype.limit is not None and not _is_exact(section, of):
+            return None
+        packed.append(_packed(section, of, spec.chunk, rows))
+    return packed
 
 
 def _is_exact(section: Section, spec: SectionSpec) -> bool:
     dtype = spec.dtype
-    if dtype.limit is None or section.dtype == dtype.storage or section.size == 0:
+    if section.dtype == dtype.storage or section.size == 0:
         return True
     values = section.values
     return int(values.min()) >= -EXACT_IN_DOUBLE and int(values.max()) <= EXACT_IN_DOUBLE
 
 
-def pack_rows(gradient: Gradient, spec: AccumulatorSpec) -> list[PackedRows]:
-    """Returns the rows of each sparse section, and of each dense one cut into chunks.
-
-    Sections without rows are left out: a tree may have thousands of them, and each would cost the server time.
-    """
-    pairs = zip(gradient.sections, spec.sections, strict=True)
-    return [_packed(section, of, spec.chunk) for section, of in pairs if _rows(section, spec.chunk)]
-
-
-def _rows(section: Section, chunk: int) -> int:
-    """Returns how many rows of the ``sums`` hash a section has."""
-    return math.ceil(section.size / chunk) if section.indices is None else len(section.indices)
-
-
-def _packed(section: Section, spec: SectionSpec, chunk: int) -> PackedRows:
+def _packed(section: Section, spec: SectionSpec, chunk: int, number: int) -> PackedRows:
     dtype, values = spec.dtype, section.values
     if dtype.components == 2:
         values = np.ascontiguousarray(values).reshape(-1).view(values.real.dtype)
     rows = (values if values.dtype == dtype.in_place_dtype else values.astype(dtype.in_place_dtype)).tobytes()
     row_bytes = dtype.components * dtype.in_place_dtype.itemsize
     if section.indices is None:
-        indices = _numbers(_rows(section, chunk))
+        indices = _numbers(number)
         row_bytes *= chunk
     else:
         # The repr of a list without its brackets: making a text of each number and joining them took twice as long.
         indices = str(section.indices.tolist())[1:-1].encode()
         row_bytes *= math.prod(section.values.shape[1:])
     limit = "" if dtype.limit is None else str(dtype.limit)
-    return PackedRows(spec.label, dtype.in_place or "", limit, indices, rows, row_bytes)
+    return PackedRows(spec.label, dtype.in_place or "", limit, str(row_bytes), indices, rows)
 
 
 @lru_cache(maxsize=16)
@@ -150,7 +146,7 @@ def unpack(fields: Mapping[bytes, bytes], spec: AccumulatorSpec, round_shape: tu
 
     Args:
         fields: all fields of the hash, at least one.
-        spec: what the accumulator was created as.
+        spec: the specification of the accumulator.
         round_shape: the shape that binds the round.
         where: the hash's name in errors.
 
@@ -200,7 +196,7 @@ def unpack_rows(
     Args:
         rows: index → head and packed row.
         number: how many gradients were summed in place. No count may exceed it.
-        spec: what the section is.
+        spec: the specification of the section.
         row_shape: the shape of a row.
         where: the hash's name in errors.
         by_weights: whether the counts are sums of weights, if the rows have these.
@@ -282,7 +278,7 @@ def unpack_chunk(row: bytes, spec: SectionSpec, size: int, where: str) -> tuple[
 
     Args:
         row: the packed row: the count of gradients, perhaps their weight, and the sums.
-        spec: what the section is.
+        spec: the specification of the section.
         size: the number of elements in the row.
         where: the hash's name in errors.
 
@@ -296,9 +292,9 @@ def unpack_chunk(row: bytes, spec: SectionSpec, size: int, where: str) -> tuple[
 
 
 def _parse_total(fields: Mapping[bytes, bytes], where: str) -> tuple[dict[bytes, bytes], int, int, float | None]:
-    """Returns the rows of a ``sums`` hash, and of what they must be the sum.
+    """Returns the rows of a ``sums`` hash, and the totals that they must add up to.
 
-    These are the number of gradients, that of all their rows, and the sum of the weights, or None if all are 1.
+    The totals are the number of gradients, the number of their rows, and the sum of the weights, None if all are 1.
     """
     rows = dict(fields)
     total = rows.pop(_TOTAL, b"")

@@ -19,8 +19,8 @@ PREFIX = "redisacc:"
 # The set of all shared names, for listing.
 NAMES = f"{PREFIX}names"
 
-# While an accumulator or parameters are being deleted, their incarnation begins with this (lua/delete.lua,
-# lua/delete_parameters.lua), so no handle can use it.
+# While an accumulator or parameters are being deleted, their incarnation begins with this (lua/delete.lua), so no
+# handle can use it.
 DELETING = "deleted:"
 
 _REF = re.compile(re.escape(PREFIX) + r"\{([^{}]+)\}")
@@ -54,7 +54,7 @@ class RoundKeys:
 
 
 class PartitionedKeys:
-    """What the keys of an accumulator and of parameters have in common: parts, which may lie in partitions.
+    """The common keys of accumulators and of parameters: both have parts, which may be in partitions.
 
     Args:
         name: the name.
@@ -68,6 +68,7 @@ class PartitionedKeys:
         record: the key of the record.
         attempts: the key of the attempts to store parts in partitions.
         events: the channel of events.
+        homes: the prefix of the keys of each partition, in the order of the partitions; empty if there are none.
     """
 
     def __init__(self, name: str, record: str, partitions: tuple[int, ...]) -> None:
@@ -76,19 +77,15 @@ class PartitionedKeys:
         self.record = record
         self.attempts = f"{record}:attempts"
         self.events = f"{record}:events"
+        self.homes = tuple([self.partition(number) for number in range(len(partitions))])
 
     def part(self, owner: str, number: int) -> str:
-        """Returns the key of part ``number`` (from 0) of what has this id. Partitions take turns."""
+        """Returns the key of part ``number`` (from 0) of the gradient or blob with this id. Partitions take turns."""
         raise NotImplementedError
 
     def partition(self, number: int) -> str:
-        """Returns what the key of part ``number`` of everything begins with: prefix and hash tag."""
+        """Returns the prefix of the keys of part ``number`` of all gradients and blobs: prefix and hash tag."""
         return f"{PREFIX}{{{self.name}/{self.partitions[number % len(self.partitions)]}}}"
-
-    @property
-    def homes(self) -> tuple[str, ...]:
-        """What the keys of each partition begin with, the partitions in their order; empty if there are none."""
-        return tuple([self.partition(number) for number in range(len(self.partitions))])
 
 
 class Keys(PartitionedKeys):
@@ -110,7 +107,12 @@ class Keys(PartitionedKeys):
         wake: the channel for waiting takers: events that may complete a round, and gradients on their way.
         calls: the channel on which a waiting taker calls for reducers. In a cluster, all nodes pass its messages on.
         current: the keys of the current round.
+        positions: the positions of the partitions, from 0 on; None alone if there are none. Each has a reducer of its
+            own.
+        reducers: the keys of the leases of all reducers.
     """
+
+    positions: Sequence[int | None]
 
     def __init__(self, name: str, partitions: tuple[int, ...] = ()) -> None:
         super().__init__(name, f"{PREFIX}{{{name}}}", partitions)
@@ -122,6 +124,8 @@ class Keys(PartitionedKeys):
         self.crew = f"{self.record}:crew"
         self.wake = f"{self.record}:wake"
         self.calls = f"{self.record}:calls"
+        self.positions = range(len(partitions)) if partitions else (None,)
+        self.reducers = [self.reducer(position) for position in self.positions]
         self.current = RoundKeys.under(self.record)
         # The keys of the latest taken round. A take asks for them three times.
         self._latest: tuple[str | None, RoundKeys] = (None, self.current)
@@ -157,11 +161,6 @@ class Keys(PartitionedKeys):
             return f"{self.partition(number)}:partition:{owner}:{number}"
         return f"{self.record}:part:{owner}:{number}"
 
-    @property
-    def positions(self) -> Sequence[int | None]:
-        """The positions of the partitions, from 0 on; None alone if there are none. Each has a reducer of its own."""
-        return range(len(self.partitions)) if self.partitions else (None,)
-
     def home(self, position: int | None) -> str:
         """Returns a key in the slot of the partition at a position."""
         return self.record if position is None else self.partition(position)
@@ -173,13 +172,8 @@ class Keys(PartitionedKeys):
         """
         return f"{self.record}:reducer" if position is None else f"{self.record}:reducer:{self.partitions[position]}"
 
-    @property
-    def reducers(self) -> list[str]:
-        """The keys of the leases of all reducers."""
-        return [self.reducer(position) for position in self.positions]
-
     def wake_of(self, position: int | None) -> str:
-        """Returns the channel on which the node of the partition at a position tells what has arrived there."""
+        """Returns the channel on which the node of the partition at a position announces arrived parts."""
         return self.wake if position is None else f"{self.partition(position)}:partition:wake"
 
     def staged(self, gradient: str, number: int) -> str:
@@ -187,6 +181,20 @@ class Keys(PartitionedKeys):
         if self.partitions:
             return self.part(gradient, number)
         return f"{self.record}:staged:{gradient}:{number}"
+
+    def parts(self, owner: str, number: int) -> list[str]:
+        """Returns the keys of all parts of a buffered gradient, given how many it has."""
+        if self.partitions:
+            return [self.part(owner, part) for part in range(number)]
+        head = f"{self.record}:part:{owner}:"
+        return [head + str(part) for part in range(number)] if number else []
+
+    def staged_parts(self, gradient: str, number: int) -> list[str]:
+        """Returns the keys that they have before the gradient is accepted."""
+        if self.partitions:
+            return self.parts(gradient, number)
+        head = f"{self.record}:staged:{gradient}:"
+        return [head + str(part) for part in range(number)] if number else []
 
     def place(self, gradient: str) -> str:
         """Returns the key of the place of a gradient whose parts are being staged. It has an expiry."""
@@ -224,7 +232,3 @@ class ParameterKeys(PartitionedKeys):
         if self.partitions:
             return f"{self.partition(number)}:parameters:partition:{owner}:{number}"
         return f"{self.record}:object:{owner}:{number}"
-
-    def staged(self, blob: str, number: int) -> str:
-        """Returns the key of that part before its version is published. It has an expiry."""
-        return f"{self.record}:staged:{blob}:{number}"

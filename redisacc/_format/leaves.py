@@ -1,4 +1,4 @@
-"""The leaves of trees of values: arrays, how their texts describe them, and where each stands in a blob."""
+"""The leaves of trees of values: arrays, the texts that describe them, and their places in a blob."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from redisacc._data.dtypes import TABLE, find_dtype
-from redisacc._data.tree import Structure, parse_structure
+from redisacc._data.tree.structure import Structure, parse_structure
 from redisacc._data.validation import INT64_MAX, MAX_RANK, Array, array, shape_text
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
@@ -33,7 +33,7 @@ _BOOL = np.dtype(np.bool_)
 
 @dataclass(frozen=True)
 class Leaf:
-    """What an array of a tree is.
+    """The dtype and the shape of an array of a tree.
 
     Attributes:
         dtype: the name of the element type: one of the accumulators', or "bool".
@@ -45,7 +45,7 @@ class Leaf:
 
     @classmethod
     def of(cls, values: Array, what: str) -> Leaf:
-        """Returns what an array is.
+        """Returns the leaf that describes an array.
 
         Raises:
             InvalidArgumentError: its elements have no type that redisacc stores, or it is too large.
@@ -123,7 +123,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where leaves stand in a blob, in ascending order of their numbers.
+    """The places of leaves in a blob, in ascending order of their numbers.
 
     Attributes:
         leaves: their numbers.
@@ -142,11 +142,11 @@ class Layout:
 
 
 class Schema:
-    """The structure of a tree and what each of its leaves is.
+    """The structure of a tree, and the dtypes and shapes of its leaves.
 
     Args:
         structure: the structure.
-        leaves: what the leaves are, in its order.
+        leaves: the leaves, in the order of the structure.
 
     Attributes:
         structure: the structure.
@@ -164,7 +164,7 @@ class Schema:
 
     @classmethod
     def parse(cls, text: str) -> Schema:
-        """Returns what a text of ``text`` describes.
+        """Parses a text of ``text``.
 
         Raises:
             ValueError: redisacc did not write this text.
@@ -173,7 +173,7 @@ class Schema:
         return cls(structure, [Leaf.parse(leaf) for leaf in texts])
 
     def stored(self, wire: str) -> Schema:
-        """Returns what the leaves are in blobs: for the encoding "bfloat16", leaves of float32 are leaves of that."""
+        """Returns the schema of the leaves in blobs. For "bfloat16", leaves of float32 become leaves of bfloat16."""
         if wire == "float32":
             return self
         if self._encoded is None:
@@ -212,7 +212,7 @@ class Schema:
         return arrays
 
     def layout(self, leaves_text: str) -> Layout:
-        """Returns where leaves stand in a blob.
+        """Returns the places of leaves in a blob.
 
         Args:
             leaves_text: their numbers, as ``ranges_text`` writes them.
@@ -284,7 +284,7 @@ def parse_ranges(text: str, limit: int) -> list[int]:
             raise ValueError(f"{shown(text)} is not a list of leaves")
         first = int(match[1])
         last = int(match[2]) if match[2] else first
-        # Checked before the range is unrolled: each number stands once, so there are at most as many as leaves.
+        # Checked before the range is expanded: each number occurs once, so there are no more numbers than leaves.
         if not (numbers[-1] if numbers else -1) < first <= last < limit:
             raise ValueError(f"{shown(text)} is not a list of leaves of a tree with {limit}")
         numbers.extend(range(first, last + 1))

@@ -1,4 +1,4 @@
-"""Puts leaves of parameters one after the other, as a blob holds them, and copies as little as possible for that."""
+"""Lays out leaves of parameters in a row, as a blob holds them, and copies as little as possible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from redisacc._data.validation import Array
 from redisacc._format.leaves import Layout, Schema
-from redisacc._redis.fast_socket import GATHER_BYTES
+from redisacc._redis.sockets.fast_socket import GATHER_BYTES
 
 
 def packed(schema: Schema, arrays: Sequence[Array], layout: Layout) -> list[memoryview]:
@@ -17,7 +17,7 @@ def packed(schema: Schema, arrays: Sequence[Array], layout: Layout) -> list[memo
     Large leaves are not copied, so they must not be written to until the pieces have been sent.
 
     Args:
-        schema: what the leaves are.
+        schema: the schema of the leaves.
         arrays: all leaves.
         layout: which of them the blob has, and where.
     """
@@ -52,7 +52,7 @@ def packed_rows(schema: Schema, arrays: Sequence[Array], rows: Mapping[int, Arra
     """Returns the bytes of a blob of changed rows, in pieces.
 
     Args:
-        schema: what the leaves are.
+        schema: the schema of the leaves.
         arrays: all leaves.
         rows: leaf → the indices of its rows, ascending, in the order of the leaves.
     """

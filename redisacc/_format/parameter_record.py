@@ -1,13 +1,13 @@
 """The record of parameters: the plain-text hash that describes the version that is published.
 
-The values of a version are in blobs, each of which is stored in parts, as strings that never change. There are three
+The values of a version are in blobs. Each blob is stored in parts, as strings that never change. There are three
 sorts of blobs:
 
 - a *full* blob holds some leaves, whole, one after the other;
-- a *rows* blob holds rows of leaves of which only these rows changed from the version before;
+- a *rows* blob holds the rows that changed from the version before, of leaves with few such rows;
 - a *state* blob holds the leaves of the publisher's state.
 
-The value of a leaf is what the last full blob that has it holds, with the rows of all later versions written over it.
+The value of a leaf is its value in the last full blob that has it, with the rows of all later versions written over it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from redisacc._data.validation import INT64_MAX
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema, ranges_text
+from redisacc._format.part_cut import part_lengths
 from redisacc._format.partitions import parse_partitions
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, SchemaMismatchError
@@ -59,7 +60,7 @@ PART_BYTES = 2 * 2**20 - 64
 
 
 def part_size(nbytes: int, partitions: int = 0) -> int:
-    """Returns the bytes of each part of a blob but the last.
+    """Returns the bytes of each part of a blob but the last, which may differ.
 
     Args:
         nbytes: the length of the blob in bytes.
@@ -72,10 +73,10 @@ def part_size(nbytes: int, partitions: int = 0) -> int:
     return -(-nbytes // (partitions * -(-nbytes // (partitions * PART_BYTES))))
 
 
-def part_lengths(nbytes: int, partitions: int = 0) -> list[int]:
-    """Returns the bytes of each part of a blob, as ``part_size`` cuts it."""
-    size = part_size(nbytes, partitions)
-    return [min(size, nbytes - start) for start in range(0, nbytes, size)]
+def blob_lengths(nbytes: int, partitions: int = 0) -> list[int]:
+    """Returns the bytes of each part of a blob. The arguments are the same as for ``part_size``."""
+    # Parts in partitions have equal lengths already.
+    return part_lengths(nbytes, part_size(nbytes, partitions), runts=partitions > 0)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Blob:
 
     def parts(self, keys: ParameterKeys) -> list[tuple[str, int]]:
         """Returns the key of each of its parts, and how many bytes that has."""
-        lengths = part_lengths(self.nbytes, len(keys.partitions))
+        lengths = blob_lengths(self.nbytes, len(keys.partitions))
         return [(keys.part(self.id, number), length) for number, length in enumerate(lengths)]
 
     def keys(self, keys: ParameterKeys) -> list[str]:
@@ -101,7 +102,7 @@ class Blob:
 
     def attempt(self, keys: ParameterKeys) -> StoredAttempt:
         """Returns how the leader lists it while its parts are being written to partitions, or are to be removed."""
-        return StoredAttempt(self.id, len(part_lengths(self.nbytes, len(keys.partitions))))
+        return StoredAttempt(self.id, len(blob_lengths(self.nbytes, len(keys.partitions))))
 
     @property
     def text(self) -> str:
@@ -178,7 +179,7 @@ class Manifest:
         """Returns all blobs that the version consists of, by id, without the retired ones.
 
         Args:
-            schema: what the leaves are in blobs.
+            schema: the schema of the leaves in blobs.
         """
         found = [Blob(blob.id, schema.layout(blob.leaves).nbytes) for blob in self.full]
         found += [Blob(blob.id, blob.nbytes(schema)) for blob in self.rows]
@@ -205,7 +206,7 @@ class Manifest:
 class ParameterRecord:
     """Which version is published, and where its values are. It is checked as it is used.
 
-    Readers poll it, so it lacks what only publishers and deletions need: what is retired.
+    Readers poll it, so it lacks the retired blobs, which only publishers and deletions need.
 
     Attributes:
         keys: the keys of the parameters, with their partitions.

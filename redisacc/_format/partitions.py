@@ -1,7 +1,7 @@
 """Partitions: the slots of a Redis Cluster among which an accumulator spreads the parts of its gradients.
 
 A partition is a slot ``{NAME/p}``. Its number p was chosen when the accumulator was created, so that the partitions lie
-on as many nodes as there are. Part K of every gradient lies in partition K modulo their number, and gradients are cut
+on as many nodes as there are. Part K of every gradient is in partition K modulo their number, and gradients are cut
 in such a way that the same partition has the same elements of all of them.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from redisacc._redis.slot_map import SlotMap, key_slot
+from redisacc._redis.cluster.slot_map import SlotMap, key_slot
 
 # The most partitions: a Redis Cluster has at most about a thousand nodes.
 MOST_PARTITIONS = 1000
@@ -72,7 +72,7 @@ def choose_partitions(name: str, number: int, slot_map: SlotMap | None) -> tuple
             if len(chosen) == number:
                 break
     else:
-        # A master with hardly any slots: whoever comes next takes its place.
+        # A master has too few slots: the next free numbers take its place.
         chosen += [spare for spare in range(_LAST_NUMBER + 1) if spare not in chosen][: number - len(chosen)]
     return tuple(chosen)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from redisacc._data.dtypes import TABLE
 from redisacc._data.spec import AccumulatorSpec, ArraySpec, Normalize, SparseMean
-from redisacc._data.tree_spec import TreeSpec
+from redisacc._data.tree.spec import TreeSpec
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
 from redisacc._format.partitions import parse_partitions
@@ -59,11 +59,11 @@ def check_format(name: str, found: str) -> None:
 
 
 class Record:
-    """The record of an accumulator, parsed and checked. docs/design/data-model.md says what the fields hold.
+    """The record of an accumulator, parsed and checked. docs/design/data-model.md describes the fields.
 
     Args:
         keys: the keys of the accumulator.
-        reply: what the server replied to ``command()``.
+        reply: the server's reply to ``command()``.
 
     Attributes:
         global_step: the current step.
@@ -90,11 +90,11 @@ class Record:
         once_per_worker: whether a round accepts one gradient of each worker only.
         max_staleness: by how many steps a gradient may be late.
         staleness: how stale the gradients of the current round were: staleness → number of gradients.
-        staleness_weight: what staleness does to weights: "constant", "inverse_sqrt", or a factor for each staleness.
-        normalize: what means are divided by: "weights" or "count", not yet checked.
+        staleness_weight: how staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
+        normalize: the divisor of means: "weights" or "count", not yet checked.
         given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
-        settings: what a take waits for that does not say so itself.
+        settings: the defaults for takes that pass no ``num_required``.
 
     Raises:
         AccumulatorNotFoundError: there is no record.
@@ -182,7 +182,7 @@ class Record:
         """Returns the specification that the accumulator was created with.
 
         Args:
-            tree: what the server replied to ``tree_command()``. Only the accumulator of a tree needs it.
+            tree: the server's reply to ``tree_command()``. Only the accumulator of a tree needs it.
 
         Raises:
             CorruptDataError: the schema is unknown to redisacc.
@@ -250,7 +250,7 @@ class Record:
 
     @staticmethod
     def parse_wanted(reply: object) -> int:
-        """Returns what the reply to ``wanted_command`` says; 0 if no take has waited, or redisacc did not write it."""
+        """Parses the reply to ``wanted_command``; 0 if no take has waited, or redisacc did not write it."""
         return int(reply) if isinstance(reply, bytes) and reply.isdigit() and len(reply) <= 15 else 0
 
     def _foreign(self, name: str, text: str) -> CorruptDataError:
@@ -258,7 +258,7 @@ class Record:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Values of which at least one changes whenever the aggregate changes."""
+        """Values that change, at least one of them, whenever the aggregate changes."""
         return (self.incarnation, self.global_step, self.num_accumulated, self.applied, self.takes)
 
 

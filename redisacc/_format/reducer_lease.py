@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from redisacc._format.keys import Keys
-from redisacc._redis.fast_socket import Command
+from redisacc._redis.sockets.fast_socket import Command
 from redisacc._text import printable
 
 # Maximum number of sums that a lease lists, and of parts of one; and of the parts that all leases list together.
@@ -33,11 +33,11 @@ class ReducerInfo:
     Attributes:
         who: the host and the process id of the reducer; of several, each once, with commas. Printable.
         since: when it began to work on the accumulator; of several, the last one.
-        stored: the number of rounds since then whose whole sum it has stored before the taker needed it; of several,
-            that of the slowest.
+        stored: the number of rounds since then whose whole sum it stored before the taker needed it; of several
+            reducers, the slowest one's.
         late: the number of rounds since then for which it was too late, or which held other gradients than it expected;
-            of several, that of the slowest.
-        missing: the number of partitions on which no reducer works. While there are any, takers rely on none.
+            of several reducers, the slowest one's.
+        missing: the number of partitions without a reducer. While any is missing, takers rely on no reducer.
     """
 
     who: str
@@ -53,7 +53,7 @@ class ReducerInfo:
 
     @property
     def state(self) -> str:
-        """What people are told: "has begun", "keeps up", "is late", or on how many partitions one is missing."""
+        """A text for people: "has begun", "keeps up", "is late", or on how many partitions a reducer is missing."""
         if self.missing:
             return f"is missing on {self.missing} of the partitions"
         if not self.stored and not self.late:
@@ -67,7 +67,7 @@ def lease_commands(keys: Keys) -> list[Command]:
 
 
 def parse_leases(replies: Sequence[object]) -> ReducerInfo | None:
-    """Returns what the replies to ``lease_commands`` say; None if there is no reducer."""
+    """Parses the replies to ``lease_commands``; None if there is no reducer."""
     found = [lease for lease in map(_parse_lease, replies) if lease is not None]
     if not found:
         return None
@@ -81,7 +81,7 @@ def parse_leases(replies: Sequence[object]) -> ReducerInfo | None:
 
 
 def _parse_lease(reply: object) -> ReducerInfo | None:
-    """Returns what a lease says; None if there is none, or redisacc did not write it."""
+    """Parses a lease; None if there is none, or redisacc did not write it."""
     match reply:
         case [bytes() as who, bytes() as since, bytes() as stored, bytes() as late] if _are_numbers(
             [since, stored, late]

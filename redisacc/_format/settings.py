@@ -1,4 +1,4 @@
-"""The settings of an accumulator: what a take waits for that does not say so itself. They stand in the record."""
+"""The settings of an accumulator: defaults for takes that pass none. They are fields of the record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_GRACE = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class Settings:
-    """What a take waits for if it is called without ``num_required``.
+    """The gradients that a take waits for if it is called without ``num_required``.
 
     Example:
         >>> import redisacc
@@ -28,7 +28,7 @@ class Settings:
         Settings(num_required=3, up_to=None, grace=0.5)
 
     Attributes:
-        num_required: how many gradients it requires; None: not set, so that a take has to say it.
+        num_required: how many gradients it requires; None: not set, so each take has to pass it.
         up_to: how many gradients end the grace; None: it lasts its whole time.
         grace: how long to wait for more gradients than required, in seconds; None: not at all.
     """
@@ -43,13 +43,13 @@ class Settings:
 
     @classmethod
     def parse(cls, texts: Mapping[str, str]) -> Settings:
-        """Returns what the record says.
+        """Returns the settings in the record.
 
         Args:
             texts: field of ``SETTINGS`` → a number of at most 15 digits, or "" if the record lacks the field.
         """
         grace_ms = texts["grace_ms"]
-        # Nobody can require no gradients. To the scripts, too, 0 means that the field is not set.
+        # A take cannot require 0 gradients. To the scripts, too, 0 means that the field is not set.
         return cls(
             int(texts["num_required"] or 0) or None,
             int(texts["up_to"] or 0) or None,

@@ -16,7 +16,7 @@ from redisacc.errors import CorruptDataError
 # The longest text of a shape that redisacc writes: brackets, and numbers of 19 digits with their commas.
 LONGEST_SHAPE = 2 + MAX_RANK * 20
 
-# What a tree has in the place of a shape.
+# The text that a tree has in place of a shape.
 _LEAVES = re.compile(r"(1) leaf|([0-9]{1,6}) leaves")
 
 _SHAPE = re.compile(r"\[(?:(?:-1|[0-9]{1,19})(?:,(?:-1|[0-9]{1,19}))*)?\]")

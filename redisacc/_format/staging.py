@@ -1,12 +1,12 @@
 """Messages about gradients that are on their way: one when the upload begins, and others when parts have arrived.
 
-A reducer adds messages about the parts of sums that it has stored, where those about the parts in these sums are sent.
+A reducer sends messages about the parts of sums that it has stored, on the channel of the messages about their parts.
 
 They are sent to the channel ``redisacc:{NAME}:wake``, so that they keep their order with the events that admit the
-gradients. If the parts lie in partitions, the node that has them sends those about them to a channel of the partition,
+gradients. If the parts are in partitions, their node sends the messages about them to a channel of the partition,
 ``redisacc:{NAME/p}:partition:wake``. A waiting taker adds the parts up while the rest is still being uploaded. Messages
 may get lost, and every user with the right to publish can forge them. Parts that are added because of a message
-therefore count only after they have been compared with the round that was granted: see ``_protocol/part_sums.py``.
+therefore count only after they have been compared with the round that was granted: see ``_protocol/sums/part_sums.py``.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PartsArrived(NamedTuple):
 
     Attributes:
         gradient: the id of the gradient.
-        parts: how many.
-        position: that of a partition, if only the parts there are meant; else None.
+        parts: the number of these parts.
+        position: the position of a partition, if only the parts there are meant; else None.
     """
 
     gradient: str
@@ -70,12 +70,12 @@ def sum_stored(digest: str, part: int) -> str:
 
 
 def parts_arrived(gradient: str, parts: int, position: int | None = None) -> str:
-    """Returns the message that a client sends between parts. The arguments are those of ``PartsArrived``."""
+    """Returns the message that a client sends between parts. The arguments are the fields of ``PartsArrived``."""
     return f"gradient={gradient} parts={parts}" + ("" if position is None else f" position={position}")
 
 
 def parse_message(text: str) -> UploadBegun | PartsArrived | SumStored | None:
-    """Returns what a message says, or None if it is none of ours."""
+    """Parses a message. Returns None for a message that redisacc does not send."""
     if (match := _SUM_STORED.fullmatch(text)) is not None:
         return SumStored(match[1], int(match[2]))
     if (match := _ARRIVED.fullmatch(text)) is not None:

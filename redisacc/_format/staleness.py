@@ -1,4 +1,4 @@
-"""How stale the gradients of a round were, as scripts write it: "staleness:number" pairs with commas between them."""
+"""The staleness of the gradients of a round, as scripts write it: "staleness:number" pairs, separated by commas."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def parse_staleness(text: str, num_accumulated: int, max_staleness: int | None =
     """Returns staleness → number of gradients, sorted by staleness.
 
     Args:
-        text: what a script wrote; "" if the accumulator does not count staleness, because all gradients have 0.
+        text: the text that a script wrote; "" if staleness is not counted, because all gradients have 0.
         num_accumulated: the number of gradients in the round.
         max_staleness: the largest staleness that the accumulator accepts; None: not known here.
 
     Raises:
-        ValueError: no script writes this, or not for so many gradients.
+        ValueError: no script writes this, or not for this many gradients.
     """
     if not text:
         if num_accumulated and max_staleness:

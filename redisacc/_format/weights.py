@@ -1,4 +1,4 @@
-"""Weights of gradients as text, and the rules that make weights of staleness.
+"""Weights of gradients as text, and the rules that turn staleness into weights.
 
 ``lua/include/parse_weight.lua`` has the bounds as well, and ``lua/include/effective_weight.lua`` follows the rules.
 """

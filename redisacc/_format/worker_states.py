@@ -25,8 +25,8 @@ class WorkersByState:
         in_the_round: those with a gradient in the current round, by name.
         expected: those that are neither late nor gone. In this list and the next two, the one that was seen most
             recently comes first.
-        late: those for which the others had to wait.
-        gone: those that nobody should wait for.
+        late: the workers that the others had to wait for.
+        gone: the workers that are not worth waiting for.
     """
 
     in_the_round: list[WorkerInfo] = field(default_factory=list)

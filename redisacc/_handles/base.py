@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import logging
+import functools
 import math
 import os
 import socket
@@ -12,62 +11,34 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from types import EllipsisType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from redisacc._data import validation
-from redisacc._data.encodings import Wire, checked_wire
-from redisacc._data.finite import check_finite
-from redisacc._data.gradient import Gradient
-from redisacc._data.results import ApplyResult, Round, Tally
-from redisacc._data.spec import AccumulatorSpec, Normalize
-from redisacc._data.weights import (
-    CONSTANT,
-    StalenessWeight,
-    checked_normalize,
-    checked_staleness_weight,
-    checked_weight,
-)
-from redisacc._format.keys import Keys
-from redisacc._format.partitions import MOST_PARTITIONS
+from redisacc._data.encodings import Wire
+from redisacc._data.results import Round, Tally
+from redisacc._data.spec import AccumulatorSpec
 from redisacc._format.settings import Settings, SettingsChange
-from redisacc._format.staleness import MOST_STALENESS
-from redisacc._format.weights import rule_text
+from redisacc._handles.assembly import Parts, assemble
+from redisacc._handles.options import Options
 from redisacc._handles.pickling import check_picklable, picklable_where
-from redisacc._protocol import private_leases
-from redisacc._protocol.applier import IN_PLACE_LIMIT, Applier
-from redisacc._protocol.buffer_writer import BufferWriter
-from redisacc._protocol.deletion import delete
-from redisacc._protocol.events import Events
-from redisacc._protocol.info import AccumulatorInfo, read_info
-from redisacc._protocol.lifetime import Closing, Lifetime
-from redisacc._protocol.opening import open_accumulator
-from redisacc._protocol.partition_scripts import PartitionScripts
-from redisacc._protocol.partition_writer import PartitionWriter
-from redisacc._protocol.record_reader import RecordReader
-from redisacc._protocol.requests import Requests
-from redisacc._protocol.requirement import Demand
-from redisacc._protocol.sessions import SessionPool
-from redisacc._protocol.snapshot import read_round
-from redisacc._protocol.step_wait import wait_for_step
-from redisacc._protocol.take_wait import History
-from redisacc._protocol.taker import TakenRound, Taker
+from redisacc._protocol.leases import private_leases
+from redisacc._protocol.lifecycle.deletion import delete
+from redisacc._protocol.lifecycle.events import Events
+from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
+from redisacc._protocol.lifecycle.step_wait import StepWait
+from redisacc._protocol.rounds.peek import read_round
+from redisacc._protocol.rounds.taker import TakenRound
+from redisacc._protocol.scripts.take_requirement import TakeDemand
+from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._redis.connect import connect
-from redisacc._redis.eviction import warn_if_evicting
-from redisacc._telemetry.operation import Operation
-from redisacc._telemetry.telemetry import Telemetry
-from redisacc._text import shown
-from redisacc.errors import InvalidArgumentError, RedisAccError
-
-logger = logging.getLogger("redisacc")
+from redisacc._telemetry.operation import NOT_OBSERVED, Operation
 
 # The result of a take: an array, IndexedSlices, or a tree of both.
 G = TypeVar("G")
-Value = TypeVar("Value")
 
 
-@lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)
 def host_and_process(process: int) -> str:
     """Returns the default name of a worker. A forked child has another process id, and so is a worker of its own."""
     return f"{socket.gethostname()}:{process}"
@@ -76,11 +47,11 @@ def host_and_process(process: int) -> str:
 class ConditionalAccumulatorBase(Closing, Generic[G]):
     """A handle on an accumulator in Redis, dense, sparse or of a tree.
 
-    Threads may share a handle, and after a fork the child may go on using it. A handle on a shared accumulator can be
-    pickled, for example for ``multiprocessing``, if it was opened with ``redis=None`` or with a URL without a password:
-    the copy opens the same accumulator by its name, and raises AccumulatorNotFoundError if that was deleted. Closing a
-    handle (``close()``, or the end of its ``with`` block) leaves a shared accumulator as it is, and removes a private
-    one.
+    Threads may share a handle, and after a fork the child may continue to use it. A handle on a shared accumulator can
+    be pickled, for example for ``multiprocessing``, if it was opened with ``redis=None`` or with a URL without a
+    password: the copy opens the same accumulator by its name, and raises AccumulatorNotFoundError if that was deleted.
+    Closing a handle (``close()``, or the end of its ``with`` block) leaves a shared accumulator as it is, and removes a
+    private one.
 
     Example:
         >>> import redisacc
@@ -88,8 +59,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         ...     isinstance(acc, redisacc.ConditionalAccumulatorBase), acc.global_step(), acc.num_accumulated()
         (True, 0, 0)
 
+    Each class of accumulators has the arguments below, apart from ``spec``.
+
     Args:
-        spec: what the accumulator is; the classes of accumulators make it of their own arguments.
+        spec: what the accumulator is; the classes of accumulators make it from their own arguments.
         shared_name: the name under which other processes find the accumulator: up to 512 bytes in UTF-8, without
             braces or control characters. If there is an accumulator of that name, it is opened; otherwise it is
             created. None or "" creates a private one, which is removed when this handle is closed.
@@ -107,8 +80,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         finite: True: a gradient that holds NaN or an infinity raises NotFiniteError, which names the first one, before
             anything is sent. Otherwise it would spoil the round for everybody. It concerns the gradients of this handle
             only, because the server does not look into gradients; so pass it wherever gradients are applied. Elements
-            are checked in the accumulator's dtype; with ``wire="bfloat16"``, those of 3.3961775e38 or more are refused
-            as well, because they would round to infinity. Costs about as much time as copying the gradient in memory.
+            are checked in the accumulator's dtype; with ``wire="bfloat16"``, elements of 3.3961775e38 or more are
+            refused as well, because they would round to infinity. Costs about as much time as copying the gradient in
+            memory.
         in_place_limit: gradients of more elements than this, where each row counts for 24 more, are buffered and added
             up by the taker instead of by the server. In a tree, each sparse leaf and each dtype of dense leaves counts
             for 72 more, except for the first. 0 buffers all. None: 1,280, which was measured.
@@ -121,9 +95,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         max_staleness: a gradient is accepted if its ``local_step >= global_step - max_staleness``, from 0 to 1000,
             given at creation and for all handles. 0 is TensorFlow's rule. The server decides, by the step at which the
             gradient arrives. None: 0, or what the accumulator was created with.
-        staleness_weight: by what the server multiplies the weight of a gradient when it accepts it, given at creation
-            together with ``max_staleness``, and for all handles: "constant" (1), "inverse_sqrt" (1 / sqrt(1 +
-            staleness), where staleness is the number of steps by which the gradient is late), or a number for each
+        staleness_weight: factor by which the server multiplies the weight of a late gradient when it accepts it, given
+            at creation together with ``max_staleness``, and for all handles: "constant" (1), "inverse_sqrt" (1 / sqrt(1
+            + staleness), where staleness is the number of steps by which the gradient is late), or a number for each
             staleness from 0 to ``max_staleness``. None: "constant", or what the accumulator was created with.
         normalize: what "MEAN" divides by, given at creation and for all handles: "weights" for the sum of the weights
             of gradients; "count" for their number, so that gradients of less weight move the result less. None:
@@ -150,142 +124,37 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     """
 
     _spec: AccumulatorSpec
-    # The only incarnation that a handle opens which was pickled.
-    _reopens: str | None = None
 
-    def __init__(
-        self,
-        spec: AccumulatorSpec,
-        shared_name: str | None,
-        name: str,
-        *,
-        redis: object,
-        worker: str | None,
-        wire: str | None,
-        finite: bool,
-        in_place_limit: int | None,
-        buffer_limit: int | None,
-        once_per_worker: bool | None,
-        max_staleness: int | None,
-        staleness_weight: StalenessWeight | None,
-        normalize: Normalize | None,
-        partitions: int | Literal["auto"] | None,
-        create: bool,
-        min_replicas: int,
-    ) -> None:
-        self._name = validation.text(name, "name", max_bytes=512)
-        self._given_worker = None if worker is None else validation.text(worker, "worker", max_bytes=200)
-        self._dtypes = [section.dtype for section in spec.sections]
-        self._wire = checked_wire(wire, self._dtypes)
-        self._finite = validation.flag(finite, "finite")
-        used_limit = IN_PLACE_LIMIT
-        if in_place_limit is not None:
-            used_limit = validation.integer(in_place_limit, "in_place_limit", low=0)
-        if buffer_limit is not None:
-            buffer_limit = validation.integer(buffer_limit, "buffer_limit", low=0)
-        if once_per_worker is not None:
-            once_per_worker = validation.flag(once_per_worker, "once_per_worker")
-        if max_staleness is not None:
-            max_staleness = validation.integer(max_staleness, "max_staleness", low=0, high=MOST_STALENESS)
-        rule, normalize = _checked_weighting(spec, max_staleness, staleness_weight, normalize)
-        partitions = checked_partitions(partitions)
-        create = validation.flag(create, "create")
-        if isinstance(shared_name, str) and not shared_name:
-            shared_name = None
-        if shared_name is not None:
-            shared_name = validation.text(shared_name, "shared_name", max_bytes=512)
-        elif not create:
-            raise InvalidArgumentError("create=False requires a shared_name: a private accumulator is always a new one")
-        self._shared_name = shared_name
-        min_replicas = validation.integer(min_replicas, "min_replicas", low=0, high=1000)
-        # What a pickle holds. The buffer limit is that of the accumulator.
-        self._arguments = {
-            "spec": spec,
-            "shared_name": shared_name,
-            "name": name,
-            "worker": self._given_worker,
-            "wire": wire,
-            "finite": finite,
-            "in_place_limit": in_place_limit,
-            "min_replicas": min_replicas,
-        }
+    def __init__(self, spec: AccumulatorSpec, redis: object, options: Options) -> None:
+        self._open(spec, redis, options.checked(spec))
+
+    def _open(self, spec: AccumulatorSpec, redis: object, options: Options, incarnation: str | None = None) -> None:
+        """Opens the accumulator. A copy of a pickled handle opens only the ``incarnation`` that the original had."""
+        self._options = options
         self._where = picklable_where(redis)
-        self._transport = connect(redis)
-        self._keys = Keys(shared_name or private_leases.new_name())
+        parts: Parts[G] = assemble(spec, options, connect(redis), incarnation)
+        self._transport = parts.transport
+        self._spec = parts.spec
+        self._keys = parts.keys
+        self._scripts = parts.scripts
+        self._lifetime = parts.lifetime
+        self._telemetry = parts.telemetry
+        self._records = parts.records
+        self._sessions = parts.sessions
+        self._requests = parts.requests
+        self._applier = parts.applier
+        self._taker = parts.taker
+        self._wire: Wire = options.wire or "float32"
         # The accumulator's name in log records and errors of an operation for which the caller gives none.
-        self._own_label = f"{self._name} ({self._keys.name})"
-        self._scripts = PartitionScripts(self._transport, self._keys, min_replicas=min_replicas)
-        self._telemetry = Telemetry(
-            spec.kind, self._keys.name, is_private=shared_name is None, address=self._transport.address
-        )
-        self._lifetime = Lifetime(self._keys.name)
+        self._own_label = f"{options.name} ({self._keys.name})"
         self._finalizer: Callable[[], object] | None = None
-
-        opened = open_accumulator(
-            self._transport,
-            self._keys,
-            self._scripts,
-            spec,
-            buffer_limit=buffer_limit,
-            once_per_worker=once_per_worker,
-            max_staleness=max_staleness,
-            staleness_weight=rule,
-            normalize=normalize,
-            partitions=partitions,
-            create=create,
-            lease_ms=private_leases.OWNER_LEASE_MS if shared_name is None else 0,
-            incarnation=self._reopens,
-        )
-        warn_if_evicting(self._transport, self._keys.record)
-        if min_replicas:
-            # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
-            self._transport.call("WAIT", 0, 1, beside=self._keys.record)
-        self._keys = Keys(self._keys.name, opened.partitions)
-        self._scripts.bind(self._keys, opened.incarnation)
-        self._spec = spec = dataclasses.replace(
-            spec, chunk=opened.chunk, normalize="count" if opened.normalize == "count" else "weights"
-        )
-        self._records = RecordReader(self._transport, self._keys, opened.incarnation, self._lifetime)
-        self._sessions = SessionPool(opened.now_ms)
-        self._requests = Requests(self._transport, self._scripts, self._sessions)
-        self._applier = Applier(
-            self._keys,
-            self._scripts,
-            spec,
-            requests=self._requests,
-            buffer_writer=BufferWriter(
-                self._transport,
-                self._keys,
-                self._scripts,
-                spec,
-                self._telemetry,
-                partitions=PartitionWriter(
-                    self._transport, self._keys, self._scripts, min_replicas=min_replicas, lease_ms=opened.lease_ms
-                )
-                if opened.partitions
-                else None,
-            ),
-            in_place_limit=used_limit if opened.can_add_in_place else 0,
-            staleness_weighs=opened.staleness_weight != CONSTANT,
-            min_replicas=min_replicas,
-        )
-        self._taker: Taker[G] = Taker(
-            self._transport,
-            self._keys,
-            self._scripts,
-            spec,
-            sessions=self._sessions,
-            lifetime=self._lifetime,
-            min_replicas=min_replicas,
-            history=History(opened.takes, opened.losses),
-        )
-        if shared_name is None:
+        if options.shared_name is None:
             transport = self._transport.blocking
             # First, because nothing else ends the renewals if an interrupt leaves the caller without the handle.
             self._finalizer = weakref.finalize(
-                self, private_leases.release, transport, self._keys, opened.incarnation, os.getpid()
+                self, private_leases.release, transport, self._keys, self._scripts.incarnation, os.getpid()
             )
-            private_leases.owner.add(transport, self._keys, opened.lease_ms)
+            private_leases.owner.add(transport, self._keys, parts.lease_ms)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes the handle picklable: the copy opens the same accumulator by its name, in whatever process.
@@ -294,8 +163,8 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             TypeError: the accumulator is private, or the way to the server cannot be pickled.
         """
         self._lifetime.check()
-        check_picklable(self._where, self._shared_name)
-        return _reopen, (type(self), self._arguments, self._where, self._scripts.incarnation)
+        check_picklable(self._where, self.shared_name)
+        return _reopen, (type(self), self._spec, self._where, self._options.of_a_copy(), self._scripts.incarnation)
 
     # What it is
 
@@ -307,12 +176,12 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     @property
     def name(self) -> str:
         """The name of this handle, which labels log records."""
-        return self._name
+        return self._options.name
 
     @property
     def shared_name(self) -> str | None:
         """The name under which other processes find the accumulator; None for a private one."""
-        return self._shared_name
+        return self._options.shared_name
 
     @property
     def reduction_type(self) -> str:
@@ -327,7 +196,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
     def __repr__(self) -> str:
         state = ", closed" if self._lifetime.closed else ""
         return (
-            f"{type(self).__name__}({self._description}, shared_name={self._shared_name!r}, "
+            f"{type(self).__name__}({self._description}, shared_name={self.shared_name!r}, "
             f"reduction_type={self._spec.reduction_type!r}, at {self._transport.address}{state})"
         )
 
@@ -424,9 +293,16 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         wanted = validation.integer(step, "step")
         deadline = _deadline(timeout)
         with self._telemetry.observe("wait", self._worker) as operation:
-            found = wait_for_step(
-                self._records, self.events, wanted=wanted, deadline=deadline, label=label, name=self._keys.name
+            wait = StepWait(
+                self._transport,
+                self._lifetime,
+                self._keys,
+                self._records,
+                wanted=wanted,
+                deadline=deadline,
+                label=label,
             )
+            found = wait.run()
             operation.note_step(found)
         return found
 
@@ -462,10 +338,10 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         grace: float | EllipsisType | None = ...,
         name: str | None = None,
     ) -> None:
-        """Changes what a take waits for if it is called without ``num_required``, for everybody and at once.
+        """Changes what takes without ``num_required`` wait for, in all processes and at once.
 
-        The settings stand in the record. Takes that wait for them check again at once, and so follow a crew that
-        shrinks or grows. A take that names ``num_required`` is not affected. `redisacc set` does the same.
+        The settings are in the record. Takes that wait by them check again at once, and so follow a crew that shrinks
+        or grows. A take that names ``num_required`` is not affected. `redisacc set` does the same.
 
         Example:
             >>> import redisacc
@@ -499,13 +375,13 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         self._applier.configure(change, worker=self._worker, label=label)
 
     def settle(self) -> Tally:
-        """Returns what became of all gradients that this thread has applied through this handle.
+        """Returns how many gradients this thread has applied through this handle, by outcome.
 
         The numbers are exact even if Ctrl-C, or another signal handler that raises, has ended a call at any moment. If
         that leaves open whether the last gradient was counted, this method asks the server, and makes sure that a
         gradient which has not been counted never will be. Otherwise, it sends nothing.
 
-        To learn what became of a single gradient, compare the numbers from before and after its apply.
+        To learn whether a single gradient was counted, compare the numbers from before and after its apply.
 
         Example:
             >>> import redisacc
@@ -575,7 +451,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
             OutcomeUnknownError: at the end of the block, if the round could not be acknowledged. The block itself has
                 ended without an error; the error's ``retry()`` acknowledges.
         """
-        taken = self._take(Demand.of(num_required, up_to, grace, min_weight), timeout, None, describe, cancel)
+        taken = self._take(TakeDemand.of(num_required, up_to, grace, min_weight), timeout, None, describe, cancel)
         yield taken.round
         self._taker.acknowledge(taken, None)
 
@@ -602,9 +478,9 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
         Args:
             token: which round, from ``info().unacknowledged``. None: the oldest.
-            skip_lost: True: gradients of which the server has lost parts are left out, and a warning names them. The
+            skip_lost: True: gradients that have lost parts are left out, and a warning names them. The
                 round's ``num_accumulated`` is the number of those that are left, and its ``gradient`` is reduced over
-                them, or None if none is left; ``workers`` and ``staleness`` are those of all that were counted.
+                them, or None if none is left; ``workers`` and ``staleness`` cover all that were counted.
 
         Yields:
             The round, or None if there is none to recover.
@@ -653,121 +529,26 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     def _take(
         self,
-        demand: Demand,
+        demand: TakeDemand,
         timeout: object,
         name: object,
         describe: Callable[[], str] | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> TakenRound[G]:
-        label = self._label(name)
-        deadline = _deadline(timeout)
+        label = self._own_label if name is None else self._label(name)
+        deadline = math.inf if timeout is None else _deadline(timeout)
         self._lifetime.check()
-        worker = self._worker
-        with self._telemetry.observe("take", worker) as operation:
-            taken = self._taker.take(
-                demand, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
-            )
+        worker = self._options.worker or host_and_process(os.getpid())
+        take = functools.partial(
+            self._taker.take, demand, deadline=deadline, name=worker, label=label, describe=describe, cancel=cancel
+        )
+        operation = self._telemetry.observe("take", worker)
+        if operation is NOT_OBSERVED:
+            return take()
+        with operation:
+            taken = take()
             _note_round(operation, taken)
         return taken
-
-    def _take_gradient(
-        self, demand: Demand, timeout: float | None, name: str | None, form: Callable[[Any], Value]
-    ) -> Value:
-        """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns.
-
-        A signal handler may raise, or a task be cancelled, when the server has removed the round and the caller does
-        not have it yet. The handle then keeps the round, and the next call returns it.
-        """
-        taker, taken = self._taker, None
-        if taker.kept:
-            self._lifetime.check()
-        try:
-            if taker.kept:
-                # CPython lets signal handlers and other threads run when a function begins, after a call into C, and
-                # when a loop is repeated: not in this line, and not between the last call below and the caller.
-                taken, *taker.kept = taker.kept
-                value = form(taken.round.gradient)
-                if taker.finish(taken, value):
-                    return value
-                taken = None
-                return self._take_gradient(demand, timeout, name, form)
-            taken = self._take(demand, timeout, name)
-            value = form(taken.round.gradient)
-            taker.acknowledge(taken, value)
-            return value
-        except RedisAccError:
-            raise
-        except BaseException:
-            if taken is not None:
-                taker.kept = [*taker.kept, taken]
-                logger.warning(
-                    "%s: a take was interrupted when it had the round of step %d, with %d gradients. The next "
-                    "take_grad() or recover() of this handle returns it",
-                    self._own_label,
-                    taken.round.global_step,
-                    taken.round.num_accumulated,
-                    extra={
-                        "accumulator": self._keys.name,
-                        "global_step": taken.round.global_step,
-                        "num_accumulated": taken.round.num_accumulated,
-                        "token": taken.token,
-                    },
-                )
-            raise
-
-    def _apply(
-        self,
-        gradient: Gradient,
-        *,
-        local_step: int,
-        round_shape: tuple[int, ...],
-        weight: object,
-        once_per_worker: object,
-        wire: object,
-        label: str,
-    ) -> ApplyResult:
-        once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
-        used = self._wire_of(wire)
-        # Most gradients have the default weight.
-        checked = 1.0 if type(weight) is float and weight == 1 else self._checked_weight(weight)
-        self._lifetime.check()
-        if self._finite:
-            check_finite(gradient, self._spec, used)
-        worker = self._worker
-        with self._telemetry.observe("apply", worker) as operation:
-            result = self._applier.apply(
-                gradient,
-                local_step=local_step,
-                round_shape=round_shape,
-                weight=checked,
-                once=once,
-                worker=worker,
-                wire=used,
-                trace=operation.trace,
-                label=label,
-            )
-            operation.note_gradient(gradient, local_step, result.outcome, result.global_step)
-        return result
-
-    def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object, weight: object) -> G:
-        """Returns what a round gets of a gradient, in the form of the result of a take."""
-        round_sum = self._spec.empty_sum(round_shape, where=self._keys.record)
-        round_sum.add(self._applier.as_sent(gradient, self._wire_of(wire), self._checked_weight(weight)))
-        sent: G = self._spec.result(round_sum, 1)
-        return sent
-
-    def _checked_weight(self, weight: object) -> float:
-        checked = checked_weight(weight)
-        if checked != 1 and not self._spec.can_weigh:
-            names = ", ".join(sorted({dtype.name for dtype in self._dtypes if dtype.is_integer}))
-            raise InvalidArgumentError(
-                f"weight must be 1 for gradients of {names}, not {checked:g}: a sum of integers has no fractions"
-            )
-        return checked
-
-    def _wire_of(self, wire: object) -> Wire:
-        """Returns how a gradient travels, given what the caller has said about it."""
-        return self._wire if wire is None else checked_wire(wire, self._dtypes)
 
     # Ending
 
@@ -778,7 +559,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
         accumulator is gone already, or was created again by another process, nothing happens.
         """
         self._lifetime.check()
-        if self._shared_name is None:
+        if self.shared_name is None:
             private_leases.owner.remove(self._keys)
         self._taker.kept = []
         delete(self._transport, self._keys, self._scripts.incarnation)
@@ -796,7 +577,7 @@ class ConditionalAccumulatorBase(Closing, Generic[G]):
 
     @property
     def _worker(self) -> str:
-        return self._given_worker or host_and_process(os.getpid())
+        return self._options.worker or host_and_process(os.getpid())
 
     def _label(self, name: object) -> str:
         given = validation.label(name)
@@ -810,52 +591,15 @@ def _note_round(operation: Operation, taken: TakenRound[Any]) -> None:
 
 def _reopen(
     kind: type[ConditionalAccumulatorBase[Any]],
-    arguments: dict[str, Any],
+    spec: AccumulatorSpec,
     where: str | None,
+    options: Options,
     incarnation: str,
 ) -> ConditionalAccumulatorBase[Any]:
-    """Opens a handle that was pickled. It is no way to create an accumulator: if the old one is gone, this raises."""
+    """Opens a handle that was pickled. It never creates an accumulator: if the old one is gone, it raises an error."""
     handle = kind.__new__(kind)
-    handle._reopens = incarnation
-    ConditionalAccumulatorBase.__init__(
-        handle,
-        redis=where,
-        buffer_limit=None,
-        once_per_worker=None,
-        max_staleness=None,
-        staleness_weight=None,
-        normalize=None,
-        partitions=None,
-        create=True,
-        **arguments,
-    )
+    handle._open(spec, where, options, incarnation)
     return handle
-
-
-def _checked_weighting(
-    spec: AccumulatorSpec, max_staleness: int | None, staleness_weight: object, normalize: object
-) -> tuple[str | None, Normalize | None]:
-    """Returns what staleness does to weights, as text, and what means are divided by; None for what was not given."""
-    rule = None
-    if staleness_weight is not None:
-        rule = rule_text(checked_staleness_weight(staleness_weight, max_staleness, can_weigh=spec.can_weigh))
-    return rule, None if normalize is None else checked_normalize(normalize)
-
-
-def checked_partitions(value: object) -> int | Literal["auto"] | None:
-    """Returns the argument ``partitions`` of a handle.
-
-    Raises:
-        InvalidArgumentError: it is invalid.
-    """
-    if value is None or (isinstance(value, str) and value == "auto"):
-        return None if value is None else "auto"
-    try:
-        return validation.integer(value, "partitions", low=1, high=MOST_PARTITIONS)
-    except InvalidArgumentError:
-        raise InvalidArgumentError(
-            f'partitions must be an integer from 1 to {MOST_PARTITIONS}, "auto" or None, not {shown(value)}'
-        ) from None
 
 
 def _deadline(timeout: object) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import numpy.typing as npt
 
 from redisacc._data import validation
@@ -14,12 +15,12 @@ from redisacc._data.results import ApplyResult
 from redisacc._data.spec import Normalize
 from redisacc._data.validation import Array, shape_text
 from redisacc._data.weights import StalenessWeight
-from redisacc._handles.array import ArrayAccumulatorBase
-from redisacc._protocol.requirement import Demand
+from redisacc._handles.array import ArrayAccumulator, array_spec
+from redisacc._handles.options import Options
 from redisacc.errors import InvalidArgumentError
 
 
-class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
+class ConditionalAccumulator(ArrayAccumulator[Array, Array]):
     """Sums dense gradients of one shape, and hands out their mean or sum once there are enough of them.
 
     Args:
@@ -49,8 +50,6 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         >>> weights.delete()
     """
 
-    _kind = "dense"
-
     def __init__(
         self,
         dtype: DTypeLike,
@@ -74,24 +73,24 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
         min_replicas: int = 0,
     ) -> None:
         super().__init__(
-            dtype,
-            shape,
-            shared_name,
-            name,
-            reduction_type=reduction_type,
-            redis=redis,
-            worker=worker,
-            wire=wire,
-            finite=finite,
-            in_place_limit=in_place_limit,
-            buffer_limit=buffer_limit,
-            once_per_worker=once_per_worker,
-            max_staleness=max_staleness,
-            staleness_weight=staleness_weight,
-            normalize=normalize,
-            partitions=partitions,
-            create=create,
-            min_replicas=min_replicas,
+            array_spec("dense", dtype, shape, reduction_type),
+            redis,
+            Options(
+                shared_name=shared_name,
+                name=name,
+                worker=worker,
+                wire=wire,
+                finite=finite,
+                in_place_limit=in_place_limit,
+                buffer_limit=buffer_limit,
+                once_per_worker=once_per_worker,
+                max_staleness=max_staleness,
+                staleness_weight=staleness_weight,
+                normalize=normalize,
+                partitions=partitions,
+                create=create,
+                min_replicas=min_replicas,
+            ),
         )
 
     def apply_grad(
@@ -120,13 +119,13 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
                 than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
                 set.
             name: labels log records.
-            weight: by what the gradient is multiplied, and how much it counts in a mean: a number in [1.2e-38, 3.4e38].
-                Integer dtypes accept 1 only. The server multiplies it by what ``staleness_weight`` says for the
-                staleness of the gradient.
+            weight: factor applied to the gradient, and its share in a mean: a number in [1.2e-38, 3.4e38]. Integer
+                dtypes accept 1 only. For a late gradient, the server multiplies it by the accumulator's
+                ``staleness_weight``.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
-            wire: how the elements of this gradient travel, instead of the handle's ``wire``. None: as that says.
+            wire: how the elements of this gradient travel. None: as the handle's ``wire`` says.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -144,78 +143,15 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
                 apply it again: call the error's ``retry()``.
         """
-        label = self._own_label if name is None else self._label(name)
-        step = validation.integer(local_step, "local_step")
         values = self._values(grad)
         return self._apply(
             Gradient((Section(values),)),
-            local_step=step,
-            round_shape=values.shape,
+            values.shape,
+            local_step=local_step,
+            name=name,
             weight=weight,
             once_per_worker=once_per_worker,
             wire=wire,
-            label=label,
-        )
-
-    def take_grad(
-        self,
-        num_required: int | None = None,
-        name: str | None = None,
-        *,
-        min_weight: float | None = None,
-        up_to: int | None = None,
-        grace: float | None = None,
-        timeout: float | None = None,
-    ) -> Array:
-        """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
-
-        Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
-        behind it even if they require less. On success, the global step grows by 1 and the next round begins empty.
-
-        If Ctrl-C, or another signal handler that raises, ends the call when the round is in memory already, the handle
-        keeps the round. Its next ``take_grad`` returns that round at once, whatever it requires. A round that was
-        granted and not yet read stays in ``info().unacknowledged``.
-
-        Args:
-            num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
-                more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say
-                (``configure``), also if they change while the take waits. If they say none, it is 1, provided that
-                ``min_weight`` is given.
-            name: labels log records.
-            min_weight: the round is not granted either while the sum of the weights of its gradients is less than this
-                (apart from a part in 10^9, for rounding). None: any sum will do.
-            up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
-                ``num_required``. None: however many arrive before the grace ends.
-            grace: seconds to wait for more gradients after the one with which it had enough, from 0 to a week. The
-                server's clock decides, and remembers the moment: a take that starts again does not start the grace
-                again. None: the round is granted at once.
-            timeout: seconds to wait at most, 0 or more. None: forever.
-
-        Returns:
-            The sum of the gradients or, for "MEAN", the sum divided by their number (integers truncate toward zero), in
-            the accumulator's dtype.
-
-        Raises:
-            InvalidArgumentError: ``num_required``, ``min_weight``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or
-                ``num_required`` is None, and ``up_to`` or ``grace`` is not. Or neither it nor ``min_weight`` is given,
-                and the settings do not say how many, or no longer.
-            TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
-                Nothing was taken.
-            CancelledError: the handle was closed.
-            AccumulatorNotFoundError: the accumulator was deleted.
-            RoundRecoveredError: another process has recovered the round before it was acknowledged, and owns it now.
-                The error names it.
-            StepOverflowError: the step is 2**63 - 1. Nothing was taken.
-            OutcomeUnknownError: the round has been read, but the server stopped answering before it was acknowledged.
-                The error's ``retry()`` acknowledges it and returns the gradient.
-            ServerUnavailableError: the server stopped answering before the round was read. If the round was granted,
-                ``info().unacknowledged`` lists it and ``recover()`` hands it out.
-            DataLossError, NotReplicatedError: the round was taken but not acknowledged. ``recover()`` hands it out.
-            CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
-                the round stays, listed in ``info().unacknowledged``.
-        """
-        return self._take_gradient(
-            Demand.of(num_required, up_to, grace, min_weight), timeout, name, lambda gradient: gradient
         )
 
     def as_sent(self, grad: npt.ArrayLike, *, wire: Wire | None = None, weight: float = 1.0) -> Array:
@@ -247,9 +183,11 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
 
     def _values(self, grad: npt.ArrayLike) -> Array:
         """Returns a gradient as an array of the declared shape and the accumulator's dtype."""
-        given = validation.array(grad, "grad")
-        self._check_shape(given)
-        return validation.cast(given, self._spec.dtype, "grad", value=grad)
+        given = grad if type(grad) is np.ndarray else validation.array(grad, "grad")
+        if given.shape != self._spec.shape:
+            self._check_shape(given)
+        dtype = self._spec.dtype
+        return given if given.dtype == dtype.storage else validation.cast(given, dtype, "grad", value=grad)
 
     def _check_shape(self, values: Array) -> None:
         declared = self._spec.shape
@@ -261,3 +199,6 @@ class ConditionalAccumulator(ArrayAccumulatorBase[Array]):
             raise InvalidArgumentError(
                 f"grad must have the declared shape {shape_text(declared)}, not {shape_text(values.shape)}"
             )
+
+    def _taken(self, gradient: Array) -> Array:
+        return gradient

@@ -8,7 +8,7 @@ variable                   meaning
 ``REDISACC_WORKERS``       the number of workers on all machines, if it is known
 ``REDISACC_RUN_ID``        a random id of this place in this run. A process that is started again after a death has the
                            id of its predecessor, and no other living process has it; so it may take over at once what
-                           its predecessor had leased, and a worker without a number keeps that of its predecessor.
+                           its predecessor had leased, and a worker without a number keeps its predecessor's.
 ``REDISACC_CHIEF_RUN_ID``  for a worker: the ``REDISACC_RUN_ID`` of the chief, if the same launcher starts it. When the
                            training is finished already, the worker waits until this chief has said whether it
                            continues it.
@@ -45,7 +45,7 @@ MAX_WORKERS = 1_000_000
 
 # It becomes a part of keys and values in Redis.
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-# No signs, spaces or underscores, and never so many digits that they take long to read.
+# No signs, spaces or underscores, and not enough digits to take long to read.
 _NUMBER = re.compile(r"[0-9]{1,12}", re.ASCII)
 
 
@@ -97,7 +97,7 @@ def place(environment: Mapping[str, str] | None = None) -> Place:
         Place(role='worker', number=2, workers=4, run_id=None, chief_run_id=None)
 
     Args:
-        environment: None for that of this process.
+        environment: None: the environment of this process.
 
     Raises:
         InvalidArgumentError: a variable holds what it cannot hold; the message names the variable, its value and what

@@ -6,7 +6,7 @@ from typing import Any
 
 from redisacc._data.encodings import Wire
 from redisacc._data.spec import ArraySpec
-from redisacc._data.tree_spec import TreeSpec
+from redisacc._data.tree.spec import TreeSpec
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._handles.base import ConditionalAccumulatorBase

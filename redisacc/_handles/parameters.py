@@ -11,14 +11,15 @@ from typing import Any, Literal
 from redisacc._data import validation
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.parameter_record import WIRES
-from redisacc._handles.base import checked_partitions, host_and_process
+from redisacc._handles.base import host_and_process
+from redisacc._handles.options import checked_partitions
 from redisacc._handles.pickling import check_picklable, picklable_where
-from redisacc._protocol.lifetime import Closing, Lifetime
-from redisacc._protocol.parameter_deletion import delete_parameters
-from redisacc._protocol.parameter_reader import ParameterReader
-from redisacc._protocol.parameter_wait import wait_for_version
-from redisacc._protocol.publisher import Publisher
-from redisacc._protocol.similar_names import suggestion
+from redisacc._protocol.lifecycle.similar_names import suggestion
+from redisacc._protocol.parameters.deletion import delete_parameters
+from redisacc._protocol.parameters.publisher import Publisher
+from redisacc._protocol.parameters.reader import ParameterReader
+from redisacc._protocol.parameters.version_wait import VersionWait
+from redisacc._protocol.waiting.lifetime import Closing, Lifetime
 from redisacc._redis.connect import connect
 from redisacc._redis.eviction import warn_if_evicting
 from redisacc._redis.transport import OPENING_TIMEOUT
@@ -32,19 +33,19 @@ class Parameters(Closing):
 
     One process publishes versions, and any number of processes read them. A tree is a nested dict, list or tuple whose
     leaves are arrays; an array alone is a tree, too. A leaf has a path, which is the keys on the way to it:
-    ``"layers/0/w"``; that of an array alone is ``"."``.
+    ``"layers/0/w"``; an array alone has the path ``"."``.
 
     Nothing is created when a handle is opened: parameters begin with the first ``publish``, and last until ``delete``.
     All versions have the structure, the dtypes and the shapes of the first. Only the latest version is kept.
 
     A handle remembers the version that it has read last, so that the next ``wait`` or ``latest`` fetches only what has
-    changed. The arrays that it returns are read-only, and never change: those of the next version are other arrays. An
+    changed. The arrays that it returns are read-only, and never change: the next version consists of other arrays. An
     array that you want to write to is ``array.copy()``. Memory is used again when you no longer hold any array of a
     version, so a loop that only keeps the latest one needs the memory of two. A handle that publishes keeps a copy of
     the leaves that it uploads whole.
 
-    Threads may share a handle, and after a fork the child may go on using it. A handle can be pickled if it was opened
-    with ``redis=None`` or with a URL without a password.
+    Threads may share a handle, and after a fork the child may continue to use it. A handle can be pickled if it was
+    opened with ``redis=None`` or with a URL without a password.
 
     Example:
         >>> import numpy as np
@@ -191,7 +192,7 @@ class Parameters(Closing):
         Args:
             tree: the values: anything that numpy makes an array of, in nested dicts, lists and tuples. dtypes are those
                 of accumulators, and bool. With ``wire="bfloat16"``, float32 is rounded.
-            step: integer scalar in [-2**63, 2**63 - 1], higher than that of the version before.
+            step: integer scalar in [-2**63, 2**63 - 1], higher than the previous version's.
             changed: path of a leaf → indices of the entries of its first dimension that differ from the version before.
                 Only these rows are uploaded, and readers who hold the version before fetch only these. An empty list
                 means that the leaf is unchanged. Leaves that are not mentioned are uploaded whole. The version before
@@ -338,11 +339,11 @@ class Parameters(Closing):
         skip_last = validation.flag(skip_last, "skip_last")
         self._lifetime.check()
         with self._telemetry.observe("wait") as operation:
-            record, tree = wait_for_version(
+            wait = VersionWait(
                 self._transport,
+                self._lifetime,
                 self._keys,
                 self._reader,
-                self._lifetime,
                 after=wanted,
                 deadline=math.inf if seconds is None else time.monotonic() + seconds,
                 label=f"{self._name} ({self._keys.name})",
@@ -350,6 +351,7 @@ class Parameters(Closing):
                 cancel=cancel,
                 describe=describe,
             )
+            record, tree = wait.run()
             operation.note_step(record.step)
         self._publisher.note_caller_has(record.version)
         return record.step, tree
@@ -406,7 +408,7 @@ class Parameters(Closing):
 
         Afterwards every handle that has seen them raises ``ParametersNotFoundError``, and so do waits. If somebody has
         begun to publish the first version with partitions, that attempt ends: the name is free again if they have died,
-        and if not, they begin anew. If nothing has been published, or the parameters were deleted and published again
+        and if not, they start over. If nothing has been published, or the parameters were deleted and published again
         by others, nothing happens.
         """
         self._lifetime.check()

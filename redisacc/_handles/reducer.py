@@ -1,4 +1,4 @@
-"""The reducer: a process beside the server that adds up large gradients while they are being uploaded."""
+"""The reducer: a process next to the server that adds up large gradients while they are being uploaded."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from redisacc._data import validation
 from redisacc._format.keys import Keys
 from redisacc._format.record import Record
 from redisacc._handles.base import host_and_process
-from redisacc._protocol.lifetime import Closing
-from redisacc._protocol.reduction import IDLE, LONGEST_IDLE, Reduction
+from redisacc._protocol.sums.reduction import IDLE, LONGEST_IDLE, Reduction
+from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._redis import forks
 from redisacc._redis.connect import connect
 from redisacc._redis.pubsub import PubSub, pubsub_everywhere, pubsub_of
@@ -59,7 +59,7 @@ _CALLS = re.compile(r"redisacc:\{([^{}]+)\}:calls")
 
 
 class Reducer(Closing):
-    """Adds up large gradients beside the server while workers upload them, so that a taker fetches only their sum.
+    """Adds up large gradients next to the server while workers upload them, so that a taker fetches only their sum.
 
     It only saves time. It changes no accumulator and keeps no state: if it is killed, takers do its work. Results are
     the same, bit for bit. Several reducers may run for the same accumulators; one of them works on each, and the others
@@ -67,10 +67,10 @@ class Reducer(Closing):
 
     It works on an accumulator when a waiting taker calls for it, until nothing has happened there for 10 minutes. A
     taker calls if gradients of at least 512 KiB arrive whose dense arrays have, for as many gradients as it requires,
-    more than 1.25 times the bytes of their sum. The memory of a reducer is that of one sum for each accumulator, and a
+    more than 1.25 times the bytes of their sum. A reducer needs the memory of one sum for each accumulator, and a
     few MiB. In Redis, it stores at most two sums for each, which expire after 60 seconds.
 
-    On a Redis Cluster, run one beside each node, with ``node=``: it adds up what this node stores, be it whole
+    On a Redis Cluster, run one next to each node, with ``node=``: it adds up what this node stores, be it whole
     gradients or those parts of them that lie in partitions there. Takers rely on reducers if each partition has one.
 
     Example:
@@ -81,7 +81,7 @@ class Reducer(Closing):
         pattern: the names of the accumulators, as a glob of the server: ``*``, ``?``, ``[ab]``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         max_accumulators: how many accumulators it works on at the same time, at least 1. Others get no reducer until
-            one of these has been idle for 10 seconds.
+            one of them has been idle for 10 seconds.
         node: the address "host:port" of a node of a Redis Cluster, as the cluster announces it: it works on what this
             node stores, whichever slots this is. While the cluster announces no such node, or the node does not
             answer, it waits. None: on everything.
@@ -366,7 +366,7 @@ def _checked_node(transport: Transport, node: object) -> str:
     """Returns the address of a node of a cluster. Nothing is sent: it may not be up yet.
 
     Raises:
-        InvalidArgumentError: it is no such address, or the server is no cluster.
+        InvalidArgumentError: it is not such an address, or the server is not a cluster.
     """
     if transport.cluster is None:
         raise InvalidArgumentError(

@@ -6,23 +6,27 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from redisacc._data import foreign, validation
+from redisacc._data import foreign
 from redisacc._data.dtypes import DTypeLike
 from redisacc._data.encodings import Wire
-from redisacc._data.gradient import Gradient, Section
+from redisacc._data.gradient import Gradient
 from redisacc._data.results import ApplyResult
 from redisacc._data.slices import IndexedSlices
 from redisacc._data.sparse_rows import check_whole, sparse_section
 from redisacc._data.spec import Normalize
 from redisacc._data.validation import Array
 from redisacc._data.weights import StalenessWeight
-from redisacc._handles.array import ArrayAccumulatorBase
-from redisacc._protocol.requirement import Demand
+from redisacc._handles.array import ArrayAccumulator, array_spec
+from redisacc._handles.options import Options
+from redisacc._protocol.scripts.take_requirement import TakeDemand
 from redisacc._text import shown
 from redisacc.errors import InvalidArgumentError
 
+# What errors call the indices and the rows.
+_ARGUMENTS = ("grad_indices", "grad_values")
 
-class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
+
+class SparseConditionalAccumulator(ArrayAccumulator[IndexedSlices, tuple[Array, Array, Array]]):
     """Sums sparse gradients (rows and their indices), and hands out their mean or sum once there are enough of them.
 
     "MEAN" divides the sum of each row by the number of gradients *that held its index*, unless ``sparse_mean`` is
@@ -31,8 +35,8 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
     Args:
         dtype: the element type: float16, bfloat16, float32, float64, int8 to int64, uint8 to uint64, complex64,
             complex128, qint8, quint8, qint16, quint16 or qint32; as a name, a numpy dtype, or torch's or TensorFlow's.
-        shape: the shape of the whole array, of which gradients hold rows. None leaves it open, and None or -1 leaves
-            one dimension open. Dimension 0 bounds the indices; the other dimensions are those of a row, and rows may
+        shape: the shape of the whole array, whose rows gradients hold. None leaves it open, and None or -1 leaves
+            one dimension open. Dimension 0 bounds the indices; the others are the shape of a row, and rows may
             have more dimensions than declared. () means one value for each index.
         reduction_type: "MEAN" (or None) or "SUM". ``ConditionalAccumulatorBase`` describes the arguments that are not
             listed here.
@@ -59,8 +63,6 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         >>> rows.delete()
     """
 
-    _kind = "sparse"
-
     def __init__(
         self,
         dtype: DTypeLike,
@@ -85,25 +87,24 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         min_replicas: int = 0,
     ) -> None:
         super().__init__(
-            dtype,
-            shape,
-            shared_name,
-            name,
-            reduction_type=reduction_type,
-            sparse_mean=sparse_mean,
-            redis=redis,
-            worker=worker,
-            wire=wire,
-            finite=finite,
-            in_place_limit=in_place_limit,
-            buffer_limit=buffer_limit,
-            once_per_worker=once_per_worker,
-            max_staleness=max_staleness,
-            staleness_weight=staleness_weight,
-            normalize=normalize,
-            partitions=partitions,
-            create=create,
-            min_replicas=min_replicas,
+            array_spec("sparse", dtype, shape, reduction_type, sparse_mean),
+            redis,
+            Options(
+                shared_name=shared_name,
+                name=name,
+                worker=worker,
+                wire=wire,
+                finite=finite,
+                in_place_limit=in_place_limit,
+                buffer_limit=buffer_limit,
+                once_per_worker=once_per_worker,
+                max_staleness=max_staleness,
+                staleness_weight=staleness_weight,
+                normalize=normalize,
+                partitions=partitions,
+                create=create,
+                min_replicas=min_replicas,
+            ),
         )
 
     def apply_grad(
@@ -138,13 +139,13 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
                 set.
             name: labels log records.
-            weight: by what the gradient is multiplied, and how much it counts in a mean: a number in [1.2e-38, 3.4e38].
-                Integer dtypes accept 1 only. The server multiplies it by what ``staleness_weight`` says for the
-                staleness of the gradient.
+            weight: factor applied to the gradient, and its share in a mean: a number in [1.2e-38, 3.4e38]. Integer
+                dtypes accept 1 only. For a late gradient, the server multiplies it by the accumulator's
+                ``staleness_weight``.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
-            wire: how the elements of this gradient travel, instead of the handle's ``wire``. None: as that says.
+            wire: how the elements of this gradient travel. None: as the handle's ``wire`` says.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -162,19 +163,17 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             OutcomeUnknownError: the server stopped answering, so the gradient may or may not have been counted. Do not
                 apply it again: call the error's ``retry()``.
         """
-        label = self._own_label if name is None else self._label(name)
-        step = validation.integer(local_step, "local_step")
         if grad_shape is not None:
             check_whole(grad_shape, self._spec.shape, "grad_shape")
-        section = self._section(grad_indices, grad_values)
+        section = sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, _ARGUMENTS)
         return self._apply(
             Gradient((section,)),
-            local_step=step,
-            round_shape=section.values.shape[1:],
+            section.shape[1:],
+            local_step=local_step,
+            name=name,
             weight=weight,
             once_per_worker=once_per_worker,
             wire=wire,
-            label=label,
         )
 
     def apply_indexed_slices_grad(
@@ -197,17 +196,11 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
                 ``grad_indices``, ``grad_values`` and ``grad_shape``. Or a sparse array of torch, JAX (BCOO, BCSR),
                 TensorFlow (SparseTensor) or scipy: if it has one sparse dimension, its entries are the rows, and
                 otherwise each row that has an entry is made dense.
-            local_step: integer scalar in [-2**63, 2**63 - 1]: the step that the gradient was computed for. Later steps
-                than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
-                set.
+            local_step: as for ``apply_grad``.
             name: labels log records.
-            weight: by what the gradient is multiplied, and how much it counts in a mean: a number in [1.2e-38, 3.4e38].
-                Integer dtypes accept 1 only. The server multiplies it by what ``staleness_weight`` says for the
-                staleness of the gradient.
-            once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
-                decides that, so it also holds for two processes of one name. If the accumulator was created with
-                ``once_per_worker``, this argument changes nothing.
-            wire: how the elements of this gradient travel, instead of the handle's ``wire``. None: as that says.
+            weight: as for ``apply_grad``.
+            once_per_worker: as for ``apply_grad``.
+            wire: as for ``apply_grad``.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -225,7 +218,7 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
             >>> rows.take_indexed_slices_grad(1).to_dense()[3]
             array([1., 2.], dtype=float32)
         """
-        rows = foreign.rows_of(grad, "grad")
+        rows = grad if type(grad) is IndexedSlices else foreign.rows_of(grad, "grad")
         if rows is None:
             raise InvalidArgumentError(
                 "grad must be sparse: an object with .indices, .values and .dense_shape, or a sparse array of torch, "
@@ -262,79 +255,8 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         Raises:
             InvalidArgumentError: the gradient or ``wire`` is invalid.
         """
-        section = self._section(grad_indices, grad_values)
-        return self._as_sent(Gradient((section,)), section.values.shape[1:], wire, weight)
-
-    def _section(self, grad_indices: npt.ArrayLike, grad_values: npt.ArrayLike) -> Section:
-        """Returns a gradient as rows with strictly increasing indices."""
-        names = ("grad_indices", "grad_values")
-        return sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, names)
-
-    def take_grad(
-        self,
-        num_required: int | None = None,
-        name: str | None = None,
-        *,
-        min_weight: float | None = None,
-        up_to: int | None = None,
-        grace: float | None = None,
-        timeout: float | None = None,
-    ) -> tuple[Array, Array, Array]:
-        """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
-
-        Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
-        behind it even if they require less. On success, the global step grows by 1 and the next round begins empty.
-
-        If Ctrl-C, or another signal handler that raises, ends the call when the round is in memory already, the handle
-        keeps the round. Its next ``take_grad`` returns that round at once, whatever it requires. A round that was
-        granted and not yet read stays in ``info().unacknowledged``.
-
-        Args:
-            num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
-                more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say
-                (``configure``), also if they change while the take waits. If they say none, it is 1, provided that
-                ``min_weight`` is given.
-            name: labels log records.
-            min_weight: the round is not granted either while the sum of the weights of its gradients is less than this
-                (apart from a part in 10^9, for rounding). None: any sum will do.
-            up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
-                ``num_required``. None: however many arrive before the grace ends.
-            grace: seconds to wait for more gradients after the one with which it had enough, from 0 to a week. The
-                server's clock decides, and remembers the moment: a take that starts again does not start the grace
-                again. None: the round is granted at once.
-            timeout: seconds to wait at most, 0 or more. None: forever.
-
-        Returns:
-            ``(indices, values, shape)``: the indices as an int64 vector ``[n]``, sorted and unique; their rows
-            ``[n, *row]`` in the accumulator's dtype, each the sum or, for "MEAN", the sum divided by the number of
-            gradients that held the row (integers truncate toward zero); and an int64 vector of the declared
-            dimension 0 (-1 if there is none) followed by the dimensions of a row.
-
-        Raises:
-            InvalidArgumentError: ``num_required``, ``min_weight``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or
-                ``num_required`` is None, and ``up_to`` or ``grace`` is not. Or neither it nor ``min_weight`` is given,
-                and the settings do not say how many, or no longer.
-            TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
-                Nothing was taken.
-            CancelledError: the handle was closed.
-            AccumulatorNotFoundError: the accumulator was deleted.
-            RoundRecoveredError: another process has recovered the round before it was acknowledged, and owns it now.
-                The error names it.
-            StepOverflowError: the step is 2**63 - 1. Nothing was taken.
-            OutcomeUnknownError: the round has been read, but the server stopped answering before it was acknowledged.
-                The error's ``retry()`` acknowledges it and returns the gradient.
-            ServerUnavailableError: the server stopped answering before the round was read. If the round was granted,
-                ``info().unacknowledged`` lists it and ``recover()`` hands it out.
-            DataLossError, NotReplicatedError: the round was taken but not acknowledged. ``recover()`` hands it out.
-            CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
-                the round stays, listed in ``info().unacknowledged``.
-        """
-        return self._take_gradient(
-            Demand.of(num_required, up_to, grace, min_weight),
-            timeout,
-            name,
-            lambda slices: (slices.indices, slices.values, slices.dense_shape),
-        )
+        section = sparse_section(grad_indices, grad_values, self._spec.dtype, self._spec.shape, _ARGUMENTS)
+        return self._as_sent(Gradient((section,)), section.shape[1:], wire, weight)
 
     def take_indexed_slices_grad(
         self,
@@ -362,7 +284,9 @@ class SparseConditionalAccumulator(ArrayAccumulatorBase[IndexedSlices]):
         Raises:
             RedisAccError: any error that ``take_grad`` raises.
         """
-        slices: IndexedSlices = self._take_gradient(
-            Demand.of(num_required, up_to, grace, min_weight), timeout, name, lambda slices: slices
-        )
-        return slices
+        demand = TakeDemand.of(num_required, up_to, grace, min_weight)
+        return self._take_gradient(demand, timeout, name, lambda slices: slices)
+
+    def _taken(self, gradient: IndexedSlices) -> tuple[Array, Array, Array]:
+        assert gradient.dense_shape is not None
+        return gradient.indices, gradient.values, gradient.dense_shape

@@ -9,14 +9,14 @@ from redisacc._data import validation
 from redisacc._data.encodings import Wire
 from redisacc._data.results import ApplyResult
 from redisacc._data.spec import Normalize
-from redisacc._data.tree_gradient import tree_gradient
-from redisacc._data.tree_spec import TreeSpec, described_by, described_like
+from redisacc._data.tree.gradient import tree_gradient
+from redisacc._data.tree.spec import TreeSpec, described_by, described_like
 from redisacc._data.weights import StalenessWeight
-from redisacc._handles.base import ConditionalAccumulatorBase
-from redisacc._protocol.requirement import Demand
+from redisacc._handles.accumulator import Accumulator
+from redisacc._handles.options import Options
 
 
-class TreeAccumulator(ConditionalAccumulatorBase[Any]):
+class TreeAccumulator(Accumulator[Any, Any]):
     """Sums the gradients of a whole model, and hands out their mean or sum once there are enough of them.
 
     A *tree* is a nested dict, list or tuple whose leaves are arrays: for example a dict from the names of a model's
@@ -26,7 +26,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
 
     Args:
         spec: a tree of the same structure, whose leaves are ``(dtype, shape)`` for a dense array and
-            ``redisacc.Sparse(dtype, shape)`` for an array of which gradients hold rows. Shapes are known, apart from
+            ``redisacc.Sparse(dtype, shape)`` for an array whose gradients hold rows only. Shapes are known, apart from
             dimension 0 of a sparse leaf, which may be None. ``like()`` derives all this from arrays.
         shared_name: see ``ConditionalAccumulatorBase``, which describes all arguments that are not listed here.
         name: labels log records.
@@ -88,21 +88,23 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
                 sparse_mean=validation.sparse_mean(sparse_mean),
                 missing=validation.missing(missing),
             ),
-            shared_name,
-            name,
-            redis=redis,
-            worker=worker,
-            wire=wire,
-            finite=finite,
-            in_place_limit=in_place_limit,
-            buffer_limit=buffer_limit,
-            once_per_worker=once_per_worker,
-            max_staleness=max_staleness,
-            staleness_weight=staleness_weight,
-            normalize=normalize,
-            partitions=partitions,
-            create=create,
-            min_replicas=min_replicas,
+            redis,
+            Options(
+                shared_name=shared_name,
+                name=name,
+                worker=worker,
+                wire=wire,
+                finite=finite,
+                in_place_limit=in_place_limit,
+                buffer_limit=buffer_limit,
+                once_per_worker=once_per_worker,
+                max_staleness=max_staleness,
+                staleness_weight=staleness_weight,
+                normalize=normalize,
+                partitions=partitions,
+                create=create,
+                min_replicas=min_replicas,
+            ),
         )
 
     @classmethod
@@ -115,7 +117,7 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
             tree: the arrays. Each leaf gets the dtype and shape that it has here; a leaf that is ``IndexedSlices``
                 becomes a sparse one.
             shared_name: as for the class.
-            sparse: the paths of further leaves of which gradients hold rows.
+            sparse: the paths of further leaves whose gradients hold rows only.
             options: the other arguments of the class.
 
         Raises:
@@ -171,13 +173,13 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
                 than the accumulator's are accepted, and earlier ones by up to its ``max_staleness``, which is 0 unless
                 set.
             name: labels log records.
-            weight: by what the gradient is multiplied, and how much it counts in a mean: a number in [1.2e-38, 3.4e38].
-                Integer dtypes accept 1 only. The server multiplies it by what ``staleness_weight`` says for the
-                staleness of the gradient.
+            weight: factor applied to the gradient, and its share in a mean: a number in [1.2e-38, 3.4e38]. Integer
+                dtypes accept 1 only. For a late gradient, the server multiplies it by the accumulator's
+                ``staleness_weight``.
             once_per_worker: True: the gradient is dropped if the round has one of this handle's worker. The server
                 decides that, so it also holds for two processes of one name. If the accumulator was created with
                 ``once_per_worker``, this argument changes nothing.
-            wire: how the elements of this gradient travel, instead of the handle's ``wire``. None: as that says.
+            wire: how the elements of this gradient travel. None: as the handle's ``wire`` says.
 
         Returns:
             A result that is true if the gradient was accepted. Its ``outcome`` is "applied", "stale" or "repeated".
@@ -197,16 +199,14 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
                 apply it again: call the error's ``retry()``. It sends large arrays from the memory where they are, so
                 do not write to them before that.
         """
-        label = self._own_label if name is None else self._label(name)
-        step = validation.integer(local_step, "local_step")
         return self._apply(
             tree_gradient(self._spec, grad, "grad"),
-            local_step=step,
-            round_shape=(),
+            (),
+            local_step=local_step,
+            name=name,
             weight=weight,
             once_per_worker=once_per_worker,
             wire=wire,
-            label=label,
         )
 
     def as_sent(self, grad: object, *, wire: Wire | None = None, weight: float = 1.0) -> Any:
@@ -228,62 +228,5 @@ class TreeAccumulator(ConditionalAccumulatorBase[Any]):
         """
         return self._as_sent(tree_gradient(self._spec, grad, "grad"), (), wire, weight)
 
-    def take_grad(
-        self,
-        num_required: int | None = None,
-        name: str | None = None,
-        *,
-        min_weight: float | None = None,
-        up_to: int | None = None,
-        grace: float | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
-
-        Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
-        behind it even if they require less. On success, the global step grows by 1 and the next round begins empty.
-
-        If Ctrl-C, or another signal handler that raises, ends the call when the round is in memory already, the handle
-        keeps the round. Its next ``take_grad`` returns that round at once, whatever it requires. A round that was
-        granted and not yet read stays in ``info().unacknowledged``.
-
-        Args:
-            num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
-                more than that. None: this, ``up_to`` and ``grace`` are what the settings of the accumulator say
-                (``configure``), also if they change while the take waits. If they say none, it is 1, provided that
-                ``min_weight`` is given.
-            name: labels log records.
-            min_weight: the round is not granted either while the sum of the weights of its gradients is less than this
-                (apart from a part in 10^9, for rounding). None: any sum will do.
-            up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
-                ``num_required``. None: however many arrive before the grace ends.
-            grace: seconds to wait for more gradients after the one with which it had enough, from 0 to a week. The
-                server's clock decides, and remembers the moment: a take that starts again does not start the grace
-                again. None: the round is granted at once.
-            timeout: seconds to wait at most, 0 or more. None: forever.
-
-        Returns:
-            A tree of the structure of ``spec``: an array for each dense leaf, and ``IndexedSlices`` with sorted unique
-            indices for each sparse one, each the sum of the gradients or their mean. The arrays may be written to;
-            leaves of one dtype share memory, so that a small leaf which is kept keeps all of them.
-
-        Raises:
-            InvalidArgumentError: ``num_required``, ``min_weight``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or
-                ``num_required`` is None, and ``up_to`` or ``grace`` is not. Or neither it nor ``min_weight`` is given,
-                and the settings do not say how many, or no longer.
-            TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
-                Nothing was taken.
-            CancelledError: the handle was closed.
-            AccumulatorNotFoundError: the accumulator was deleted.
-            RoundRecoveredError: another process has recovered the round before it was acknowledged, and owns it now.
-                The error names it.
-            StepOverflowError: the step is 2**63 - 1. Nothing was taken.
-            OutcomeUnknownError: the round has been read, but the server stopped answering before it was acknowledged.
-                The error's ``retry()`` acknowledges it and returns the gradient.
-            ServerUnavailableError: the server stopped answering before the round was read. If the round was granted,
-                ``info().unacknowledged`` lists it and ``recover()`` hands it out.
-            DataLossError, NotReplicatedError: the round was taken but not acknowledged. ``recover()`` hands it out.
-            CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
-                the round stays, listed in ``info().unacknowledged``.
-        """
-        return self._take_gradient(Demand.of(num_required, up_to, grace, min_weight), timeout, name, lambda tree: tree)
+    def _taken(self, gradient: Any) -> Any:
+        return gradient

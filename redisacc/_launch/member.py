@@ -40,7 +40,7 @@ class Member:
         slot: the number of this member among those of this machine, from 0.
         place: its place in the whole run.
         command: the program and its arguments.
-        environment: the variables of the process, without those of the place.
+        environment: the variables of the process, except the ones that name its place.
         restarts: what is known of its deaths.
         guard: learns of every process.
         prefix: the text in front of each of its lines.
@@ -52,7 +52,7 @@ class Member:
         slot: its number on this machine.
         place: its place in the whole run.
         guard: learns of every process.
-        group: the process group of the process, or of what is left of it; 0 if nothing is.
+        group: the process group of the process, as long as a member of the group is left; else 0.
         restarts: what is known of its deaths.
         restart_at: the time of the monotonic clock at which the next process is to be started; None if none is.
     """

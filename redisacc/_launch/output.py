@@ -32,7 +32,7 @@ class Output:
 
     Args:
         descriptor: where to write.
-        environment: that of this process.
+        environment: this process's environment.
     """
 
     def __init__(self, descriptor: int, environment: Mapping[str, str]) -> None:
@@ -73,7 +73,7 @@ class Output:
         """Writes as much as can be written now.
 
         Raises:
-            OSError: nobody reads any more, or the disk is full.
+            OSError: the reader is gone, or the disk is full.
         """
         while self._waiting and self._poll.poll(0):
             chunk = self._next_chunk()

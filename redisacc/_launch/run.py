@@ -41,7 +41,7 @@ class CannotStartError(Exception):
     """A process can't be started. Its text says which one and why.
 
     Attributes:
-        exit_code: that of a shell which can't execute a command.
+        exit_code: what a shell returns if it can't execute a command.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -68,8 +68,8 @@ class Run:
     Args:
         members: their places; at most one is the chief's.
         command: the program of every process, and its arguments.
-        environment: the variables of every process, but for those of its place.
-        restarts: maximum number of deaths of one process within the window, after each of which it is started again.
+        environment: the variables of every process, except the ones that name its place.
+        restarts: how often a process is started again within the window after it has died.
         restart_window: seconds for which a death counts.
         give_up_on: exit codes after which no process is started again.
         grace: seconds that workers have to end after the chief has finished, and that every process has between SIGTERM
@@ -214,7 +214,7 @@ class Run:
             try:
                 output.flush()
             except OSError as error:
-                # Nobody reads any more. As any other program, the run ends.
+                # The reader is gone. Like any other program, the run ends.
                 output.discard()
                 if error.errno not in (errno.EPIPE, errno.EIO):
                     self._end(1)
@@ -350,7 +350,7 @@ class Run:
         return name.ljust(self._width) + " |"
 
     def say(self, text: str) -> None:
-        """Writes a line of this process's own to standard error, among those of the others."""
+        """Writes a line of its own to standard error, between the lines of its processes."""
         self._err.put(self._prefix(_OWN_NAME), _OWN_COLOUR, printable(text, MESSAGE).encode())
 
 

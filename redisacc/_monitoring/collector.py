@@ -13,8 +13,8 @@ from redisacc._admin.catalogue import list_names
 from redisacc._format.entries import clock_ms, time_of
 from redisacc._format.keys import Keys
 from redisacc._monitoring.view import View
-from redisacc._protocol.info import read_info, summary_commands
-from redisacc._redis.fast_socket import Command
+from redisacc._protocol.lifecycle.info import read_info, summary_commands
+from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import Transport, limited
 from redisacc.errors import AccumulatorNotFoundError, RedisAccError, ServerUnavailableError
 
@@ -29,7 +29,7 @@ class Collector:
     """Reads the state of accumulators again and again. One thread at a time may use it.
 
     A refresh lists the names, reads a short summary of each accumulator, and everything about those whose summary is
-    not the same as before. So a server with a thousand accumulators of which three are in use is asked for little.
+    not the same as before. So a server that has a thousand accumulators, three of them in use, gets few requests.
 
     Args:
         transport: the way to the server.

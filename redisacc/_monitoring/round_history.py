@@ -1,6 +1,6 @@
 """The times of an accumulator's rounds, as its events tell them.
 
-Times are those of this machine, on ``time.monotonic()``'s clock: when the event was heard. A message may be lost, and
+Times are taken on this machine when the event is heard, by ``time.monotonic()``. A message may be lost, and
 then everything whose beginning was not heard is left out rather than guessed.
 """
 
@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from redisacc._monitoring.histogram import BYTES, SECONDS, STEPS, Histogram
-from redisacc._protocol.events import Event
+from redisacc._protocol.lifecycle.events import Event
 
 # The number of rounds that are remembered.
 ROUNDS = 40

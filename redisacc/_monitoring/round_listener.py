@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from redisacc._format.keys import PREFIX, Keys, ParameterKeys
 from redisacc._monitoring.round_history import Figures, RoundHistory
-from redisacc._protocol.events import Event
+from redisacc._protocol.lifecycle.events import Event
 from redisacc._redis import forks
 from redisacc._redis.pubsub import pubsub_of
 from redisacc._redis.transport import Transport

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from redisacc._protocol.info import AccumulatorInfo
+from redisacc._protocol.lifecycle.info import AccumulatorInfo
 
 # Seconds over which rates are averaged.
 WINDOW = 5.0

@@ -1,1 +1,1 @@
-"""What is done with an accumulator: one operation, one Lua script, one function that runs it."""
+"""The operations on accumulators: each is one Lua script, and one function runs it."""

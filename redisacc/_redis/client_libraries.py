@@ -1,4 +1,4 @@
-"""redis-py and valkey-py, the libraries that users bring clients of: their clients, their connections, their errors.
+"""redis-py and valkey-py, whose clients users bring: their clients, connections and errors.
 
 Everything that knows these libraries apart from their common interface is here. Their classes have the same names, so
 they are recognised by name, and valkey-py, which is optional, need not be imported.
@@ -25,7 +25,7 @@ from redisacc.errors import InvalidArgumentError
 
 _LIBRARIES = ("redis", "valkey")
 
-# Classes are accepted with their subclasses. Those of FakeRedis and FakeValkey are some.
+# Subclasses of these are accepted, too, such as the classes of FakeRedis and FakeValkey.
 _CLUSTERS = frozenset(("redis.cluster.RedisCluster", "valkey.cluster.ValkeyCluster"))
 _CLIENTS = frozenset(("redis.client.Redis", "valkey.client.Valkey")) | _CLUSTERS
 # These are subclasses of clients, but collect commands instead of sending them.
@@ -39,7 +39,7 @@ _ASYNCIO = {
     "valkey.asyncio.client.Valkey": "valkey.Valkey",
     "valkey.asyncio.cluster.ValkeyCluster": "valkey.ValkeyCluster",
 }
-# What carries the bytes of their connections.
+# The transports of their connections.
 _WIRES: dict[str, Literal["tcp", "tls", "unix"]] = {
     "Connection": "tcp",
     "SSLConnection": "tls",
@@ -50,8 +50,8 @@ _ASYNCIO_WIRES: dict[str, Literal["tcp", "tls", "unix"]] = {
     f"{library}.asyncio.connection.{name}": wire for library in _LIBRARIES for name, wire in _WIRES.items()
 }
 
-# Exactly these classes, because a subclass may do something of its own with what it sends and receives. Once
-# connected, a connection that Sentinel manages differs in nothing: a refusal of a demoted master disconnects it anyway.
+# Exactly these classes, because a subclass may change the bytes that it sends and receives. Once connected, a
+# connection that Sentinel manages differs in nothing: a refusal of a demoted master disconnects it anyway.
 _PLAIN = frozenset(
     f"{library}.{name}"
     for library in _LIBRARIES
@@ -63,7 +63,7 @@ _TLS = frozenset(
     for name in ("connection.SSLConnection", "sentinel.SentinelManagedSSLConnection")
 )
 
-# The libraries remove the code from the text of these.
+# The libraries remove the code from the text of these errors.
 _CODES = {
     "AskError": "ASK",
     "BusyLoadingError": "LOADING",
@@ -76,7 +76,7 @@ _CODES = {
     "ReadOnlyError": "READONLY",
     "TryAgainError": "TRYAGAIN",
 }
-# What the libraries raise when another thread closes their client meanwhile.
+# The errors that the libraries raise when another thread closes their client meanwhile.
 STUMBLES = (TypeError, ValueError, AttributeError)
 
 ACCEPTED = (
@@ -116,7 +116,7 @@ def wire_for_asyncio(client: object) -> Literal["tcp", "tls", "unix"] | None:
 
 
 def instead_of(client: object) -> str | None:
-    """Returns the class that redisacc accepts instead of that of a client for asyncio; None for anything else."""
+    """Returns the class that redisacc accepts in place of an asyncio client's; None for anything else."""
     return next((_ASYNCIO[name] for name in _ancestors(client) if name in _ASYNCIO), None)
 
 
@@ -150,12 +150,12 @@ def wire_of(pooled: Any) -> Literal["plain", "tls", "unknown"]:
 
 
 def fault_of(error: Exception) -> Exception | None:
-    """Returns what an error of a library or of a socket means, or None if it is of another kind.
+    """Returns the fault behind an error of a library or of a socket, or None for an error of another kind.
 
-    That is the error itself if it is a fault, or if a signal handler has raised it.
+    The fault is the error itself if it is one, or if a signal handler raised it.
 
     Raises:
-        BaseException: what a signal handler has raised, and the library has turned into this error.
+        BaseException: the exception of a signal handler that the library turned into this error.
     """
     known = error if isinstance(error, FAULTS) else interrupt_in(error)
     if known is error:
@@ -187,7 +187,7 @@ def _defuse(error: BaseException) -> None:
 
 
 def _fault_of(names: list[str], text: str) -> Exception:
-    """Returns what an error of a library means, given the names of its class and of its base classes."""
+    """Returns the fault behind an error of a library, given the names of its class and of its base classes."""
     for name in names:
         if name in _CODES:
             return ReplyError(f"{_CODES[name]} {text}")
@@ -205,7 +205,7 @@ def is_of_library(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Raises what an error of a library or of a socket means instead of that error."""
+    """Raises the fault behind an error of a library or of a socket instead of that error."""
     try:
         yield
     except Exception as error:

@@ -18,17 +18,17 @@ from redis.retry import Retry
 
 from redisacc._redis import forks
 from redisacc._redis.client_libraries import ACCEPTED, check_usable, instead_of, is_client
-from redisacc._redis.cluster import Cluster
-from redisacc._redis.handshake import TIMEOUT as HANDSHAKE_TIMEOUT
-from redisacc._redis.handshake import HandshakeParser
-from redisacc._redis.slot_map import Address
+from redisacc._redis.cluster.routing import Cluster
+from redisacc._redis.cluster.slot_map import Address
+from redisacc._redis.sockets.handshake import TIMEOUT as HANDSHAKE_TIMEOUT
+from redisacc._redis.sockets.handshake import HandshakeParser
 from redisacc._redis.transport import Transport
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc._text import is_unicode
 from redisacc.errors import InvalidArgumentError
 
 DEFAULT_URL = "redis://localhost:6379/0"
-# What a URL may begin with, and what redis-py calls that. Those of valkey-py are synonyms.
+# The schemes of URLs, and redis-py's names for them. valkey-py's schemes are synonyms.
 _SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
 # The same for clusters, whose URLs redis-py does not read.
 _CLUSTER_SCHEMES = {
@@ -50,7 +50,7 @@ _lock = forks.lock()
 def connect(where: object) -> Transport:
     """Returns the transport for a server. Nothing is sent yet.
 
-    The same client or URL gives the same transport for as long as somebody holds it.
+    The same client or URL gives the same transport for as long as it is in use.
 
     Args:
         where: a transport, which is returned; a client of redis-py or valkey-py, a URL, or None for the environment
@@ -102,7 +102,7 @@ def transport_to(where: Any, waits: Waits = BLOCKING, blocking: Transport | None
 def holds_password(url: str) -> bool:
     """Returns whether a URL contains a password, in its address or among its settings."""
     address, _, settings = url.partition("?")
-    # Whatever stands before an @ counts, because a password that is not percent-encoded can be cut anywhere.
+    # Everything before an @ counts, because a password that is not percent-encoded can be cut anywhere.
     return ":" in address.partition("://")[2].rpartition("@")[0] or "password" in settings.lower()
 
 
@@ -140,7 +140,7 @@ def _client_of(url: str, given_url: str | None = None) -> redis.Redis:
 
     Args:
         url: the URL.
-        given_url: what the user gave, if that is something else.
+        given_url: the URL that the user gave, if it differs.
     """
     if not is_unicode(url):
         # Not quoted, because the URL may carry a password.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from redisacc._redis.fast_socket import Command
+from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import TIMEOUT, Transport
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
@@ -20,15 +20,15 @@ Fields = dict[bytes, bytes]
 
 def scan_command(key: str, cursor: int = 0) -> Command:
     """Returns the command that reads a piece of a hash."""
-    return ("HSCAN", key, cursor, "COUNT", SCAN_FIELDS)
+    return ("HSCAN", key, str(cursor), "COUNT", str(SCAN_FIELDS))
 
 
 def scan_whole(transport: Transport, key: str, first: Any, *, timeout: float = TIMEOUT) -> Fields:
-    """Returns all fields of a hash, of which ``first`` is the first piece.
+    """Returns all fields of a hash, given ``first``, its first piece.
 
-    If that is not all, the hash is read from its beginning over one connection, because the first piece may have come
-    over another: a cursor means something only to the server process that returned it. After a restart or a failover,
-    the fields have another order, and a scan that went on would miss some.
+    If more pieces follow, the hash is read again from its beginning, over one connection, because the first piece may
+    have come over another: a cursor means something only to the server process that returned it. After a restart or a
+    failover, the fields have another order, and a scan that continued would miss some.
     """
     if first == _EMPTY:
         return {}
@@ -37,7 +37,7 @@ def scan_whole(transport: Transport, key: str, first: Any, *, timeout: float = T
 
 
 def scan_some(transport: Transport, key: str, first: Any, most: int) -> tuple[Fields, bool]:
-    """Returns fields of a hash, of which ``first`` is the first piece, and whether they are all.
+    """Returns fields of a hash, given ``first``, its first piece, and whether they are all.
 
     Reading ends with the piece that brings the number of fields to ``most``.
     """
@@ -64,16 +64,13 @@ _EMPTY = [b"0", []]
 def scanned(key: str, reply: Any) -> tuple[int, Fields]:
     """Returns the next cursor of a reply to HSCAN, 0 at the end, and the fields in it."""
     match reply:
-        case [bytes() | int() as cursor, list(flat)] if len(flat) % 2 == 0 and _is_cursor(cursor):
-            each = iter(flat)
-            return int(cursor), dict(zip(each, each, strict=True))
+        case [bytes() | int() as cursor, list(flat)] if len(flat) % 2 == 0:
+            if isinstance(cursor, int) or (cursor.isdigit() and len(cursor) <= 20):
+                each = iter(flat)
+                return int(cursor), dict(zip(each, each, strict=True))
     raise CorruptDataError(f"{key}: HSCAN replied {shown(reply)}")
 
 
 def scan(transport: Transport, key: str, *, timeout: float = TIMEOUT) -> Fields:
     """Returns all fields of a hash, read in pieces over one connection."""
     return _read(transport, key, math.inf, timeout)[0]
-
-
-def _is_cursor(cursor: bytes | int) -> bool:
-    return isinstance(cursor, int) or (cursor.isdigit() and len(cursor) <= 20)

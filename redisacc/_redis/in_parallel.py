@@ -10,12 +10,12 @@ from redisacc._redis.waits import Event, Waits
 
 Value = TypeVar("Value")
 
-# How long to wait for a call before looking again, in seconds. Each has a limit of its own.
+# How long to wait for a call before looking again, in seconds. Each call has its own limit.
 _LOOK = 60.0
 
 
 def in_parallel(calls: Sequence[Callable[[], Value]], waits: Waits) -> list[Value]:
-    """Returns the values of all calls, of which the first runs in the caller itself.
+    """Returns the values of all calls. The first runs in the caller itself.
 
     All of them have ended when this returns or raises one of their errors. Only an interrupt, such as Ctrl-C, leaves
     the others to themselves.

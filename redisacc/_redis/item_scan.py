@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from redisacc._redis.fast_socket import Command
+from redisacc._redis.sockets.fast_socket import Command
 from redisacc._redis.transport import Transport
 
 # The number of keys or members that one SCAN or SSCAN asks for. The server serves no other client meanwhile.
@@ -14,7 +14,7 @@ SCAN_COUNT = 500
 
 
 def scan_keys(transport: Transport, match: str) -> list[bytes]:
-    """Returns all keys that match a glob, each once; in a cluster, those of all masters.
+    """Returns all keys that match a glob, each once; in a cluster, from all masters.
 
     A key that moves from one master to another meanwhile may be missing.
     """

@@ -14,7 +14,11 @@ from typing import Any, TypeVar
 from redisacc._interrupts import interrupt_in
 from redisacc._redis import forks
 from redisacc._redis.client_libraries import STUMBLES, fault_of, is_of_library, translated
-from redisacc._redis.fast_socket import (
+from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError, reason_of
+from redisacc._redis.remedies import speaks_tls
+from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
+from redisacc._redis.running_time import running_time
+from redisacc._redis.sockets.fast_socket import (
     VALUES,
     A,
     Arrivals,
@@ -25,12 +29,8 @@ from redisacc._redis.fast_socket import (
     get_commands,
     put,
 )
-from redisacc._redis.faults import FAULTS, BrokenError, ReplyError, SilentError, reason_of
-from redisacc._redis.lanes import Lanes, fetch_over
-from redisacc._redis.remedies import speaks_tls
-from redisacc._redis.reply_errors import PASSING, REDIRECTIONS, refusal_of
-from redisacc._redis.reply_forms import check_form
-from redisacc._redis.running_time import running_time
+from redisacc._redis.sockets.lanes import Lanes, fetch_over
+from redisacc._redis.sockets.reply_forms import check_form
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc.errors import RedisAccError
 
@@ -54,7 +54,7 @@ class Node:
         pool: the pool of connections.
         losses: counts the exchanges that break off.
         address: where the pool's connections lead. None: as the pool says.
-        owns_pool: whether the pool's connections are to be closed when nobody uses this object any more.
+        owns_pool: whether to close the pool's connections when this object is no longer in use.
         waits: how calls wait.
 
     Attributes:
@@ -77,6 +77,7 @@ class Node:
         self._losses = losses
         self._waits = waits
         self._turns = waits.turns()
+        self._openings = waits.openings()
         self._get_connection = _getter(pool, waits)
         # Connections stay out of the pool between calls, unless the pool is so small that others may wait for them.
         self._kept: list[Connection] = []
@@ -112,7 +113,12 @@ class Node:
             deadline += self._turns.take()
         connection = self._borrow()
         try:
-            replies = _exchange_over(connection, commands, deadline)
+            if commands and commands[-1][0] == "WAIT":
+                # The server waits for its replicas for that long before it replies, and is not silent meanwhile.
+                deadline += int(str(commands[-1][2])) / 1000
+            replies = connection.exchange(commands, deadline)
+            if not VALUES.issuperset(map(type, replies)):
+                _raise_passing(replies)
         except BaseException as error:
             self._spoil(connection, error)
             raise
@@ -128,18 +134,18 @@ class Node:
         *,
         asking: bool = False,
     ) -> Answer:
-        """Returns what ``talk`` makes of the replies to commands that it sends one by one, over one connection.
+        """Returns the result of ``talk``, which sends commands one by one over one connection and gets their replies.
 
         Args:
-            key: the key of the commands, which plays no role for a single server.
+            key: the key of the commands; ignored by a single server.
             talk: gets the function that sends a command and returns the reply.
             timeout: seconds that the server has for each reply, in any case.
             deadline: until when it has more time.
-            asking: whether each command is for a slot that this node is about to get from another one.
+            asking: whether the commands are for a slot that this node is about to get from another one.
 
         Raises:
             ReplyError: a reply is a refusal that passes by itself, or a redirection to another node.
-            RedisAccError: another refusal, or what ``talk`` raises.
+            RedisAccError: another refusal, or an error that ``talk`` raises.
         """
         if self._turns is not None:
             deadline += self._turns.take()
@@ -148,7 +154,8 @@ class Node:
         def send(command: Command) -> Any:
             # ASKING lasts for one command.
             commands = [("ASKING",), command] if asking else [command]
-            reply = _exchange_over(connection, commands, max(deadline, running_time() + timeout))[-1]
+            reply = connection.exchange(commands, max(deadline, running_time() + timeout))[-1]
+            _raise_passing([reply])
             if isinstance(reply, ReplyError):
                 if reply.code in REDIRECTIONS:
                     raise reply
@@ -226,12 +233,25 @@ class Node:
         except IndexError:
             pass
         try:
-            connection = self._opened(self._get_connection())
+            connection = self._new()
         except BaseException as error:
             if self._turns is not None:
                 self._turns.give_back(silent=isinstance(error, SilentError))
             raise
         self.reached = True
+        return connection
+
+    def _new(self) -> Connection:
+        """Returns a connection of the pool, which may have to open it."""
+        if self._openings is None:
+            return self._opened(self._get_connection())
+        self._openings.take()
+        try:
+            connection = self._opened(self._get_connection())
+        except BaseException as error:
+            self._openings.give_back(silent=isinstance(error, SilentError))
+            raise
+        self._openings.give_back()
         return connection
 
     def _opened(self, pooled: Any, *tick: float) -> Connection:
@@ -332,7 +352,7 @@ def _raise_fault(error: BaseException, *, lost: bool = False) -> None:
 def _fetch_in_turn(
     connections: Sequence[Connection], routes: Sequence[int], arrivals: Arrivals[A], deadline: float
 ) -> None:
-    """Does the same over connections of which nothing is known but that they exchange commands, one after the other."""
+    """Does the same, one after the other, over connections that can only exchange commands."""
     while wanted := arrivals.wanted():
         for number, connection in enumerate(connections):
             of_one = [arrival for arrival in wanted if routes[arrival.lane] == number]
@@ -396,17 +416,11 @@ def _getter(pool: Any, waits: Waits = BLOCKING) -> Callable[[], Any]:
     return get
 
 
-def _exchange_over(connection: Connection, commands: Sequence[Command], deadline: float) -> list[Any]:
-    """Exchanges commands. A refusal that passes by itself is raised, as a reason for another attempt."""
-    if commands and commands[-1][0] == "WAIT":
-        # The server waits for its replicas for that long before it replies, and is not silent meanwhile.
-        deadline += int(str(commands[-1][2])) / 1000
-    replies = connection.exchange(commands, deadline)
-    if not VALUES.issuperset(map(type, replies)):
-        for reply in replies:
-            if isinstance(reply, ReplyError) and reply.code in PASSING:
-                raise reply
-    return replies
+def _raise_passing(replies: Sequence[Any]) -> None:
+    """Raises a refusal that passes by itself, as a reason for another attempt."""
+    for reply in replies:
+        if isinstance(reply, ReplyError) and reply.code in PASSING:
+            raise reply
 
 
 def _address(pool: Any) -> str:

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 from redisacc._redis import forks
 from redisacc._redis.client_libraries import STUMBLES
-from redisacc._redis.fast_socket import Connection
 from redisacc._redis.faults import FAULTS, ReplyError, SlotMovedError
+from redisacc._redis.sockets.fast_socket import Connection
 from redisacc._redis.transport import Transport
 from redisacc._redis.waits import Event
 from redisacc.errors import ServerError
@@ -38,7 +38,7 @@ CONFIRM_TIMEOUT = 1.0
 # How long a subscription outlives its last listener, in seconds: in a training loop the next take follows soon, and a
 # new connection, thread and subscription would cost it more than everything else that it does.
 LINGER = 5.0
-# How often the thread checks whether anybody still listens, in seconds.
+# How often the thread checks whether there are still listeners, in seconds.
 IDLE_CHECK_INTERVAL = 1.0
 
 # How many bytes of a message are handed out. The longest ones announce gradients of trees.
@@ -78,7 +78,7 @@ class Everywhere:
 
 
 class PubSub:
-    """A pub/sub connection to one server. Its thread or task runs while anybody listens, and for some seconds after.
+    """A pub/sub connection to one server. Its thread or task runs while it has listeners, and for some seconds after.
 
     Args:
         transport: the way to the server, or to the cluster.
@@ -100,7 +100,7 @@ class PubSub:
         self._subscriptions: dict[tuple[str, str], _Subscription] = {}
         self._connection: Connection | None = None
         self._running = False
-        # What the commands and messages of channels begin with: "S" if they belong to slots.
+        # The prefix of the commands and messages of channels: "S" if channels belong to slots.
         self._prefix = ""
 
     def hears(self, channel: str) -> bool:
@@ -139,7 +139,7 @@ class PubSub:
                 try:
                     self._waits.start(self._run, "redisacc-events")
                 except BaseException:
-                    # There are no threads left. Whoever listens next tries again.
+                    # No thread can be started. The next listener tries again.
                     if not known.listeners:
                         del self._subscriptions[command, name]
                     raise
@@ -166,7 +166,7 @@ class PubSub:
         try:
             self._hear()
         except BaseException:
-            # A task that was cancelled. Whoever listens next starts another one.
+            # The task was cancelled. The next listener starts another one.
             with self._lock:
                 self._running = False
             raise

@@ -26,7 +26,7 @@ _ELSEWHERE = (
     "the server is a node of a Redis Cluster, and another node has the key ({}): give redis= a URL "
     "redis+cluster://HOST:PORT, or a redis.RedisCluster"
 )
-# Codes of refusals → the error that callers get, and what it says with the server's text in it.
+# Codes of refusals → the error that callers get, and its message, which contains the server's text.
 _MEANINGS: dict[str, tuple[type[ServerError], str]] = {
     "NOPERM": (
         NotPermittedError,

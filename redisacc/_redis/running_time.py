@@ -1,8 +1,8 @@
-"""A clock that stands still while this process does not run: stopped by a signal, or with its virtual machine.
+"""A clock that stops while this process does not run: suspended by a signal, or with its virtual machine.
 
-How long the library tries something is measured on this clock. Otherwise, a process that was stopped for longer than
-that would give up when it continues, although the server has been well all the time. A timeout that a user gives is
-measured on the clock on the wall.
+The library's own time limits are measured on this clock. Otherwise, a process that was suspended for longer than a
+limit would give up when it continues, although the server was well all the time. Users' timeouts are measured in real
+time.
 """
 
 from __future__ import annotations

@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from redisacc._redis.fast_socket import Argument
+    from redisacc._redis.sockets.fast_socket import Argument
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -44,7 +43,7 @@ _TYPES = {
     "bytes": "{}",
     "int64": "{}",
     "number": "tonumber({})",
-    # "" means none, of which tonumber makes nil.
+    # "" means none: tonumber turns it into nil.
     "number?": "tonumber({})",
     "flag": "{} == '1'",
 }
@@ -87,9 +86,9 @@ class Script:
         self.keys = tuple(keys)
         self.args = tuple(args)
         self._num_keys, self._num_args = len(keys), len(args)
-        self._key_values, self._key_lists = _getters(keys)
-        self._arg_values, self._arg_lists = _getters(args)
-        self._num_lists = sum(field.many for field in (*keys, *args))
+        self._key_names, self._key_lists = _names(keys)
+        self._arg_names, self._arg_lists = _names(args)
+        self._num_lists = len(self._key_lists) + len(self._arg_lists)
         self._no_lengths = " ".join("0" * self._num_lists)
 
     @cached_property
@@ -97,7 +96,7 @@ class Script:
         """The same script for a cluster with sharded channels.
 
         Its messages go to the node that has the keys, where waiting takers listen, instead of to every node. The two
-        commands must not stand in one script, because a server that lacks SPUBLISH fails where it is called.
+        commands must not be in one script, because a server that lacks SPUBLISH fails where it is called.
         """
         return Script(self.name, self.text.replace("redis.pcall('PUBLISH'", "redis.pcall('SPUBLISH'"), *self._fields)
 
@@ -114,19 +113,22 @@ class Script:
             TypeError: a name is missing, or is not in the header.
         """
         try:
-            key_values, arg_values = self._key_values(keys), self._arg_values(args)
+            # A comprehension would cost each line one more call.
+            key_values: tuple[Any, ...] = tuple(map(keys.__getitem__, self._key_names))
+            arg_values: tuple[Any, ...] = tuple(map(args.__getitem__, self._arg_names))
             # If every declared name is there and the number is right, then no other name is.
             if len(keys) != self._num_keys or len(args) != self._num_args:
                 raise KeyError
             if not self._num_lists:
                 return self, key_values, arg_values
-            key_lists, arg_lists = self._key_lists(keys), self._arg_lists(args)
+            key_lists: tuple[Any, ...] = tuple(map(keys.__getitem__, self._key_lists))
+            arg_lists: tuple[Any, ...] = tuple(map(args.__getitem__, self._arg_lists))
         except KeyError:
             raise TypeError(self._mismatch(keys, args)) from None
         if not any(key_lists) and not any(arg_lists):
             # An inline gradient has no lists, and is common and small enough for this to matter.
             return self, key_values, (*arg_values, self._no_lengths)
-        lengths = " ".join([str(len(values)) for values in (*key_lists, *arg_lists)])
+        lengths = " ".join(map(str, map(len, (*key_lists, *arg_lists))))
         return (
             self,
             (*key_values, *chain.from_iterable(key_lists)),
@@ -188,7 +190,7 @@ def load(name: str) -> Script:
 
 
 def parse_header(name: str, text: str) -> tuple[list[Field], list[Field]]:
-    """Returns the fields of KEYS and those of ARGV that the header of a script declares.
+    """Returns the fields of KEYS and of ARGV that the header of a script declares.
 
     Args:
         name: the name of the script, for messages.
@@ -252,13 +254,6 @@ def _bindings(keys: Sequence[Field], args: Sequence[Field]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _getters(fields: Sequence[Field]) -> tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any], tuple[Any, ...]]]:
-    """Returns what picks the single values, and what picks the lists, out of a mapping by name."""
-    return _getter([f.name for f in fields if not f.many]), _getter([f.name for f in fields if f.many])
-
-
-def _getter(fields: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    if len(fields) > 1:
-        return itemgetter(*fields)
-    # For fewer names than two, itemgetter doesn't return a tuple.
-    return lambda values: tuple(values[name] for name in fields)
+def _names(fields: Sequence[Field]) -> tuple[list[str], list[str]]:
+    """Returns the names of the single values, and the names of the lists."""
+    return [field.name for field in fields if not field.many], [field.name for field in fields if field.many]

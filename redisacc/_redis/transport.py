@@ -6,7 +6,7 @@ for the whole ``timeout`` of a call.
 
 The client's library does what it is good at: addresses, authentication, TLS, Sentinel and pools. The retry is ours: it
 has a time limit instead of a number of tries, and is the same for every library, version and client. Beneath it is
-either one server (``node.py``) or a cluster (``cluster.py``), which both offer single attempts.
+either one server (``node.py``) or a cluster (``cluster/routing.py``), which both offer single attempts.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any, TypeVar
 
 from redis.backoff import ExponentialBackoff
 
-from redisacc._redis.cluster import Cluster, UnreachableNodeError, cluster_of
-from redisacc._redis.fast_socket import VALUES, A, Argument, Arrivals, Command, Connection, PackedCommands
+from redisacc._redis.cluster.routing import Cluster, UnreachableNodeError, cluster_of
+from redisacc._redis.cluster.slot_map import Address, SlotMap, key_slot
 from redisacc._redis.faults import FAULTS, RejectedError, ReplyError, SilentError, reason_of
 from redisacc._redis.in_parallel import in_parallel
 from redisacc._redis.node import Losses, Node, Send
 from redisacc._redis.remedies import remedy_for
 from redisacc._redis.reply_errors import PASSING, refusal_of, rejection_of
-from redisacc._redis.reply_forms import check_form
 from redisacc._redis.running_time import running_time
 from redisacc._redis.script_loader import Script
-from redisacc._redis.slot_map import Address, SlotMap, key_slot
+from redisacc._redis.sockets.fast_socket import VALUES, A, Argument, Arrivals, Command, Connection, PackedCommands
+from redisacc._redis.sockets.reply_forms import check_form
 from redisacc._redis.waits import BLOCKING, Waits
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError, NotPermittedError, ServerUnavailableError
@@ -54,11 +54,11 @@ _BACKOFF = ExponentialBackoff(cap=1.0, base=0.01)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How patient the calls of a thread are with a server that does not answer, whatever their own timeouts are.
+    """Upper bounds for how long a thread's calls wait for a server that does not answer, whatever their timeouts are.
 
     Attributes:
         call: how long a single call tries to reach the server, in seconds.
-        outage: how long a wait goes on while the server cannot be reached, in seconds.
+        outage: how long a wait continues while the server cannot be reached, in seconds.
     """
 
     call: float = math.inf
@@ -110,7 +110,7 @@ class Hint(tuple[Argument, ...]):
     @classmethod
     def running(cls, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Hint:
         """Returns the call of a script."""
-        hint = cls(("EVALSHA", script.sha, len(keys), *keys, *args))
+        hint = cls(("EVALSHA", script.sha, str(len(keys)), *keys, *args))
         hint.script = script
         return hint
 
@@ -133,6 +133,7 @@ class Transport:
         address: where that is, without a password.
         cluster: the cluster; None if it is a single server.
         waits: how its calls wait.
+        losses: counts the exchanges that broke off, as ``lost`` says.
         blocking: another transport to the same place, whose calls block, for threads and for objects that end; itself
             if its own calls block.
     """
@@ -156,13 +157,13 @@ class Transport:
         self.waits = waits
         self._blocking = blocking
         self.where = where
-        self._losses = Losses()
+        self.losses = Losses()
         self.cluster = cluster or cluster_of(where)
         self._server: Node | Cluster = self.cluster or Node(
-            where.connection_pool, self._losses, owns_pool=blocking is not None, waits=waits
+            where.connection_pool, self.losses, owns_pool=blocking is not None, waits=waits
         )
         if self.cluster is not None:
-            self._losses = self.cluster.losses
+            self.losses = self.cluster.losses
         self.address = self._server.address
 
     def __repr__(self) -> str:
@@ -183,7 +184,7 @@ class Transport:
         The server may have executed what was sent, or may yet. If the number is the same before and after a request, no
         stray copy of that request can still arrive.
         """
-        return self._losses.count
+        return self.losses.count
 
     def call(self, *command: Argument, timeout: float = TIMEOUT, beside: str | None = None) -> Any:
         """Returns the reply to one command. Bytes are never decoded.
@@ -191,7 +192,7 @@ class Transport:
         Args:
             *command: the command.
             timeout: seconds to try to reach the server.
-            beside: a key. In a cluster, a command without a key goes to the node that owns this one, else to any.
+            beside: a key. In a cluster, a command without a key goes to the owner of this one; None: to any node.
         """
         return _checked([command], self._exchange([command], timeout, beside=beside), self.address)[0]
 
@@ -209,8 +210,8 @@ class Transport:
     ) -> list[list[Any]]:
         """Returns the replies to several batches of commands, which go to all nodes at the same time.
 
-        All commands for a node travel together, in their order, over one connection, unless slots move meanwhile: then
-        only those of a batch do. The first reply that is an error is raised when all batches have ended.
+        All commands for a node travel together, in order, over one connection. If slots move meanwhile, only the
+        commands of a batch stay together. The first reply that is an error is raised when all batches have ended.
 
         Args:
             batches: the keys of each are in one slot. Commands without a key go along with the others.
@@ -219,7 +220,7 @@ class Transport:
             timeout: seconds to try to reach the servers.
 
         Returns:
-            The replies to each batch, each followed by those of its node to ``after``.
+            The replies to each batch, each followed by its node's replies to ``after``.
         """
         if self.cluster is None:
             replies = iter(self.pipeline([*chain.from_iterable(batches), *after], timeout=timeout))
@@ -297,12 +298,12 @@ class Transport:
         """Runs a script, with commands before and after it in the same round trip.
 
         Returns:
-            The script's reply, and those of the commands ``after`` it.
+            The script's reply, and the replies to the commands ``after`` it.
         """
         if self.cluster is not None and self._shards(timeout):
             script = script.sharded
             before = self._sharded(before, timeout)
-        commands = [*before, ("EVALSHA", script.sha, len(keys), *keys, *args), *after]
+        commands = [*before, ("EVALSHA", script.sha, str(len(keys)), *keys, *args), *after]
         return self._run(script, commands, len(before), timeout)
 
     def prepare(
@@ -311,7 +312,7 @@ class Transport:
         """Returns what ``run_and_read`` would send, for ``repeat`` to send."""
         if self.cluster is not None and self._shards(TIMEOUT):
             script = script.sharded
-        return Call(script, PackedCommands((("EVALSHA", script.sha, len(keys), *keys, *args), *after)))
+        return Call(script, PackedCommands((("EVALSHA", script.sha, str(len(keys)), *keys, *args), *after)))
 
     def repeat(self, call: Call, *, timeout: float = TIMEOUT) -> tuple[list[bytes], list[Any]]:
         """Does the same as ``run_and_read``, for a call that was prepared."""
@@ -320,12 +321,32 @@ class Transport:
     def _run(
         self, script: Script, commands: Sequence[Command], here: int, timeout: float
     ) -> tuple[list[bytes], list[Any]]:
-        """Exchanges commands of which the one at ``here`` runs a script."""
-        replies = self._tolerated(commands[:here], self._exchange(commands, timeout))
+        """Exchanges commands. The one at ``here`` runs a script."""
+        replies = self._persist(partial(self._server.exchange, commands), timeout)
+        if not VALUES.issuperset(map(type, replies)):
+            replies = self._load_and_run(script, commands, here, replies, timeout)
+        reply = replies[here]
+        if not isinstance(reply, list) or not reply:
+            raise CorruptDataError(f"script {script.name} replied {shown(reply)}")
+        if not _BYTES.issuperset(map(type, reply)):
+            if not _ITEMS.issuperset(map(type, reply)):
+                raise CorruptDataError(f"script {script.name} replied with something other than strings and numbers")
+            reply = [item if isinstance(item, bytes) else str(item).encode() for item in reply]
+        return reply, replies[here + 1 :]
+
+    def _load_and_run(
+        self, script: Script, commands: Sequence[Command], here: int, replies: list[Any], timeout: float
+    ) -> list[Any]:
+        """Returns the replies to commands after some were refused. A missing script is sent whole.
+
+        Raises:
+            RedisAccError: a refusal of something other than a hint or a missing script.
+        """
+        replies = self._tolerated(commands[:here], replies)
         if isinstance(replies[here], ReplyError) and replies[here].code == "NOSCRIPT":
-            # The server is new, was restarted, or its script cache was flushed. The commands that follow are sent once
-            # more: WAIT has to travel behind the script, over its connection. Without replicas, that takes twice as
-            # long, this once.
+            # The server is new, was restarted, or its script cache was flushed. The commands that follow are sent
+            # again: WAIT has to travel behind the script, over its connection. Without replicas, that takes twice as
+            # long, this one time.
             whole = ("EVAL", script.text, *commands[here][2:])
             replies[here:] = self._exchange([whole, *commands[here + 1 :]], timeout)
             if (
@@ -337,16 +358,8 @@ class Transport:
                     f"the server at {self.address} does not have the script {shown(script.name)}, and this user may "
                     f"not load it: run `redisacc load-scripts` as a user who may ({reason_of(replies[here])})"
                 ) from replies[here]
-        if not VALUES.issuperset(map(type, replies)):
-            _raise_first(replies)
-        reply = replies[here]
-        if not isinstance(reply, list) or not reply:
-            raise CorruptDataError(f"script {script.name} replied {shown(reply)}")
-        if not _BYTES.issuperset(map(type, reply)):
-            if not _ITEMS.issuperset(map(type, reply)):
-                raise CorruptDataError(f"script {script.name} replied with something other than strings and numbers")
-            reply = [item if isinstance(item, bytes) else str(item).encode() for item in reply]
-        return reply, replies[here + 1 :]
+        _raise_first(replies)
+        return replies
 
     def _sharded(self, commands: Sequence[Command], timeout: float) -> Sequence[Command]:
         """Returns the same commands with their hints as a cluster with sharded channels needs them, if this is one."""
@@ -459,12 +472,12 @@ class Transport:
                 self._pause_or_raise(error, reason, failures, deadline)
 
     def _pause_or_raise(self, error: Exception, reason: str, failures: int, deadline: float) -> None:
-        """Raises what a failed attempt means, or pauses before the next one.
+        """Raises the error for a failed attempt, or pauses before the next one.
 
         Args:
             error: how the attempt failed.
-            reason: what to report when the time is up. A last attempt that only ran out of time says less than the one
-                before it, which a server may have answered: that it is loading, say.
+            reason: the reason to report when the time is up. If the last attempt merely timed out, the one before it
+                tells more: the server may have answered it, for example that it is loading.
             failures: how many attempts have failed.
             deadline: when the time is up, on ``running_time()``'s clock.
         """

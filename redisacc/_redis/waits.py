@@ -1,8 +1,8 @@
 """How calls wait: for an answer, a message, a lock, or some seconds.
 
-Everything in redisacc is written as code that blocks. Wherever it has to wait, it asks the ``Waits`` of its transport.
-That of a thread, ``BLOCKING``, blocks. That of an event loop (``redisacc/asyncio/_waits.py``) lets the loop run other
-tasks meanwhile. So there is one copy of the protocol, whatever waits.
+All of redisacc is written as blocking code. Wherever it has to wait, it asks the ``Waits`` of its transport. The one
+for threads, ``BLOCKING``, blocks. The one for event loops (``redisacc/asyncio/_waits.py``) lets the loop run other
+tasks meanwhile. So one copy of the protocol serves both.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from redisacc._redis import fast_socket, forks
-from redisacc._redis.fast_socket import TICK, Connection
+from redisacc._redis import forks
+from redisacc._redis.sockets import fast_socket
+from redisacc._redis.sockets.fast_socket import TICK, Connection
 
 Value = TypeVar("Value")
 
@@ -88,8 +89,11 @@ class Waits(Protocol):
     def turns(self) -> Turns | None:
         """Returns what limits the connections of a node; None: its pool does."""
 
+    def openings(self) -> Turns | None:
+        """Returns what limits how many connections of a node are opened at the same time; None: nothing does."""
+
     def local(self) -> Any:
-        """Returns a new namespace of which each caller, a thread or a task, sees its own content."""
+        """Returns a new namespace in which each caller, a thread or a task, sees its own values."""
 
     def connection_of(self, pooled: Any, tick: float = TICK) -> Connection:
         """Returns the way to use a connection of a client's pool."""
@@ -153,6 +157,9 @@ class _Blocking:
         return forks.lock()
 
     def turns(self) -> Turns | None:
+        return None
+
+    def openings(self) -> Turns | None:
         return None
 
     def local(self) -> Any:

@@ -20,7 +20,7 @@ class HasBytes(Protocol):
 
 
 class Operation:
-    """An operation that nobody observes. It lasts for the length of a ``with`` block."""
+    """An operation that is not observed. It lasts for the length of a ``with`` block."""
 
     __slots__ = ()
 
@@ -34,16 +34,16 @@ class Operation:
 
     @property
     def trace(self) -> str:
-        """The text by which a span of another process links the one of this operation; "" if nothing records it."""
+        """The text with which another process links the span of this operation; "" if nothing records it."""
         return ""
 
     def note_gradient(self, gradient: HasBytes, local_step: int, outcome: str, global_step: int) -> None:
-        """Notes what became of a gradient that was sent.
+        """Notes whether a gradient that was sent was counted.
 
         Args:
             gradient: the gradient.
             local_step: the step that it was computed for.
-            outcome: that of the ``ApplyResult``.
+            outcome: the outcome of the ``ApplyResult``.
             global_step: the accumulator's step after it.
         """
 
@@ -61,3 +61,19 @@ class Operation:
 
     def note_step(self, step: int) -> None:
         """Notes the step that was published, or waited for."""
+
+
+# What is observed where nothing records. A frequent operation that gets this one need not tell it anything.
+NOT_OBSERVED = Operation()
+
+
+class Observe(Protocol):
+    """Begins to observe an operation."""
+
+    def __call__(self, name: Name, client: str = "") -> Operation:
+        """Returns an operation that begins with its ``with`` block; NOT_OBSERVED if nothing records.
+
+        Args:
+            name: what is done.
+            client: the name of the worker, taker or publisher that does it.
+        """

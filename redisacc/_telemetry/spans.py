@@ -1,7 +1,7 @@
 """Spans and metrics by OpenTelemetry's API. Names follow its semantic conventions for messaging.
 
 To these conventions, an accumulator is a destination, a gradient is a message, whoever applies it is a producer, and a
-taker is a consumer, whose span links those of the producers. docs/opentelemetry.md lists everything that is recorded.
+taker is a consumer, whose span links the producers' spans. docs/opentelemetry.md lists everything that is recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from redisacc._telemetry.operation import HasBytes, Name, Operation
+from redisacc._telemetry.operation import NOT_OBSERVED, HasBytes, Name, Operation
 from redisacc._telemetry.traceparent import TraceParent
 from redisacc._text import printable
 from redisacc._version import __version__
@@ -85,8 +85,16 @@ class Instruments:
         )
 
 
-# Until an application sets up an SDK, these record nothing.
-_instruments = Instruments(trace.get_tracer(_SYSTEM, __version__), metrics.get_meter(_SYSTEM, __version__))
+# Until the application sets up an SDK, these record nothing.
+_instruments_of_the_application = Instruments(
+    trace.get_tracer(_SYSTEM, __version__), metrics.get_meter(_SYSTEM, __version__)
+)
+_instruments = _instruments_of_the_application
+
+# Where the API keeps the SDK that the application has set up. Its public functions make ten calls to return it, which
+# is much for a small gradient. If a version of the API keeps it elsewhere, every operation is observed.
+_metrics_internal: Any = getattr(metrics, "_internal", None)
+SDK_IS_KNOWN = hasattr(trace, "_TRACER_PROVIDER") and hasattr(_metrics_internal, "_METER_PROVIDER")
 
 Attributes = dict[str, Any]
 
@@ -118,6 +126,20 @@ class Target:
             self._attributes |= {"messaging.destination.anonymous": True, "messaging.destination.temporary": True}
         # What has been made before: a handle has one client, and another one after a fork.
         self._of_operations: dict[tuple[Name, str], Attributes] = {}
+
+    def observe(self, name: Name, client: str = "") -> Operation:
+        """Returns an operation, as ``Observe`` says.
+
+        An application may set up an SDK at any time, so every call looks for one.
+        """
+        if (
+            SDK_IS_KNOWN
+            and trace._TRACER_PROVIDER is None
+            and _metrics_internal._METER_PROVIDER is None
+            and _instruments is _instruments_of_the_application
+        ):
+            return NOT_OBSERVED
+        return ObservedOperation(name, self, client)
 
     def span_attributes(self, name: Name, client: str) -> Attributes:
         """Returns what is known of an operation before it begins."""
@@ -205,14 +227,14 @@ class ObservedOperation(Operation):
 
     @property
     def trace(self) -> str:
-        """The text by which a span of another process links this one; "" if nothing records it."""
+        """The text with which another process links this span; "" if nothing records it."""
         if not self._span.is_recording():
             return ""
         own = self._span.get_span_context()
         return str(TraceParent(own.trace_id, own.span_id, own.trace_flags))
 
     def note_gradient(self, gradient: HasBytes, local_step: int, outcome: str, global_step: int) -> None:
-        """Notes what became of a gradient that was sent."""
+        """Notes whether a gradient that was sent was counted."""
         _instruments.sent.add(1, _sent_attributes(outcome))
         if self._span.is_recording():
             self._span.set_attributes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redisacc._telemetry.operation import Name, Operation
+from redisacc._telemetry.operation import NOT_OBSERVED, Name, Observe, Operation
 
 try:
     from redisacc._telemetry import spans
@@ -10,7 +10,9 @@ except ImportError:
     # opentelemetry-api is not installed, or too old.
     spans = None  # type: ignore[assignment]
 
-_NOT_OBSERVED = Operation()
+
+def _observe_nothing(name: Name, client: str = "") -> Operation:  # noqa: ARG001 - as Observe has it
+    return NOT_OBSERVED
 
 
 class Telemetry:
@@ -21,20 +23,12 @@ class Telemetry:
         name: the name in Redis.
         is_private: whether the name was made up.
         address: where the server is, without a password, as a transport says it.
+
+    Attributes:
+        observe: begins to observe an operation.
     """
 
     def __init__(self, kind: str, name: str, *, is_private: bool = False, address: str) -> None:
-        self._target = None
+        self.observe: Observe = _observe_nothing
         if spans is not None:
-            self._target = spans.Target(kind, name, is_private=is_private, address=address)
-
-    def observe(self, name: Name, client: str = "") -> Operation:
-        """Returns an operation that begins with its ``with`` block.
-
-        Args:
-            name: what is done.
-            client: the name of the worker, taker or publisher that does it.
-        """
-        if self._target is None:
-            return _NOT_OBSERVED
-        return spans.ObservedOperation(name, self._target, client)
+            self.observe = spans.Target(kind, name, is_private=is_private, address=address).observe

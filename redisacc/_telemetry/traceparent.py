@@ -1,4 +1,4 @@
-"""The context of a span as text, by which a span of another process links it.
+"""The context of a span as text, with which a span of another process links it.
 
 The text is a ``traceparent`` of the W3C's recommendation "Trace Context", level 1: version, id of the trace, id of the
 span, and flags, in lower-case hexadecimal digits.

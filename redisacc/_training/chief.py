@@ -12,12 +12,12 @@ import numpy as np
 
 from redisacc._data import validation
 from redisacc._data.results import Round
-from redisacc._data.tree import flatten
+from redisacc._data.tree.structure import flatten
 from redisacc._data.weights import checked_weight
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import WORKERS, place
-from redisacc._protocol.conclusion import conclude
-from redisacc._protocol.take_wait import TAKER_LEASE_MS
+from redisacc._protocol.parameters.conclusion import conclude
+from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
 from redisacc._training.gradients import open_gradients
@@ -70,36 +70,36 @@ class Chief(Participant):
     Args:
         shared_name: the name of the training: 1 to 512 bytes in UTF-8, without braces or control characters.
         parameters: the parameters to begin with, a tree of arrays or an array. Gradients have the same structure,
-            dtypes and shapes. If parameters were published under this name before, those count, and these only have to
-            have the same structure.
+            dtypes and shapes. If parameters were published under this name before, the published ones count, and these
+            only have to have the same structure.
         workers: how many gradients a step needs, at least 1, which ``Worker.workers`` tells the workers. "all": a
             gradient of each worker that holds its lease, so a crew may grow and shrink (see ``rounds``). None: the
             environment variable ``REDISACC_WORKERS``, which `redisacc run` sets. This and the next three become the
             settings of the accumulator when the chief begins. With a number, `redisacc set` may then change them while
             the training runs, for example when a machine is gone for good.
         minimum: with ``workers="all"``, how many gradients a step needs at least; 1 or more. None: 1.
-        up_to: with ``grace``, a step goes on as soon as it has this many gradients; at least ``workers``. None: however
-            many arrive before the grace ends; with ``workers="all"``, those of everybody.
+        up_to: with ``grace``, a step ends as soon as it has this many gradients; at least ``workers``. None: as many as
+            arrive before the grace ends; with ``workers="all"``, one of every worker.
         grace: how long a step waits for more gradients after the one with number ``workers`` arrived, or with
             ``workers="all"`` the one with number ``minimum``, in seconds, from 0 to a week. A chief that is started
             again does not start the grace again. None: it does not wait; with ``workers="all"``, it waits for
             everybody.
-        min_weight: a step does not go on either while the sum of the weights of its gradients is less (see
+        min_weight: a step also waits until the weights of its gradients add up to this (see
             ``Worker.apply``). None: any sum will do.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
             fetch it.
-        sparse: the paths of leaves of which gradients hold rows (``IndexedSlices``). For a single array: True or False.
+        sparse: the paths of leaves whose gradients are rows (``IndexedSlices``). For a single array: True or False.
         reduction_type: "MEAN" (or None) or "SUM".
         missing: as for ``TreeAccumulator``.
         sparse_mean: as for ``TreeAccumulator``.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         wire: how parameters of float32 travel to the workers: "float32" (or None), or "bfloat16", rounded to half as
-            many bytes. Workers then compute with rounded parameters. The chief goes on with its own, also after a
+            many bytes. Workers then compute with rounded parameters. The chief continues with its own, also after a
             restart, because they are published in float32 as a part of the state: see ``publish``. How gradients
             travel is up to each ``Worker``.
         patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
-            lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
-            error after a few seconds.
+            lasts for some seconds is logged once, and so is its end. If no server answers at the very beginning, an
+            error is raised after a few seconds.
         partitions: among how many slots of a Redis Cluster parameters and gradients are spread, as for
             ``ConditionalAccumulator`` and ``Parameters``. "auto": each of them as if it were given "auto". Workers
             find out by themselves. If a failover loses a part of the parameters, the chief publishes them again; if it
@@ -111,8 +111,8 @@ class Chief(Participant):
 
     Attributes:
         shared_name: the name of the training.
-        workers: how many gradients a step needs, as this chief has said it last.
-        step: the step of the parameters: that of the next round.
+        workers: how many gradients a step needs, as this chief last set it.
+        step: the step of the parameters, and of the next round.
         parameters: the parameters of that step: your own arrays if you have published them, else copies.
         state: the state that was published with them, or None.
 
@@ -218,7 +218,7 @@ class Chief(Participant):
 
     @property
     def workers(self) -> int:
-        """How many gradients a step needs, as this chief has said it last."""
+        """How many gradients a step needs, as this chief last set it."""
         return self._quorum.workers
 
     def __repr__(self) -> str:
@@ -248,11 +248,11 @@ class Chief(Participant):
 
         Raises:
             RoundNotPublishedError: the body of the loop has not called ``publish``. The round stays.
-            LeaseLostError: another process has become the chief, because this one stood still for too long.
-            DataLossError: the server has lost what cannot be restored from this process.
+            LeaseLostError: another process has become the chief, because this one stalled for too long.
+            DataLossError: the server has lost data that this process cannot restore.
             NotReplicatedError: fewer than ``min_replicas`` replicas know that the round was taken. The round stays.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
-            RedisAccError: what else ``take`` raises.
+            RedisAccError: any other error of ``take``.
         """
         self._last = last = None if until is None else validation.integer(until, "until")
         self._check_lease()
@@ -303,13 +303,13 @@ class Chief(Participant):
             self._current = self._block = None
 
     def _enter_round(self, stack: ExitStack) -> Round[Any] | None:
-        """Returns a round that was left, or takes one. None: there was something to be put right."""
+        """Returns a round that was left, or takes one. None: something had to be repaired first."""
         if self._may_be_left:
             left = stack.enter_context(self._accumulator.recover())
             if left is not None:
                 return left
             if self._agree():
-                # What was put right may have left a round, which has to be acknowledged.
+                # The repair may have left a round, which has to be acknowledged.
                 return None
         self._may_be_left = True
         self._has_to_agree = False
@@ -338,7 +338,7 @@ class Chief(Participant):
         if now < self._next_look:
             return False
         self._next_look = now + LOOK_EVERY
-        # The step is another one if the server was restarted from older data, or if a chief who had stood still for
+        # The step is another one if the server was restarted from older data, or if a chief that had stalled for
         # longer than its lease has taken this round.
         self._has_to_agree = (
             self._lease.lost
@@ -382,22 +382,22 @@ class Chief(Participant):
         self._parameters.publish(self.parameters, self.step, state=state)
 
     def _catch_up(self, step: int) -> None:
-        """Brings the accumulator from an earlier step to that of the parameters, with an empty round.
+        """Brings the accumulator from an earlier step to the step of the parameters, with an empty round.
 
-        Its gradients are of earlier steps, and were used before. A worker whose gradient of this very step is thrown
-        away with them applies it again.
+        Its gradients belong to earlier steps, and were used before. If a gradient of the current step is thrown away
+        with them, its worker applies it again.
         """
         timeout = 0.0
         while True:
             if step < self.step - 1:
                 self._set_step(self.step - 1)
             try:
-                # Takes whatever is there, and in the same instant ends the step, so that nothing can be added to it.
+                # Takes whatever is there and ends the step in one operation, so that nothing can be added to it.
                 with self._accumulator.take(1, timeout=timeout) as taken:
                     self._warn("%d gradients were lost with older parameters", taken.num_accumulated)
                 return
             except DataLossError as error:
-                # It was taken. That is how the accumulator says what is being put right here.
+                # It was taken. The accumulator reports the very loss that is being repaired here.
                 logger.debug("%s: %s", self.shared_name, error)
                 return
             except TakeTimeoutError:
@@ -405,8 +405,8 @@ class Chief(Participant):
             self._set_step(self.step)
             if self._accumulator.num_accumulated() == 0:
                 return
-            # They came between the two commands, so they may be of an earlier step. Or a take of this process that has
-            # long ended has come back with the older data, and is the first in the queue until its lease ends.
+            # They arrived between the two commands, so they may be of an earlier step. Or a take of this process that
+            # ended long ago is back with the older data, and is the first in the queue until its lease ends.
             self._set_step(self.step - 1)
             step, timeout = self.step - 1, TAKER_LEASE_MS / 1000
 
@@ -415,7 +415,7 @@ class Chief(Participant):
             try:
                 self._accumulator.set_global_step(step)
             except (DataLossError, StaleSequenceError) as error:
-                # So it says once that the server has lost what it knew of this process. It did not set the step.
+                # The server reports once that it has lost its data about this process. It did not set the step.
                 logger.debug("%s: %s", self.shared_name, error)
             else:
                 return
@@ -437,11 +437,11 @@ class Chief(Participant):
         )
 
     def _end(self) -> None:
-        """Makes sure that the server has the last step, says so, and lists no round any more."""
+        """Makes sure that the server has the last step, that it is declared the last, and that no round is left."""
         self._agree()
         self._clear_away()
-        # Usually the last publication has said it. But that step may have been published by a loop that was to go on,
-        # and the server may have lost it.
+        # Usually the last publication has declared it. But a loop that was to continue may have published that step, or
+        # the server may have lost the declaration.
         self._declare_finished()
 
     def _declare_finished(self) -> None:
@@ -473,7 +473,7 @@ class Chief(Participant):
         try:
             self._patience.call(block.close, f"to acknowledge the round of step {taken.global_step}")
         except (DataLossError, RoundRecoveredError) as error:
-            # It was used all the same. Whether the server has lost more shows before the next round.
+            # The round was used nevertheless. Whether the server has lost more shows before the next round.
             self._warn("%s", error)
             return
         # There may be older ones.
@@ -487,24 +487,24 @@ class Chief(Participant):
         state: Any = None,
         finished: bool = False,
     ) -> None:
-        """Publishes the parameters that follow from the current round, as those of the next step.
+        """Publishes the parameters that follow from the current round, for the next step.
 
         Args:
             parameters: a tree like the one that the chief began with. It must not be written to until the next
                 ``publish``: if the server loses it, it is published again.
             changed: path of a leaf → indices of its rows that differ from the parameters before. Only these rows are
                 sent. Leaves that are not mentioned are sent whole.
-            state: what the chief needs after a restart, such as the optimiser's state. None: nothing. With
+            state: a tree that the chief needs after a restart, such as the optimiser's state. None: nothing. With
                 ``wire="bfloat16"``, the parameters of float32 are published with it, as they are and whole, even if
                 ``changed`` names rows. Workers do not fetch them.
             finished: whether to end the training with this step, in a loop without ``until``. The loop over
-                ``rounds()`` ends, and so do those of the workers, without another gradient.
+                ``rounds()`` ends, and so do the workers' loops, without another gradient.
 
         Raises:
             InvalidArgumentError: there is no current round: publish once in the body of a loop over ``rounds()``.
             InvalidArgumentError, SchemaMismatchError: the parameters, the rows or the state are invalid. Nothing was
                 changed.
-            StepConflictError: another chief has published something else for this step.
+            StepConflictError: another chief has published different parameters for this step.
             LeaseLostError: another process has become the chief.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
@@ -524,7 +524,7 @@ class Chief(Participant):
         self._acknowledge()
 
     def finish(self) -> None:
-        """Ends the training: the loops of workers end by themselves, and those of workers that start later end at once.
+        """Ends the training: the workers' loops end by themselves, and end at once for workers that start later.
 
         The loop over ``rounds()`` ends, too. Workers may have begun with the next step by now;
         ``publish(…, finished=True)`` spares them that. A chief that is started again with a higher ``until`` continues

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from redisacc._protocol.crew import Crew
+from redisacc._protocol.leases.crew import Crew
 from redisacc.errors import RedisAccError
 
 logger = logging.getLogger("redisacc")

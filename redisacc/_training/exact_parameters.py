@@ -1,7 +1,7 @@
-"""The parameters of a chief as they are, beside those that workers get rounded.
+"""The exact parameters of a chief, in addition to the rounded ones that workers get.
 
-A chief that continues with rounded parameters would compute something else than one that was not interrupted. A chief
-whose parameters travel as bfloat16 therefore publishes those of float32 as they are, too, as a part of its state.
+A chief that continued with rounded parameters would not compute the same as one without an interruption. If its
+parameters travel as bfloat16, a chief therefore also publishes the exact float32 ones, as a part of its state.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from redisacc._data.tree import flatten
+from redisacc._data.tree.structure import flatten
 from redisacc._data.validation import array
 from redisacc._text import shown
 from redisacc.errors import CorruptDataError
 
-# The key of the parameters of float32 in the state, in the order of the leaves. The chief's own state is beside them.
+# The key of the parameters of float32 in the state, in the order of the leaves. The chief's own state has another key.
 EXACT = "redisacc:float32"
 
 _FLOAT32 = np.dtype(np.float32)
@@ -40,11 +40,11 @@ def unpack_state(published: Any) -> tuple[list[Any] | None, Any]:
 
 
 def with_exact(tree: Any, exact: list[Any], name: str) -> Any:
-    """Returns parameters with those of float32 as they were before they were rounded. Their memory is the caller's.
+    """Returns parameters with the exact float32 ones in place of the rounded ones. Their memory is the caller's.
 
     Args:
         tree: the parameters as workers get them.
-        exact: what ``unpack_state`` returned.
+        exact: the parameters of float32 that ``unpack_state`` returned.
         name: the name of the training, for errors.
 
     Raises:
@@ -52,7 +52,7 @@ def with_exact(tree: Any, exact: list[Any], name: str) -> Any:
     """
     structure, leaves = flatten(tree, "parameters")
     expected = [(_FLOAT32, leaf.shape) for leaf in leaves if leaf.dtype == _FLOAT32]
-    # Anybody may have published a state with this key, and anything in it.
+    # Any publisher may have written a state with this key, with anything in it.
     if not isinstance(exact, list) or [_described(values) for values in exact] != expected:
         raise CorruptDataError(
             f"{shown(name)}: the state of the parameters has {shown(EXACT)}, but not the leaves of float32 that the "

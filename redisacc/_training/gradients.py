@@ -22,8 +22,8 @@ def open_gradients(
     Args:
         shared_name: its name.
         parameters: a tree of arrays, or an array.
-        sparse: the paths of leaves of which gradients hold rows; for a single array, whether they do.
-        missing: what the mean of a leaf that some gradients lack is divided by.
+        sparse: the paths of leaves whose gradients are rows; for a single array, whether they are.
+        missing: the divisor of the mean of a leaf that some gradients lack.
         options: further arguments of every class of accumulators, and ``sparse_mean``.
     """
     if isinstance(parameters, (Mapping, list, tuple)):
@@ -42,7 +42,7 @@ def open_gradients(
 
 
 def gradient_as_sent(accumulator: ConditionalAccumulatorBase[Any], gradient: Any, weight: float) -> Any:
-    """Returns what a round gets of a gradient. A single sparse one is IndexedSlices, or a tuple as for an apply."""
+    """Returns a gradient as a round gets it. A single sparse one is IndexedSlices, or a tuple as for an apply."""
     if isinstance(accumulator, SparseConditionalAccumulator):
         indices, values = gradient if type(gradient) is tuple else (gradient.indices, gradient.values)
         return accumulator.as_sent(indices, values, weight=weight)

@@ -1,4 +1,4 @@
-"""What a chief and a worker have in common: a place in a training, held under a lease, and patience with the server."""
+"""The common base of a chief and a worker: a place in a training, held under a lease, and patience with the server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from redisacc._data import validation
 from redisacc._handles.base import host_and_process
 from redisacc._handles.environment import Place
 from redisacc._handles.parameters import Parameters
-from redisacc._protocol.crew import Crew, Lease
-from redisacc._protocol.lifetime import Closing
+from redisacc._protocol.leases.crew import Crew, Lease
+from redisacc._protocol.waiting.lifetime import Closing
 from redisacc._redis.connect import connect
 from redisacc._training.patience import Patience
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("redisacc")
 
 
 class Participant(Closing):
-    """The chief or a worker of a training. What is opened in ``_opened`` is closed with it.
+    """The chief or a worker of a training. Closing it closes everything in ``_opened``.
 
     Args:
         role: "chief" or "worker".

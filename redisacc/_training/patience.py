@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from redis.backoff import ExponentialBackoff
 
-from redisacc._protocol.polling import LAST_POLL_TIMEOUT, POLL_TIMEOUT
+from redisacc._protocol.waiting.polling import LAST_POLL_TIMEOUT, POLL_TIMEOUT
 from redisacc._redis.running_time import running_time
 from redisacc._redis.transport import LIMITS, Limits
 from redisacc._redis.waits import Waits
@@ -39,15 +39,15 @@ class Patience:
         self._limits = Limits(call=min(max(seconds, LAST_POLL_TIMEOUT), POLL_TIMEOUT), outage=seconds)
 
     def call(self, attempt: Callable[[], Value], what: str) -> Value:
-        """Returns what ``attempt`` returns. It is repeated while the server does not answer.
+        """Returns the result of ``attempt``, which is repeated while the server does not answer.
 
         Args:
             attempt: may be repeated without harm. If it raises OutcomeUnknownError, that error's ``retry`` takes its
                 place.
-            what: what it does, for log records, as in "to publish step 7".
+            what: the purpose of the attempt, for log records, as in "to publish step 7".
 
         Raises:
-            ServerUnavailableError: the server did not answer in time. It says why.
+            ServerUnavailableError: the server did not answer in time. The message says why.
         """
         token = LIMITS.set(self._limits)
         try:

@@ -1,4 +1,8 @@
-"""How many gradients a step of a training needs: the settings of its accumulator, which the chief keeps."""
+"""The quorum: how many gradients a step of a training needs, as set by the chief, while its crew grows or shrinks.
+
+The chief keeps it in the settings of the accumulator, and announces it to the workers
+(``redisacc._protocol.parameters.announced_quorum``).
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,17 @@ from redisacc._data import validation
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.settings import Settings, milliseconds
 from redisacc._handles.base import ConditionalAccumulatorBase
-from redisacc._protocol.contributors import contributors_of_round
-from redisacc._protocol.crew import Crew
-from redisacc._protocol.quorum import announce_quorum
-from redisacc._protocol.requirement import Requirement
+from redisacc._protocol.leases.crew import Crew
+from redisacc._protocol.parameters.announced_quorum import announce_quorum
+from redisacc._protocol.rounds.who_contributed import contributors_of_round
+from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._redis.transport import Transport
 from redisacc._text import shown
 from redisacc.errors import DataLossError, InvalidArgumentError, StaleSequenceError
 
 logger = logging.getLogger("redisacc")
 
-# How often a chief that waits for everybody looks who that is, in seconds.
+# How often a chief that waits for all workers counts them, in seconds.
 LOOK_EVERY = 1.0
 
 ALL: Literal["all"] = "all"
@@ -29,11 +33,11 @@ ALL: Literal["all"] = "all"
 
 @dataclass(frozen=True)
 class Quorum:
-    """What a chief was told about how many gradients a step needs.
+    """How many gradients a step needs, as the arguments of a chief say it.
 
     Attributes:
         workers: how many; None: as many as there are workers.
-        minimum: how many at least, if ``workers`` is None.
+        minimum: the least number if ``workers`` is None; else the same as ``workers``.
         up_to: the number that ends the grace.
         grace: how long a step waits for more gradients, in seconds.
     """
@@ -45,7 +49,7 @@ class Quorum:
 
     @classmethod
     def of(cls, workers: object, minimum: object, up_to: object, grace: object) -> Quorum:
-        """Returns what the arguments of a chief say.
+        """Returns the quorum that the arguments of a chief ask for.
 
         Raises:
             InvalidArgumentError: an argument is invalid, or does not go together with the others.
@@ -66,12 +70,12 @@ class Quorum:
                     "needs"
                 )
             number = least = validation.integer(workers, "workers", low=1)
-        required = Requirement.of(least, up_to, grace)
+        required = TakeRequirement.of(least, up_to, grace)
         assert required is not None
         return cls(number, least, None if up_to is None else required.up_to, None if grace is None else _rounded(grace))
 
     def settings(self, crew: int) -> Settings:
-        """Returns the settings for a crew of so many workers."""
+        """Returns the settings of the accumulator for a crew of this many workers."""
         if self.workers is not None:
             return Settings(self.workers, self.up_to, self.grace)
         everybody = max(self.minimum, crew)
@@ -81,15 +85,15 @@ class Quorum:
 
 
 def _rounded(grace: Any) -> float:
-    """Returns a grace as the record will say it."""
+    """Returns a grace as the record will hold it: in whole milliseconds."""
     return milliseconds(float(grace)) / 1000
 
 
 class QuorumKeeper:
-    """Keeps the settings as a chief was told, and tells the workers how many gradients a step needs.
+    """Keeps the settings of the accumulator as the quorum demands, and announces to the workers what a step needs.
 
     Args:
-        quorum: what the chief was told.
+        quorum: the quorum that the chief was told.
         accumulator: of the training.
         crew: its chief and workers.
         transport: the way to the server.
@@ -108,12 +112,12 @@ class QuorumKeeper:
         self.workers = quorum.minimum
 
     def store(self) -> None:
-        """Stores the settings, also if somebody else has changed them. Something must have been published."""
+        """Stores the settings, even if another process has changed them. Something must have been published."""
         self._store(self._settings())
         self._announce(self.workers)
 
     def restore(self) -> bool:
-        """Stores the settings if the record has none any more. Returns whether that was so."""
+        """Stores the settings again if the record has lost them. Returns whether it had."""
         if self._accumulator.settings().num_required is not None:
             return False
         logger.warning(
@@ -125,10 +129,10 @@ class QuorumKeeper:
         return True
 
     def follow(self) -> None:
-        """Looks, once a second, whether the crew has grown or shrunk, if the chief waits for all of it.
+        """Checks once a second whether the crew has grown or shrunk, if the chief waits for all of it.
 
-        With a fixed number of workers, it looks whether the settings are there: without them, a take that asks for a
-        weight would require a single gradient.
+        With a fixed number of workers, it checks that the settings are still there: without them, a take with a minimum
+        weight would require a single gradient only.
         """
         now = time.monotonic()
         if now < self._next_look:
@@ -153,8 +157,8 @@ class QuorumKeeper:
         if self._quorum.workers is not None:
             self.workers = self._quorum.workers
             return self._quorum.settings(self.workers)
-        # A worker that has gone counts as long as its gradient is in the round. Otherwise, that gradient would stand
-        # in for one of a worker who is still computing.
+        # A worker that has gone counts as long as its gradient is in the round. Otherwise, the round would be complete
+        # while another worker is still computing.
         everybody = self._crew.workers() | contributors_of_round(self._transport, Keys(self._name))
         self.workers = max(self._quorum.minimum, len(everybody))
         return self._quorum.settings(len(everybody))
@@ -166,7 +170,7 @@ class QuorumKeeper:
                     num_required=settings.num_required, up_to=settings.up_to, grace=settings.grace
                 )
             except (DataLossError, StaleSequenceError) as error:
-                # So it says once that the server has lost what it knew of this process. It did not change them.
+                # The server has lost its data about this process and reports that once. It changed nothing.
                 logger.debug("%s: %s", self._name, error)
             else:
                 return

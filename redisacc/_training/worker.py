@@ -13,10 +13,10 @@ from redisacc._data.results import ApplyResult
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._handles.environment import MAX_WORKERS, place
 from redisacc._handles.existing import open_existing
-from redisacc._protocol.conclusion import is_concluded_by
-from redisacc._protocol.contributors import has_contributed, read_contributors, states_text
-from redisacc._protocol.quorum import read_quorum
-from redisacc._protocol.wait_log import WaitLog
+from redisacc._protocol.parameters.announced_quorum import read_quorum
+from redisacc._protocol.parameters.conclusion import is_concluded_by
+from redisacc._protocol.rounds.who_contributed import has_contributed, read_contributors, states_text
+from redisacc._protocol.waiting.wait_log import WaitLog
 from redisacc._training.crew_text import crew_text
 from redisacc._training.gradients import apply_gradient, gradient_as_sent
 from redisacc._training.participant import Participant
@@ -45,8 +45,8 @@ ASK_EVERY = 0.2
 # How often a worker asks whether a finished training is continued, in seconds.
 ASK_FINISHED_EVERY = 0.1
 
-# A chief that is started together with this worker may continue a finished training. If nothing tells this worker which
-# chief that is, it waits for so many seconds.
+# A chief that is started together with this worker may continue a finished training. If the worker cannot tell which
+# chief that is, it waits for this many seconds.
 CONTINUED_WITHIN = 5.0
 
 
@@ -70,16 +70,16 @@ class Worker(Participant):
     Args:
         shared_name: the name of the training.
         number: the number of this worker, from 0. None: the environment variable ``REDISACC_WORKER_NUMBER``, which
-            `redisacc run` sets; else that of the predecessor with the same ``REDISACC_RUN_ID``; else the lowest that
-            nobody holds.
+            `redisacc run` sets; else the number of the predecessor with the same ``REDISACC_RUN_ID``; else the lowest
+            free one.
         redis: a client of redis-py or valkey-py, a URL, or None, as for ``ConditionalAccumulator``.
         wire: how the elements of this worker's gradients of float32 travel: "float32" (or None), "bfloat16" or "int8",
             as for ``ConditionalAccumulator``. Workers may differ.
         finite: True: ``apply`` raises NotFiniteError for a gradient that holds NaN or an infinity, as for
             ``ConditionalAccumulator``.
         patience: for how many seconds every call waits while the server does not answer. None: forever. An outage that
-            lasts for some seconds is logged once, and so is its end. That nobody answers at the very beginning is an
-            error after a few seconds.
+            lasts for some seconds is logged once, and so is its end. If no server answers at the very beginning, an
+            error is raised after a few seconds.
 
     Attributes:
         shared_name: the name of the training.
@@ -120,7 +120,7 @@ class Worker(Participant):
                 self._crew.wait_for(f"worker {given}")
             self._keep(f"worker {self.number}")
         self._accumulator: Any = None
-        # The step of the parameters that the loop got last; the gradient of that step, and what became of it.
+        # The step of the parameters that the loop got last; the gradient of that step, and its outcome.
         self._step: int | None = None
         self._gradient: Any = None
         self._weight = 1.0
@@ -128,7 +128,7 @@ class Worker(Participant):
         self._next_check = self._next_look = 0.0
         self._pause = LOOK_AFTER
         self._went_back = False
-        # How many gradients a step needs, as the chief has said at this step; None: it was not read yet.
+        # How many gradients a step needs, as the chief announced for this step; None: it was not read yet.
         self._workers: int | None = None
         self._has_warned = False
 
@@ -137,14 +137,14 @@ class Worker(Participant):
 
     @property
     def workers(self) -> int:
-        """How many gradients a step needs, as the chief says: the number of workers, unless some are spare.
+        """How many gradients a step needs, as announced by the chief: the number of workers, unless some are spare.
 
         With it, a worker cuts its share of the data: ``data[worker.number :: worker.workers]``. If there are more
         workers than a step needs, so that the slowest need not be waited for, cut it by ``place().workers`` instead; a
         warning says so once in a worker whose number is not below this one.
 
         Blocks for a round trip; before the training has begun, until a chief begins it. In a loop over ``steps()``, it
-        is read again in each step in which you ask for it.
+        is read at most once in each step.
 
         Raises:
             LeaseLostError: another process has this worker's number now.
@@ -188,7 +188,7 @@ class Worker(Participant):
             The step, and the parameters as a tree of read-only arrays.
 
         Raises:
-            LeaseLostError: another process has this worker's number now, because this one stood still for too long.
+            LeaseLostError: another process has this worker's number now, because this one stalled for too long.
             ParametersNotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
@@ -303,12 +303,12 @@ class Worker(Participant):
             gradient: a tree like the parameters, as ``TreeAccumulator.apply_grad`` takes it. If the parameters are a
                 single array: an array, or for a sparse one ``IndexedSlices`` or a tuple of indices and values. It must
                 not be written to before the next step.
-            weight: by what the gradient is multiplied, and how much it counts in the mean: a number in [1.2e-38,
-                3.4e38], such as that of the examples which the gradient is the mean of. Integer dtypes accept 1 only.
+            weight: factor applied to the gradient, and its share in the mean: a number in [1.2e-38,
+                3.4e38], such as the number of examples whose mean the gradient is. Integer dtypes accept 1 only.
 
         Returns:
             The result. Its ``outcome`` is "applied"; "repeated" if the round has a gradient of this worker; or "stale"
-            if the round has been taken. The loop goes on in all three cases.
+            if the round has been taken. The loop continues in all three cases.
 
         Raises:
             InvalidArgumentError: the gradient is invalid, and the message names the first path where that is so; or the
@@ -317,7 +317,7 @@ class Worker(Participant):
             LeaseLostError: another process has this worker's number now.
             AccumulatorNotFoundError: the training was deleted.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
-            RedisAccError: what else ``apply_grad`` raises.
+            RedisAccError: any other error of ``apply_grad``.
         """
         step = self._step
         if step is None:
@@ -328,9 +328,9 @@ class Worker(Participant):
         return result
 
     def as_sent(self, gradient: Any, *, weight: float = 1.0) -> Any:
-        """Returns what the round gets of a gradient: the same, rounded if it travels encoded (``wire``).
+        """Returns a gradient as the round gets it: the same, rounded if it travels encoded (``wire``).
 
-        The difference is what the encoding loses. A worker may add it to its next gradient if ``apply`` was successful
+        The difference is the loss of the encoding. A worker may add it to its next gradient if ``apply`` was successful
         (error feedback). Nothing is sent, but the first call opens the accumulator.
 
         Args:

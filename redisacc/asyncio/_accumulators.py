@@ -10,8 +10,8 @@ import numpy as np
 from redisacc._data.validation import Shape
 from redisacc._handles import dense, sparse, tree
 from redisacc._handles.base import ConditionalAccumulatorBase as Base
-from redisacc._protocol import events
-from redisacc._protocol.events import Event
+from redisacc._protocol.lifecycle import events
+from redisacc._protocol.lifecycle.events import Event
 from redisacc.asyncio._handles import Handle, awaited, entered, unchanged, with_arguments_of
 from redisacc.asyncio._waits import LoopWaits
 
@@ -67,7 +67,7 @@ class Events:
 class ConditionalAccumulatorBase(Handle[Blocking], Generic[Blocking]):
     """A handle on an accumulator, for asyncio.
 
-    ``async with`` or ``await`` opens it. Its arguments are those of the blocking class, except that ``redis`` is a URL,
+    ``async with`` or ``await`` opens it. It takes the arguments of the blocking class, except that ``redis`` is a URL,
     also of a cluster; a ``redis.asyncio.Redis`` or ``valkey.asyncio.Valkey``, whose settings are taken over; or None
     for the environment variable ``REDISACC_URL``, else ``redis://localhost:6379/0``.
 

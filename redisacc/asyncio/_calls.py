@@ -33,7 +33,7 @@ class _Stack(greenlet):  # type: ignore[misc]
         is_over: whether the call has ended.
         value: what it has returned.
         error: what it has raised.
-        is_abandoned: whether nobody awaits the call any more, so that it must not wait again.
+        is_abandoned: whether the call is no longer awaited, so that it must not wait again.
         gr_context: what the task has set (``contextvars``), which is in effect in the call.
     """
 

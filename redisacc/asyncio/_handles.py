@@ -1,6 +1,6 @@
 """What all handles of asyncio have in common: a blocking handle inside, whose methods are awaited.
 
-The methods are made of those of the blocking class, so a new argument there is an argument here, for people and for
+The methods are made from the blocking class, so a new argument there is an argument here, for people and for
 type checkers alike.
 """
 
@@ -100,7 +100,7 @@ class Handle(Generic[Blocking]):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the handle, as that of the blocking class. Closing twice does nothing."""
+        """Closes the handle, as the blocking class does. Closing twice does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -167,7 +167,7 @@ def unchanged(method: Callable[Concatenate[Any, P], R]) -> Method[P, R]:
 def with_arguments_of(
     method: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Gives a constructor the arguments of that of a blocking class."""
+    """Gives a constructor the arguments of a blocking class's constructor."""
     signature = inspect.signature(method)
 
     def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:

@@ -56,7 +56,7 @@ def borrow(where: object) -> Shared:
 
 
 def drop(shared: Shared) -> None:
-    """Ends the use of a transport by a handle that nobody has closed. It cannot await, so the connections stay."""
+    """Ends the use of a transport by a handle that was never closed. It cannot await, so the connections stay."""
     shared.users -= 1
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from redisacc._interrupts import interrupt_in, suppressed
-from redisacc._redis.fast_socket import TICK, SocketConnection, TlsConnection, pack_commands
+from redisacc._redis.sockets.fast_socket import TICK, SocketConnection, TlsConnection, pack_commands
 from redisacc.asyncio._calls import wait
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -111,7 +111,7 @@ class Clock:
         self._runs = False
 
     def start(self, arrival: Arrival, tick: float) -> None:
-        """Wakes the task with BlockingIOError if nothing else has for a tick of so many seconds, or a little longer."""
+        """Wakes the task with BlockingIOError if nothing else has for ``tick`` seconds, or a little longer."""
         self._ends[arrival] = time.monotonic() + tick
         if not self._runs:
             self._runs = True

@@ -31,7 +31,7 @@ class Chief(Handle[chief.Chief]):
 
     @property
     def step(self) -> int:
-        """The step of the parameters: that of the next round."""
+        """The step of the parameters, which is the step of the next round."""
         return self.blocking.step
 
     @property

@@ -17,9 +17,9 @@ from typing import Any, Generic, TypeVar
 
 from redisacc._interrupts import suppressed
 from redisacc._redis.client_libraries import wire_of
-from redisacc._redis.fast_socket import TICK, Connection
 from redisacc._redis.faults import RejectedError, SilentError
 from redisacc._redis.running_time import running_time
+from redisacc._redis.sockets.fast_socket import TICK, Connection
 from redisacc.asyncio import _calls
 from redisacc.asyncio._errors import OutcomeUnknownError
 from redisacc.asyncio._sockets import Clock, LoopConnection, LoopTlsConnection
@@ -33,6 +33,10 @@ Value = TypeVar("Value")
 # How many connections a node has at most for the calls of a loop. All calls share one thread, so more would not be
 # faster, and a thousand takes that poll once a second are served by far fewer.
 CONNECTIONS = 16
+# How many of them are opened at the same time. A client's library blocks while it opens one, so a thread of the loop's
+# executor does it, and by default that has only five threads on a machine with one processor. If the server is silent,
+# openings that waited for a thread would end seconds after the first ones.
+OPENINGS = 4
 
 
 class LoopWaits:
@@ -116,6 +120,9 @@ class LoopWaits:
     def turns(self) -> LoopTurns:
         return LoopTurns(self.loop, CONNECTIONS)
 
+    def openings(self) -> LoopTurns:
+        return LoopTurns(self.loop, OPENINGS)
+
     def local(self) -> TaskLocal:
         return TaskLocal()
 
@@ -129,7 +136,7 @@ class LoopWaits:
 
     def call(self, function: Callable[[], Value], discard: Callable[[Value], object] | None = None) -> Value:
         if not _calls.is_call():
-            # Whatever ends an object that nobody has closed: it cannot await.
+            # Whatever ends an object that was never closed: it cannot await.
             return function()
         handover = _Handover(function, discard)
         future = self.loop.run_in_executor(None, contextvars.copy_context().run, handover.work)
@@ -313,7 +320,7 @@ class LoopLock:
 
 
 class TaskLocal:
-    """A namespace of which each task sees its own content."""
+    """A namespace whose content is each task's own."""
 
     def __init__(self) -> None:
         self.__dict__["_of"] = weakref.WeakKeyDictionary()

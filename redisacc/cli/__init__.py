@@ -32,11 +32,11 @@ _COMMANDS = {
     "load-scripts": ("redisacc.cli.load_scripts", "Load the Lua scripts for users who may not load them."),
     "ls": ("redisacc.cli.ls", "List accumulators and parameters."),
     "recover": ("redisacc.cli.recover", "Recover a round whose taker died."),
-    "reduce": ("redisacc.cli.reduce", "Add up large gradients beside the server."),
+    "reduce": ("redisacc.cli.reduce", "Add up large gradients next to the server."),
     "rm": ("redisacc.cli.rm", "Delete accumulators and parameters."),
     "run": ("redisacc.cli.run", "Run a chief and workers on this machine, and restart them."),
     "server": ("redisacc.cli.server", "Run a Redis or Valkey server on this machine."),
-    "set": ("redisacc.cli.set", "Change what takes wait for that do not say it themselves."),
+    "set": ("redisacc.cli.set", "Change the defaults for takes that pass none."),
     "set-step": ("redisacc.cli.set_step", "Set the global step."),
     "show": ("redisacc.cli.show", "Show an accumulator and parameters, or rows."),
     "tail": ("redisacc.cli.tail", "Print the events of an accumulator as they happen."),
@@ -94,7 +94,7 @@ def _group() -> click.Group:
                     return super().invoke(ctx)
             except KeyboardInterrupt as error:
                 # Just before or after the time in which the command handles it. click would end with "Aborted!" and 1.
-                from redisacc.cli.failures import exit_code_of_interrupt
+                from redisacc.cli.shared.failures import exit_code_of_interrupt
 
                 raise SystemExit(exit_code_of_interrupt(error)) from None
 

@@ -11,8 +11,8 @@ import click
 from redisacc._monitoring.monitor import Monitor
 from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc._text import is_unicode
-from redisacc.cli.failures import EXIT_CODES, USAGE, fail, report_failures
-from redisacc.cli.options import Seconds, names_argument, port_option, redis_option, targets_of, transport_of
+from redisacc.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
+from redisacc.cli.shared.options import Seconds, names_argument, port_option, redis_option, targets_of, transport_of
 from redisacc.errors import RedisAccError
 
 try:

@@ -21,13 +21,13 @@ from redisacc._monitoring.nodes import parse_info, version_of
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._redis.transport import OPENING_TIMEOUT, Transport, limited
 from redisacc._text import QUOTED, printable
-from redisacc.cli.cluster_check import examine_cluster, examine_partitions
-from redisacc.cli.failures import EXIT_CODES, FAILED, report_failures
-from redisacc.cli.finding import Finding
-from redisacc.cli.options import json_option, redis_option, transport_of
-from redisacc.cli.output import bytes_text, console, count_text, echo_json
-from redisacc.cli.reducer_check import examine_reducers
-from redisacc.cli.slot_moves_check import examine_moves
+from redisacc.cli.checks.cluster import examine_cluster, examine_partitions
+from redisacc.cli.checks.finding import Finding
+from redisacc.cli.checks.reducers import examine_reducers
+from redisacc.cli.checks.slot_moves import examine_moves
+from redisacc.cli.shared.failures import EXIT_CODES, FAILED, report_failures
+from redisacc.cli.shared.options import json_option, redis_option, transport_of
+from redisacc.cli.shared.output import bytes_text, console, count_text, echo_json
 from redisacc.errors import NotPermittedError, RedisAccError, ServerError
 
 __all__ = ["doctor"]
@@ -44,7 +44,7 @@ _CLOCK = 2.0
 # How many addresses a finding lists, after the first.
 _LISTED = 3
 
-# What helps if this user may not do what a check needs. Most users need not be able to.
+# The advice if this user may not run the commands of a check. Most users need not be able to.
 _AS_OPERATOR = "run doctor once as a user who may, such as an operator of all names (`redisacc acl operator '*'`)"
 
 _LIBRARIES = ("struct", "cmsgpack", "bit")
@@ -63,8 +63,8 @@ def doctor(*, url: str | None, as_json: bool) -> None:
     trial applies and takes a small gradient in a private accumulator and then removes it. In a cluster, every master is
     checked, and the coverage of the slots, the replicas, slots that are being moved, and how evenly partitions lie.
 
-    Exit code 1 means that something marked BAD must be changed. What the user may not check, because of the server's
-    access rules, is no reason for it.
+    Exit code 1 means that something marked BAD must be changed. Checks that the server's access rules deny to this user
+    are no reason for it.
     """
     transport = transport_of(url)
     findings = list(examine(transport, url))
@@ -110,7 +110,7 @@ def _examine_servers(transport: Transport, url: str | None, servers: list[_Serve
 
 @dataclass(frozen=True)
 class _Server:
-    """What a server, or a master of a cluster, says about itself.
+    """The replies of a server, or of a master of a cluster, about itself.
 
     Attributes:
         address: where it is.
@@ -135,7 +135,7 @@ def _servers(transport: Transport) -> tuple[list[_Server], dict[str, str]]:
 def _ask_all(transport: Transport, *command: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns address → the reply of each master that answers, and address → why another one does not.
 
-    Of a user who may not run the command, there are no replies.
+    There are no replies if this user may not run the command.
     """
     try:
         replies, silent = transport.on_reachable_masters([command])
@@ -145,9 +145,9 @@ def _ask_all(transport: Transport, *command: str) -> tuple[dict[str, Any], dict[
 
 
 def _of_each(check: Callable[[_Server], Finding], servers: list[_Server]) -> Iterator[Finding]:
-    """Yields what a check finds: what is wrong, or if nothing is, what it finds on the first server.
+    """Yields the problems that a check finds, or its finding on the first server if there are none.
 
-    What is wrong with several servers, and has the same remedy, is one finding.
+    Problems of several servers with the same remedy are one finding.
     """
     alike: dict[tuple[str, str], list[tuple[_Server, Finding]]] = {}
     for server in servers:

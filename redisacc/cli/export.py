@@ -18,11 +18,11 @@ from redisacc._monitoring.histogram import Histogram
 from redisacc._monitoring.monitor import Monitor
 from redisacc._monitoring.nodes import Node
 from redisacc._monitoring.round_history import Figures
-from redisacc._protocol.info import AccumulatorInfo
+from redisacc._protocol.lifecycle.info import AccumulatorInfo
 from redisacc._redis.transport import Transport, limited
 from redisacc._text import printable
-from redisacc.cli.failures import EXIT_CODES, USAGE, fail, report_failures
-from redisacc.cli.options import names_argument, port_option, redis_option, targets_of, transport_of
+from redisacc.cli.shared.failures import EXIT_CODES, USAGE, fail, report_failures
+from redisacc.cli.shared.options import names_argument, port_option, redis_option, targets_of, transport_of
 from redisacc.errors import RedisAccError, ServerUnavailableError
 
 try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from redisacc._data import validation
-from redisacc._protocol.forgetting import forget_worker as forget
-from redisacc._protocol.info import read_info
-from redisacc._protocol.similar_names import did_you_mean
+from redisacc._protocol.leases.forgetting import forget_worker as forget
+from redisacc._protocol.lifecycle.info import read_info
+from redisacc._protocol.lifecycle.similar_names import did_you_mean
 from redisacc._text import age_text, printable, shown
-from redisacc.cli.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
-from redisacc.cli.options import json_option, keys_of, name_argument, redis_option, transport_of
-from redisacc.cli.output import echo_json, echo_wrapped
+from redisacc.cli.shared.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
+from redisacc.cli.shared.options import json_option, keys_of, name_argument, redis_option, transport_of
+from redisacc.cli.shared.output import echo_json, echo_wrapped
 
 __all__ = ["forget_worker"]
 

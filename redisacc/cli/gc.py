@@ -6,9 +6,9 @@ import click
 from rich.progress import track
 
 from redisacc._admin.garbage import WORDS, Leftover, find_garbage, remove_garbage
-from redisacc.cli.failures import EXIT_CODES, report_failures
-from redisacc.cli.options import confirm, json_option, keys_of, redis_option, transport_of, yes_option
-from redisacc.cli.output import bytes_text, console, count_text, echo_json, print_table
+from redisacc.cli.shared.failures import EXIT_CODES, report_failures
+from redisacc.cli.shared.options import confirm, json_option, keys_of, redis_option, transport_of, yes_option
+from redisacc.cli.shared.output import bytes_text, console, count_text, echo_json, print_table
 
 __all__ = ["gc"]
 
@@ -26,8 +26,8 @@ def gc(*, name: str | None, dry_run: bool, url: str | None, yes: bool, as_json: 
     Garbage is an interrupted deletion, a part that no round refers to, an object that no parameters refer to, data of
     a round that is not listed, a key or a name without a record. With partitions, it is also a part in a partition that
     no gradient and no parameters refer to, and an attempt to store something there that is over. Normally there is
-    none. Live data is safe: the script that removes something checks once more that nothing uses it, and what no script
-    can reach is only removed if nothing can refer to it again. A round that was taken but not acknowledged is not
+    none. Live data is safe: the script that removes a key checks again that nothing uses it, and keys out of reach of
+    scripts are only removed if nothing can refer to them again. A round that was taken but not acknowledged is not
     garbage; use `redisacc recover`.
 
     With --json, nothing is removed without --yes.

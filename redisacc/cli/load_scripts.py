@@ -7,9 +7,9 @@ import click
 from redisacc._redis import script_loader
 from redisacc._redis.transport import OPENING_TIMEOUT
 from redisacc._text import shown
-from redisacc.cli.failures import EXIT_CODES, report_failures
-from redisacc.cli.options import json_option, redis_option, transport_of
-from redisacc.cli.output import echo_json, echo_wrapped
+from redisacc.cli.shared.failures import EXIT_CODES, report_failures
+from redisacc.cli.shared.options import json_option, redis_option, transport_of
+from redisacc.cli.shared.output import echo_json, echo_wrapped
 from redisacc.errors import CorruptDataError
 
 __all__ = ["load_scripts"]

@@ -9,12 +9,12 @@ import click
 from redisacc._admin.catalogue import list_names
 from redisacc._admin.memory import memory
 from redisacc._format.keys import Keys, ParameterKeys
-from redisacc._protocol.info import AccumulatorInfo, read_info
-from redisacc._protocol.parameter_info import ParametersInfo, read_parameters_info
+from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
+from redisacc._protocol.parameters.info import ParametersInfo, read_parameters_info
 from redisacc._text import age_text, printable, shown
-from redisacc.cli.failures import EXIT_CODES, report_failures
-from redisacc.cli.options import json_option, redis_option, transport_of
-from redisacc.cli.output import bytes_text, count_text, echo_json, echo_wrapped, print_table, schema_shape_text
+from redisacc.cli.shared.failures import EXIT_CODES, report_failures
+from redisacc.cli.shared.options import json_option, redis_option, transport_of
+from redisacc.cli.shared.output import bytes_text, count_text, echo_json, echo_wrapped, print_table, schema_shape_text
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
 
 __all__ = ["ls"]
@@ -92,13 +92,13 @@ def ls(*, pattern: str, private: bool, url: str | None, as_json: bool) -> None:
 
 
 def _dtype_text(info: AccumulatorInfo) -> str:
-    """Returns the element type; for a tree, that of the first leaf and how many others there are: "float32 +1"."""
+    """Returns the element type; for a tree, the first leaf's and the number of other types, as in "float32 +1"."""
     first, *others = info.dtype.split(",")
     return f"{first} +{len(others)}" if others else first
 
 
 def waiting_text(info: AccumulatorInfo) -> str:
-    """Returns what the first waiting taker requires and how many more wait, for example "3 +1"; "-" for no taker."""
+    """Returns the requirement of the first waiting taker and how many more wait, as in "3 +1"; "-" for no taker."""
     if not info.waiting:
         return "-"
     behind = len(info.waiting) - 1

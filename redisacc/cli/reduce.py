@@ -8,9 +8,9 @@ import click
 
 from redisacc._handles.reducer import MAX_ACCUMULATORS, Reducer
 from redisacc._text import printable
-from redisacc.cli.failures import interrupts_raise, report_failures
-from redisacc.cli.options import redis_option
-from redisacc.cli.output import echo_wrapped
+from redisacc.cli.shared.failures import interrupts_raise, report_failures
+from redisacc.cli.shared.options import redis_option
+from redisacc.cli.shared.output import echo_wrapped
 
 __all__ = ["reduce"]
 
@@ -32,7 +32,7 @@ __all__ = ["reduce"]
 @redis_option
 @report_failures
 def reduce(*, pattern: str, max_accumulators: int, node: str | None, url: str | None) -> None:
-    """Add up large gradients beside the server, so that takers on other machines fetch only their sum.
+    """Add up large gradients next to the server, so that takers on other machines fetch only their sum.
 
     PATTERN is a glob of accumulators' names, and all of them by default. Run it on the server's machine, best over a
     Unix socket. It only saves time, and may be stopped at any moment: takers then do its work. Ctrl-C or SIGTERM ends

@@ -8,15 +8,23 @@ from functools import partial
 import click
 
 from redisacc._format.keys import DELETING, Keys, ParameterKeys
-from redisacc._protocol import deletion
-from redisacc._protocol.info import AccumulatorInfo, read_info
-from redisacc._protocol.parameter_deletion import delete_parameters
-from redisacc._protocol.parameter_info import read_parameters_info
+from redisacc._protocol.lifecycle import deletion
+from redisacc._protocol.lifecycle.info import AccumulatorInfo, read_info
+from redisacc._protocol.parameters.deletion import delete_parameters
+from redisacc._protocol.parameters.info import read_parameters_info
 from redisacc._redis.transport import Transport
 from redisacc._text import printable, shown
-from redisacc.cli.failures import EXIT_CODES, report_failures
-from redisacc.cli.options import confirm, json_option, keys_of, names_argument, redis_option, transport_of, yes_option
-from redisacc.cli.output import count_text, echo_json, echo_wrapped
+from redisacc.cli.shared.failures import EXIT_CODES, report_failures
+from redisacc.cli.shared.options import (
+    confirm,
+    json_option,
+    keys_of,
+    names_argument,
+    redis_option,
+    transport_of,
+    yes_option,
+)
+from redisacc.cli.shared.output import count_text, echo_json, echo_wrapped
 from redisacc.errors import AccumulatorNotFoundError, CorruptDataError, SchemaMismatchError
 
 __all__ = ["rm"]
@@ -54,7 +62,7 @@ def rm(*, names: tuple[str, ...], url: str | None, yes: bool, as_json: bool) -> 
 
 
 def _these(kinds: list[str]) -> str:
-    """Returns how the question names what is deleted."""
+    """Returns the words for the objects of a deletion, for the question."""
     if kinds == [_PARAMETERS]:
         return "these parameters"
     if _PARAMETERS in kinds:
@@ -112,7 +120,7 @@ def _look_at_accumulator(transport: Transport, keys: Keys) -> tuple[str, str]:
     try:
         info = read_info(transport, keys)
     except CorruptDataError as error:
-        # What cannot be read is deleted all the same, if the record says which accumulator it belongs to.
+        # Unreadable data are deleted nevertheless, if the record says which accumulator they belong to.
         incarnation = transport.call("HGET", keys.record, "incarnation")
         if not incarnation or not incarnation.isascii():
             raise

@@ -15,9 +15,9 @@ from redisacc._launch.restarts import PERMANENT, WINDOW
 from redisacc._launch.run import CannotStartError, Run, places
 from redisacc._redis.connect import DEFAULT_URL
 from redisacc._text import shown
-from redisacc.cli.failures import fail, report_failures
-from redisacc.cli.options import NonEmptyPath, Seconds, redis_option, transport_of
-from redisacc.cli.own_server import own_server, problem_of
+from redisacc.cli.shared.failures import fail, report_failures
+from redisacc.cli.shared.options import NonEmptyPath, Seconds, redis_option, transport_of
+from redisacc.cli.shared.own_server import own_server, problem_of
 
 __all__ = ["run"]
 
@@ -66,7 +66,7 @@ _NOT_EXECUTABLE, _NO_SUCH_COMMAND = 126, 127
 )
 @click.option(
     "--restart-window",
-    # A year stands for the whole run.
+    # A year means the whole run.
     type=Seconds(1, 366 * 86400),
     default=WINDOW,
     show_default=True,

@@ -10,13 +10,13 @@ import click
 from redisacc._format.settings import LONGEST_GRACE
 from redisacc._handles.existing import open_existing
 from redisacc._text import printable
-from redisacc.cli.failures import EXIT_CODES, report_failures
-from redisacc.cli.options import Seconds, json_option, keys_of, name_argument, redis_option, transport_of
-from redisacc.cli.output import echo_json
+from redisacc.cli.shared.failures import EXIT_CODES, report_failures
+from redisacc.cli.shared.options import Seconds, json_option, keys_of, name_argument, redis_option, transport_of
+from redisacc.cli.shared.output import echo_json
 
 __all__ = ["set"]
 
-# What is written before the "=" -> the argument of `configure`, and what its value is.
+# The name before the "=" -> the argument of `configure`, and the type of its value.
 _SETTINGS: dict[str, tuple[str, click.ParamType[Any]]] = {
     "n": ("num_required", click.IntRange(min=1)),
     "up_to": ("up_to", click.IntRange(min=1)),
@@ -50,11 +50,11 @@ def _change(
 def set(  # noqa: A001 - named as the command
     *, name: str, settings: dict[str, Any], url: str | None, as_json: bool
 ) -> None:
-    """Change what takes wait for that do not say it themselves, as those of a chief do not.
+    """Change the defaults for takes that pass none, such as a chief's.
 
-    n is the number of gradients that they require. With grace, they wait for so many seconds longer, until there are
-    up_to gradients. A setting that is not named stays; an empty value, or none, removes it. Takes that wait
-    check again at once. So a training goes on when a machine is gone for good:
+    n is the number of gradients that they require. With grace, they wait for this number of seconds longer, or until
+    there are up_to gradients. A setting that is not named stays; an empty value, or none, removes it. Takes that wait
+    check again at once. So a training continues when a machine is gone for good:
 
     \b
       redisacc set embeddings n=3

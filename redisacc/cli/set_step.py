@@ -6,9 +6,17 @@ import click
 
 from redisacc._handles.existing import open_existing
 from redisacc._text import printable
-from redisacc.cli.failures import EXIT_CODES, report_failures
-from redisacc.cli.options import confirm, json_option, keys_of, name_argument, redis_option, transport_of, yes_option
-from redisacc.cli.output import count_text, echo_json, echo_wrapped
+from redisacc.cli.shared.failures import EXIT_CODES, report_failures
+from redisacc.cli.shared.options import (
+    confirm,
+    json_option,
+    keys_of,
+    name_argument,
+    redis_option,
+    transport_of,
+    yes_option,
+)
+from redisacc.cli.shared.output import count_text, echo_json, echo_wrapped
 
 __all__ = ["set_step"]
 
@@ -25,7 +33,7 @@ def set_step(*, name: str, step: int, url: str | None, yes: bool, as_json: bool)
     """Set the global step.
 
     Gradients of earlier steps are dropped from then on; gradients that have been accumulated stay, and the next take
-    hands them out as those of the new step. So the command asks before it passes over a round that is not empty. It
+    hands them out as gradients of the new step. So the command asks before it passes over a round that is not empty. It
     also asks before it lowers the step, because that accepts old gradients again.
     """
     transport_of(url)

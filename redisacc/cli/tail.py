@@ -9,11 +9,11 @@ import click
 
 from redisacc._format.keys import DELETING
 from redisacc._format.record import Record
-from redisacc._protocol.events import Event, Events
+from redisacc._protocol.lifecycle.events import Event, Events
 from redisacc._text import printable
-from redisacc.cli.failures import EXIT_CODES, report_failures
-from redisacc.cli.options import Seconds, json_option, keys_of, name_argument, redis_option, transport_of
-from redisacc.cli.output import echo_json, echo_wrapped
+from redisacc.cli.shared.failures import EXIT_CODES, report_failures
+from redisacc.cli.shared.options import Seconds, json_option, keys_of, name_argument, redis_option, transport_of
+from redisacc.cli.shared.output import echo_json, echo_wrapped
 
 __all__ = ["tail"]
 
@@ -28,7 +28,7 @@ __all__ = ["tail"]
 def tail(*, name: str, number: int | None, timeout: float | None, url: str | None, as_json: bool) -> None:
     """Print the events of an accumulator as they happen, until it is deleted or Ctrl-C stops the command.
 
-    Each event is a line; with --json, each line is an object. Times are those of this machine. The event "missed" means
+    Each event is a line; with --json, each line is an object. Times are this machine's. The event "missed" means
     that events may be missing, because the connection was lost and is back.
 
     \b

@@ -15,10 +15,10 @@ from redisacc._data.results import Round
 from redisacc._handles.base import ConditionalAccumulatorBase
 from redisacc._handles.existing import open_existing
 from redisacc._text import printable
-from redisacc.cli.array_files import check_output, write_arrays
-from redisacc.cli.failures import EXIT_CODES, fail, report_failures
-from redisacc.cli.gradient_arrays import GradientArrays, arrays_of
-from redisacc.cli.options import (
+from redisacc.cli.shared.array_files import check_output, write_arrays
+from redisacc.cli.shared.failures import EXIT_CODES, fail, report_failures
+from redisacc.cli.shared.gradient_arrays import GradientArrays, arrays_of
+from redisacc.cli.shared.options import (
     Seconds,
     confirm,
     json_option,
@@ -28,7 +28,7 @@ from redisacc.cli.options import (
     transport_of,
     yes_option,
 )
-from redisacc.cli.output import console, count_text, echo_json, echo_wrapped
+from redisacc.cli.shared.output import console, count_text, echo_json, echo_wrapped
 from redisacc.errors import RedisAccError, RoundRecoveredError
 
 __all__ = ["check_form", "naming_file", "report_round", "take", "write_gradient"]
@@ -133,10 +133,10 @@ def naming_file(output: Path | None) -> Iterator[None]:
 
 
 def report_round(verb: str, taken: Round[Any], output: Path | None, *, as_json: bool) -> None:
-    """Prints what became of a round; to standard error if standard output holds the gradient.
+    """Prints a line about a round; to standard error if standard output holds the gradient.
 
     Args:
-        verb: what was done with the round, for example "took".
+        verb: a verb for what happened to the round, for example "took".
         taken: the round.
         output: the file with its gradient; None if it was discarded.
         as_json: print JSON instead of a line, unless standard output holds the gradient.

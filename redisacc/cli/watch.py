@@ -21,9 +21,9 @@ from redisacc._monitoring.collector import Collector
 from redisacc._monitoring.view import View
 from redisacc._redis.transport import Transport
 from redisacc._text import age_text, printable, shown
-from redisacc.cli.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
-from redisacc.cli.options import Seconds, json_option, names_argument, redis_option, targets_of, transport_of
-from redisacc.cli.output import console, count_text, echo_json
+from redisacc.cli.shared.failures import EXIT_CODES, NOT_FOUND, fail, report_failures
+from redisacc.cli.shared.options import Seconds, json_option, names_argument, redis_option, targets_of, transport_of
+from redisacc.cli.shared.output import console, count_text, echo_json
 from redisacc.errors import ServerUnavailableError
 
 __all__ = ["watch"]
@@ -108,7 +108,7 @@ class Board:
         names: names and globs of accumulators; none means all.
 
     Attributes:
-        problem: what went wrong in the latest refresh; empty if nothing did.
+        problem: the error of the latest refresh; empty if there was none.
     """
 
     def __init__(self, transport: Transport, names: Sequence[str]) -> None:
@@ -171,7 +171,7 @@ def _lines(view: View) -> list[RenderableType]:
 
 
 def _hanging(label: str, text: str, *, style: str) -> RenderableType:
-    """Returns a label and a text beside it, whose further lines begin where the first one does."""
+    """Returns a label and a text to its right. All lines of the text begin at the same column."""
     line = Table.grid()
     line.add_column(no_wrap=True)
     line.add_column()

@@ -81,7 +81,7 @@ class UnixAddress:
         """Checks that a server may create its socket at the path. A starting server deletes whatever is there.
 
         Raises:
-            ServerError: the path is a file, or a socket at which somebody listens.
+            ServerError: the path is a file, or a socket that is in use.
         """
         try:
             mode = self.path.lstat().st_mode

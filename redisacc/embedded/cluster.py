@@ -39,7 +39,7 @@ class Cluster:
         masters: the number of masters, 1 to 100.
         replicas: the number of replicas of each master, 0 to 5.
         dir: the directory for the nodes' data, each in a subdirectory of its own. It is created if it doesn't exist,
-            and kept; a later cluster of the same size goes on with the data. None: temporary directories, which are
+            and kept; a later cluster of the same size continues with the data. None: temporary directories, which are
             removed when the nodes end; no data are written to them.
         durable: as for `Server`: whether every change is written to disk, instead of snapshots. Needs `dir`.
         port: the TCP port of the first node; the others have the ports that follow. Each node also uses the port that
@@ -269,7 +269,7 @@ def _port(node: ClusterNode) -> int:
 
 
 def _facts(node: ClusterNode) -> dict[str, str]:
-    """Returns what a node says about the cluster: the lines of CLUSTER INFO."""
+    """Returns a node's view of the cluster: the lines of CLUSTER INFO."""
     return dict(line.split(":", 1) for line in node.ask("CLUSTER", "INFO").splitlines() if ":" in line)
 
 
@@ -293,7 +293,7 @@ def _assign(node: ClusterNode, start: int, end: int) -> None:
 
 
 def _knows(node: ClusterNode, number: int) -> bool:
-    """Returns whether a node knows so many nodes, none of which it is still greeting."""
+    """Returns whether a node knows this number of nodes, and has greeted all of them."""
     lines = node.ask("CLUSTER", "NODES").splitlines()
     return len(lines) == number and not any("handshake" in line or "noaddr" in line for line in lines)
 

@@ -56,7 +56,7 @@ class ClusterNode(Server):
         options += ["--repl-diskless-sync-delay", "0"]
         # Nodes list a replica once it has received something: by default, up to ten seconds after it is in step.
         options += ["--repl-ping-replica-period", "1"]
-        # A promoted replica is better than none, however much it lags: what it lost is reported as lost.
+        # A promoted replica is better than none, however much it lags: lost data are reported as lost.
         return [*options, "--cluster-replica-validity-factor", "0"]
 
     def _prepare(self, directory: Path) -> None:

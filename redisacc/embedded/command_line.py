@@ -23,7 +23,7 @@ _MIB = 1 << 20
 
 
 # After this many seconds with a change, the server saves a snapshot (docs/measurements.md). A number of changes says
-# little about gradients, of which one may be a few bytes or many megabytes, so one change is enough.
+# little about gradients: one may have a few bytes or many megabytes. So one change is enough.
 _SNAPSHOT_SECONDS = 60
 
 
@@ -48,7 +48,7 @@ def server_command(
     if isinstance(address, UnixAddress):
         listen = ["--port", "0", "--unixsocket", str(address.path), "--unixsocketperm", "700"]
     else:
-        # The "-" makes the server go on without ::1 on a machine that lacks it. If the port is in use there, the
+        # With the "-", the server continues without ::1 on a machine that lacks it. If the port is in use there, the
         # server fails all the same.
         listen = ["--port", str(address.port), "--bind", "127.0.0.1", "-::1"]
     return [str(program.path), *files, *policy, *listen]
@@ -58,7 +58,7 @@ def _snapshot_options() -> list[str]:
     options = ["--save", str(_SNAPSHOT_SECONDS), "1"]
     # Compression makes floats hardly smaller, and costs more time than writing them.
     options += ["--rdbcompression", "no"]
-    # On a full disk, a training goes on in memory. `redisacc server`, `redisacc doctor` and the log report the failure.
+    # On a full disk, a training continues in memory. `redisacc server`, `redisacc doctor` and the log report it.
     options += ["--stop-writes-on-bgsave-error", "no"]
     # While the server leaves its append-only file, a rewrite would bring the removed file back.
     return [*options, "--auto-aof-rewrite-percentage", "0"]

@@ -23,7 +23,7 @@ _log = logging.getLogger("redisacc")
 _LOCK_NAME = "server.lock"
 
 _SNAPSHOT = "dump.rdb"
-# Redis 6.2 has one append-only file. Later servers have a directory, of which a manifest lists the valid files; they
+# Redis 6.2 has one append-only file. Later servers have a directory with a manifest that lists the valid files; they
 # move a file of 6.2 into it.
 _FILE_OF_62 = "appendonly.aof"
 _MANIFEST = Path("appendonlydir", "appendonly.aof.manifest")
@@ -59,7 +59,7 @@ class DataDirectory:
             OSError: the directory can't be created.
         """
         if path is None:
-            # Before Python 3.12, the path is relative if that of the directory for temporary files is.
+            # Before Python 3.12, the path is relative if the directory for temporary files has a relative path.
             return cls(Path(tempfile.mkdtemp(prefix="redisacc-")).absolute(), temporary=True)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return cls(path, temporary=False)
@@ -93,7 +93,7 @@ class DataDirectory:
     def remove_append_only_file(self) -> None:
         """Removes the append-only file. The snapshot is valid from then on, so it must have been saved before."""
         _sync(self.path)
-        # This order keeps the data readable at every moment. Beside a manifest, a file of 6.2 is out of date and must
+        # This order keeps the data readable at every moment. Next to a manifest, a file of 6.2 is out of date and must
         # not outlive it. Without the manifest, the rest of its directory is ignored.
         (self.path / _FILE_OF_62).unlink(missing_ok=True)
         _sync(self.path)

@@ -1,4 +1,4 @@
-"""Forks of this process: when they must wait, what a forked child must let go of, and what no signal may interrupt."""
+"""Forks of this process: when they must wait, what a child must release, and what no signal may interrupt."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ os.register_at_fork(before=fork_lock.acquire, after_in_parent=fork_lock.release,
 def handlers_deferred() -> Iterator[None]:
     """Defers this program's signal handlers to the end of a block, which must be short.
 
-    A handler that raises, as that of Ctrl-C does, may raise between any two instructions: also after a call has created
-    a process or a directory, and before its result is stored. Then nobody knows it any more. A signal that arrives
+    A handler that raises, such as Python's for Ctrl-C, may do so between any two instructions, also when a call made
+    a process or a directory, and before its result is stored. Then nothing refers to it. A signal that arrives
     while `Popen` waits for the new process to be executed does just that.
     """
     # In other threads, no handler ever runs.

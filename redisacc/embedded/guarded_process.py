@@ -101,7 +101,7 @@ class GuardedProcess:
         """Returns the exit status of the server, negative for a signal, or None while it is running."""
         status = self._server.poll()
         if status is None and self._guard.poll() is not None:
-            # Somebody has killed the guard. The server would outlive an owner that is killed.
+            # The guard was killed. The server would outlive an owner that is killed.
             self._signal(signal.SIGTERM)
         return status
 

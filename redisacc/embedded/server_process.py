@@ -99,7 +99,7 @@ class ServerProcess:
                 append_only = self.persistence is Persistence.APPEND_ONLY_FILE
                 if append_only:
                     self.directory.append_to_snapshot()
-                # A server without an append-only file of its own still loads that of an earlier server.
+                # A server without an append-only file of its own still loads the file of an earlier server.
                 self._leaves_file = not append_only and self.directory.has_append_only_file()
                 self._log = LogFile(path)
                 on_failure.callback(self._log.close)

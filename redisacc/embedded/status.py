@@ -1,4 +1,4 @@
-"""What a server says about itself before a client library can use it."""
+"""Reads a server's own reports before a client library can use it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import valkey.sentinel
 from support.clients import ALL as ALL_CLIENTS
 from support.clients import ClientKind
 from support.model import assert_same
-from support.selection import REAL, thorough
+from support.selection import ONE_NODE, REAL, thorough
 
 import redisacc
 from redisacc import embedded
@@ -74,7 +74,7 @@ def test_clients_with_all_kinds_of_options(server, options, limit):
     assert client.keys() == []
 
 
-@pytest.mark.single_server
+@pytest.mark.servers(*ONE_NODE)
 def test_a_client_of_a_pool(real_server):
     pool = redis.BlockingConnectionPool.from_url(real_server.url, max_connections=3, timeout=5)
     with redis.Redis(connection_pool=pool) as client:
@@ -82,7 +82,7 @@ def test_a_client_of_a_pool(real_server):
     pool.disconnect()
 
 
-@pytest.mark.single_server
+@pytest.mark.servers(*ONE_NODE)
 def test_a_client_whose_pool_is_exhausted(real_server, monkeypatch):
     # Two: one to work with, one to listen on.
     client = real_server.client(max_connections=2)
@@ -90,7 +90,7 @@ def test_a_client_whose_pool_is_exhausted(real_server, monkeypatch):
     held = [get_connection() for _ in range(2)]
     acc = None
     try:
-        monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.1)
+        monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.1)
         with pytest.raises(redisacc.RedisAccError):
             acc = redisacc.ConditionalAccumulator("float32", [1], redis=client)
         monkeypatch.undo()
@@ -178,7 +178,7 @@ def test_a_connection_whose_handshake_was_cut_short_is_not_used(real_server, rea
     pool.disconnect()
 
 
-@pytest.mark.single_server
+@pytest.mark.servers(*ONE_NODE)
 @pytest.mark.every_server
 def test_a_password(real_server):
     admin = real_server.client()
@@ -198,7 +198,7 @@ def test_a_password(real_server):
 # redis-py before 6 forgets to close a unix socket on which no server listens.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_no_server_is_an_error_that_says_how_to_start_one(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.1)
+    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.1)
     for where in ("redis://:hidden@127.0.0.1:1/0", "unix:///nonexistent/socket"):
         with pytest.raises(redisacc.ServerUnavailableError, match="redisacc server") as failure:
             redisacc.ConditionalAccumulator("float32", [1], redis=where)
@@ -310,7 +310,7 @@ LIBRARIES = {"redis-py": redis.Redis, "valkey-py": valkey.Valkey}
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_errors_are_ours_whatever_the_library(real_server, library, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.1)
+    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.1)
     admin, port, make = real_server.client(), real_server.port, LIBRARIES[library]
     with ClientKind(library).connected(1) as nowhere, pytest.raises(redisacc.ServerUnavailableError):
         redisacc.ConditionalAccumulator("float32", [1], redis=nowhere)
@@ -440,7 +440,7 @@ def test_the_users_client_may_be_closed_at_any_time(real_server, open_dense_stor
     assert take.result(timeout=5) == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.blocking
+@pytest.mark.fixed("client")
 @pytest.mark.servers("valkey")
 def test_a_connection_may_vanish_while_it_is_taken_out_of_the_pool(real_server, open_dense_stored, background, until):
     # redis-py then raises an error that isn't its own: it checks whether its connection is still good, and
@@ -473,7 +473,7 @@ def test_a_connection_may_vanish_while_it_is_taken_out_of_the_pool(real_server, 
 
 @pytest.mark.servers("valkey")
 def test_a_take_survives_the_restart_of_its_server(real_server, tmp_path, background, until, caplog, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.take_wait.POLL_TIMEOUT", 0.3)
+    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_TIMEOUT", 0.3)
     server = embedded.Server(tmp_path / "data")
     server.start()
     try:
@@ -495,11 +495,10 @@ def test_a_take_survives_the_restart_of_its_server(real_server, tmp_path, backgr
         server.stop()
 
 
-@pytest.mark.slow
 @pytest.mark.servers("valkey")
 def test_a_take_with_a_timeout_ends_in_time_without_its_server(real_server, background, until, monkeypatch):
     # The timeout outside of tests: with the tests' own, the take would end later.
-    monkeypatch.setattr("redisacc._protocol.take_wait.LAST_POLL_TIMEOUT", 0.5)
+    monkeypatch.setattr("redisacc._protocol.waiting.wait.LAST_POLL_TIMEOUT", 0.5)
     server = embedded.Server()
     server.start()
     try:

@@ -10,8 +10,6 @@ from support.model import assert_same, storage_dtype
 
 import redisacc
 
-pytestmark = pytest.mark.same_on_a_cluster
-
 KINDS = [("dense", "MEAN"), ("dense", "SUM"), ("sparse", "MEAN"), ("sparse", "SUM")]
 
 
@@ -30,8 +28,9 @@ def random_values(rng, dtype, shape):
     return values.astype(storage)
 
 
-@pytest.mark.every_server(storage="in_place")
-@pytest.mark.usual_storages("in_place", "buffered_inline")
+@pytest.mark.fixed("encoding")
+@pytest.mark.every_server("redis62", storage="in_place")
+@pytest.mark.usual(storage=("in_place", "buffered_inline"))
 @pytest.mark.parametrize("dtype", model.DTYPES)
 def test_every_type_against_the_model(open_dense_stored, open_sparse_stored, dtype):
     rng = np.random.default_rng(7)
@@ -65,7 +64,7 @@ def test_every_type_against_the_model(open_dense_stored, open_sparse_stored, dty
             assert list(actual[2]) == list(expected[2])
 
 
-@pytest.mark.every_server(storage="in_place")
+@pytest.mark.every_server("redis62", storage="in_place")
 @pytest.mark.parametrize("dtype", ["int8", "qint8", "int16", "int32", "uint8", "quint16", "uint32", "int64", "uint64"])
 def test_a_sum_of_integers_wraps(open_dense_stored, dtype):
     storage = storage_dtype(dtype)
@@ -96,7 +95,7 @@ def test_a_mean_of_integers_truncates_toward_zero(open_dense_stored, dtype):
     assert_same(acc.take_grad(2), np.array([0, 0, 3, -3, 0, -2], storage))
 
 
-@pytest.mark.every_server(storage="in_place")
+@pytest.mark.every_server("redis62", storage="in_place")
 def test_int64_and_uint64_keep_every_digit(open_dense_stored, open_sparse_stored):
     for dtype, first, second in (
         ("int64", 2**62 + 1, 2**53 + 2),
@@ -130,7 +129,7 @@ def test_sums_beyond_what_doubles_hold_stay_exact(open_sparse_stored):
     assert_same(mean.take_grad(3)[1], np.array([(exact // 3) % 2**32], np.uint32))
 
 
-@pytest.mark.every_server(storage="in_place")
+@pytest.mark.every_server("redis62", storage="in_place")
 @pytest.mark.parametrize("dtype", ["float16", "half"])
 def test_half_is_added_in_float32_and_rounded_once(open_dense_stored, dtype):
     acc = open_dense_stored(dtype, [2])
@@ -157,7 +156,7 @@ def test_repeated_rows_of_halves_and_bytes_are_summed_before_they_are_rounded(op
     assert_same(byte.take_grad(2)[1], np.array([50], np.int8))
 
 
-@pytest.mark.every_server(storage="in_place")
+@pytest.mark.every_server("redis62", storage="in_place")
 def test_a_half_that_overflows_is_infinite(open_dense_stored):
     acc = open_dense_stored("float16", [2], reduction_type="SUM")
     acc.apply_grad(np.array([65504, 65504], np.float16))

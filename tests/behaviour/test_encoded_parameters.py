@@ -12,8 +12,6 @@ from click.testing import CliRunner
 import redisacc
 from redisacc.cli import main
 
-pytestmark = pytest.mark.same_on_a_cluster
-
 RECORD = "redisacc:{weights}:parameters"
 
 
@@ -41,7 +39,7 @@ def assert_rounded(found, tree):
         assert not found[name].flags.writeable
 
 
-@pytest.mark.every_server
+@pytest.mark.every_server("redis62")
 @pytest.mark.parametrize("rows", [3, 2000, 200_000])
 def test_readers_get_rounded_values(open_parameters, client, rows):
     chief, reader = open_parameters(wire="bfloat16"), open_parameters()
@@ -63,8 +61,8 @@ def test_readers_get_rounded_values(open_parameters, client, rows):
     np.testing.assert_array_equal(earlier["table"], rounded(random_tree(1, rows)["table"]))
 
 
-@pytest.mark.every_server
-@pytest.mark.fixed_partitions
+@pytest.mark.every_server("redis62")
+@pytest.mark.fixed("partitions")
 def test_changed_rows_are_rounded_too(open_parameters, client):
     chief, reader, late = open_parameters(wire="bfloat16"), open_parameters(), open_parameters()
     tree = random_tree(2)
@@ -103,7 +101,7 @@ def test_the_same_again_and_something_else(open_parameters):
     assert chief.step() == 1
 
 
-@pytest.mark.every_server
+@pytest.mark.every_server("redis62")
 @pytest.mark.parametrize("rows", [2000, 150_000])
 def test_the_encoding_may_change_with_any_version(open_parameters, client, rows):
     """A publisher with another encoding uploads everything, and nothing of the old one is left behind.

@@ -14,10 +14,11 @@ import weakref
 
 import numpy as np
 import pytest
+from support.selection import REAL
 
 import redisacc
 from redisacc import Event
-from redisacc._protocol import contributors
+from redisacc._protocol.rounds import who_contributed as contributors
 from redisacc._redis.pubsub import pubsub_of
 
 
@@ -88,8 +89,7 @@ def test_an_iterator_ends_with_its_timeout_and_its_handle(open_dense, background
     open_dense("float32", [1], "w").delete()
 
 
-@pytest.mark.slow
-@pytest.mark.one_server
+@pytest.mark.servers(*REAL)
 def test_an_iterator_ends_though_nobody_told_it_of_the_deletion(open_dense):
     acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
     other.delete()
@@ -101,11 +101,11 @@ def test_an_iterator_ends_though_nobody_told_it_of_the_deletion(open_dense):
     anew.delete()
 
 
-@pytest.mark.blocking
+@pytest.mark.fixed("client")
 def test_what_was_done_last_comes_before_the_deletion(open_dense, monkeypatch):
     """The check of the server finishes before the subscription has delivered its last messages."""
     acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
-    monkeypatch.setattr("redisacc._protocol.events.LAST_EVENTS_GRACE", 20.0)
+    monkeypatch.setattr("redisacc._protocol.lifecycle.events.LAST_EVENTS_GRACE", 20.0)
     pubsub = pubsub_of(acc._transport, "redisacc:{w}:events")
     hand_out, held = pubsub._hand_out, threading.Event()
 
@@ -165,9 +165,9 @@ def test_a_forgotten_iterator_stops_listening(open_dense):
     acc.delete()
 
 
-@pytest.mark.slow
+@pytest.mark.servers(*REAL)
 def test_a_slow_reader_is_told_that_it_missed_events(open_dense, client, until, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.events.KEPT", 10)
+    monkeypatch.setattr("redisacc._protocol.lifecycle.events.KEPT", 10)
     acc = open_dense("float32", [1], "w")
     events = acc.events(timeout=0.5)
     other = acc.events(timeout=20)
@@ -182,6 +182,7 @@ def test_a_slow_reader_is_told_that_it_missed_events(open_dense, client, until, 
     acc.delete()
 
 
+@pytest.mark.fixed("encoding")
 def test_applied_says_how_large_and_how_late_a_gradient_is(open_dense_stored):
     acc = open_dense_stored("float32", [3], "w", max_staleness=2, worker="ann")
     acc.set_global_step(5)

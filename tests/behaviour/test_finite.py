@@ -9,8 +9,6 @@ import pytest
 
 import redisacc
 
-pytestmark = pytest.mark.one_server
-
 BAD = [np.nan, np.inf, -np.inf]
 
 

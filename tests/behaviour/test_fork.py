@@ -7,13 +7,14 @@ import sys
 import textwrap
 
 import pytest
+from support.selection import ONE_NODE
 
 # These tests fork while other threads run, of which Python 3.12 and later warn.
 PREAMBLE = """
 import os, sys, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import redisacc
-from redisacc._protocol import take_wait
+from redisacc._protocol.rounds import take_wait
 # A busy machine may pause a process for longer than a lease, and another taker would get its round.
 take_wait.TAKER_LEASE_MS = 60_000
 url = sys.argv[1]
@@ -164,7 +165,7 @@ def test_a_private_accumulator_of_a_child_is_its_own(real_server, real_client):
     assert real_client.keys() == []
 
 
-@pytest.mark.single_server
+@pytest.mark.servers(*ONE_NODE)
 def test_nothing_is_imported_later_because_a_fork_during_an_import_would_block_the_child(real_server):
     run(
         """
@@ -190,7 +191,6 @@ def test_nothing_is_imported_later_because_a_fork_during_an_import_would_block_t
     )
 
 
-@pytest.mark.slow
 def test_threads_share_a_handle(open_sparse_stored, background):
     acc = open_sparse_stored("float64", [8, 1], reduction_type="SUM")
     threads, each = 8, 20

@@ -32,7 +32,6 @@ def collected():
 
 
 # In place; inline; in parts; and so large that parts are fetched ahead and added one by one.
-@pytest.mark.one_server
 @pytest.mark.parametrize("rows", thorough([10, 100, 2000, 40_000], usual=[10, 2000, 40_000]))
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
 def test_applying_and_taking_leave_no_cycles(client, collected, background, until, rows, sparse):
@@ -52,7 +51,6 @@ def test_applying_and_taking_leave_no_cycles(client, collected, background, unti
             assert collected() == []
 
 
-@pytest.mark.one_server
 def test_a_peek_that_fails_leaves_no_cycle(client, collected):
     """The error's traceback refers to the frames that held the round."""
     acc = redisacc.ConditionalAccumulator("float32", [40_000], "cycles", redis=client, in_place_limit=0)

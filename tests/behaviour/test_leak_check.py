@@ -21,12 +21,10 @@ def held(client):
     client.flushdb()
 
 
-@pytest.mark.one_server
 def test_what_has_an_owner_is_no_leak(client, held):
     assert leftovers(client) == []
 
 
-@pytest.mark.one_server
 @pytest.mark.parametrize(
     ("key", "what"),
     [
@@ -49,13 +47,11 @@ def test_a_key_without_owner_is_a_leak(client, held, key, what):
         assert "stays for" in leftovers(client)[0]
 
 
-@pytest.mark.one_server
 def test_leaks_of_a_round_that_is_over(client, held):
     client.hset("redisacc:{leaky}", "num_accumulated", 0)
     assert len(leftovers(client)) == 3  # buffered, inline, workers
 
 
-@pytest.mark.one_server
 def test_a_name_without_record_is_a_leak(client, held):
     client.sadd("redisacc:names", "gone")
     (found,) = leftovers(client)

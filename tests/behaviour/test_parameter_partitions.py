@@ -16,16 +16,16 @@ from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format import parameter_record
 from redisacc._format.attempts import MOST_PARTS, StoredAttempt, part_keys
 from redisacc._format.keys import ParameterKeys
-from redisacc._format.parameter_record import part_lengths
-from redisacc._protocol import partition_writer
-from redisacc._protocol.attempt_scripts import AttemptScripts
-from redisacc._protocol.parameter_deletion import read_partitions
-from redisacc._protocol.parameter_scripts import ParameterScripts, RegisteredVersion
-from redisacc._protocol.partition_sweep import remove_parts, sweep
+from redisacc._format.parameter_record import blob_lengths
+from redisacc._protocol.applying import partition_writer
+from redisacc._protocol.parameters.deletion import read_partitions
+from redisacc._protocol.parts.sweep import remove_parts, sweep
+from redisacc._protocol.scripts.attempts import AttemptScripts
+from redisacc._protocol.scripts.parameters import ParameterScripts, RegisteredVersion
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
 
-pytestmark = [pytest.mark.blocking, pytest.mark.fixed_partitions]
+pytestmark = [pytest.mark.fixed("client", "partitions")]
 
 RECORD = "redisacc:{w}:parameters"
 ATTEMPTS = f"{RECORD}:attempts"
@@ -79,7 +79,7 @@ def between(monkeypatch):
     """Does something when the parts of the next version have been written, and before it is committed."""
 
     def arm(action):
-        before_next_call(monkeypatch, ParameterScripts, "commit_version", lambda options: action(options["blobs"]))
+        before_next_call(monkeypatch, ParameterScripts, "publish", lambda options: action(options["blobs"]))
 
     return arm
 
@@ -162,7 +162,7 @@ def test_each_partition_has_its_share_of_every_blob(weights, reader, client):
 @pytest.mark.parametrize("nbytes", [0, 1, 64 * 1024, 64 * 1024 + 1, 10**6, 3 * 2**21, 10**8 + 7])
 def test_every_partition_gets_equally_many_parts(monkeypatch, nbytes, partitions):
     monkeypatch.undo()
-    lengths = part_lengths(nbytes, partitions)
+    lengths = blob_lengths(nbytes, partitions)
     assert sum(lengths) == nbytes
     assert max(lengths, default=0) <= 2 * 2**20
     if nbytes <= 64 * 1024:
@@ -330,7 +330,7 @@ def test_a_late_copy_of_a_registration_revives_nothing(weights, client, between)
     """It gets a number of its own, and the commit of the swept attempt stays refused."""
     weights.publish(version(0), 0)
     registered, committed = [], []
-    register, commit = ParameterScripts.register_version, ParameterScripts.commit_version
+    register, commit = ParameterScripts.register_version, ParameterScripts.publish
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             ParameterScripts,
@@ -339,7 +339,7 @@ def test_a_late_copy_of_a_registration_revives_nothing(weights, client, between)
         )
         patch.setattr(
             ParameterScripts,
-            "commit_version",
+            "publish",
             lambda self, *args, **options: committed.append((args, options)) or die([]),
         )
         with pytest.raises(PublisherDiesError):
@@ -359,7 +359,7 @@ def test_a_late_copy_of_a_registration_revives_nothing(weights, client, between)
 
 def test_late_copies_of_everything_change_nothing(weights, reader, client, monkeypatch):
     sent, committed = [], []
-    scatter, commit = Transport.scatter, ParameterScripts.commit_version
+    scatter, commit = Transport.scatter, ParameterScripts.publish
     with monkeypatch.context() as patch:
         patch.setattr(
             Transport,
@@ -368,7 +368,7 @@ def test_late_copies_of_everything_change_nothing(weights, reader, client, monke
         )
         patch.setattr(
             ParameterScripts,
-            "commit_version",
+            "publish",
             lambda self, *args, **options: committed.append((args, options)) or commit(self, *args, **options),
         )
         weights.publish(version(0), 0)
@@ -416,10 +416,11 @@ def test_a_publisher_whose_parts_keep_disappearing_pauses_and_says_so(weights, r
 
     started = time.monotonic()
     with monkeypatch.context() as patch:
-        patch.setattr("redisacc._protocol.publisher.PUBLISH_TIMEOUT", 0.3)
-        patch.setattr("redisacc._protocol.publisher.running_time", clock)
+        patch.setattr("redisacc._protocol.parameters.publisher.PUBLISH_TIMEOUT", 0.3)
+        patch.setattr("redisacc._protocol.parameters.publisher.running_time", clock)
         patch.setattr(
-            "redisacc._protocol.partition_version_writer.write_parts", lambda *_, **__: tries.append(1) or None
+            "redisacc._protocol.parameters.version_writer.write_parts",
+            lambda *_, **__: tries.append(1) or None,
         )
         with (
             caplog.at_level(logging.WARNING, "redisacc"),
@@ -513,7 +514,7 @@ def test_an_interrupted_deletion_is_finished_by_who_publishes(open_parameters, c
     old = open_parameters("w", partitions=3)
     old.publish(version(0), 0)
     with monkeypatch.context() as patch:
-        patch.setattr("redisacc._protocol.parameter_deletion.listed_objects", lambda *_, **__: 1 / 0)
+        patch.setattr("redisacc._protocol.parameters.deletion.listed_objects", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             old.delete()
     new = open_parameters("w", partitions=2)

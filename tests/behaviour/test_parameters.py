@@ -12,8 +12,8 @@ import pytest
 
 import redisacc
 from redisacc._format import parameter_record
-from redisacc._protocol import publication
-from redisacc._protocol.parameter_reader import VersionGoneError
+from redisacc._format.buffered import PartMissingError
+from redisacc._protocol.parameters import upload_plan as publication
 from redisacc._redis.transport import Transport
 
 
@@ -94,7 +94,7 @@ def test_what_it_says_of_itself(open_parameters):
     assert "closed" in repr(weights)
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 @pytest.mark.parametrize("size", [10, 50_000, 1_500_000], ids=["small", "one part", "several parts"])
 def test_one_version_after_the_other(open_parameters, size):
     writer, reader = open_parameters(), open_parameters()
@@ -185,7 +185,7 @@ def test_who_publishes_the_same_again_lists_the_name(open_parameters, client):
     assert client.smembers("redisacc:names") == {b"weights"}
 
 
-@pytest.mark.fixed_partitions
+@pytest.mark.fixed("partitions")
 def test_the_same_again_with_only_rows(open_parameters, client, monkeypatch):
     table = np.zeros((100, 4), np.float32)
     writer = open_parameters()
@@ -377,7 +377,7 @@ class Bytes:
         return found
 
 
-@pytest.mark.fixed_partitions
+@pytest.mark.fixed("partitions")
 def test_only_rows_that_changed_are_uploaded_and_fetched(open_parameters, monkeypatch):
     table, other, dense = np.zeros((10_000, 8), np.float32), np.ones((500, 2)), np.zeros(4)
     writer, reader = open_parameters(), open_parameters()
@@ -498,7 +498,7 @@ def test_rows_of_another_publishers_version(open_parameters):
     assert same(open_parameters().latest()[1], table)
 
 
-@pytest.mark.fixed_partitions
+@pytest.mark.fixed("partitions")
 def test_who_continues_what_another_published_uploads_rows(open_parameters, monkeypatch):
     first = open_parameters()
     first.publish(np.zeros((100, 2)), 0, state=[np.zeros(3)])
@@ -515,7 +515,7 @@ def test_who_continues_what_another_published_uploads_rows(open_parameters, monk
 
 def test_large_versions_have_a_bounded_number_of_parts():
     for nbytes in (1, 2**21, 2**26, 10**9, parameter_record.MAX_BLOB_BYTES):
-        lengths = parameter_record.part_lengths(nbytes)
+        lengths = parameter_record.blob_lengths(nbytes)
         assert sum(lengths) == nbytes
         assert len(lengths) <= parameter_record.MAX_PARTS
         assert max(lengths) <= 512 * 2**20
@@ -561,7 +561,7 @@ def test_closing_ends_a_wait(open_parameters, background, until):
     until(lambda: reader._lifetime._alarms)
     reader.close()
     reader.close()
-    with pytest.raises(redisacc.CancelledError, match="closed while it waited"):
+    with pytest.raises(redisacc.CancelledError, match="closed while waiting for parameters"):
         waiting.result()
     for call in (reader.latest, reader.step, reader.wait, reader.delete, reader.latest_state):
         with pytest.raises(redisacc.CancelledError):
@@ -581,7 +581,7 @@ def test_the_caller_may_cancel_a_wait(open_parameters):
     for publish in (lambda: None, lambda: writer.publish(np.ones(1), 3)):
         publish()
         asked.clear()
-        with pytest.raises(redisacc.CancelledError, match="was cancelled"):
+        with pytest.raises(redisacc.CancelledError, match="cancelled while waiting for parameters"):
             writer.wait(after=3, timeout=20, cancel=cancel)
         assert len(asked) == 2
     # A version that is there is returned all the same.
@@ -643,7 +643,7 @@ def test_whether_it_has_finished_is_a_flag(open_parameters, client, wrong):
 
 
 def test_a_long_wait_says_what_it_waits_for(open_parameters, background, until, caplog, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.01)
+    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.01)
     caplog.set_level(logging.WARNING, "redisacc")
     open_parameters("training").publish(np.ones(1), 0)
     reader = open_parameters("trainings", name="worker")
@@ -701,8 +701,8 @@ def test_readers_never_see_a_mixture(open_parameters, background):
         monkeypatch.undo()
 
 
-@pytest.mark.blocking
-@pytest.mark.fixed_partitions
+@pytest.mark.fixed("client")
+@pytest.mark.fixed("partitions")
 def test_a_reader_that_was_overtaken_by_another_thread(open_parameters):
     """It fails because its version is gone, and what the other thread has read stays as it is."""
     writer, reader = open_parameters(), open_parameters()
@@ -719,7 +719,7 @@ def test_a_reader_that_was_overtaken_by_another_thread(open_parameters):
     for key in writer._transport.where.scan_iter("redisacc:*:object:*:1"):
         if writer._transport.where.pttl(key) != -1:
             writer._transport.where.delete(key)
-    with pytest.raises(VersionGoneError):
+    with pytest.raises(PartMissingError):
         reader._reader.values(late)
     assert same(reader.latest()[1], versions[2])
 
@@ -786,12 +786,12 @@ def test_other_parameters_under_the_name(open_parameters):
     assert new.step() == 0
 
 
-@pytest.mark.fixed_partitions
+@pytest.mark.fixed("partitions")
 def test_an_interrupted_deletion_is_finished_by_who_publishes(open_parameters, client, monkeypatch):
     old = open_parameters()
     old.publish(np.ones(3), 5)
     with monkeypatch.context() as patch:
-        patch.setattr("redisacc._protocol.parameter_deletion.listed_objects", lambda *_, **__: 1 / 0)
+        patch.setattr("redisacc._protocol.parameters.deletion.listed_objects", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             old.delete()
     with pytest.raises(redisacc.ParametersNotFoundError):

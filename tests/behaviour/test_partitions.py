@@ -17,10 +17,11 @@ from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format import attempts
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import Keys
-from redisacc._protocol import partition_writer, private_leases
-from redisacc._protocol.attempt_scripts import AttemptScripts
-from redisacc._protocol.partition_scripts import PartitionScripts, RegisteredGradient
-from redisacc._protocol.partition_sweep import remove_parts, sweep
+from redisacc._protocol.applying import partition_writer
+from redisacc._protocol.leases import private_leases
+from redisacc._protocol.parts.sweep import remove_parts, sweep
+from redisacc._protocol.scripts.attempts import AttemptScripts
+from redisacc._protocol.scripts.partitions import PartitionScripts, RegisteredGradient
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
 
@@ -134,7 +135,7 @@ def test_a_gradient_of_too_many_parts_is_refused(acc, client, monkeypatch):
 
 def test_a_stale_gradient_is_refused_before_its_parts_are_written(acc, client, monkeypatch):
     acc.set_global_step(5)
-    monkeypatch.setattr("redisacc._protocol.partition_writer.write_parts", None)
+    monkeypatch.setattr("redisacc._protocol.applying.partition_writer.write_parts", None)
     assert acc.apply_grad(gradient(1), local_step=4).outcome == "stale"
     assert acc.info().attempts == 0
 
@@ -142,7 +143,7 @@ def test_a_stale_gradient_is_refused_before_its_parts_are_written(acc, client, m
 @pytest.mark.every_server
 @pytest.mark.servers(*REAL)
 def test_a_writer_waits_once_for_the_replicas_of_all_parts_on_a_node(open_dense, client, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 10)
+    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 10)
     acc = open_dense("float32", SHAPE, "w", reduction_type="SUM", partitions=8, in_place_limit=0, min_replicas=1)
     waits = []
     for _ in range(2):

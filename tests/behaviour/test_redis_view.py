@@ -8,6 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from support.selection import ONE_NODE
 
 
 @pytest.mark.every_server
@@ -94,7 +95,7 @@ def test_a_server_without_struct_gets_everything_buffered(open_dense, open_spars
     sparse.delete()
 
 
-@pytest.mark.single_server
+@pytest.mark.servers(*ONE_NODE)
 @pytest.mark.every_server
 def test_events_are_short_text(client, open_dense, until):
     acc = open_dense("float32", [1], "w", worker="ann")

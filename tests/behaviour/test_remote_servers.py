@@ -6,12 +6,14 @@ import os
 
 import numpy as np
 import pytest
+from support.selection import ONE_NODE
 
-from redisacc._redis import lanes, node
+from redisacc._redis import node
+from redisacc._redis.sockets import lanes
 
 # The connections of a node of a cluster are the same, but are found elsewhere.
 # On an event loop, a large fetch uses one connection.
-pytestmark = [pytest.mark.single_server, pytest.mark.blocking]
+pytestmark = [pytest.mark.servers(*ONE_NODE), pytest.mark.fixed("client")]
 
 ELEMENTS = 400_000
 

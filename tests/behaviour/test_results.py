@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import redisacc
-from redisacc._protocol.round_reader import RoundReader
+from redisacc._protocol.rounds.round_reader import RoundReader
 
 
 @pytest.mark.servers("fakeredis", "valkey")
@@ -23,7 +23,7 @@ def test_what_apply_returns(open_dense_stored):
         good.outcome = "stale"
 
 
-@pytest.mark.blocking
+@pytest.mark.fixed("client")
 @pytest.mark.servers("fakeredis", "valkey")
 def test_attributes_of_an_accumulator(open_dense, open_sparse):
     dense = open_dense("float32", [2, None], "both", name="d", reduction_type="SUM")
@@ -112,7 +112,6 @@ def test_slices_that_do_not_fit_are_refused(values, indices, shape):
         redisacc.IndexedSlices(np.array(values), np.array(indices), shape).to_dense()
 
 
-@pytest.mark.one_server
 def test_a_peek_ends_with_its_handle(open_dense, monkeypatch):
     """It would otherwise go on for as long as gradients come."""
     acc, other = open_dense("float32", [1], "w"), open_dense("float32", [1], "w")
@@ -125,7 +124,7 @@ def test_a_peek_ends_with_its_handle(open_dense, monkeypatch):
         return add_up(*args)
 
     monkeypatch.setattr(RoundReader, "add_up", disturbed)
-    monkeypatch.setattr("redisacc._protocol.snapshot.read_whole", lambda pieces: False)
+    monkeypatch.setattr("redisacc._protocol.rounds.peek.read_whole", lambda pieces: False)
     with pytest.raises(redisacc.CancelledError):
         acc.peek()
     other.delete()

@@ -19,7 +19,7 @@ def f32(*values):
     return np.array(values, np.float32)
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 @pytest.mark.every_server
 def test_a_round_says_what_it_is(open_dense_stored):
     acc = open_dense_stored("float32", [1], "w", worker="ann")
@@ -69,7 +69,7 @@ class Broken(Exception):
     pass
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 @pytest.mark.every_server
 def test_a_block_that_fails_leaves_its_round_to_be_recovered(open_dense_stored, server):
     acc = open_dense_stored("float32", [700], "w", worker="chief")
@@ -93,7 +93,7 @@ def test_a_block_that_fails_leaves_its_round_to_be_recovered(open_dense_stored, 
     acc.delete()
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 @pytest.mark.every_server
 def test_rounds_are_recovered_oldest_first_or_by_token(open_dense):
     acc = open_dense("float32", [1])

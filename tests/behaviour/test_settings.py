@@ -7,9 +7,10 @@ import pytest
 import redisacc
 from redisacc._format.keys import Keys
 from redisacc._format.settings import SettingsChange
-from redisacc._protocol import take_wait
-from redisacc._protocol.scripts import Counted, Scripts
-from redisacc._protocol.sessions import Session
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.requests import Counted, Request
+from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.waiting import wait
 from redisacc._redis.connect import connect
 
 RECORD = "redisacc:{w}"
@@ -32,7 +33,7 @@ def times_out(acc, **options):
 @pytest.mark.every_server
 def test_takes_that_wait_follow_a_change(open_dense, open_sparse, open_tree, background, until, monkeypatch):
     # Nothing but the change wakes the takers.
-    monkeypatch.setattr(take_wait, "POLL_INTERVAL", 10.0 * HOUR)
+    monkeypatch.setattr(wait, "POLL_INTERVAL", 10.0 * HOUR)
     dense, sparse, tree = (
         open_dense("float32", [1], "d"),
         open_sparse("float32", [9, 1], "s"),
@@ -232,11 +233,11 @@ def test_a_late_copy_does_not_undo_a_later_change(open_dense, client, stored):
     acc = open_dense("float32", [1], "w")
     scripts = Scripts(connect(client), Keys("w"), incarnation=acc.info().incarnation)
     seconds, micros = client.time()
-    request = {"session": Session(1000 * seconds + micros // 1000), "sequence": 1, "worker": "w"}
-    first = scripts.configure(**request, change=SettingsChange("2", "", ""))
+    request = Request(Session(1000 * seconds + micros // 1000), 1, "w")
+    first = scripts.configure(request, SettingsChange("2", "", ""))
     assert first == Counted("configured", 0, 0)
     acc.configure(num_required=3)
-    assert scripts.configure(**request, change=SettingsChange("2", "", "")) == first
+    assert scripts.configure(request, SettingsChange("2", "", "")) == first
     assert stored()[0] == b"3"
     assert acc.info().duplicates == 1
 

@@ -17,7 +17,7 @@ def check(taken, indices, values, shape, dtype=np.float32):
     assert [int(dim) for dim in taken[2]] == shape
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 def test_each_row_is_divided_by_the_number_of_gradients_that_held_it(open_sparse_stored):
     acc = open_sparse_stored("float32", [4])
     acc.apply_grad([0, 1], [1.0, 2.0])
@@ -199,6 +199,7 @@ def test_any_index_goes_where_the_first_dimension_is_unknown(open_sparse_stored)
     check(acc.take_grad(1), [10**12], [[1]], [-1, 1])
 
 
+@pytest.mark.fixed("encoding")
 def test_many_rows(open_sparse_stored):
     rng = np.random.default_rng(2)
     acc = open_sparse_stored("float32", [10_000, 3])

@@ -12,8 +12,6 @@ from support.selection import thorough
 import redisacc
 from redisacc.cli import main
 
-pytestmark = pytest.mark.same_on_a_cluster
-
 ROWS = [([1, 3], [[1.0], [3.0]]), ([3, 3], [[4.0], [1.0]]), ([], np.zeros((0, 1))), ([7], [[-8.0]])]
 
 

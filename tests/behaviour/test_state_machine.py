@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 from support import model
 from support.leaks import leftovers
-from support.servers import FAKE, ServerUnderTest
+from support.servers import ServerUnderTest
 
 import redisacc
 from redisacc._format import buffered as buffered_format
@@ -669,8 +669,7 @@ class Accumulators(RuleBasedStateMachine):
         assert self.clients[1].smembers("redisacc:names") == {name.encode() for name in self.names}
 
 
-@pytest.mark.servers("valkey", FAKE)
-@pytest.mark.slow
+@pytest.mark.servers("valkey")
 @pytest.mark.timeout(3600)
 def test_random_operations(server, request, everything, caplog):
     caplog.set_level("ERROR")  # lowered steps warn

@@ -21,7 +21,7 @@ def test_a_new_accumulator_is_at_step_zero(open_dense):
     assert acc.num_accumulated() == 0
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 def test_a_gradient_of_an_older_step_is_dropped(open_dense_stored):
     acc = open_dense_stored("float32", [2])
     acc.set_global_step(5)
@@ -52,7 +52,7 @@ def test_sparse_gradients_obey_the_step_too(open_sparse_stored):
     assert acc.take_grad(2)[1].tolist() == [[3.0]]
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 def test_a_take_moves_the_step_by_one_and_empties_the_accumulator(open_dense_stored):
     acc = open_dense_stored("float32", [1])
     acc.set_global_step(41)

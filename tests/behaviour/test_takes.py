@@ -12,22 +12,13 @@ import time
 
 import numpy as np
 import pytest
+from support.selection import ONE_NODE, REAL
 
 import redisacc
 
 
 def one(value=1.0):
     return np.array([value], np.float32)
-
-
-@pytest.fixture
-def waiting(until):
-    """Waits until that many takers are in the queue of an accumulator."""
-
-    def wait(acc, number):
-        until(lambda: len(acc.info().waiting) == number)
-
-    return wait
 
 
 @pytest.mark.parametrize("num_required", [0, -1, -(2**70), 2**63])
@@ -93,7 +84,7 @@ def test_stale_and_refused_gradients_serve_nobody(open_dense, background, waitin
     assert take.result().tolist() == [9.0]
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 @pytest.mark.every_server(storage="in_place")
 def test_takers_are_served_in_order_of_arrival(open_dense_stored, background, waiting):
     acc = open_dense_stored("float32", [1])
@@ -106,7 +97,7 @@ def test_takers_are_served_in_order_of_arrival(open_dense_stored, background, wa
         assert take.result().tolist() == [number]
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 def test_the_head_of_the_queue_blocks_those_behind_it(open_dense, background, waiting, server):
     acc = open_dense("float32", [1], "queue")
     other = open_dense("float32", [1], "queue", redis=server.client())
@@ -130,8 +121,7 @@ def test_the_head_of_the_queue_blocks_those_behind_it(open_dense, background, wa
     acc.delete()
 
 
-@pytest.mark.one_server
-@pytest.mark.slow
+@pytest.mark.servers(*REAL)
 def test_a_head_that_gives_up_lets_the_next_one_through(open_dense, background, waiting):
     acc = open_dense("float32", [1])
     head = background(acc.take_grad, 5, timeout=3)
@@ -145,7 +135,7 @@ def test_a_head_that_gives_up_lets_the_next_one_through(open_dense, background, 
     assert second.result().tolist() == [4.0]
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 @pytest.mark.every_server
 def test_a_head_that_is_closed_lets_the_next_one_through(open_dense, background, waiting, server):
     acc = open_dense("float32", [1], "queue")
@@ -162,7 +152,7 @@ def test_a_head_that_is_closed_lets_the_next_one_through(open_dense, background,
     other.delete()
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 def test_close_ends_every_wait_of_the_handle(open_dense, background, waiting):
     acc = open_dense("float32", [1], "closing")
     watcher = open_dense("float32", [1], "closing")
@@ -177,7 +167,7 @@ def test_close_ends_every_wait_of_the_handle(open_dense, background, waiting):
     watcher.delete()
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 def test_a_closed_handle_refuses_everything(open_dense, open_sparse):
     dense, sparse = open_dense("float32", [1], "a"), open_sparse("float32", [1], "b")
     for acc in (dense, sparse):
@@ -204,7 +194,7 @@ def test_a_closed_handle_refuses_everything(open_dense, open_sparse):
     open_sparse("float32", [1], "b").delete()
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 def test_a_timeout_says_how_many_had_come_and_from_whom(open_dense, open_sparse):
     for kind in ("dense", "sparse"):
         opener, args = (open_dense, (one(),)) if kind == "dense" else (open_sparse, ([0], one()))
@@ -302,7 +292,7 @@ def test_waits_of_many_accumulators_do_not_disturb_each_other(open_dense, backgr
         assert takes[number].result().tolist() == [number]
 
 
-@pytest.mark.single_server
+@pytest.mark.servers(*ONE_NODE)
 def test_a_process_listens_on_one_connection(real_client, open_dense, background, waiting, until):
     accumulators = [open_dense("float32", [1]) for _ in range(4)]
     takes = [background(acc.take_grad, 1) for acc in accumulators]
@@ -319,7 +309,7 @@ def test_a_process_listens_on_one_connection(real_client, open_dense, background
     assert [take.result().tolist() for take in takes] == [[number] for number in range(len(accumulators))]
 
 
-@pytest.mark.single_server
+@pytest.mark.servers(*ONE_NODE)
 @pytest.mark.every_server
 def test_a_lost_listening_connection_is_replaced(real_client, open_dense, background, waiting, until):
     acc = open_dense("float32", [1])
@@ -333,8 +323,8 @@ def test_a_lost_listening_connection_is_replaced(real_client, open_dense, backgr
 
 
 def test_a_long_wait_says_what_it_waits_for(open_dense, background, waiting, until, monkeypatch, caplog):
-    monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.1)
-    monkeypatch.setattr("redisacc._protocol.take_wait.POLL_INTERVAL", 0.05)
+    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.1)
+    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_INTERVAL", 0.05)
     acc = open_dense("float32", [1], name="weights")
     acc.apply_grad(one())
     with caplog.at_level(logging.INFO, logger="redisacc"):
@@ -349,7 +339,6 @@ def test_a_long_wait_says_what_it_waits_for(open_dense, background, waiting, unt
     take.result()
 
 
-@pytest.mark.slow
 def test_several_takers_and_appliers_in_threads(open_dense_stored, background):
     acc = open_dense_stored("float64", [1], reduction_type="SUM")
     appliers, each = 4, 25

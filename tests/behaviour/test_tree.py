@@ -112,7 +112,7 @@ def mixed(value):
     }
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 @pytest.mark.every_server
 def test_one_decision_for_the_whole_tree(open_tree_stored, background, until):
     acc = open_tree_stored(MIXED, "model", worker="ann", reduction_type="SUM")
@@ -153,7 +153,7 @@ def test_what_the_handle_says(open_tree):
     acc.delete()
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 def test_like(open_tree, client):
     weights = {"emb": np.zeros((9, 2), np.float32), "b": [np.ones(3), IndexedSlices([[1]], [0], [7, 1])]}
     with redisacc.TreeAccumulator.like(
@@ -294,7 +294,7 @@ def test_a_sum_that_lua_cannot_hold_is_buffered_with_the_whole_tree(open_tree):
     assert total["b"].values.tolist() == [(many * (2**32 - 1) + 7) % 2**32]
 
 
-@pytest.mark.asyncio_too
+@pytest.mark.usual(client="asyncio")
 @pytest.mark.servers("valkey")
 @pytest.mark.parametrize("sections", ["dense", "mixed"])
 def test_large_trees_in_many_parts(open_tree, monkeypatch, background, until, sections):
@@ -473,7 +473,6 @@ OTHER_TREES = {
 }
 
 
-@pytest.mark.one_server
 @pytest.mark.servers("fakeredis", "valkey")
 @pytest.mark.parametrize("case", OTHER_TREES)
 def test_opening_another_tree(open_tree, case):
@@ -484,7 +483,6 @@ def test_opening_another_tree(open_tree, case):
     acc.delete()
 
 
-@pytest.mark.one_server
 @pytest.mark.servers("fakeredis", "valkey")
 def test_opening_with_other_options_or_as_another_kind(open_tree, open_dense, open_sparse):
     acc = open_tree(LIKE, "model")

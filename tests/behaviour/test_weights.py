@@ -47,6 +47,7 @@ def total_of(gradients, weights, dtype):
     return total
 
 
+@pytest.mark.fixed("encoding")
 @pytest.mark.every_server
 @pytest.mark.parametrize("name", thorough(SUM_DTYPES, usual=["float32", "float16", "complex128"]))
 @pytest.mark.parametrize("reduction", thorough(["MEAN", "SUM"], usual=["MEAN"]))
@@ -502,7 +503,7 @@ def test_a_forged_total(open_dense_stored, client):
     for weight in (1.0, 0.5):
         acc.apply_grad([1.0], weight=weight)
     before = client.hgetall("redisacc:{forged}")
-    # Uploads reserve a place before anything is decided.
+    # ExpectedGradients reserve a place before anything is decided.
     del before[b"places"]
     for text in FORGED:
         client.hset("redisacc:{forged}", "total_weight", text)

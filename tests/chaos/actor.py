@@ -38,8 +38,10 @@ from chaos.journal import Journal
 
 import redisacc
 from redisacc._format import buffered as buffered_format
-from redisacc._protocol import part_sums, reliance, replication
-from redisacc._redis import lanes
+from redisacc._protocol.scripts import replication
+from redisacc._protocol.sums import part_sums
+from redisacc._protocol.sums import reducer_reliance as reliance
+from redisacc._redis.sockets import lanes
 
 NAME = "chaos"
 # Elements of a row. Every gradient holds row 0 and a row that no other gradient has.
@@ -233,13 +235,13 @@ class Actor:
         replication.REPLICATION_TIMEOUT_MS = self._random.choice([100, 5000])
         # Takers try again soon after a reducer was late, because here one always is.
         reliance.SHORTEST = reliance.LONGEST = 0.1
-        succeed = reliance.Reliance.succeed
+        succeed = reliance.ReducerReliance.succeed
 
-        def noting_succeed(self: reliance.Reliance) -> None:
+        def noting_succeed(self: reliance.ReducerReliance) -> None:
             succeed(self)
             journal.note("reduced")
 
-        reliance.Reliance.succeed = noting_succeed  # type: ignore[method-assign]
+        reliance.ReducerReliance.succeed = noting_succeed  # type: ignore[method-assign]
         if self._random.random() < 0.3:
             # Rounds are fetched over several connections, as from a server on another machine.
             lanes.is_remote = lambda _: True

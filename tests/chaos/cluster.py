@@ -33,7 +33,7 @@ from support.resharding import (
 from support.servers import ClusterClient, executable
 
 from redisacc import embedded
-from redisacc._redis.slot_map import key_slot
+from redisacc._redis.cluster.slot_map import key_slot
 from redisacc.embedded.cluster_node import ClusterNode
 
 # Nodes count as failed after this many milliseconds. Shorter pauses of a busy machine must not look like a failure,

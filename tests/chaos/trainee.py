@@ -20,7 +20,9 @@ import redisacc
 from redisacc._format import buffered as buffered_format
 from redisacc._format import parameter_record
 from redisacc._handles.environment import RUN_ID
-from redisacc._protocol import crew, part_sums, reduction, reliance
+from redisacc._protocol.leases import crew
+from redisacc._protocol.sums import part_sums, reduction
+from redisacc._protocol.sums import reducer_reliance as reliance
 from redisacc._training import worker as worker_module
 
 NAME = "training"

@@ -19,7 +19,8 @@ from support.selection import thorough
 from support.warm_python import WarmPython
 
 import redisacc
-from redisacc.cli import _COMMANDS, failures
+from redisacc.cli import _COMMANDS
+from redisacc.cli.shared import failures
 
 pytestmark = [
     pytest.mark.servers("valkey"),
@@ -146,7 +147,7 @@ def test_a_signal_at_any_moment(command, real_server, tmp_path, until, everythin
 
 DESTRUCTOR = """
 import signal, sys, time
-from redisacc.cli.failures import report_failures
+from redisacc.cli.shared.failures import report_failures
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from click.shell_completion import BashComplete
+from support.selection import ONE_NODE
 
 import redisacc
 from redisacc.cli import main
@@ -56,7 +57,7 @@ def test_names_are_completed(real_server, open_dense, client, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.single_server
+@pytest.mark.servers(*ONE_NODE)
 def test_paths_of_leaves_are_completed(real_server, open_dense, open_tree, monkeypatch):
     spec = {"embed": redisacc.Sparse("float32", (9, 2)), "layers": [{"b": ("float32", (2,)), "w": ("float32", (2,))}]}
     opened = [open_tree(spec, "model"), open_dense("float32", [1], "dense")]

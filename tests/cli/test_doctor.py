@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import redis
+from support.selection import ONE_NODE
 
 import redisacc
 from redisacc._redis.connect import connect
-from redisacc.cli.cluster_check import examine_partitions
+from redisacc.cli.checks.cluster import examine_partitions
+from redisacc.cli.checks.reducers import examine_reducers
 from redisacc.cli.doctor import (
     _access,
     _clock,
@@ -25,7 +27,6 @@ from redisacc.cli.doctor import (
     _version,
     examine,
 )
-from redisacc.cli.reducer_check import examine_reducers
 from redisacc.embedded import Server
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
@@ -150,7 +151,7 @@ def test_doctor_as_a_user_who_may_do_little(client, real_server, cli):
     assert said.exit_code == 0
 
 
-@pytest.mark.single_server
+@pytest.mark.servers(*ONE_NODE)
 def test_doctor_knows_a_replica(client, cli_json, cli):
     with Server() as other:
         replica = redis.Redis.from_url(other.url)
@@ -224,7 +225,6 @@ def test_what_a_server_can_do_and_how_fast(check, answer, status, advice, monkey
     assert bool(finding.advice) == bool(advice)
 
 
-@pytest.mark.one_server
 def test_a_trial_whose_gradient_comes_back_changed(real_server, monkeypatch):
     monkeypatch.setattr(redisacc.ConditionalAccumulator, "take_grad", lambda *_, **__: np.zeros(2))
     finding = _trial(connect(real_server.url))
@@ -251,7 +251,7 @@ def test_partitions_that_one_master_has(open_dense, real_server, monkeypatch):
     acc = open_dense("float32", [9], "w", partitions=2)
     finding = examine_partitions(connect(real_server.url))
     assert (finding.status, finding.advice) == ("ok", "")
-    monkeypatch.setattr("redisacc.cli.cluster_check.key_slot", lambda _: 0)
+    monkeypatch.setattr("redisacc.cli.checks.cluster.key_slot", lambda _: 0)
     finding = examine_partitions(connect(real_server.url))
     assert finding.status == "warn"
     assert finding.advice == (
@@ -358,7 +358,7 @@ def test_a_reducer_would_pay_off(open_dense, open_tree, reducers, take_round, cl
 
 
 # On a cluster, the leases of reducers have other keys.
-@pytest.mark.single_server
+@pytest.mark.servers(*ONE_NODE)
 def test_whether_reducers_keep_up(open_dense, client, reducers, take_round, monkeypatch):
     opened = [open_dense("float32", [LARGE], f"w{number}") for number in range(5)]
     for number, acc in enumerate(opened):
@@ -389,7 +389,7 @@ def test_whether_reducers_keep_up(open_dense, client, reducers, take_round, monk
     # A reducer leaves an accumulator that is idle.
     for number in (0, 1, 2):
         client.delete(f"redisacc:{{w{number}}}:reducer")
-    monkeypatch.setattr("redisacc.cli.reducer_check.IDLE", 0.0)
+    monkeypatch.setattr("redisacc.cli.checks.reducers.IDLE", 0.0)
     finding = reducers()
     assert finding.found.startswith("unknown, because nothing has happened to w0 ")
     assert finding.advice == "run doctor again during the training"

@@ -12,7 +12,7 @@ from support.servers import contents
 import redisacc
 from redisacc._admin import garbage
 from redisacc._admin.garbage import find_garbage, remove_garbage
-from redisacc._protocol.scripts import Scripts
+from redisacc._protocol.scripts.accumulators import Scripts
 from redisacc._redis.connect import connect
 
 pytestmark = pytest.mark.servers("valkey", "cluster")

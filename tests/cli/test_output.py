@@ -8,7 +8,7 @@ import pytest
 from terminals import EVIL
 
 from redisacc._text import age_text, printable, seconds_text
-from redisacc.cli.output import bytes_text
+from redisacc.cli.shared.output import bytes_text
 
 
 @pytest.mark.servers("valkey")

@@ -115,16 +115,16 @@ def test_gc_touches_nothing_that_lives(cli, client, weights):
 def test_gc_removes_what_nobody_refers_to(cli, cli_json, client, weights):
     before = contents(client)
     client.set("redisacc:{w}:parameters:object:0123-full:0", b"x")
-    client.set("redisacc:{w}:parameters:staged:0123-full:0", b"x")
+    client.set("redisacc:{w}:parameters:object:0123-rows:0", b"x")
     client.set("redisacc:{gone}:parameters:object:0123-full:0", b"x")
-    client.set("redisacc:{w}:parameters:staged:4567-full:0", b"x", px=60_000)
+    client.set("redisacc:{w}:parameters:object:4567-full:0", b"x", px=60_000)
     client.sadd("redisacc:names", "never")
     found = cli_json("gc", "--dry-run")["leftovers"]
     assert [(one["name"], one["why"], len(one["keys"])) for one in found] == [
         ("gone", "object", 1), ("w", "object", 2), ("never", "name", 0),
     ]  # fmt: skip
     assert cli_json("gc", "--yes")["removed"] == 4
-    client.delete("redisacc:{w}:parameters:staged:4567-full:0")
+    client.delete("redisacc:{w}:parameters:object:4567-full:0")
     assert contents(client).keys() == before.keys()
     assert weights.latest()[0] == 7
 
@@ -132,7 +132,7 @@ def test_gc_removes_what_nobody_refers_to(cli, cli_json, client, weights):
 @pytest.mark.forges
 def test_gc_finishes_a_deletion(cli, cli_json, client, weights, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("redisacc._protocol.parameter_deletion.listed_objects", lambda *_, **__: 1 / 0)
+        patch.setattr("redisacc._protocol.parameters.deletion.listed_objects", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             weights.delete()
     assert cli("show", "w").exit_code == 3

@@ -53,7 +53,7 @@ def test_rm(cli, client, weights):
 def test_a_first_version_under_way_can_only_be_deleted(cli, client, open_parameters, monkeypatch):
     def begin():
         with monkeypatch.context() as patch:
-            patch.setattr("redisacc._protocol.partition_version_writer.write_parts", lambda *_, **__: 1 / 0)
+            patch.setattr("redisacc._protocol.parameters.version_writer.write_parts", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 open_parameters("w", partitions=3).publish(np.ones(3), 0)
 

@@ -14,7 +14,7 @@ import pytest
 import redisacc
 from redisacc._admin.memory import memory
 from redisacc._format.keys import Keys
-from redisacc._protocol.part_sums import PartSums
+from redisacc._protocol.sums.part_fetch import PartFetch
 from redisacc._redis.connect import connect
 from redisacc.embedded.addresses import free_port
 
@@ -53,19 +53,19 @@ def memory_of_reducer(client):
 def train(background, until, monkeypatch):
     """Takes rounds of two gradients of 1 MB until one of them uses the sum of a reducer."""
     sums = []
-    finish = PartSums.finish
+    finish = PartFetch.finish
 
     def noting(self, part):
         if ":sum:" in part.key:
             sums.append(part.key)
         finish(self, part)
 
-    monkeypatch.setattr(PartSums, "finish", noting)
+    monkeypatch.setattr(PartFetch, "finish", noting)
     # A reducer that has just begun, or on a busy machine, may store only some parts of a sum. The take then adds up
     # the rest itself, and the next one relies on the reducer again.
-    monkeypatch.setattr("redisacc._protocol.stored_sums.SUM_PATIENCE", 2.0)
-    monkeypatch.setattr("redisacc._protocol.reliance.SHORTEST", 0.01)
-    monkeypatch.setattr("redisacc._protocol.reliance.LONGEST", 0.01)
+    monkeypatch.setattr("redisacc._protocol.sums.reducer_sums.SUM_PATIENCE", 2.0)
+    monkeypatch.setattr("redisacc._protocol.sums.reducer_reliance.SHORTEST", 0.01)
+    monkeypatch.setattr("redisacc._protocol.sums.reducer_reliance.LONGEST", 0.01)
 
     def one_round(acc):
         step = acc.global_step()

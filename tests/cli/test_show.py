@@ -9,7 +9,7 @@ import pytest
 
 import redisacc
 from redisacc._data.dtypes import TABLE
-from redisacc.cli.output import json_value
+from redisacc.cli.shared.output import json_value
 
 pytestmark = pytest.mark.servers("valkey", "cluster")
 
@@ -118,6 +118,26 @@ def test_rows_equal_peek(cli_json, open_sparse, dtype, reduction, monkeypatch):
     most = cli_json("show", "w", "--top", 5, "--by", "hits")["rows"]
     assert [row["count"] for row in most] == sorted(hits, reverse=True)[:5]
     accs[0].delete()
+
+
+@pytest.mark.parametrize(("inline", "part"), [(2**20, 2**18), (0, 2**18), (0, 520)])
+def test_rows_of_encoded_gradients_equal_peek(cli_json, open_tree, monkeypatch, inline, part):
+    monkeypatch.setattr("redisacc._format.buffered.INLINE_BYTES", inline)
+    monkeypatch.setattr("redisacc._format.buffered.PART_SIZES", (part,))
+    spec = {"a": ("float32", (300,)), "b": ("float32", (9, 40)), "s": redisacc.Sparse("float32", (30, 5, 20))}
+    acc = open_tree(spec, "w", reduction_type="SUM", missing="skip", in_place_limit=0)
+    rng = np.random.default_rng(3)
+    for wire in ("int8", "bfloat16", "float32", "int8"):
+        rows = np.sort(rng.choice(30, 12, replace=False)), rng.normal(size=(12, 5, 20))
+        acc.apply_grad({"a": rng.normal(size=300), "b": rng.normal(size=(9, 40)), "s": rows}, wire=wire)
+    look = acc.peek().gradient
+    dense = cli_json("show", "w", "--leaf", "b", "--index", 0, "--index", 8)["rows"]
+    assert [row["sum"] for row in dense] == json_value(look["b"][[0, 8]])
+    wanted = look["s"].indices[[0, 3, -1]]
+    rows = cli_json("show", "w", "--leaf", "s", *[word for index in wanted for word in ("--index", index)])["rows"]
+    assert [row["index"] for row in rows] == wanted.tolist()
+    assert [row["sum"] for row in rows] == json_value(look["s"].values[[0, 3, -1]])
+    acc.delete()
 
 
 def test_rows_of_dense_ones(cli, cli_json, open_dense):

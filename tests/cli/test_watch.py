@@ -15,6 +15,7 @@ import sys
 
 import pytest
 from rich.console import Console
+from support.selection import ONE_NODE
 from terminals import on_a_terminal
 
 import redisacc
@@ -106,7 +107,7 @@ def test_a_stopped_worker_is_named(real_server, open_dense, until):
     chief.delete()
 
 
-@pytest.mark.single_server
+@pytest.mark.servers(*ONE_NODE)
 def test_a_silent_server_is_reported_and_waited_for(open_dense, real_server, monkeypatch):
     acc = open_dense("float32", [1], "w")
     board = Board(connect(real_server.url), ["w"])

@@ -26,7 +26,7 @@ from record import load
 import redisacc
 from redisacc import raw_ops
 from redisacc._format import buffered as buffered_format
-from redisacc._handles import base as _accumulator
+from redisacc._handles import assembly
 
 Case = dict[str, Any]
 Outcome = dict[str, Any]
@@ -125,7 +125,7 @@ class _RawHandle(_Handle):
         self.kind = spec["kind"]
         self._client = client
         opens = {"dense": raw_ops.ConditionalAccumulator, "sparse": raw_ops.SparseConditionalAccumulator}
-        with mock.patch.object(_accumulator, "IN_PLACE_LIMIT", STORAGES[storage][0]):
+        with mock.patch.object(assembly, "IN_PLACE_LIMIT", STORAGES[storage][0]):
             self.ref = opens[self.kind](
                 dtype=spec["dtype"],
                 shape=spec["shape"],

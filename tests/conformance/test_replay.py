@@ -30,7 +30,8 @@ def _check(cases: list[dict[str, Any]], client: redis.Redis, storage: str, *, sp
 
 
 @pytest.mark.servers("valkey")
-@pytest.mark.usual_storages("in_place")
+@pytest.mark.fixed("encoding")
+@pytest.mark.usual(storage="in_place")
 @pytest.mark.parametrize("group", GROUPS)
 def test_named_cases_on_valkey(client: redis.Redis, storage: str, group: str) -> None:
     _check([case for case in NAMED if case["row"].startswith(group)], client, storage)
@@ -38,7 +39,8 @@ def test_named_cases_on_valkey(client: redis.Redis, storage: str, group: str) ->
 
 @pytest.mark.servers("valkey")
 @pytest.mark.thorough
-@pytest.mark.usual_storages("buffered_inline")
+@pytest.mark.fixed("encoding")
+@pytest.mark.usual(storage="buffered_inline")
 def test_random_sequences_on_valkey(client: redis.Redis, storage: str) -> None:
     _check(RANDOM, client, storage, sparing=True)
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.warm_python import WarmPython
 
 
 class Dashboard:
     """A process that serves the page. ``url`` is where, with a slash at the end."""
 
     def __init__(self, server_url: str, *options: str, token: str | None = None) -> None:
-        words = [sys.executable, "-m", "redisacc", "dashboard", "--interval", "0.2", "--redis", server_url, *options]
+        words = ["-m", "redisacc", "dashboard", "--interval", "0.2", "--redis", server_url, *options]
         environment = {name: value for name, value in os.environ.items() if name != "REDISACC_DASHBOARD_TOKEN"}
         if token is not None:
             environment["REDISACC_DASHBOARD_TOKEN"] = token
-        self.process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        self.process = WarmPython(words, text=True, env=environment)
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
         found = re.search(r"at (http://\S+:\d+/)", self.line)

@@ -152,6 +152,26 @@ def test_with_a_token_the_page_asks_for_it(dashboard, open_page, open_dense):
     acc.delete()
 
 
+# Returns what of the figures at the top is cut off, and by how many pixels their last row misses the right edge.
+FIGURES = """() => {
+  const box = document.querySelector(".figures").getBoundingClientRect();
+  const last = document.querySelector(".figures > div:last-child").getBoundingClientRect();
+  const all = [...document.querySelectorAll(".figures > div, .figures dt")];
+  const cut = all.filter((it) => it.scrollWidth > it.clientWidth);
+  return [cut.map((it) => it.textContent), Math.round(box.right - last.right) - 1];
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 1280, 1240, 1024, 700, 390])
+def test_the_figures_at_the_top_fill_their_rows_at_every_width(dashboard, open_page, open_dense, width):
+    acc = open_dense("float32", [1], "w")
+    page = open_page(dashboard().url, viewport={"width": width, "height": 844})
+    shows(page, "#rows", "w")
+    shows(page, "#memory", "Memory of ")
+    assert page.evaluate(FIGURES) == [[], 0]
+    acc.delete()
+
+
 def test_by_keyboard_on_a_phone_and_in_both_themes(dashboard, open_page, open_dense):
     accs = [open_dense("float32", [1], name) for name in ("first", "second", "third")]
     page = open_page(dashboard().url, viewport={"width": 390, "height": 844}, color_scheme="dark")

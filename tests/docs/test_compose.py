@@ -25,7 +25,6 @@ PASSWORD = "for-trying-out"
 pytestmark = [
     pytest.mark.skipif(not FILE.exists(), reason="docker-compose.yml isn't part of an installation"),
     pytest.mark.skipif(shutil.which("redis-cli") is None, reason="no redis-cli"),
-    pytest.mark.slow,
     pytest.mark.thorough,
 ]
 

@@ -7,13 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from support import servers
+from support.warm_python import WarmPython
+
+from redisacc.embedded import Server
 
 REAL = tuple(name for name in servers.NAMES if name not in (servers.FAKE, servers.CLUSTER))
 
@@ -77,7 +82,7 @@ def group(leader: int) -> list[int]:
 class Owner:
     """A Python process that runs a script and talks to us line by line."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | WarmPython) -> None:
         self.process = process
         self.pid = process.pid
 
@@ -104,21 +109,67 @@ class Owner:
 
 
 @contextlib.contextmanager
-def run(*command: str, cwd: Path, **env: str) -> Iterator[Owner]:
-    """Run Python with these arguments in a session of its own, and make sure that it is gone afterwards."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "80", **env},
-        start_new_session=True,
-    )
+def run(*command: str, cwd: Path, warm: bool = False, **env: str) -> Iterator[Owner]:
+    """Run Python with these arguments in a session of its own, and make sure that it is gone afterwards.
+
+    Args:
+        command: the arguments.
+        cwd: its directory.
+        warm: whether it finds the package imported. The tests of processes that fork or die with a server start cold.
+        env: more variables of its environment.
+    """
+    options: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "cwd": cwd,
+        "env": {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "80", **env},
+        "start_new_session": True,
+    }
+    words = ["-W", "error", *command]
+    process = WarmPython(words, **options) if warm else subprocess.Popen([sys.executable, *words], **options)
     with process:
         try:
             yield Owner(process)
         finally:
             if process.poll() is None:
                 process.kill()
+
+
+def program(path: Path, text: str) -> Path:
+    """Write an executable script."""
+    path.write_text(textwrap.dedent(text).lstrip())
+    path.chmod(0o755)
+    return path
+
+
+def ask(server: Server, *command: str) -> object:
+    with contextlib.closing(server.client(decode_responses=True)) as client:
+        return client.execute_command(*command)
+
+
+# A process that owns a server.
+OWNER = """
+import os, sys
+from redisacc.embedded import Server
+server = Server(sys.argv[2] or None, executable=sys.argv[1])
+server.start()
+print(server.pid)
+print(server.dir)
+what = sys.stdin.readline().strip()
+if what == "exit":
+    sys.exit(3)
+if what == "raise":
+    raise RuntimeError("on purpose")
+if what == "_exit":
+    os._exit(4)
+if what == "exec":
+    os.execv("/bin/sleep", ["sleep", "30"])
+if what == "fork":
+    if os.fork() == 0:
+        print("child", os.getpid(), flush=True)
+        sys.stdin.readline()
+        os._exit(0)
+    sys.stdin.readline()
+"""

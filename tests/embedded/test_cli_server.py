@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 import redis
-from owners import REAL, Owner, alive, executable_of, gone, run, written
+from owners import REAL, Owner, alive, gone, run, written
 from support.selection import thorough
 
 import redisacc
@@ -27,21 +27,10 @@ from redisacc.embedded.addresses import free_port
 pytestmark = pytest.mark.servers(*REAL)
 
 
-@pytest.fixture
-def executable(server_name: str) -> str:
-    return executable_of(server_name)
-
-
-@pytest.fixture
-def any_executable() -> str:
-    """For what doesn't depend on the server."""
-    return executable_of("valkey")
-
-
 @contextlib.contextmanager
 def serving(*options: str, executable: str, cwd: Path) -> Iterator[tuple[Owner, list[str]]]:
     """Run `redisacc server`; the process and what it printed at its start."""
-    with run("-m", "redisacc", "server", *options, cwd=cwd, REDISACC_SERVER=executable) as owner:
+    with run("-m", "redisacc", "server", *options, cwd=cwd, warm=True, REDISACC_SERVER=executable) as owner:
         lines = [owner.line()]
         while not lines[-1].startswith("  log "):
             lines.append(owner.line())
@@ -51,7 +40,7 @@ def serving(*options: str, executable: str, cwd: Path) -> Iterator[tuple[Owner, 
 
 
 def redisacc_command(*options: str, cwd: Path, **env: str) -> tuple[int, str, str]:
-    with run("-m", "redisacc", *options, cwd=cwd, **env) as owner:
+    with run("-m", "redisacc", *options, cwd=cwd, warm=True, **env) as owner:
         return owner.result()
 
 

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from owners import alive
 from support.servers import executable
 
 import redisacc
 from redisacc.cli import main
 from redisacc.embedded import Cluster, Server
-
-pytestmark = pytest.mark.slow
 
 OWNER = """
 import os, sys, time
@@ -29,14 +28,6 @@ cluster.start()
 print(*(node.pid for node in cluster.nodes), *(node.dir for node in cluster.nodes), flush=True)
 time.sleep(600)
 """
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_killed_owner_leaves_nothing_behind(until):

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from owners import REAL, executable_of, gone, run, wait_until, written
+from owners import REAL, ask, gone, run, wait_until, written
 from support.selection import thorough
 
 from redisacc.embedded import Server
@@ -20,22 +20,6 @@ from redisacc.embedded.data_directory import DataDirectory
 from redisacc.errors import InvalidArgumentError, ServerError
 
 pytestmark = pytest.mark.servers(*REAL)
-
-
-@pytest.fixture
-def executable(server_name: str) -> str:
-    return executable_of(server_name)
-
-
-@pytest.fixture
-def any_executable() -> str:
-    """For what doesn't depend on the server."""
-    return executable_of("valkey")
-
-
-def ask(server: Server, *command: str) -> object:
-    with contextlib.closing(server.client(decode_responses=True)) as client:
-        return client.execute_command(*command)
 
 
 def put(server: Server, *keys: str) -> None:

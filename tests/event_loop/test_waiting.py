@@ -83,7 +83,7 @@ async def test_a_wait_that_is_cancelled_leaves_nothing_behind(real_server, real_
     assert time.monotonic() - began < 10
     assert real_client.keys("*:takers") == []
     async with asyncio.timeout(5):
-        while any(thread.name == "redisacc-crew" for thread in threading.enumerate()):
+        while any(thread.name == "redisacc-leases" for thread in threading.enumerate()):
             await asyncio.sleep(0.01)
     # What it opened is still there, and nobody else owns it.
     real_client.flushall()

@@ -14,9 +14,6 @@ import redisacc
 from redisacc._data import foreign, validation
 from redisacc._data.dtypes import TABLE
 
-pytestmark = pytest.mark.one_server
-
-
 # Dense arrays.
 
 

@@ -13,8 +13,6 @@ from support.model import assert_same
 import redisacc
 from redisacc._data import foreign, validation
 
-pytestmark = pytest.mark.one_server
-
 
 class OnlyDLPack:
     """An array that numpy can read in this way only."""

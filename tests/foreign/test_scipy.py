@@ -10,8 +10,6 @@ from support.model import assert_same
 import redisacc
 from redisacc._data import foreign
 
-pytestmark = pytest.mark.one_server
-
 WHOLE = np.float32([[0, 1, 0, 0], [0, 0, 0, 0], [2, 0, 3, 0], [0, 0, 0, 0]])
 DENSE = (
     r"^grad must be dense, .*: make it dense with toarray\(\), or apply it to a SparseConditionalAccumulator with "

@@ -14,8 +14,6 @@ import redisacc
 from redisacc._data import foreign
 from redisacc._data.dtypes import TABLE, find_dtype
 
-pytestmark = pytest.mark.one_server
-
 
 def host(tensor):
     return foreign.host_array(tensor, "grad")

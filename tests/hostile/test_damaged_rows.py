@@ -91,7 +91,10 @@ def test_a_row_that_has_another_length(open_accumulator, real_client, everything
     wrong, tried = [], 0
     for field, row in rows.items():
         index = field.decode()
-        readers = {"peek": lambda: peeked(acc), "index.lua": lambda index=index: index_of(real_client, index)}
+        readers = {"peek": lambda: peeked(acc)}
+        if set(weights) == {1} and schema["dtype"] != "int32":
+            # It leaves the others to `redisacc show`.
+            readers["index.lua"] = lambda index=index: index_of(real_client, index)
         if opened == "sparse":
             readers["rows"] = lambda index=index: row_of(acc, index)
         right = {name: read() for name, read in readers.items()}

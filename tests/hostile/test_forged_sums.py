@@ -7,7 +7,7 @@ import pytest
 from support.selection import thorough
 
 from redisacc._format.keys import Keys
-from redisacc._protocol.uploads import Uploads
+from redisacc._protocol.sums.expected_gradients import ExpectedGradients
 
 KEYS = Keys("w")
 # A gradient has five parts.
@@ -20,7 +20,7 @@ LENGTHS = [PART] * 4 + [4 * ELEMENTS - 4 * PART]
 @pytest.fixture
 def known_digest(monkeypatch):
     """All sums have one digest, as if it could be guessed."""
-    monkeypatch.setattr(Uploads, "digest", property(lambda _: DIGEST))
+    monkeypatch.setattr(ExpectedGradients, "digest", property(lambda _: DIGEST))
 
 
 def pretend(client):

@@ -11,7 +11,7 @@ import pytest
 
 import redisacc
 
-pytestmark = [pytest.mark.servers("fakeredis", "valkey"), pytest.mark.one_server]
+pytestmark = [pytest.mark.servers("fakeredis", "valkey")]
 
 
 class Gone(Exception):

@@ -86,8 +86,8 @@ def bounded() -> Iterator[None]:
 
 @pytest.fixture
 def short_opening(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", SHORT)
-    monkeypatch.setattr("redisacc._redis.handshake.TIMEOUT", SHORT)
+    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", SHORT)
+    monkeypatch.setattr("redisacc._redis.sockets.handshake.TIMEOUT", SHORT)
 
 
 USUAL = [("a huge >", True), ("a huge *", False), ("a string without end", True), ("a byte now and then", False)]
@@ -138,7 +138,7 @@ def test_calls_end_in_time_whatever_answers(real_server, open_accumulator, answe
         calls.append(acc.peek)
     try:
         with peer(ANSWERS[answer], polite=True) as port, monkeypatch.context() as patch:
-            patch.setattr("redisacc._redis.handshake.TIMEOUT", SHORT)
+            patch.setattr("redisacc._redis.sockets.handshake.TIMEOUT", SHORT)
             lead_to(port)
             for call in calls:
                 with bounded(), short_timeouts(transport, SHORT), pytest.raises(REFUSALS):
@@ -150,7 +150,7 @@ def test_calls_end_in_time_whatever_answers(real_server, open_accumulator, answe
 
 
 def test_an_error_says_what_came_and_where(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", SHORT)
+    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", SHORT)
     message = "127.0.0.1:[0-9]+/0 .*an array of 123456789 elements in reply to EVALSHA"
     with (
         peer(once(b"*123456789\r\n"), polite=True) as port,

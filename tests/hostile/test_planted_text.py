@@ -23,7 +23,7 @@ from support.terminal import written_to_terminal
 
 import redisacc
 from redisacc._handles.existing import open_existing
-from redisacc._protocol.crew import Crew
+from redisacc._protocol.leases.crew import Crew
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
 from redisacc._training.crew_text import crew_text
@@ -36,12 +36,12 @@ LONGEST = 2000
 
 @pytest.fixture(params=KINDS)
 def planted(request, real_client, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.buffer_writer.BUFFER_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.snapshot.PEEK_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.parameter_reader.READ_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.parameter_wait.READ_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.publisher.PUBLISH_TIMEOUT", 0.2)
-    monkeypatch.setattr("redisacc._protocol.crew.LEASE", 0.2)
+    monkeypatch.setattr("redisacc._protocol.applying.buffer_writer.BUFFER_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.rounds.peek.PEEK_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.parameters.reader.READ_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.parameters.version_wait.READ_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.parameters.publisher.PUBLISH_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", 0.2)
     monkeypatch.setattr("redisacc._training.worker.CONTINUED_WITHIN", 0.0)
     made = Planted(real_client, request.param)
     yield made
@@ -211,7 +211,6 @@ def on_a_terminal(commands):
     return written_to_terminal(["-c", TERMINAL, json.dumps(commands)], lines=50)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("planted", thorough(KINDS, usual=["sparse"]), indirect=True)
 def test_commands_on_a_terminal(planted, real_client, real_server):
     # Everything that stays readable at once, so that the commands have the most to show.
@@ -253,11 +252,10 @@ def answering(reply):
 REPLIES = ["ERR", "WRONGPASS", "NOPERM", "OOM", "WRONGTYPE", "LOADING", "@", ""]
 
 
-@pytest.mark.one_server
 @pytest.mark.parametrize("code", REPLIES)
 def test_error_texts_of_the_server(monkeypatch, code):
-    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.3)
-    monkeypatch.setattr("redisacc.cli.options.OPENING_TIMEOUT", 0.3)
+    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.3)
+    monkeypatch.setattr("redisacc.cli.shared.options.OPENING_TIMEOUT", 0.3)
     text = b"".join(piece.replace(b"\r", b"").replace(b"\n", b"") for piece in TEXTS["binary"].splitlines())
     with answering(b"-%s %s%s\r\n" % (code.encode(), text, b"x" * 10_000)) as url:
         where = f"an error {code}"

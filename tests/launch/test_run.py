@@ -67,17 +67,18 @@ def test_what_each_process_finds_in_its_environment(start, real_server):
         assert environment["PYTHONUNBUFFERED"] == ""
 
 
-@pytest.mark.parametrize(
-    ("options", "names", "total"),
-    [
-        (("--workers", 2, "--no-chief"), ["worker 0", "worker 1"], None),
-        (("--workers", 2, "--no-chief", "--first-worker", 3), ["worker 3", "worker 4"], None),
-        (("--workers", 1, "--no-chief", "--first-worker", 3, "--total-workers", 4), ["worker 3"], 4),
-        (("--workers", 1, "--total-workers", 9), ["chief", "worker 0"], 9),
-        (("--workers", 1, "--first-worker", 2), ["chief", "worker 2"], 3),
-        (("--workers", 0), ["chief"], None),
-    ],
-)
+MACHINES = [
+    (("--workers", 2, "--no-chief"), ["worker 0", "worker 1"], None),
+    (("--workers", 2, "--no-chief", "--first-worker", 3), ["worker 3", "worker 4"], None),
+    (("--workers", 1, "--no-chief", "--first-worker", 3, "--total-workers", 4), ["worker 3"], 4),
+    (("--workers", 1, "--total-workers", 9), ["chief", "worker 0"], 9),
+    (("--workers", 1, "--first-worker", 2), ["chief", "worker 2"], 3),
+    (("--workers", 0), ["chief"], None),
+]
+
+
+# The others are parts of the third.
+@pytest.mark.parametrize(("options", "names", "total"), thorough(MACHINES, usual=[MACHINES[2], *MACHINES[4:]]))
 def test_machines_have_different_workers(start, options, names, total):
     found = environments(start(*options, script=ENVIRONMENT))
     assert sorted(found) == names

@@ -6,7 +6,7 @@ import pytest
 
 from redisacc._monitoring.histogram import Histogram
 from redisacc._monitoring.round_history import ROUNDS, RoundHistory
-from redisacc._protocol.events import Event
+from redisacc._protocol.lifecycle.events import Event
 
 
 def heard(*lines):

@@ -11,9 +11,10 @@ import redis
 import redisacc
 from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
-from redisacc._protocol import acknowledgement
-from redisacc._protocol.scripts import Queued, Scripts
-from redisacc._protocol.sessions import Session
+from redisacc._protocol.rounds import acknowledgement
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.scripts.taking import Queued
 from redisacc._redis import hash_scan
 from redisacc._redis.connect import connect
 

@@ -13,9 +13,9 @@ from support.planting import trees
 import redisacc
 from redisacc._admin import garbage
 from redisacc._format import buffered as buffered_format
-from redisacc._protocol.forgetting import forget_worker
-from redisacc._protocol.reducer_scripts import ReducerScripts
-from redisacc._protocol.scripts import Scripts
+from redisacc._protocol.leases.forgetting import forget_worker
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Hint, Transport
@@ -26,7 +26,7 @@ KINDS = {
     "attempts",
     *("sums", "buffered", "inline", "workers"),
     *("taken:sums", "taken:buffered", "taken:inline", "taken:workers"),
-    *("parameters", "parameters:object", "parameters:staged", "parameters:attempts", "parameters:guard"),
+    *("parameters", "parameters:object", "parameters:attempts", "parameters:guard"),
 }
 
 
@@ -152,5 +152,5 @@ def test_every_script_and_every_kind_of_key(real_client: redis.Redis, monkeypatc
 
 
 def refuse_after_a_loss(scripts: Scripts, *_: Any, **__: Any) -> None:
-    scripts._transport._losses.count += 1
+    scripts._transport.losses.count += 1
     raise redisacc.InvalidArgumentError("refused")

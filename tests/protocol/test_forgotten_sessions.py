@@ -7,13 +7,17 @@ import time
 import numpy as np
 import pytest
 import redis
+from support.selection import REAL
 
 import redisacc
 from redisacc._data.gradient import Gradient, Section
 from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
-from redisacc._protocol.scripts import ForgottenError, Request, Scripts
-from redisacc._protocol.sessions import Session
+from redisacc._protocol.parts.staging import stage_commands
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.base import ForgottenError
+from redisacc._protocol.scripts.requests import GradientRequest, Request
+from redisacc._protocol.scripts.sessions import Session
 from redisacc._redis.connect import connect
 
 KEYS = Keys("idle")
@@ -90,7 +94,7 @@ def test_an_apply_of_a_known_client_looks_at_nobody(client: redis.Redis) -> None
     assert left(client, "idle") == 40
 
 
-@pytest.mark.slow
+@pytest.mark.servers(*REAL)
 def test_the_table_stays_small_however_many_clients_come_and_go(client: redis.Redis) -> None:
     sizes = []
     for _ in range(300):
@@ -106,14 +110,14 @@ def test_the_table_stays_small_however_many_clients_come_and_go(client: redis.Re
 
 def buffer(scripts: Scripts, client: Session, sequence: int) -> object:
     gradient = f"{client.id}-{sequence}"
-    staged = buffered_format.stage(KEYS, gradient, Gradient((Section(np.ones(2, np.float32)),)))
+    packed = buffered_format.pack(Gradient((Section(np.ones(2, np.float32)),)))
     return scripts.buffer(
-        Request(client, sequence, "w", 0, (2,)),
+        GradientRequest(client, sequence, "w", 0, (2,)),
         gradient=gradient,
-        header=staged.header,
-        data=staged.data,
-        lengths=staged.lengths,
-        stage=staged.commands,
+        header=packed.header,
+        data=packed.data,
+        lengths=packed.lengths,
+        stage=stage_commands(KEYS, gradient, packed.parts),
     )
 
 
@@ -129,8 +133,8 @@ def test_a_client_that_was_forgotten_is_not_counted_twice(client: redis.Redis) -
     assert acc.num_accumulated() == 0
     assert not [key for key in client.scan_iter() if b":staged:" in key]
     for ask in (
-        lambda: scripts.resolve(session=sender, sequence=1, worker="w"),
-        lambda: scripts.set_global_step(session=sender, sequence=1, worker="w", new_global_step=5),
+        lambda: scripts.resolve(Request(sender, 1, "w")),
+        lambda: scripts.set_global_step(Request(sender, 1, "w"), 5),
         scripts.take(token="t", session=sender, sequence=1, num_required=1, lease_ms=60_000, taker="w"),
     ):
         with pytest.raises(ForgottenError):
@@ -174,7 +178,7 @@ def test_a_forgotten_request_whose_copy_was_lost_has_an_unknown_outcome(
     send = Scripts.buffer
 
     def lose_one(self: Scripts, *args: object, **options: object) -> object:
-        acc._transport._losses.count += 1
+        acc._transport.losses.count += 1
         return send(self, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Scripts, "buffer", lose_one)

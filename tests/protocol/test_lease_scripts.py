@@ -7,9 +7,9 @@ import redis
 
 import redisacc
 from redisacc._format.keys import Keys
-from redisacc._protocol.crew_scripts import CrewScripts, HeldByOther
-from redisacc._protocol.parameter_scripts import ParameterScripts
-from redisacc._protocol.reducer_scripts import ReducerScripts
+from redisacc._protocol.scripts.crews import CrewScripts, HeldByOther
+from redisacc._protocol.scripts.parameters import ParameterScripts
+from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._redis.connect import connect
 
 KEYS = Keys("w")

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from redisacc._protocol import process_identity
-from redisacc._protocol.process_identity import fate_of, own_identity
+from redisacc._protocol.leases import process_identity
+from redisacc._protocol.leases.process_identity import fate_of, own_identity
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 PROGRAM = """
 import sys
-from redisacc._protocol.process_identity import own_identity
+from redisacc._protocol.leases.process_identity import own_identity
 print(own_identity(), flush=True)
 sys.stdin.read()
 """

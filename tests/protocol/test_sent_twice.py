@@ -16,9 +16,13 @@ from redisacc._format import buffered as buffered_format
 from redisacc._format import in_place
 from redisacc._format.keys import Keys
 from redisacc._format.record import FORMAT
-from redisacc._protocol import buffer_writer, compaction
-from redisacc._protocol.scripts import Counted, Granted, Opened, Queued, Request, Schema, Scripts
-from redisacc._protocol.sessions import Session, SessionPool
+from redisacc._protocol.applying import buffer_writer, compaction
+from redisacc._protocol.parts.staging import stage_commands
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.opening import Opened, Schema
+from redisacc._protocol.scripts.requests import Counted, GradientRequest, Request
+from redisacc._protocol.scripts.sessions import Session, SessionPool
+from redisacc._protocol.scripts.taking import Granted, Queued
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
 
@@ -45,14 +49,14 @@ def handle(client: redis.Redis) -> redisacc.ConditionalAccumulator:
 
 def buffer(scripts: Scripts, client: Session, sequence: int, values: list[float], local_step: int = 0) -> object:
     gradient_id = f"{client.id}-{sequence}"
-    staged = buffered_format.stage(Keys("twice"), gradient_id, Gradient((Section(np.array(values, np.float32)),)))
+    packed = buffered_format.pack(Gradient((Section(np.array(values, np.float32)),)))
     return scripts.buffer(
-        Request(client, sequence, "w", local_step, (2,)),
+        GradientRequest(client, sequence, "w", local_step, (2,)),
         gradient=gradient_id,
-        header=staged.header,
-        data=staged.data,
-        lengths=staged.lengths,
-        stage=staged.commands,
+        header=packed.header,
+        data=packed.data,
+        lengths=packed.lengths,
+        stage=stage_commands(Keys("twice"), gradient_id, packed.parts),
     )
 
 
@@ -67,8 +71,8 @@ def buffer_in_parts(
 
 def apply(scripts: Scripts, client: Session, sequence: int, values: list[float], local_step: int = 0) -> object:
     rows = np.array(values, "<f4").tobytes()
-    request = Request(client, sequence, "w", local_step, (2,))
-    return scripts.apply(request, [in_place.PackedRows("", "f", "", b"0", rows, 1024)])
+    request = GradientRequest(client, sequence, "w", local_step, (2,))
+    return scripts.apply(request, [in_place.PackedRows("", "f", "", "1024", b"0", rows)])
 
 
 @pytest.fixture(
@@ -121,14 +125,14 @@ def test_an_old_copy_is_refused(client: redis.Redis, scripts: Scripts, send: Any
 
 @pytest.mark.usefixtures("force_parts")
 def test_a_missing_part_is_told_and_changes_nothing(client: redis.Redis, scripts: Scripts) -> None:
-    staged = buffered_format.stage(Keys("twice"), "x-1", Gradient((Section(np.ones(2, np.float32)),)))
+    packed = buffered_format.pack(Gradient((Section(np.ones(2, np.float32)),)))
     before = client.hgetall(Keys("twice").record)
     reply = scripts.buffer(
-        Request(new_session(), 1, "w", 0, (2,)),
+        GradientRequest(new_session(), 1, "w", 0, (2,)),
         gradient="x-1",
-        header=staged.header,
+        header=packed.header,
         data=b"",
-        lengths=staged.lengths,
+        lengths=packed.lengths,
         stage=[("SET", Keys("twice").staged("x-1", 0), b"short")],
     )
     assert reply == "unstaged"
@@ -183,12 +187,12 @@ def test_joining_the_queue_twice_keeps_one_place(client: redis.Redis, scripts: S
 
 def test_setting_the_step_twice_sets_it_once(client: redis.Redis, scripts: Scripts) -> None:
     sender = new_session()
-    ask = {"session": sender, "sequence": 1, "worker": "w", "new_global_step": 5}
-    assert scripts.set_global_step(**ask) == Counted("set", 5, 0)
+    ask = Request(sender, 1, "w")
+    assert scripts.set_global_step(ask, 5) == Counted("set", 5, 0)
     handle(client).apply_grad([1, 2], 5)
     handle(client).take_grad(1)
     # A copy that arrives now must not set the step back.
-    assert scripts.set_global_step(**ask) == Counted("set", 5, 0)
+    assert scripts.set_global_step(ask, 5) == Counted("set", 5, 0)
     assert handle(client).global_step() == 6
 
 

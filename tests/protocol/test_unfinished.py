@@ -9,8 +9,10 @@ import redis
 import redisacc
 from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
-from redisacc._protocol import acknowledgement, deletion, private_leases
-from redisacc._protocol.scripts import Scripts
+from redisacc._protocol.leases import private_leases
+from redisacc._protocol.lifecycle import deletion
+from redisacc._protocol.rounds import acknowledgement
+from redisacc._protocol.scripts.accumulators import Scripts
 
 pytestmark = pytest.mark.every_server
 
@@ -136,7 +138,6 @@ def test_large_parts_are_freed_by_the_client_or_go_by_themselves(
         assert 0 < client.pttl(key) <= 10_000
 
 
-@pytest.mark.one_server
 def test_parts_that_cannot_be_freed_cost_nobody_a_gradient(client, monkeypatch):
     """They have an expiry already, and the round was acknowledged."""
     accumulator = redisacc.ConditionalAccumulator("float64", [700_000], "large", redis=client, in_place_limit=0)

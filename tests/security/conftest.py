@@ -58,4 +58,4 @@ def certificates(tmp_path_factory):
 
 @pytest.fixture
 def short_opening(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.5)
+    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.5)

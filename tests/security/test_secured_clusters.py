@@ -14,7 +14,7 @@ import redisacc
 from redisacc._admin.acl import rules
 from redisacc._redis.running_time import running_time
 
-pytestmark = [pytest.mark.servers("redis7"), pytest.mark.slow, pytest.mark.thorough]
+pytestmark = [pytest.mark.servers("redis7"), pytest.mark.thorough]
 
 PASSWORD = "geheim/ä:@%41"
 QUOTED = urllib.parse.quote(PASSWORD, safe="")

@@ -17,5 +17,5 @@
 | `model` | an independent accumulator in plain numpy |
 | `planting` | hostile text for every field of every key, and whether it comes out raw |
 | `strategies` | hypothesis strategies for bytes that look nearly like ours |
-| `selection` | which tests and parameters belong to `make test`, and which to `make test-all` only |
+| `selection` | which tests and parameters belong to `make test`, and which to `make test-rest` |
 """

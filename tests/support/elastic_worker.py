@@ -14,7 +14,7 @@ import traceback
 import numpy as np
 
 import redisacc
-from redisacc._protocol import crew
+from redisacc._protocol.leases import crew
 
 NAME = "elastic"
 # A lease that a test can wait for, in seconds.

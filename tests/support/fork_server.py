@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 import redisacc
-from redisacc._protocol import compaction, reduction, take_wait
+from redisacc._protocol.applying import compaction
+from redisacc._protocol.rounds import take_wait
+from redisacc._protocol.sums import reduction
 
 NAME = "child"
 # A sum shows which gradients are in it: the child applies 1, the others larger powers of two.

@@ -172,7 +172,6 @@ class Planted:
             parameters.publish(tree, step, changed={"table": [0, 2]}, state={"momentum": np.zeros(3)})
         parameters.finish()
         (self.blob,) = client.hget(self.parameter_keys.record, "state").decode().split(":")[:1]
-        client.set(self.parameter_keys.staged("other", 0), "part", px=600_000)
         client.zadd(self.parameter_keys.attempts, {"other-1-full 2": now + 600_000})
         self.parameters = parameters
         self._dumps = {key: client.dump(key) for key in client.scan_iter()}
@@ -188,6 +187,7 @@ class Planted:
         keys = self.keys
         channels = {"events", "wake", "wake_of", "calls"}
         others = {"name", "of_ref", "current", "partitions", "partition", "homes", "positions", "home", "reducers"}
+        others |= {"parts", "staged_parts"}
         made = {
             "record": [keys.record],
             "sessions": [keys.sessions],
@@ -208,13 +208,12 @@ class Planted:
         public = {name for name in dir(keys) if not name.startswith("_")}
         assert public == made.keys() | channels | others
         others = self.parameter_keys
-        # No key is named so: see lua/delete_parameters.lua.
+        # No key is named so: see redisacc/_protocol/scripts/parameters.py.
         public = {name for name in dir(others) if not name.startswith("_")} - {"guard"}
         made_of_parameters = {
             "record": [others.record],
             "part": [others.part(self.blob, 0)],
             "attempts": [others.attempts],
-            "staged": [others.staged("other", 0)],
         }
         assert public == made_of_parameters.keys() | {"name", "events", "partitions", "partition", "homes"}
         made = {**made, **{f"parameters {what}": found for what, found in made_of_parameters.items()}}

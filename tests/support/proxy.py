@@ -110,6 +110,7 @@ class Proxy:
         bytewise: pass everything on byte by byte.
         refuses: close new connections at once.
         fired: how many faults there were of each kind.
+        accepted: how many connections clients have made.
         when_it_happens: called when an armed fault happens, before its connection breaks.
     """
 
@@ -129,6 +130,7 @@ class Proxy:
         self.refuses = False
         self.when_it_happens: Callable[[], object] = lambda: None
         self.fired: dict[str, int] = {}
+        self.accepted = 0
         self.lengths: dict[Direction, list[int]] = {"request": [], "reply": []}
         servers = [server, *more]
         self._listeners = [socket.create_server(("127.0.0.1", 0), backlog=100) for _ in servers]
@@ -212,6 +214,8 @@ class Proxy:
                 client, _ = listener.accept()
             except OSError:
                 return
+            with self._lock:
+                self.accepted += 1
             try:
                 if self.refuses:
                     raise ConnectionRefusedError

@@ -1,14 +1,13 @@
-"""Which tests belong to `make test`, and which to `make test-all` (the option --all) only.
+"""Which tests belong to `make test`, and which to `make test-rest` (the option --rest) only.
 
-The option --rest is for a run after `make test`: it runs only what --all adds, which is less than --all.
+The option --all is for a few tests that are named, and stands for both.
 
 A test that takes a server has a case for each server family it can run on. `make test` runs it on Valkey, and on the
 fake server if it can run on no other; `make test-fast` is for the fake server. The marker `every_server` adds the
 oldest Redis and the cluster, if need be with some of the test's parameters only. Redis 7, from which Valkey descends,
-is left to `make test-all`. The marker `one_server` is for tests in which the server plays no role. The marker
-`thorough` leaves a test, or some of its parameters, to `make test-all`. A test that tries more places or examples with
---all takes the fixture `everything`, which says so; --rest repeats it. Servers that are named with --servers are all
-used, whatever the markers say.
+is left to `make test-rest`. The marker `thorough` leaves a test, or some of its parameters, to `make test-rest`. A test
+that tries more places or examples with --all takes the fixture `everything`, which says so; --rest repeats it. Servers
+that are named with --servers are all used, whatever the markers say.
 
 What is left out is deselected, never skipped, so the summary line counts it.
 """
@@ -26,28 +25,27 @@ from support.clients import ALL as ALL_CLIENTS
 from support.servers import CLUSTER, FAKE, NAMES, MissingError, executable
 
 REAL = tuple(name for name in NAMES if name != FAKE)
+# For tests that need all keys on one server.
+ONE_NODE = tuple(name for name in NAMES if name != CLUSTER)
 
 # in_place_limit for each way of storing gradients. Tests use small gradients: "buffered_parts" counts them as large.
-STORAGES = {"in_place": 10**9, "buffered_inline": 0, "buffered_parts": 0, "partitions": 0}
+# "encoded" sends float32 as bfloat16, in which the small numbers of most tests lose nothing.
+STORAGES = {"in_place": 10**9, "buffered_inline": 0, "buffered_parts": 0, "partitions": 0, "encoded": 0}
 # Those in which gradients have parts.
 IN_PARTS = ("buffered_parts", "partitions")
 # Servers on which tests use all of them. Only the place of the bytes differs, not the behaviour of the server.
 ALL_STORAGES = (FAKE, "valkey")
-# Partitions differ from parts only in where these lie, so most tests use them with --all only.
-UNUSUAL_STORAGES = ("partitions",)
+# Partitions differ from parts only in where these lie, and encoded gradients in how many bytes they have, so most tests
+# use them in `make test-rest` only.
+UNUSUAL_STORAGES = ("partitions", "encoded")
 
 MARKERS = (
     "servers(*names): the servers that the test can run on; all of them if there is no such marker",
-    "every_server(**params): in `make test` also on Redis 6.2 and the cluster, there only with these parameters",
-    "same_on_a_cluster: never on the cluster in `make test`, because it is about values and not about keys",
-    "single_server: cannot run on a cluster, because the test itself needs all keys on one server",
-    "one_server: the server plays no role, so that `make test` runs it on one server only",
-    "usual_storages(*names): `make test` runs it only with these ways of storing gradients",
-    "blocking: not for redisacc.asyncio, because the test is about threads or processes, or about what is inside",
-    "asyncio_too: `make test` runs it for redisacc.asyncio as well, and `make test-all` all tests of behaviour",
-    "thorough: only in `make test-all`, which has the option --all",
-    "slow: not in `make test-fast`",
-    "fixed_partitions: the test itself says how many partitions parameters have, because that plays a role in it",
+    "every_server(*names, **params): in `make test` also on these servers (none: Redis 6.2 and the cluster), "
+    "but only with these parameters",
+    "usual(storage=..., client=...): with what `make test` runs it; client='asyncio': for redisacc.asyncio as well",
+    "fixed(*what): the test itself says which 'client', 'encoding' or number of 'partitions', which plays a role in it",
+    "thorough: not in `make test`, but in `make test-rest`",
     "forges: writes foreign keys itself, so the check for leftovers is left out",
 )
 # The kind of client by which accumulators are opened with redisacc.asyncio.
@@ -61,7 +59,7 @@ _NOWHERE = "without_server"
 
 
 def thorough(values: Iterable[Any], *, usual: Collection[Any]) -> list[Any]:
-    """Returns parameters of which `make test` runs those in ``usual``, and `make test-all` every one.
+    """Returns parameters of which `make test` runs those in ``usual``, and `make test-rest` the others.
 
     Args:
         values: what pytest.mark.parametrize takes.
@@ -157,8 +155,8 @@ def parametrize_client(metafunc: pytest.Metafunc) -> None:
         return
     names = clients(metafunc.config)
     if not names:
-        if "behaviour" in metafunc.module.__file__ and not metafunc.definition.get_closest_marker("blocking"):
-            marks = () if metafunc.definition.get_closest_marker("asyncio_too") else (pytest.mark.thorough,)
+        if "behaviour" in metafunc.module.__file__ and not _is_fixed(metafunc.definition, "client"):
+            marks = () if ASYNCIO in _usual(metafunc.definition, "client") else (pytest.mark.thorough,)
             cases = [pytest.param(None, id="blocking"), pytest.param(ASYNCIO, marks=marks, id=ASYNCIO)]
             metafunc.parametrize("accumulator_client", cases, indirect=True)
         return
@@ -173,7 +171,7 @@ def parametrize_partitions(metafunc: pytest.Metafunc) -> None:
     """Sets the number of partitions of the parameters that a test of behaviour opens."""
     if "open_parameters" in metafunc.fixturenames and "behaviour" in metafunc.module.__file__:
         cases: list[Any] = [pytest.param(None, id="slot")]
-        if not metafunc.definition.get_closest_marker("fixed_partitions"):
+        if not _is_fixed(metafunc.definition, "partitions"):
             cases.append(pytest.param(3, marks=pytest.mark.thorough, id="partitions"))
         metafunc.parametrize("parameter_partitions", cases, indirect=True)
 
@@ -186,22 +184,19 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
     names = [name for name in chosen(config) if name not in config.stash[MISSING]]
     if "real_server" in metafunc.fixturenames or "daemon" in metafunc.fixturenames:
         names = [name for name in names if name != FAKE]
-    if "daemon" in metafunc.fixturenames or definition.get_closest_marker("single_server"):
+    if "daemon" in metafunc.fixturenames:
         names = [name for name in names if name != CLUSTER]
     for marker in definition.iter_markers("servers"):
         names = [name for name in names if name in marker.args]
     marks: dict[str, tuple[pytest.MarkDecorator, ...]] = dict.fromkeys(names, ())
     if not config.getoption("--servers"):
-        beyond = pytest.mark.thorough
-        if definition.get_closest_marker("every_server"):
-            beyond = getattr(pytest.mark, _EXTRA)
-        usual = _usual(names, definition)
-        marks |= {name: (pytest.mark.thorough if name == BETWEEN else beyond,) for name in names if name not in usual}
-        if FAKE in names and FAKE not in usual:
-            # `make test-fast` is for these.
-            marks[FAKE] = (pytest.mark.thorough,)
-        if CLUSTER in names and definition.get_closest_marker("same_on_a_cluster"):
-            marks[CLUSTER] = (pytest.mark.thorough,)
+        usual = [name for name in names if name != FAKE][:1] or names
+        added: tuple[str, ...] = ()
+        if (marker := definition.get_closest_marker("every_server")) is not None:
+            added = marker.args or tuple(name for name in names if name not in (BETWEEN, FAKE))
+        for name in names:
+            if name not in usual:
+                marks[name] = (getattr(pytest.mark, _EXTRA) if name in added else pytest.mark.thorough,)
     if not names:
         names, marks = ["none"], {"none": (getattr(pytest.mark, _NOWHERE),)}
     if "storage" not in metafunc.fixturenames:
@@ -214,9 +209,9 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
         for storage in STORAGES
         if (name != FAKE or storage != "in_place")
         and (name in ALL_STORAGES or storage not in IN_PARTS or (name, storage) == (CLUSTER, "partitions"))
+        and (storage != "encoded" or (name == "valkey" and not _is_fixed(definition, "encoding")))
     ]
-    marker = definition.get_closest_marker("usual_storages")
-    storages = [name for name in STORAGES if name not in UNUSUAL_STORAGES] if marker is None else marker.args
+    storages = _usual(definition, "storage") or [name for name in STORAGES if name not in UNUSUAL_STORAGES]
     more = {storage: () if storage in storages else (pytest.mark.thorough,) for storage in STORAGES}
     metafunc.parametrize(
         ("server_name", "storage"),
@@ -225,11 +220,14 @@ def parametrize_server(metafunc: pytest.Metafunc) -> None:
     )
 
 
-def _usual(names: list[str], definition: pytest.Item) -> list[str]:
-    """The servers on which `make test` runs a test, regardless of every_server."""
-    if definition.get_closest_marker("one_server"):
-        return names[:1]
-    return [name for name in names if name != FAKE][:1] or names
+def _usual(definition: pytest.Item, what: str) -> Collection[str]:
+    """Returns the storages or clients with which `make test` runs a test, if a marker says so."""
+    found = next((marker.kwargs[what] for marker in definition.iter_markers("usual") if what in marker.kwargs), ())
+    return (found,) if isinstance(found, str) else found
+
+
+def _is_fixed(definition: pytest.Item, what: str) -> bool:
+    return any(what in marker.args for marker in definition.iter_markers("fixed"))
 
 
 def _can_run(item: pytest.Item) -> bool:
@@ -244,7 +242,7 @@ def _can_run(item: pytest.Item) -> bool:
         return False
     # The asyncio driver takes a client of one server; tests/event_loop has a cluster.
     if params.get("accumulator_client") == ASYNCIO and (
-        item.get_closest_marker("blocking") or params.get("server_name") == CLUSTER
+        _is_fixed(item, "client") or params.get("server_name") == CLUSTER
     ):
         return False
     if params.get("accumulator_client") == ASYNCIO and params["server_name"] != "valkey":

@@ -18,8 +18,8 @@ import redis
 
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._redis.connect import connect
-from redisacc._redis.fast_socket import SocketConnection
 from redisacc._redis.faults import BrokenError
+from redisacc._redis.sockets.fast_socket import SocketConnection
 
 # Longer than any lease and any expiry of something small, and than anything is tried for; in seconds.
 SECONDS = 150

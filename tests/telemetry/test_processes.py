@@ -40,6 +40,47 @@ def test_a_take_links_the_spans_of_other_processes(real_server, real_client):
     redisacc.ConditionalAccumulator("float32", [2000], "w", redis=real_client).delete()
 
 
+LATE = """
+import sys
+import redisacc
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from redisacc._telemetry import spans
+
+assert spans.SDK_IS_KNOWN
+with redisacc.ConditionalAccumulator("float32", [1], "late", redis=sys.argv[1]) as acc:
+    acc.apply_grad([1.0])
+    assert acc._telemetry.observe("apply") is spans.NOT_OBSERVED
+    memory, reader, provider = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    for what in sys.argv[2:]:
+        if what == "spans":
+            trace.set_tracer_provider(provider)
+        else:
+            metrics.set_meter_provider(MeterProvider([reader]))
+    acc.apply_grad([1.0])
+    acc.take_grad(2)
+    acc.delete()
+data = reader.get_metrics_data()
+counted = [] if data is None else data.resource_metrics[0].scope_metrics[0].metrics
+print([span.name for span in memory.get_finished_spans()], sorted(metric.name[10:] for metric in counted))
+"""
+
+
+@pytest.mark.parametrize("sdk", [["spans"], ["metrics"], ["spans", "metrics"]])
+def test_an_sdk_that_is_set_up_later_records_from_then_on(real_server, sdk):
+    found = subprocess.run(
+        [sys.executable, "-c", LATE, real_server.url, *sdk], capture_output=True, text=True, timeout=60, check=True
+    )
+    spans = ["apply late", "take late"] if "spans" in sdk else []
+    counted = ["client.consumed.messages", "client.operation.duration", "client.sent.messages"]
+    assert found.stdout.strip() == f"{spans} {counted if 'metrics' in sdk else []}"
+
+
 WITHOUT = """
 import sys
 sys.modules["opentelemetry"] = None

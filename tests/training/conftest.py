@@ -18,7 +18,7 @@ LEASE = 3.0
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redisacc._protocol.crew.LEASE", LEASE)
+    monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", LEASE)
     monkeypatch.setattr("redisacc._training.chief.LOOK_EVERY", 0.05)
     monkeypatch.setattr("redisacc._training.quorum.LOOK_EVERY", 0.05)
     monkeypatch.setattr("redisacc._training.worker.LOOK_EVERY", 0.05)

@@ -7,8 +7,6 @@ import pytest
 
 import redisacc
 
-pytestmark = pytest.mark.one_server
-
 HOUR = 3600
 
 

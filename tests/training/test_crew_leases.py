@@ -13,11 +13,8 @@ import pytest
 from support.servers import contents
 
 import redisacc
-from redisacc._protocol.crew import Crew
+from redisacc._protocol.leases.crew import Crew
 from redisacc._redis.connect import connect
-
-pytestmark = pytest.mark.one_server
-
 
 REMEDY = r".*\. Stop that process first, or leave this one out"
 
@@ -91,8 +88,8 @@ def test_a_successor_of_the_same_place_takes_over_at_once(training, monkeypatch,
 def dead() -> str:
     """The identity of a process that ran on this machine and was killed."""
     with subprocess.Popen(
-        [sys.executable, "-c", "import time; from redisacc._protocol.process_identity import own_identity as own; "
-         "print(own(), flush=True); time.sleep(600)"], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", "import time; from redisacc._protocol.leases.process_identity import own_identity; "
+         "print(own_identity(), flush=True); time.sleep(600)"], stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         identity = process.stdout.readline().strip()
         process.kill()
@@ -169,8 +166,8 @@ def test_a_chief_that_waits_notices_that_it_has_been_replaced(training, backgrou
 
 def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monkeypatch):
     """As if the process had stood still, and ran again before the thread that extends the lease did."""
-    monkeypatch.setattr("redisacc._protocol.crew.RENEWALS", 0.001)
-    monkeypatch.setattr("redisacc._protocol.crew.LEASE", 0.5)
+    monkeypatch.setattr("redisacc._protocol.leases.renewals.RENEWALS", 0.001)
+    monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", 0.5)
     chief, worker = training.chief(), training.worker(0)
     next(worker.steps())
     worker.apply({"w": [1, 1]})
@@ -194,8 +191,8 @@ def test_after_a_pause_a_lease_is_checked_before_anything_is_done(training, monk
 
 def test_a_chief_that_stood_still_while_another_one_led_the_training_to_its_end(training, monkeypatch):
     """The other one has given the lease back, so it is free again."""
-    monkeypatch.setattr("redisacc._protocol.crew.RENEWALS", 0.001)
-    monkeypatch.setattr("redisacc._protocol.crew.LEASE", 0.5)
+    monkeypatch.setattr("redisacc._protocol.leases.renewals.RENEWALS", 0.001)
+    monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", 0.5)
     old, one = training.chief(), training.work()
     time.sleep(0.6)
     with training.chief() as new:
@@ -237,7 +234,7 @@ def test_a_chief_gets_a_round_that_its_predecessor_takes_after_a_pause(training,
 PROGRAM = """
 import sys
 import redisacc
-from redisacc._protocol import crew
+from redisacc._protocol.leases import crew
 crew.LEASE = 1.0
 with redisacc.Worker("train", number=0, redis=sys.argv[1]) as worker:
     for step, parameters in worker.steps():
@@ -292,19 +289,19 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease(training, real_ser
 
 def test_leases_are_not_extended_after_the_training_was_deleted(training):
     chief, worker = training.chief(), training.worker()
-    worker._lease.extend(5.0)
+    worker._lease.renew()
     assert sorted(training.leases) == ["chief", "worker 0"]
     chief.delete()
     # As their threads do every 2.5 seconds until the processes close them.
     for one in (chief, worker):
-        one._lease.extend(5.0)
+        one._lease.renew()
     assert training.client.keys() == []
 
 
 def test_a_worker_that_waits_for_its_chief_takes_its_lease_again_when_the_server_has_lost_it(training, monkeypatch):
     worker = training.worker()
     training.client.flushall()
-    worker._lease.extend(5.0)
+    worker._lease.renew()
     assert training.client.keys() == []
     monkeypatch.setattr(worker._lease, "_sure_until", 0.0)
     worker._lease.check()

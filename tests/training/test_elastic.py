@@ -9,8 +9,6 @@ import redisacc
 from redisacc._format.keys import Keys
 from redisacc._handles.existing import open_existing
 
-pytestmark = pytest.mark.one_server
-
 HOUR = 3600
 
 
@@ -126,7 +124,7 @@ def test_a_worker_that_died_on_this_machine_is_not_waited_for(training, until, s
 
 def dead_process():
     """Returns the identity of a process of this machine that is no more."""
-    from redisacc._protocol.process_identity import fate_of, own_identity
+    from redisacc._protocol.leases.process_identity import fate_of, own_identity
 
     machine, _, started = own_identity().split(".")
     identity = f"{machine}.{2**22 + 1}.{started}"

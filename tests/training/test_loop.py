@@ -11,11 +11,9 @@ from support.servers import contents
 import redisacc
 import redisacc._training.worker as training_worker
 from redisacc._format.keys import ParameterKeys
-from redisacc._protocol.conclusion import is_concluded_by
-from redisacc._protocol.quorum import announce_quorum
+from redisacc._protocol.parameters.announced_quorum import announce_quorum
+from redisacc._protocol.parameters.conclusion import is_concluded_by
 from redisacc._redis.connect import connect
-
-pytestmark = pytest.mark.one_server
 
 
 def test_a_training_from_its_beginning_to_its_end(training):
@@ -430,7 +428,7 @@ def test_the_number_of_workers_comes_from_the_environment(training, monkeypatch)
 
 
 def test_a_worker_learns_how_many_workers_there_are(training, background, caplog, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.3)
+    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.3)
     one, spare = training.worker(), training.worker(3)
     waiting = background(lambda: one.workers)
     # By hand, so nobody says how many there are.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
+from support.selection import ONE_NODE
 
 import redisacc
 from redisacc import embedded
 
 # Older data are restored by a transaction that begins with FLUSHALL.
-pytestmark = [pytest.mark.one_server, pytest.mark.single_server]
+pytestmark = [pytest.mark.servers(*ONE_NODE)]
 
 
 # All keys that do not expire, and what they hold. One script, because workers apply meanwhile: keys that were read one
@@ -109,31 +111,63 @@ def test_it_is_restarted_from_older_data_after_the_last_step(training, at_step):
     assert training.client.hlen("redisacc:{train}:taken") == 0
 
 
-def test_it_is_restarted_from_older_data_while_the_chief_waits(training, background, until):
+@pytest.fixture
+def chief_waits(training, background, until):
+    """Returns a chief that waits at step 4, its worker, the worker's steps, and a snapshot of step 2."""
     chief = training.chief()
     worker = training.worker()
     steps = worker.steps()
+    rounds = chief.rounds()
     for step in range(4):
         if step == 2:
             training.client.hdel("redisacc:{train}:parameters", "workers")
             kept = Snapshot(training.client)
         assert next(steps)[0] == step
         worker.apply({"w": [1, step]})
-        for _ in chief.rounds():
-            chief.publish({"w": chief.parameters["w"] + 1})
-            break
-    waiting = background(lambda: next(chief.rounds()))
-    following = background(next, steps)
+        next(rounds)
+        chief.publish({"w": chief.parameters["w"] + 1})
+    waiting = background(next, rounds)
     until(lambda: training.client.zcard("redisacc:{train}:queue"))
-    assert following.result()[0] == 4
+    assert next(steps)[0] == 4
+    return chief, waiting, worker, steps, kept
+
+
+def test_it_is_restarted_from_older_data_while_the_chief_waits(training, background, until, chief_waits):
+    _, waiting, worker, steps, kept = chief_waits
     kept.restore()
     # The chief makes the server agree with it.
     until(lambda: training.record.get(b"global_step") == b"4")
     # Also about how many workers there are.
     assert worker.workers == 1
     worker.apply({"w": [7, 7]})
+    # The chief may still be throwing away what is older, and this with it. The loop applies it again.
+    background(next, steps)
     taken = waiting.result()
     assert (taken.global_step, taken.gradient["w"].tolist()) == (4, [7, 7])
+
+
+def test_a_gradient_that_the_chief_throws_away_with_older_ones_is_applied_again(
+    training, background, until, chief_waits, monkeypatch, caplog
+):
+    """It comes after the chief has set the step, and before it looks whether gradients of earlier steps are there."""
+    chief, waiting, worker, steps, kept = chief_waits
+    look, has_come = chief._accumulator.num_accumulated, threading.Event()
+
+    def apply_and_look():
+        if not has_come.is_set():
+            worker.apply({"w": [7, 7]})
+            has_come.set()
+        return look()
+
+    monkeypatch.setattr(chief._accumulator, "num_accumulated", apply_and_look)
+    kept.restore()
+    assert has_come.wait(20)
+    background(next, steps)
+    taken = waiting.result()
+    assert (taken.global_step, taken.num_accumulated, taken.gradient["w"].tolist()) == (4, 1, [7, 7])
+    assert (
+        "the gradient of step 4 is not in the round, because the server has lost it; applying it again" in caplog.text
+    )
 
 
 def test_older_gradients_that_come_back_are_not_used(training, background, until):

@@ -11,8 +11,6 @@ from support.daemons import PowerFailure
 
 import redisacc
 
-pytestmark = [pytest.mark.one_server, pytest.mark.slow]
-
 LOSSES = 5
 
 

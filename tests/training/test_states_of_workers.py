@@ -19,8 +19,6 @@ from redisacc._redis.connect import connect
 from redisacc.cli import main
 from redisacc.cli.export import Metrics
 
-pytestmark = pytest.mark.one_server
-
 WANTED = {"in the round": ["worker 0"], "expected": ["worker 1"], "late": ["worker 2"], "gone": ["worker 3"]}
 
 

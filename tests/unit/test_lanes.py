@@ -11,11 +11,11 @@ import pytest
 import redis
 from support.strings import Strings
 
-from redisacc._redis import lanes
-from redisacc._redis.fast_socket import SocketConnection
 from redisacc._redis.faults import BrokenError, ReplyError, SilentError
-from redisacc._redis.lanes import Lanes, fetch_over
 from redisacc._redis.running_time import running_time
+from redisacc._redis.sockets import lanes
+from redisacc._redis.sockets.fast_socket import SocketConnection
+from redisacc._redis.sockets.lanes import Lanes, fetch_over
 
 
 class Peers:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import os
 import re
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -20,15 +22,17 @@ from redisacc._format.in_place import PackedRows
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.record import FORMAT
 from redisacc._format.settings import SettingsChange
-from redisacc._protocol import script_replies
-from redisacc._protocol import scripts as scripts_module
-from redisacc._protocol.attempt_scripts import AttemptScripts
-from redisacc._protocol.crew_scripts import CrewScripts
-from redisacc._protocol.parameter_scripts import Follows, ParameterScripts
-from redisacc._protocol.partition_scripts import PartitionScripts, Replaced
-from redisacc._protocol.reducer_scripts import ReducerScripts
-from redisacc._protocol.scripts import Request, Schema, Scripts
-from redisacc._protocol.sessions import Session
+from redisacc._protocol import scripts
+from redisacc._protocol.scripts import requests
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.attempts import AttemptScripts
+from redisacc._protocol.scripts.crews import CrewScripts
+from redisacc._protocol.scripts.opening import Schema
+from redisacc._protocol.scripts.parameters import Follows, ParameterScripts
+from redisacc._protocol.scripts.partitions import PartitionScripts, Replaced
+from redisacc._protocol.scripts.reducers import ReducerScripts
+from redisacc._protocol.scripts.requests import GradientRequest, Request
+from redisacc._protocol.scripts.sessions import Session
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
 from redisacc._redis.script_loader import Script
@@ -39,14 +43,14 @@ INSPECT = sorted(path.stem for path in (script_loader.folder() / "inspect").glob
 KEYS = Keys("NAME")
 PARAMETERS = ParameterKeys("NAME")
 SESSION = Session(0)
-REQUEST = Request(SESSION, 1, "w", 0, (2,))
+REQUEST = GradientRequest(SESSION, 1, "w", 0, (2,))
 FOLLOWS = Follows("x", "", 1)
 REPLACED = Replaced(("a", "b"), (StoredAttempt("b", 1),), 4)
 
 # A call of each script. The tokens and ids are the placeholders of the headers.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "acknowledge": lambda s: s.acknowledge(token="TOKEN", parts=[KEYS.part("ID", 0)], attempts=["ID-1 2"], more=False),
-    "apply": lambda s: s.apply(REQUEST, [PackedRows("", "f", "", b"0", b"12345678", 8)]),
+    "apply": lambda s: s.apply(REQUEST, [PackedRows("", "f", "", "8", b"0", b"12345678")]),
     "buffer": lambda s: s.buffer(
         REQUEST,
         gradient="ID",
@@ -58,9 +62,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         replaced_parts=[KEYS.part("ID", 7)],
     ),
     "commit": lambda s: s.commit(REQUEST, gradient="ID", place="1", header=b"h", parts=2, nbytes=8, replaced=REPLACED),
-    "configure": lambda s: s.configure(session=SESSION, sequence=1, worker="w", change=SettingsChange("1", "", "none")),
+    "configure": lambda s: s.configure(REQUEST, SettingsChange("1", "", "none")),
     "delete": lambda s: s.delete(finish=True),
-    "delete_parameters": lambda s: s.delete_parameters(incarnation="x", finish=True),
     "forget_worker": lambda s: s.forget_worker(session="0-1", worker="w"),
     "leave": lambda s: s.leave(token="TOKEN"),
     "open": lambda s: s.open(
@@ -81,28 +84,21 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         FOLLOWS,
         version="v",
         event="e",
-        lengths=[4],
         fields=["a", "b"],
-        staged=[PARAMETERS.staged("BLOB", 0)],
-        objects=[PARAMETERS.part("BLOB", 0)],
-        retired=[PARAMETERS.part("BLOB", 7)],
+        parts={PARAMETERS.part("BLOB", 0): 4},
+        unused=[PARAMETERS.part("BLOB", 7)],
+        registered=True,
+        blobs=[StoredAttempt("v-1-full", 2)],
+        retired=[StoredAttempt("a-full", 2)],
+        removed=[StoredAttempt("b-full", 2)],
     ),
     "register_version": lambda s: s.register_version(
         FOLLOWS, version="v", partitions="0,1", lease_ms=1, blobs=["full 2"]
     ),
-    "commit_version": lambda s: s.commit_version(
-        FOLLOWS,
-        version="v",
-        event="e",
-        blobs=[StoredAttempt("v-1-full", 2)],
-        retired=[StoredAttempt("a-full", 2)],
-        removed=[StoredAttempt("b-full", 2)],
-        fields=["a", "b"],
-    ),
     "recover": lambda s: s.recover(old="OLD", token="TOKEN", taker="w"),
     "register": lambda s: s.register(REQUEST, gradient="ID", parts=2, nbytes=8, lease_ms=1, replaced=REPLACED),
-    "resolve": lambda s: s.resolve(session=SESSION, sequence=1, worker="w"),
-    "set_global_step": lambda s: s.set_global_step(session=SESSION, sequence=1, worker="w", new_global_step=1),
+    "resolve": lambda s: s.resolve(Request(SESSION, 1, "w")),
+    "set_global_step": lambda s: s.set_global_step(Request(SESSION, 1, "w"), 1),
     "remove_orphans": lambda s: s.remove_orphans(owners={KEYS.part("ID", 0): "part ID"}),
     "stage": lambda s: s.stage(REQUEST, gradient="ID", header=b"h"),
     "sweep": lambda s: s.sweep(limit=1, abandoned=[StoredAttempt("a", 1)], removed=[StoredAttempt("b", 1)]),
@@ -158,7 +154,7 @@ def reached_code(name: str) -> str:
 # A table after one of these is a reply, if its elements have no names.
 _REPLY = re.compile(r"(?:return|return nil,|refuse\(|reply =) ?$")
 # A table after one of these lists fields of the record, or is a reply to be stored and not returned.
-_LIST = re.compile(r"(?:NAMES =|\b(?:read_record|admit|write_session)\([^{()]*) ?\s*$")
+_LIST = re.compile(r"(?:NAMES =|\b(?:read_record|read_more|admit|write_session)\([^{()]*) ?\s*$")
 
 
 def first_element(text: str) -> str:
@@ -194,7 +190,7 @@ def constructed_replies(name: str) -> set[str]:
 
 
 def scripts_outcomes() -> set[str]:
-    return {word.decode() for word in scripts_module._OUTCOMES}
+    return {word.decode() for word in requests._OUTCOMES}
 
 
 class Replaying:
@@ -224,7 +220,7 @@ def replayed(name: str, *reply: bytes) -> Any:
         return CALLS[name](ReducerScripts(Replaying(*reply), KEYS, None))  # type: ignore[arg-type]
     if hasattr(AttemptScripts, name):
         return CALLS[name](AttemptScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
-    if hasattr(ParameterScripts, name):
+    if hasattr(ParameterScripts, name) and not hasattr(Scripts, name):
         return CALLS[name](ParameterScripts(Replaying(*reply), PARAMETERS))  # type: ignore[arg-type]
     return CALLS[name](PartitionScripts(Replaying(*reply), KEYS, incarnation="x"))  # type: ignore[arg-type]
 
@@ -233,8 +229,8 @@ def test_every_script_is_a_function_and_every_function_a_script() -> None:
     functions = {
         name
         for kind in (Scripts, PartitionScripts, AttemptScripts, ParameterScripts, CrewScripts, ReducerScripts)
-        for name, value in vars(kind).items()
-        if inspect.isfunction(value) and not name.startswith("_") and name != "bind"
+        for name, value in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_") and name != "bind"
     }
     assert functions == set(SCRIPTS) == set(CALLS)
 
@@ -325,12 +321,8 @@ def test_python_refuses_other_replies(name: str) -> None:
 
 
 def test_python_handles_no_reply_that_no_header_documents() -> None:
-    source = "".join(
-        map(
-            inspect.getsource,
-            (Scripts, PartitionScripts, AttemptScripts, ParameterScripts, CrewScripts, ReducerScripts, script_replies),
-        )
-    )
+    modules = (importlib.import_module(f"{scripts.__name__}.{found.name}") for found in iter_modules(scripts.__path__))
+    source = "".join(map(inspect.getsource, modules))
     handled = set(re.findall(r'b"(\w+)"', source)) - {"yes"}
     documented = {word for name in READ for word, *_ in documented_replies(name)}
     assert handled | scripts_outcomes() == documented

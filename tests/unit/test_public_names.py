@@ -78,3 +78,18 @@ def test_everything_public_is_described(name: str) -> None:
         for attribute, value in vars(thing).items():
             if not attribute.startswith("_") and (callable(value) or isinstance(value, property)):
                 assert inspect.getdoc(value), f"{name}.{attribute}"
+
+
+@pytest.mark.parametrize(
+    ("cls", "returned"),
+    [
+        (redisacc.ConditionalAccumulator, "Array"),
+        (redisacc.SparseConditionalAccumulator, "tuple[Array, Array, Array]"),
+        (redisacc.TreeAccumulator, "Any"),
+    ],
+)
+def test_help_names_the_class_of_an_inherited_method_and_what_it_returns_there(cls: type, returned: str) -> None:
+    method = cls.take_grad  # type: ignore[attr-defined]
+    assert inspect.signature(method).return_annotation == returned
+    assert method.__qualname__ == f"{cls.__name__}.take_grad"
+    assert (inspect.getdoc(method) or "").startswith("Takes the reduced gradient")

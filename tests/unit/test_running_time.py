@@ -87,7 +87,6 @@ print(time.monotonic() - began - (module.running_time() - running))
 """
 
 
-@pytest.mark.slow
 def test_a_process_that_is_stopped():
     with subprocess.Popen(
         [sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

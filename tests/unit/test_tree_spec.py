@@ -12,8 +12,8 @@ import pytest
 from redisacc import IndexedSlices, Sparse
 from redisacc._data.dtypes import TABLE
 from redisacc._data.gradient import Gradient, Section
-from redisacc._data.tree_gradient import tree_gradient
-from redisacc._data.tree_spec import TreeSpec, described_by, described_like
+from redisacc._data.tree.gradient import tree_gradient
+from redisacc._data.tree.spec import TreeSpec, described_by, described_like
 from redisacc._format import in_place
 from redisacc.errors import CorruptDataError, InvalidArgumentError
 
@@ -227,15 +227,14 @@ def test_a_packed_gradient_is_a_copy_of_dense_leaves():
 def test_only_sections_with_rows_are_added_in_place_and_cost_anything():
     spec = spec_of([("float32", (300,)), *[Sparse("float32", (9, 2))] * 3, ("int32", (0,))])
     gradient = tree_gradient(spec, [None, None, ([1, 2], np.ones((2, 2))), ([], np.ones((0, 2))), None], "grad")
-    dense, sparse = in_place.pack_rows(gradient, spec)
-    assert (dense.label, dense.indices, dense.row_bytes) == ("dense:float32", b"0, 1", 4 * spec.chunk)
-    assert (sparse.label, sparse.indices, sparse.row_bytes) == ("sparse:2", b"1, 2", 8)
     # 300 elements in two rows, two rows of two elements, and a second section.
     cost = 300 + 2 * 24 + 2 * (2 + 24) + 72
-    assert in_place.fits(gradient, spec, cost)
-    assert not in_place.fits(gradient, spec, cost - 1)
+    assert in_place.pack_rows(gradient, spec, cost - 1) is None
+    dense, sparse = in_place.pack_rows(gradient, spec, cost)
+    assert (dense.label, dense.indices, dense.row_bytes) == ("dense:float32", b"0, 1", str(4 * spec.chunk))
+    assert (sparse.label, sparse.indices, sparse.row_bytes) == ("sparse:2", b"1, 2", "8")
     nothing = tree_gradient(spec_of([Sparse("float32", (9,))] * 50), [None] * 50, "grad")
-    assert in_place.fits(nothing, spec_of([Sparse("float32", (9,))] * 50), 1)
+    assert in_place.pack_rows(nothing, spec_of([Sparse("float32", (9,))] * 50), 1) == []
 
 
 def test_every_order_of_memory():

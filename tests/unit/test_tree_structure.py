@@ -9,8 +9,8 @@ import types
 import numpy as np
 import pytest
 
-from redisacc._data import tree as trees
-from redisacc._data.tree import MAX_DEPTH, MAX_LEAVES, MAX_PATH_BYTES, flatten, parse_structure
+from redisacc._data.tree import structure as trees
+from redisacc._data.tree.structure import MAX_DEPTH, MAX_LEAVES, MAX_PATH_BYTES, flatten, parse_structure
 from redisacc.errors import InvalidArgumentError
 
 Pair = collections.namedtuple("Pair", "first second")

@@ -12,7 +12,7 @@ from support.resharding import hold_back, wait_for_promotion
 import redisacc
 from redisacc._format import buffered as buffered_format
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = [pytest.mark.thorough]
 
 # Elements of a gradient, and in_place_limit: summed in place, buffered in a field, and buffered in parts.
 SIZES = {"in_place": (8, 10**9), "inline": (8, 0), "parts": (100_000, 0)}
@@ -151,7 +151,7 @@ def test_a_gradient_whose_parts_the_replica_has_and_whose_entry_it_lacks(pair, u
 @pytest.mark.parametrize("size", SIZES)
 def test_nothing_that_was_confirmed_is_lost(pair, until, size, monkeypatch):
     """With min_replicas, the caller knows before the failover what may be lost."""
-    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 500)
+    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 500)
     worker, chief = (pair.open(*SIZES[size], min_replicas=1) for _ in range(2))
     assert apply(worker, 1)
     assert total(chief.take_grad(1, timeout=20)) == 1
@@ -170,7 +170,7 @@ def test_nothing_that_was_confirmed_is_lost(pair, until, size, monkeypatch):
 
 def test_a_round_is_confirmed_over_whatever_connection(pair, until, monkeypatch):
     """WAIT of Valkey knows only what its own connection wrote, and another one may have taken the round."""
-    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 500)
+    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 500)
     acc = pair.open(min_replicas=1)
     assert apply(acc, 1)
     pid = pair.replica.pid

@@ -11,11 +11,11 @@ from support.resharding import Move, wait_for_promotion
 from support.servers import executable
 
 import redisacc
+from redisacc._redis.cluster.slot_map import key_slot
 from redisacc._redis.connect import connect
-from redisacc._redis.slot_map import key_slot
 from redisacc.cli.doctor import examine
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+pytestmark = [pytest.mark.thorough]
 
 
 def keep_applying(url, stop, sent):

@@ -19,12 +19,12 @@ from support.servers import ClusterClient
 import redisacc
 from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format.keys import Keys
-from redisacc._protocol.attempt_scripts import AttemptScripts
-from redisacc._protocol.partition_scripts import PartitionScripts
+from redisacc._protocol.scripts.attempts import AttemptScripts
+from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Transport
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.usefixtures("force_parts", "short_wait")]
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("force_parts", "short_wait")]
 
 # Elements of a gradient. Each gradient is 1 at one of them and 0 elsewhere, so the sum lists the gradients in it.
 SIZE = 200
@@ -32,7 +32,7 @@ SIZE = 200
 
 @pytest.fixture
 def short_wait(monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 500)
+    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 500)
 
 
 class Spread:
@@ -165,7 +165,7 @@ def test_replicas_of_every_master_confirm_a_gradient(spread):
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_a_chief_whose_leader_has_lost_its_replica_says_so(make_cluster, monkeypatch, caplog, end):
     """With the timeouts of a real training: 5 seconds for replicas, and 5 for a server to reply."""
-    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 5000)
+    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 5000)
     cluster = make_cluster(2, 1, dir=None, durable=False)
     options = {"workers": 1, "redis": cluster.url, "min_replicas": 1, "partitions": 2, "in_place_limit": 0}
     with (

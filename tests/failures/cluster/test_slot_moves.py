@@ -10,9 +10,7 @@ import redis
 from support.resharding import Move, hold_back, hold_back_no_more, migrate_at_once, replication
 
 from redisacc._redis.connect import connect
-from redisacc.cli.slot_moves_check import examine_moves
-
-pytestmark = [pytest.mark.slow]
+from redisacc.cli.checks.slot_moves import examine_moves
 
 
 @pytest.fixture

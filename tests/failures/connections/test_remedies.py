@@ -19,7 +19,7 @@ from support.forging import forger
 
 import redisacc
 
-pytestmark = [pytest.mark.servers("valkey"), pytest.mark.one_server]
+pytestmark = [pytest.mark.servers("valkey")]
 
 START = "Start one with `redisacc server`"
 PASSWORD = "name it in the URL, as in redis://:PASSWORD@HOST:PORT"
@@ -141,7 +141,7 @@ ALL = {advice for _, advice in ADVICE.values() if advice}
 
 @pytest.mark.parametrize("situation", ADVICE)
 def test_an_error_advises_what_helps_here_and_nothing_else(situations, monkeypatch, situation):
-    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.2)
     way, advice = ADVICE[situation]
     with pytest.raises(redisacc.ServerError) as failure:
         redisacc.ConditionalAccumulator("float32", [1], "w", redis=way(situations))
@@ -153,7 +153,7 @@ def test_an_error_advises_what_helps_here_and_nothing_else(situations, monkeypat
 
 
 def test_a_server_with_a_password_asks_for_it(daemon, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.scripts.OPENING_TIMEOUT", 0.2)
+    monkeypatch.setattr("redisacc._protocol.scripts.opening.OPENING_TIMEOUT", 0.2)
     server = daemon("--requirepass", "secret").start()
     for url in (f"redis://127.0.0.1:{server.port}", f"redis+cluster://127.0.0.1:{server.port}"):
         with pytest.raises(redisacc.ServerError, match=re.escape(PASSWORD)):

@@ -46,7 +46,7 @@ def hire(real_server):
 @pytest.fixture
 def until_rounds(real_client, monkeypatch):
     """Leads the training until a number of rounds in succession have had certain workers."""
-    monkeypatch.setattr("redisacc._protocol.crew.LEASE", LEASE)
+    monkeypatch.setattr("redisacc._protocol.leases.crew.LEASE", LEASE)
     monkeypatch.setattr("redisacc._training.quorum.LOOK_EVERY", 0.05)
     with redisacc.Chief(
         NAME, {"w": np.zeros(2, np.int64)}, workers="all", minimum=2, reduction_type="SUM", redis=real_client

@@ -40,8 +40,7 @@ def fork(mode, server, kinds, forks):
 @pytest.mark.timeout(500)
 @pytest.mark.every_server
 @pytest.mark.servers("valkey", "cluster")
-@pytest.mark.blocking
-@pytest.mark.slow
+@pytest.mark.fixed("client")
 def test_a_child_makes_every_call_though_another_thread_of_its_parent_held_every_lock(
     real_server, real_client, everything
 ):
@@ -54,8 +53,7 @@ def test_a_child_makes_every_call_though_another_thread_of_its_parent_held_every
 @pytest.mark.timeout(500)
 @pytest.mark.every_server
 @pytest.mark.servers("valkey", "cluster")
-@pytest.mark.blocking
-@pytest.mark.slow
+@pytest.mark.fixed("client")
 def test_children_that_are_forked_while_threads_open_connections_end(real_server, real_client, everything):
     # On Valkey, with every kind of client, that is 500 in all.
     fork("at_random", real_server, CLIENTS[real_server.name], 20 if everything else 1)

@@ -17,9 +17,9 @@ import pytest
 from support.selection import thorough
 
 import redisacc
-from redisacc._protocol.events import Event
-from redisacc._protocol.partition_scripts import PartitionScripts
-from redisacc._protocol.scripts import Scripts
+from redisacc._protocol.lifecycle.events import Event
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._redis.transport import Transport
 
 PROGRAM = Path(__file__).with_name("interrupted_worker.py")
@@ -27,6 +27,8 @@ TAKER = Path(__file__).with_name("interrupted_taker.py")
 
 
 # What signal handlers raise. Calls know all but the first from sockets, where they mean that the connection is broken.
+pytestmark = pytest.mark.usual(storage="in_place")
+
 RAISED = ("KeyboardInterrupt", "TimeoutError", "ConnectionResetError", "OSError")
 
 
@@ -154,6 +156,7 @@ def interrupt(monkeypatch):
     return arm
 
 
+@pytest.mark.usual(storage=("in_place", "buffered_inline", "buffered_parts"))
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupted_apply_is_settled(acc, interrupt, when):
     acc.apply_grad([1, 1])
@@ -171,7 +174,6 @@ def test_an_interrupted_apply_is_settled(acc, interrupt, when):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.usual_storages("in_place")
 def test_the_next_apply_settles_the_one_before(acc, interrupt, when):
     interrupt(when)
     with pytest.raises(Interrupt):
@@ -182,7 +184,6 @@ def test_the_next_apply_settles_the_one_before(acc, interrupt, when):
     assert acc.info().applied == tally.applied
 
 
-@pytest.mark.usual_storages("in_place")
 def test_a_copy_that_is_still_on_its_way_is_fenced(acc, monkeypatch):
     """The request that was interrupted arrives when it has been settled."""
     held = []
@@ -203,7 +204,6 @@ def test_a_copy_that_is_still_on_its_way_is_fenced(acc, monkeypatch):
     assert acc.info().applied == 0
 
 
-@pytest.mark.usual_storages("in_place")
 def test_each_thread_has_its_own_tally(acc, background, interrupt):
     acc.apply_grad([1, 1])
     interrupt("after")
@@ -215,7 +215,6 @@ def test_each_thread_has_its_own_tally(acc, background, interrupt):
     assert acc.settle() == redisacc.Tally(2, 0, 0, 0)
 
 
-@pytest.mark.usual_storages("in_place")
 def test_what_cannot_be_learnt_any_more_is_counted_as_unknown(acc, interrupt):
     acc.apply_grad([1, 1])
     interrupt("after")
@@ -225,13 +224,12 @@ def test_what_cannot_be_learnt_any_more_is_counted_as_unknown(acc, interrupt):
     assert acc.settle() == redisacc.Tally(1, 0, 0, 1)
 
 
-@pytest.mark.usual_storages("in_place")
 def test_a_silent_server_leaves_the_request_open(acc, interrupt, monkeypatch):
     interrupt("after")
     with pytest.raises(Interrupt):
         acc.apply_grad([1, 1])
 
-    def silent(self, **options):
+    def silent(self, *arguments, **options):
         raise redisacc.ServerUnavailableError("silent")
 
     with monkeypatch.context() as patch:
@@ -244,7 +242,6 @@ def test_a_silent_server_leaves_the_request_open(acc, interrupt, monkeypatch):
     assert acc.settle().applied == acc.info().applied == 1
 
 
-@pytest.mark.usual_storages("in_place")
 def test_refused_gradients_are_not_counted(acc):
     acc.apply_grad([1, 1])
     with pytest.raises(redisacc.InvalidArgumentError):
@@ -256,10 +253,9 @@ def test_refused_gradients_are_not_counted(acc):
 
 
 @pytest.mark.servers("valkey")
-@pytest.mark.usual_storages("in_place")
 def test_an_interrupted_retry_is_counted_once(acc, monkeypatch):
     def silent(self, *arguments, **options):
-        self._transport._losses.count += 1
+        self._transport.losses.count += 1
         raise redisacc.ServerUnavailableError("silent")
 
     def interrupted(send):
@@ -288,18 +284,16 @@ def test_an_interrupted_retry_is_counted_once(acc, monkeypatch):
     assert acc.settle().applied == acc.info().applied == 2
 
 
-@pytest.mark.usual_storages("in_place")
 def test_a_child_after_a_fork_settles_nothing_of_its_parent(acc, interrupt, monkeypatch):
     interrupt("after")
     with pytest.raises(Interrupt):
         acc.apply_grad([1, 1])
-    assert len(acc._requests._ledgers.mine().open) == 1
+    assert len(acc._requests._outcomes.mine().state[0]) == 1
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert acc._requests._ledgers.mine().open == ()
-    assert acc._requests._ledgers.mine().tally == redisacc.Tally(0, 0, 0, 0)
+    assert acc._requests._outcomes.mine().state[0] == ()
+    assert acc._requests._outcomes.mine().tally == redisacc.Tally(0, 0, 0, 0)
 
 
-@pytest.mark.usual_storages("in_place")
 def test_a_handler_that_applies_in_the_middle_of_an_apply_disturbs_nothing(acc, monkeypatch):
     run = Transport.run_and_read
 
@@ -326,6 +320,7 @@ def interrupted_take(acc, interrupt):
     return take
 
 
+@pytest.mark.usual(storage=("in_place", "buffered_inline", "buffered_parts"))
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_next_take_returns_the_round_of_an_interrupted_one(acc, interrupted_take, when, caplog):
     interrupted_take(when)
@@ -344,7 +339,6 @@ def test_the_next_take_returns_the_round_of_an_interrupted_one(acc, interrupted_
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.usual_storages("in_place")
 def test_the_next_take_may_be_interrupted_as_well(acc, interrupt, interrupted_take, when):
     interrupted_take(when)
     for again in ("before", "after"):
@@ -354,7 +348,6 @@ def test_the_next_take_may_be_interrupted_as_well(acc, interrupt, interrupted_ta
     assert acc.take_grad(1, timeout=0).tolist() == [1, 2]
 
 
-@pytest.mark.usual_storages("in_place")
 def test_rounds_that_are_kept_are_returned_in_their_order_each_to_one_thread(acc, interrupt, background):
     for value in range(3):
         acc.apply_grad([value, value], local_step=2**62)
@@ -369,7 +362,6 @@ def test_rounds_that_are_kept_are_returned_in_their_order_each_to_one_thread(acc
         acc.take_grad(1, timeout=0)
 
 
-@pytest.mark.usual_storages("in_place")
 def test_a_round_that_was_recovered_is_not_returned_as_well(acc, interrupted_take, open_dense):
     interrupted_take("before")
     with open_dense("float32", [2], "interrupted").recover() as recovered:
@@ -379,7 +371,6 @@ def test_a_round_that_was_recovered_is_not_returned_as_well(acc, interrupted_tak
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.usual_storages("in_place")
 def test_the_handle_itself_may_recover_the_round_of_its_interrupted_take(acc, interrupted_take, when):
     interrupted_take(when)
     # A block that fails leaves the round to the next one.
@@ -398,7 +389,6 @@ def test_the_handle_itself_may_recover_the_round_of_its_interrupted_take(acc, in
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.usual_storages("in_place")
 def test_a_block_leaves_the_round_of_an_interrupted_take_to_the_next_take_grad(acc, interrupted_take, when):
     interrupted_take(when)
     acc.apply_grad([4, 4], local_step=2**62)
@@ -408,7 +398,6 @@ def test_a_block_leaves_the_round_of_an_interrupted_take_to_the_next_take_grad(a
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.usual_storages("in_place")
 def test_a_child_after_a_fork_does_not_get_the_round_that_its_parent_keeps(acc, interrupted_take, monkeypatch, when):
     interrupted_take(when)
     with monkeypatch.context() as patch:
@@ -422,7 +411,6 @@ def test_a_child_after_a_fork_does_not_get_the_round_that_its_parent_keeps(acc, 
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.usual_storages("in_place")
 def test_a_handle_that_is_closed_returns_no_round(acc, interrupted_take, open_dense, when):
     interrupted_take(when)
     acc.close()
@@ -434,7 +422,6 @@ def test_a_handle_that_is_closed_returns_no_round(acc, interrupted_take, open_de
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.usual_storages("in_place")
 def test_a_deletion_removes_what_the_handle_keeps(acc, interrupted_take, when):
     interrupted_take(when)
     acc.delete()
@@ -443,7 +430,6 @@ def test_a_deletion_removes_what_the_handle_keeps(acc, interrupted_take, when):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.usual_storages("in_place")
 def test_a_raw_operation_returns_the_round_of_an_interrupted_one(real_client, acc, interrupt, when):
     acc.apply_grad([1, 2])
     interrupt(when, ("acknowledge",))
@@ -469,7 +455,6 @@ def test_sparse_gradients_and_trees_are_kept_as_well(open_sparse, open_tree, int
         acc.delete()
 
 
-@pytest.mark.usual_storages("in_place")
 def test_an_event_that_an_interrupt_takes_away_is_reported_as_missed(acc, monkeypatch):
     def interrupted(*_):
         monkeypatch.undo()

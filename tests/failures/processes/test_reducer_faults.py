@@ -15,7 +15,9 @@ import redisacc
 from redisacc._data.gradient import Gradient, Section
 from redisacc._format import buffered as buffered_format
 from redisacc._format.keys import Keys
-from redisacc._protocol import reliance, stored_sums
+from redisacc._protocol.parts.staging import stage_commands
+from redisacc._protocol.sums import reducer_reliance as reliance
+from redisacc._protocol.sums import reducer_sums as stored_sums
 
 pytestmark = pytest.mark.servers("valkey")
 
@@ -33,8 +35,8 @@ def used(monkeypatch):
     # On a busy machine, a reducer stores the last parts of a sum later than usual.
     monkeypatch.setattr(stored_sums, "SUM_PATIENCE", 0.5)
     found = []
-    succeed = reliance.Reliance.succeed
-    monkeypatch.setattr(reliance.Reliance, "succeed", lambda self: (found.append(1), succeed(self)))
+    succeed = reliance.ReducerReliance.succeed
+    monkeypatch.setattr(reliance.ReducerReliance, "succeed", lambda self: (found.append(1), succeed(self)))
     return found
 
 
@@ -196,7 +198,7 @@ def test_an_accumulator_of_another_version_is_left_alone(child_processes, rounds
     child = child_processes.start("reduce", 0, SIZE)
     rounds.play_until_reduced(used)
     real_client.hset("redisacc:{other}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
-    header = buffered_format.stage(KEYS, "a-1", EMPTY).header.hex()
+    header = buffered_format.pack(EMPTY).header.hex()
     real_client.publish("redisacc:{other}:calls", "required=3")
     real_client.publish("redisacc:{other}:wake", f"gradient=a-1 place=1 shape=[{SIZE}] header={header}")
     rounds.play_until_reduced(used)
@@ -235,16 +237,16 @@ def test_gradients_that_are_refused_after_their_parts_were_added(child_processes
     acc, number = rounds.acc, iter(range(1000))
 
     def upload_and_refuse():
-        """Uploads a gradient like a worker whose admission is then refused: its parts vanish."""
+        """ExpectedGradients a gradient like a worker whose admission is then refused: its parts vanish."""
         name = f"refused-{next(number)}"
-        staged = buffered_format.stage(KEYS, name, EMPTY, announced=True)
+        packed = buffered_format.pack(EMPTY)
         place = real_client.hincrby(KEYS.record, "places", 1)
-        shape, header = f"[{SIZE}]", staged.header.hex()
+        shape, header = f"[{SIZE}]", packed.header.hex()
         real_client.publish(KEYS.wake, f"gradient={name} place={place} shape={shape} header={header}")
-        for part, command in enumerate(command for command in staged.commands if command[0] == "SET"):
+        for part, command in enumerate(stage_commands(KEYS, name, packed.parts)):
             real_client.set(command[1], bytes(command[2]), px=60_000)
             real_client.publish(KEYS.wake, f"gradient={name} parts={part + 1}")
-        real_client.delete(*[KEYS.staged(name, part) for part in range(len(staged.lengths))])
+        real_client.delete(*[KEYS.staged(name, part) for part in range(len(packed.parts))])
 
     for _ in range(3):
         rounds.play(between=upload_and_refuse)
@@ -260,7 +262,7 @@ def test_staged_parts_that_expire_while_they_are_added(child_processes, rounds, 
     for row in rows:
         rounds.acc.apply_grad(row, local_step=step)
     # A worker that has announced everything, and whose parts have expired, comes first in the order.
-    header = buffered_format.stage(KEYS, "gone-1", EMPTY).header.hex()
+    header = buffered_format.pack(EMPTY).header.hex()
     real_client.publish(KEYS.wake, f"gradient=gone-1 place=0 shape=[{SIZE}] header={header}")
     real_client.publish(KEYS.wake, "gradient=gone-1 parts=3")
     np.testing.assert_array_equal(rounds.acc.take_grad(WORKERS), rows[0] + rows[1] + rows[2])

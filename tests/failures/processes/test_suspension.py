@@ -24,10 +24,10 @@ from redisacc._admin.garbage import find_garbage, remove_garbage
 from redisacc._format import parameter_record
 from redisacc._format.keys import Keys, ParameterKeys
 from redisacc._format.partitions import parse_partitions
-from redisacc._protocol.partition_sweep import sweep
+from redisacc._protocol.parts.sweep import sweep
 from redisacc._redis.connect import connect
 
-pytestmark = [pytest.mark.servers("valkey", "cluster"), pytest.mark.slow, pytest.mark.usefixtures("force_parts")]
+pytestmark = [pytest.mark.servers("valkey", "cluster"), pytest.mark.usefixtures("force_parts")]
 
 # Elements of a gradient.
 SIZE = 60
@@ -362,9 +362,11 @@ STOPPED = """
 import os, signal, sys
 import numpy as np
 import redisacc
-from redisacc._protocol import buffer_writer, crew, partition_writer, publisher
-from redisacc._protocol.parameter_scripts import ParameterScripts
-from redisacc._protocol.partition_scripts import PartitionScripts
+from redisacc._protocol.applying import buffer_writer, partition_writer
+from redisacc._protocol.leases import crew
+from redisacc._protocol.parameters import publisher
+from redisacc._protocol.scripts.parameters import ParameterScripts
+from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._redis import running_time
 
 what, url, speed = sys.argv[1:]
@@ -387,7 +389,7 @@ if what == "worker":
         print([(step, worker.apply(np.full(LENGTH, step + 1.0)).outcome) for step, _ in worker.steps()])
 else:
     handle = redisacc.Parameters("w", redis=url)
-    stop_before(ParameterScripts, "commit_version")
+    stop_before(ParameterScripts, "publish")
     try:
         handle.publish(np.full(LENGTH, 7.0), 1)
         print("published")

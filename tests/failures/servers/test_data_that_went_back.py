@@ -9,7 +9,7 @@ import pytest
 
 import redisacc
 
-pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62"), pytest.mark.one_server]
+pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62")]
 
 
 class Crash:

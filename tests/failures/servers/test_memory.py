@@ -11,7 +11,7 @@ from support.servers import contents
 
 import redisacc
 from redisacc._format.keys import Keys
-from redisacc._protocol.partition_sweep import sweep
+from redisacc._protocol.parts.sweep import sweep
 from redisacc._redis.connect import connect
 from redisacc._redis.transport import Hint
 from redisacc.cli.doctor import examine
@@ -193,7 +193,6 @@ def test_a_server_that_evicts_nothing_is_not_warned_of(daemon, open_accumulator,
     assert caplog.records == []
 
 
-@pytest.mark.one_server
 @pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru"])
 def test_what_is_missing_leads_to_doctor_which_knows_whether_keys_are_evicted(daemon, open_accumulator, policy):
     """A key may also have been removed by hand, where another policy would have changed nothing."""

@@ -7,7 +7,7 @@ import pytest
 from support.proxy import Fault, proxy_before
 
 import redisacc
-from redisacc._protocol.partition_scripts import PartitionScripts
+from redisacc._protocol.scripts.partitions import PartitionScripts
 
 pytestmark = [
     pytest.mark.servers("valkey", "redis7", "redis62"),
@@ -18,7 +18,7 @@ pytestmark = [
 
 def test_replicas_confirm_parts_in_partitions_that_were_sent_twice(pair, open_accumulator, monkeypatch):
     """The second connection finds the parts there, and its WAIT must not ask about nothing."""
-    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 300)
+    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 300)
     master, replica = pair
     commit = PartitionScripts.commit
 

@@ -16,8 +16,8 @@ from support.clients import ClientKind
 from support.selection import thorough
 
 import redisacc
-from redisacc._redis.fast_socket import SocketConnection
 from redisacc._redis.running_time import running_time
+from redisacc._redis.sockets.fast_socket import SocketConnection
 from redisacc._redis.transport import limited
 
 pytestmark = pytest.mark.servers("redis7", "redis62")
@@ -291,7 +291,7 @@ def test_the_server_has_longer_to_reply_than_its_replicas_have_to_confirm(pair, 
 @pytest.mark.servers("redis7")
 def test_a_chief_whose_replica_is_silent_says_so(pair, monkeypatch, caplog):
     """A call of a training gives the server as long to reply as WAIT gives its replicas."""
-    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 700)
+    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 700)
     monkeypatch.setattr("redisacc._training.patience.POLL_TIMEOUT", 0.7)
     master, replica = pair
     options = {"workers": 1, "redis": master.url, "min_replicas": 1, "patience": 10}
@@ -320,7 +320,7 @@ def test_a_chief_whose_replica_is_silent_says_so(pair, monkeypatch, caplog):
 )
 def test_a_clients_own_retries_and_timeout_do_not_prolong_the_wait(daemon, open_acc, monkeypatch, wire, library):
     """There is no replica, and the client would give up on WAIT, and repeat it, before the server answers."""
-    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 1000)
+    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 1000)
     server = daemon().start()
     with ClientKind(library, wire, retries=True).connected(server.port, socket_timeout=0.3) as client:
         acc = open_acc(client, min_replicas=1)
@@ -366,7 +366,7 @@ def master_now(finder):
 
 @pytest.mark.servers("redis7")
 def test_a_failover_by_sentinel_loses_nothing_that_replicas_have(watched, open_acc, background, until, monkeypatch):
-    monkeypatch.setattr("redisacc._protocol.replication.REPLICATION_TIMEOUT_MS", 2000)
+    monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 2000)
     master, replica, finder = watched
     clients = [finder.master_for("main", redis.Redis) for _ in range(3)]
     storages = [{"in_place_limit": limit, "min_replicas": 1} for limit in STORAGES.values()]

@@ -176,7 +176,7 @@ def run(real_server, monkeypatch, tmp_path):
     """Runs a command in a directory of its own. Returns its result."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REDISACC_URL", real_server.url)
-    monkeypatch.setattr("redisacc.cli.options.OPENING_TIMEOUT", 0.05)
+    monkeypatch.setattr("redisacc.cli.shared.options.OPENING_TIMEOUT", 0.05)
     sleep = time.sleep
     # As long as it is told, as far as errors go.
     brief = types.SimpleNamespace(sleep=lambda seconds: sleep(0 if 0 <= seconds <= 86400 else seconds))
@@ -280,7 +280,7 @@ def test_files_that_are_none(real_client, run, tmp_path):
 
 def test_an_archive_that_unpacks_to_too_much(real_client, run, monkeypatch):
     populate(real_client)
-    monkeypatch.setattr("redisacc.cli.array_files._MAX_UNPACKED", 2**20)
+    monkeypatch.setattr("redisacc.cli.shared.array_files._MAX_UNPACKED", 2**20)
     result = run("apply", ["w", "file"], FILES["bomb"])
     assert result.exit_code == 2
     assert "claim to unpack to" in result.stderr

@@ -16,23 +16,25 @@ import redisacc
 from redisacc._data import dtypes
 from redisacc._data.gradient import Gradient, Section
 from redisacc._data.spec import ArraySpec
-from redisacc._data.tree import difference, parse_structure
-from redisacc._data.tree_spec import TreeSpec, described_by
+from redisacc._data.tree.spec import TreeSpec, described_by
+from redisacc._data.tree.structure import difference, parse_structure
 from redisacc._format import buffered as buffered_format
 from redisacc._format import entries, in_place
 from redisacc._format import shapes as _shapes
 from redisacc._format.keys import Keys
 from redisacc._format.record import FORMAT, Record
 from redisacc._format.settings import SettingsChange
-from redisacc._protocol import take_wait
-from redisacc._protocol.requirement import Requirement
-from redisacc._protocol.scripts import Request, Schema, Scripts
-from redisacc._protocol.sessions import Session
-from redisacc._redis import fast_socket, lanes
+from redisacc._protocol.rounds import take_wait
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.opening import Schema
+from redisacc._protocol.scripts.requests import GradientRequest, Request
+from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.scripts.take_requirement import TakeRequirement
 from redisacc._redis.faults import FAULTS
 from redisacc._redis.hash_scan import scan
 from redisacc._redis.pubsub import LONGEST_MESSAGE, PubSub, _Subscription
 from redisacc._redis.running_time import running_time
+from redisacc._redis.sockets import fast_socket, lanes
 from redisacc._redis.waits import BLOCKING
 
 KEYS = Keys("w")
@@ -195,7 +197,7 @@ class Replaying:
 
 
 def test_replies_of_scripts(search):
-    request = Request(Session(0), 1, "w", 0, (2,))
+    request = GradientRequest(Session(0), 1, "w", 0, (2,))
     schema = Schema("1", "dense", "float32", "[2]", "SUM", "index", "zero", "")
 
     def one(reply):
@@ -210,18 +212,16 @@ def test_replies_of_scripts(search):
                 once_per_worker=False,
                 max_staleness=0,
             ),
-            lambda: scripts.apply(request, [in_place.PackedRows("", "f", "", b"0", b"1234", 4)]),
+            lambda: scripts.apply(request, [in_place.PackedRows("", "f", "", "4", b"0", b"1234")]),
             lambda: scripts.buffer(request, gradient="g", header=b"h", data=b"d", lengths=[], stage=()),
             scripts.take(token="t", session=Session(0), sequence=1, num_required=1, lease_ms=1, taker="w"),
             scripts.take(token="t", session=Session(0), sequence=1, num_required=None, lease_ms=1, taker="w"),
-            lambda: scripts.resolve(session=Session(0), sequence=1, worker="w"),
+            lambda: scripts.resolve(Request(Session(0), 1, "w")),
             lambda: scripts.leave(token="t", replicated=True),
             lambda: scripts.acknowledge(token="t", parts=(), more=False),
             lambda: scripts.recover(old="o", token="t", taker="w"),
-            lambda: scripts.set_global_step(session=Session(0), sequence=1, worker="w", new_global_step=1),
-            lambda: scripts.configure(
-                session=Session(0), sequence=1, worker="w", change=SettingsChange("1", "", "none")
-            ),
+            lambda: scripts.set_global_step(Request(Session(0), 1, "w"), 1),
+            lambda: scripts.configure(Request(Session(0), 1, "w"), SettingsChange("1", "", "none")),
             lambda: scripts.delete(finish=True),
             lambda: scripts.remove_orphans(owners={"k": "staged"}),
         ):
@@ -241,7 +241,7 @@ def test_events(search):
 
     def one(text, message):
         wait = take_wait.TakeWait.__new__(take_wait.TakeWait)
-        wait.required = Requirement(3, 3)
+        wait._required = TakeRequirement(3, 3)
         wait._heard, wait.alarm, wait._poll_now = deque(), BLOCKING.alarm(), False
         wait.on_event(text[:1024].decode(errors="replace"))
         assert len(wait._heard) <= 2
@@ -362,7 +362,7 @@ def test_packed_gradients_come_back(search):
     def one(values):
         gradient = Gradient((Section(np.array(values, np.float32)),))
         spec = ArraySpec.of("dense", dtypes.TABLE["float32"], None, reduction_type="SUM", chunk=2)
-        packed = in_place.pack_rows(gradient, spec)
+        packed = in_place.pack_rows(gradient, spec, 1000)
         if not values:
             assert packed == []
             return

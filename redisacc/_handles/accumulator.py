@@ -1,0 +1,230 @@
+"""What dense, sparse and tree accumulators have beyond their public base class: gradients are applied and taken."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from abc import abstractmethod
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, Generic, TypeVar
+
+from redisacc._data import validation
+from redisacc._data.encodings import Wire, checked_wire
+from redisacc._data.finite import check_finite
+from redisacc._data.gradient import Gradient
+from redisacc._data.results import ApplyResult
+from redisacc._data.weights import checked_weight
+from redisacc._handles.base import ConditionalAccumulatorBase, host_and_process
+from redisacc._protocol.scripts.take_requirement import TakeDemand
+from redisacc._telemetry.operation import NOT_OBSERVED
+from redisacc.errors import InvalidArgumentError, RedisAccError
+
+logger = logging.getLogger("redisacc")
+
+# The gradient of a round: an array, IndexedSlices, or a tree of both.
+G = TypeVar("G")
+# The form in which take_grad returns it.
+Taken = TypeVar("Taken")
+Value = TypeVar("Value")
+
+
+class Accumulator(ConditionalAccumulatorBase[G], Generic[G, Taken]):
+    """An accumulator of one kind. ``ConditionalAccumulatorBase`` describes the arguments."""
+
+    def __init_subclass__(cls) -> None:
+        """Gives a class that says what it returns a ``take_grad`` of its own, so that help() shows name and type."""
+        super().__init_subclass__()
+        if "_taken" in vars(cls):
+            cls.take_grad = _returning(cls._taken.__annotations__["return"], cls)  # type: ignore[method-assign]
+
+    @abstractmethod
+    def _taken(self, gradient: G) -> Taken:
+        """Returns the gradient of a round in the form in which ``take_grad`` returns it."""
+
+    def take_grad(
+        self,
+        num_required: int | None = None,
+        name: str | None = None,
+        *,
+        min_weight: float | None = None,
+        up_to: int | None = None,
+        grace: float | None = None,
+        timeout: float | None = None,
+    ) -> Taken:
+        """Takes the reduced gradient of the current round once it holds at least ``num_required`` gradients.
+
+        Blocks until then. Takers are served strictly in order of arrival: the first in the queue holds up those
+        behind it even if they require less. On success, the global step grows by 1 and the next round begins empty.
+
+        If Ctrl-C, or another signal handler that raises, ends the call when the round is in memory already, the handle
+        keeps the round. Its next ``take_grad`` returns that round at once, whatever it requires. A round that was
+        granted and not yet read stays in ``info().unacknowledged``.
+
+        Args:
+            num_required: integer scalar, at least 1. The result includes every gradient of the round, which may be
+                more. None: the settings of the accumulator (``configure``) decide this, ``up_to`` and ``grace``, even
+                if they change while the take waits. Without settings, it is 1, provided that ``min_weight`` is given.
+            name: labels log records.
+            min_weight: also waits until the weights of the gradients add up to this (but for a part in 10^9, for
+                rounding). None: any sum will do.
+            up_to: with ``grace``, the round is granted as soon as it holds this many gradients; at least
+                ``num_required``. None: however many arrive before the grace ends.
+            grace: seconds to wait for more gradients once there are enough, from 0 to a week. The server measures them
+                and remembers when they began, so a take that is started again does not start the grace again. None:
+                the round is granted at once.
+            timeout: seconds to wait at most, 0 or more. None: forever.
+
+        Returns:
+            The sum of the gradients or, for "MEAN", the sum divided by their number (integers truncate toward zero), in
+            the accumulator's dtype:
+
+            - from a ``ConditionalAccumulator``, an array;
+            - from a ``SparseConditionalAccumulator``, ``(indices, values, shape)``: the indices as an int64 vector
+              ``[n]``, sorted and unique; their rows ``[n, *row]``, where "MEAN" divides a row by the number of
+              gradients that held it, unless ``sparse_mean`` is "round"; and an int64 vector of the declared dimension 0
+              (-1 if there is none) followed by the dimensions of a row;
+            - from a ``TreeAccumulator``, a tree of the structure of ``spec``: an array for each dense leaf, and
+              ``IndexedSlices`` with sorted unique indices for each sparse one. The arrays may be written to; leaves of
+              one dtype share memory, so that a small leaf which is kept keeps all of them.
+
+        Raises:
+            InvalidArgumentError: ``num_required``, ``min_weight``, ``up_to``, ``grace`` or ``timeout`` is invalid. Or
+                ``num_required`` is None, and ``up_to`` or ``grace`` is not. Or neither it nor ``min_weight`` is given,
+                and the settings do not say how many, or no longer.
+            TakeTimeoutError: too few gradients arrived in time. The message says how many did, and from which workers.
+                Nothing was taken.
+            CancelledError: the handle was closed.
+            AccumulatorNotFoundError: the accumulator was deleted.
+            RoundRecoveredError: another process has recovered the round before it was acknowledged, and owns it now.
+                The error names it.
+            StepOverflowError: the step is 2**63 - 1. Nothing was taken.
+            OutcomeUnknownError: the round has been read, but the server stopped answering before it was acknowledged.
+                The error's ``retry()`` acknowledges it and returns the gradient.
+            ServerUnavailableError: the server stopped answering before the round was read. If the round was granted,
+                ``info().unacknowledged`` lists it and ``recover()`` hands it out.
+            DataLossError, NotReplicatedError: the round was taken but not acknowledged. ``recover()`` hands it out.
+            CorruptDataError: the data in Redis is inconsistent, because keys were evicted or changed. The rest of
+                the round stays, listed in ``info().unacknowledged``.
+        """
+        demand = TakeDemand.of(num_required, up_to, grace, min_weight)
+        return self._take_gradient(demand, timeout, name, self._taken)
+
+    def _take_gradient(
+        self, demand: TakeDemand, timeout: float | None, name: str | None, form: Callable[[G], Value]
+    ) -> Value:
+        """Takes and acknowledges a round. ``form`` turns its gradient into what the caller returns.
+
+        A signal handler may raise, or a task be cancelled, after the server has removed the round and before the caller
+        has it. The handle then keeps the round, and the next call returns it.
+        """
+        taker, taken = self._taker, None
+        if taker.kept:
+            self._lifetime.check()
+        try:
+            if taker.kept:
+                # CPython lets signal handlers and other threads run when a function begins, after a call into C, and
+                # when a loop is repeated: not in this line, and not between the last call below and the caller.
+                taken, *taker.kept = taker.kept
+                value = form(taken.round.gradient)
+                if taker.finish(taken, value):
+                    return value
+                taken = None
+                return self._take_gradient(demand, timeout, name, form)
+            taken = self._take(demand, timeout, name)
+            value = form(taken.round.gradient)
+            taker.acknowledge(taken, value)
+            return value
+        except RedisAccError:
+            raise
+        except BaseException:
+            if taken is not None:
+                taker.kept = [*taker.kept, taken]
+                logger.warning(
+                    "%s: a take was interrupted when it had the round of step %d, with %d gradients. The next "
+                    "take_grad() or recover() of this handle returns it",
+                    self._own_label,
+                    taken.round.global_step,
+                    taken.round.num_accumulated,
+                    extra={
+                        "accumulator": self._keys.name,
+                        "global_step": taken.round.global_step,
+                        "num_accumulated": taken.round.num_accumulated,
+                        "token": taken.token,
+                    },
+                )
+            raise
+
+    def _apply(
+        self,
+        gradient: Gradient,
+        round_shape: tuple[int, ...],
+        *,
+        local_step: object,
+        name: object,
+        weight: object,
+        once_per_worker: object,
+        wire: object,
+    ) -> ApplyResult:
+        """Applies a gradient. Apart from the shape that binds the round, the other arguments are the caller's."""
+        label = self._own_label if name is None else self._label(name)
+        step = validation.integer(local_step, "local_step")
+        once = once_per_worker is not False and validation.flag(once_per_worker, "once_per_worker")
+        used = self._wire if wire is None else self._wire_of(wire)
+        # Most gradients have the default weight.
+        checked = 1.0 if type(weight) is float and weight == 1 else self._checked_weight(weight)
+        self._lifetime.check()
+        if self._options.finite:
+            check_finite(gradient, self._spec, used)
+        worker = self._options.worker or host_and_process(os.getpid())
+        apply = functools.partial(
+            self._applier.apply,
+            gradient,
+            local_step=step,
+            round_shape=round_shape,
+            weight=checked,
+            once=once,
+            worker=worker,
+            wire=used,
+            label=label,
+        )
+        operation = self._telemetry.observe("apply", worker)
+        if operation is NOT_OBSERVED:
+            return apply(trace="")
+        with operation:
+            result = apply(trace=operation.trace)
+            operation.note_gradient(gradient, step, result.outcome, result.global_step)
+        return result
+
+    def _as_sent(self, gradient: Gradient, round_shape: tuple[int, ...], wire: object, weight: object) -> G:
+        """Returns what a round gets of a gradient, in the form of the result of a take."""
+        round_sum = self._spec.empty_sum(round_shape, where=self._keys.record)
+        round_sum.add(self._applier.as_sent(gradient, self._wire_of(wire), self._checked_weight(weight)))
+        sent: G = self._spec.result(round_sum, 1)
+        return sent
+
+    def _checked_weight(self, weight: object) -> float:
+        checked = checked_weight(weight)
+        if checked != 1 and not self._spec.can_weigh:
+            names = ", ".join(sorted({dtype.name for dtype in self._spec.dtypes if dtype.is_integer}))
+            raise InvalidArgumentError(
+                f"weight must be 1 for gradients of {names}, not {checked:g}: a sum of integers has no fractions"
+            )
+        return checked
+
+    def _wire_of(self, wire: object) -> Wire:
+        """Returns how a gradient travels, given what the caller has said about it."""
+        return self._wire if wire is None else checked_wire(wire, self._spec.dtypes)
+
+
+def _returning(annotation: object, cls: type) -> Any:
+    """Returns ``Accumulator.take_grad`` as a method of a class, with the annotation of what it returns there."""
+    inherited = Accumulator.take_grad
+    method = FunctionType(inherited.__code__, inherited.__globals__, inherited.__name__, inherited.__defaults__)
+    functools.update_wrapper(method, inherited)
+    del method.__wrapped__  # type: ignore[attr-defined]
+    method.__kwdefaults__ = inherited.__kwdefaults__
+    method.__qualname__ = f"{cls.__qualname__}.{inherited.__name__}"
+    method.__annotations__ = {**inherited.__annotations__, "return": annotation}
+    return method

@@ -1,0 +1,155 @@
+"""Opens an accumulator, and assembles the parts of a handle on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.weights import CONSTANT
+from redisacc._format.keys import Keys
+from redisacc._format.weights import rule_text
+from redisacc._handles.options import Options
+from redisacc._protocol.applying.applier import IN_PLACE_LIMIT, Applier
+from redisacc._protocol.applying.buffer_writer import BufferWriter
+from redisacc._protocol.applying.partition_writer import PartitionWriter
+from redisacc._protocol.applying.requests import Requests
+from redisacc._protocol.leases import private_leases
+from redisacc._protocol.lifecycle.opening import open_accumulator
+from redisacc._protocol.rounds.record_reader import RecordReader
+from redisacc._protocol.rounds.take_wait import History
+from redisacc._protocol.rounds.taker import Taker
+from redisacc._protocol.scripts.partitions import PartitionScripts
+from redisacc._protocol.scripts.sessions import SessionPool
+from redisacc._protocol.waiting.lifetime import Lifetime
+from redisacc._redis.eviction import warn_if_evicting
+from redisacc._redis.transport import Transport
+from redisacc._telemetry.telemetry import Telemetry
+
+# The result of a take: an array, IndexedSlices, or a tree of both.
+G = TypeVar("G")
+
+
+@dataclass(frozen=True)
+class Parts(Generic[G]):
+    """What a handle consists of.
+
+    Attributes:
+        transport: the way to the server.
+        spec: what the accumulator was created as.
+        keys: its keys, with its partitions.
+        scripts: its scripts, bound to its incarnation.
+        lifetime: of the handle.
+        telemetry: observes its operations.
+        records: reads the record.
+        sessions: number its requests.
+        requests: sends requests exactly once.
+        applier: applies gradients.
+        taker: takes rounds.
+        lease_ms: how long a private accumulator outlives its owner, in milliseconds; 0 for a shared one.
+    """
+
+    transport: Transport
+    spec: AccumulatorSpec
+    keys: Keys
+    scripts: PartitionScripts
+    lifetime: Lifetime
+    telemetry: Telemetry
+    records: RecordReader
+    sessions: SessionPool
+    requests: Requests
+    applier: Applier
+    taker: Taker[G]
+    lease_ms: int
+
+
+def assemble(
+    spec: AccumulatorSpec, options: Options, transport: Transport, incarnation: str | None = None
+) -> Parts[Any]:
+    """Opens the accumulator, or creates it, and returns the parts of a handle on it.
+
+    Args:
+        spec: what the caller expects the accumulator to be.
+        options: valid ones.
+        transport: the way to the server.
+        incarnation: the only one that is opened, and none is created. None: any.
+
+    Raises:
+        AccumulatorNotFoundError: there is none, and none was to be created, or it is another incarnation.
+        SchemaMismatchError: it was created as something else.
+        ServerUnavailableError: no server answers.
+        NotPermittedError: this user may not do what the handle has to do.
+    """
+    is_private = options.shared_name is None
+    keys = Keys(options.shared_name or private_leases.new_name())
+    scripts = PartitionScripts(transport, keys, min_replicas=options.min_replicas)
+    opened = open_accumulator(
+        transport,
+        keys,
+        scripts,
+        spec,
+        buffer_limit=options.buffer_limit,
+        once_per_worker=options.once_per_worker,
+        max_staleness=options.max_staleness,
+        staleness_weight=None if options.staleness_weight is None else rule_text(options.staleness_weight),
+        normalize=options.normalize,
+        partitions=options.partitions,
+        create=options.create,
+        lease_ms=private_leases.OWNER_LEASE_MS if is_private else 0,
+        incarnation=incarnation,
+    )
+    warn_if_evicting(transport, keys.record)
+    if options.min_replicas:
+        # If this user may not run WAIT, or the server lacks it, raise now and not at the first gradient.
+        transport.call("WAIT", 0, 1, beside=keys.record)
+    keys = Keys(keys.name, opened.partitions)
+    scripts.bind(keys, opened.incarnation)
+    spec = dataclasses.replace(
+        spec, chunk=opened.chunk, normalize="count" if opened.normalize == "count" else "weights"
+    )
+    telemetry = Telemetry(spec.kind, keys.name, is_private=is_private, address=transport.address)
+    lifetime = Lifetime(keys.name)
+    sessions = SessionPool(opened.now_ms)
+    requests = Requests(transport, scripts, sessions)
+    partitions = None
+    if opened.partitions:
+        partitions = PartitionWriter(
+            transport, keys, scripts, min_replicas=options.min_replicas, lease_ms=opened.lease_ms
+        )
+    in_place_limit = IN_PLACE_LIMIT if options.in_place_limit is None else options.in_place_limit
+    applier = Applier(
+        keys,
+        scripts,
+        spec,
+        requests=requests,
+        buffer_writer=BufferWriter(transport, keys, scripts, spec, telemetry, partitions=partitions),
+        in_place_limit=in_place_limit if opened.can_add_in_place else 0,
+        staleness_weighs=opened.staleness_weight != CONSTANT,
+        min_replicas=options.min_replicas,
+    )
+    taker: Taker[Any] = Taker(
+        transport,
+        keys,
+        scripts,
+        spec,
+        sessions=sessions,
+        lifetime=lifetime,
+        min_replicas=options.min_replicas,
+        history=History(opened.takes, opened.losses),
+    )
+    records = RecordReader(transport, keys, opened.incarnation, lifetime)
+    return Parts(
+        transport,
+        spec,
+        keys,
+        scripts,
+        lifetime,
+        telemetry,
+        records,
+        sessions,
+        requests,
+        applier,
+        taker,
+        opened.lease_ms,
+    )

@@ -1,0 +1,1 @@
+"""Applies gradients: requests that are counted exactly once, in place, buffered, or in partitions."""

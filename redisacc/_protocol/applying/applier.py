@@ -1,0 +1,218 @@
+"""Applies gradients, and sets the global step: requests that are executed exactly once."""
+
+from __future__ import annotations
+
+import logging
+
+from redisacc._data.encodings import Wire, check_finite, encode
+from redisacc._data.gradient import Gradient
+from redisacc._data.results import ApplyResult
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._format import in_place
+from redisacc._format.in_place import PackedRows
+from redisacc._format.keys import Keys
+from redisacc._format.settings import SettingsChange
+from redisacc._protocol.applying.buffer_writer import BufferWriter
+from redisacc._protocol.applying.requests import Requests
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.replication import check_replicated
+from redisacc._protocol.scripts.requests import Counted, GradientRequest, Request
+
+logger = logging.getLogger("redisacc")
+
+# The server itself adds gradients of up to this many elements, where each row counts for ROW_COST more. One of that
+# size holds the server for just under a quarter of a millisecond. From a few hundred elements on, a gradient is applied
+# faster if it is buffered, but sums in place bound the memory of a round: docs/measurements.md.
+IN_PLACE_LIMIT = 1280
+
+# Warn after this many stale gradients in a row without a local_step: it was probably forgotten.
+STALE_IN_SUCCESSION = 10
+
+
+class Applier:
+    """Applies gradients to one accumulator for one handle.
+
+    Args:
+        keys: the keys of the accumulator.
+        scripts: its scripts.
+        spec: its specification.
+        requests: sends requests exactly once.
+        buffer_writer: buffers gradients.
+        in_place_limit: the most elements of a gradient that is added in place; 0: every gradient is buffered.
+        staleness_weighs: whether the server multiplies gradients by a factor for their staleness.
+        min_replicas: how many replicas have to confirm a gradient; 0: none.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        scripts: Scripts,
+        spec: AccumulatorSpec,
+        *,
+        requests: Requests,
+        buffer_writer: BufferWriter,
+        in_place_limit: int,
+        staleness_weighs: bool,
+        min_replicas: int,
+    ) -> None:
+        self._keys = keys
+        self._scripts = scripts
+        self._spec = spec
+        self._requests = requests
+        self._buffer_writer = buffer_writer
+        self._in_place_limit = in_place_limit if in_place.can_add(spec) else 0
+        self._staleness_weighs = staleness_weighs
+        self._min_replicas = min_replicas
+        # Gradients of step 0 that were dropped as stale since the last one that was not. None: there was a warning.
+        self._stale_of_step_0: int | None = 0
+
+    def apply(
+        self,
+        gradient: Gradient,
+        *,
+        local_step: int,
+        round_shape: tuple[int, ...],
+        weight: float,
+        once: bool,
+        worker: str,
+        wire: Wire,
+        trace: str,
+        label: str,
+    ) -> ApplyResult:
+        """Applies a gradient.
+
+        Args:
+            gradient: as the specification describes it.
+            local_step: the step that it was computed for.
+            round_shape: dense: its shape; sparse: the shape of its rows; tree: ().
+            weight: factor applied to the gradient, before its staleness counts.
+            once: whether it is dropped if the round has a gradient of this worker.
+            worker: the name under which it is counted.
+            wire: how its elements of float32 travel if it is buffered.
+            trace: the traceparent of the span that applies it; "" if it is not traced.
+            label: the accumulator's name in log records and errors.
+
+        Raises:
+            InvalidArgumentError: ``wire`` is "int8", and an element is infinite or NaN.
+        """
+        rows = self._rows(gradient, weight)
+        if wire != "float32":
+            gradient = self._as_sent(gradient, wire, encodes=rows is None)
+        session, sequence = self._requests.sessions.begin()
+        request = GradientRequest(session, sequence, worker, local_step, round_shape, once, trace, weight)
+
+        def send() -> Counted:
+            if rows is not None:
+                counted = self._scripts.apply(request, rows)
+                if counted is not None:
+                    return counted
+            return self._buffer_writer.buffer(gradient, request)
+
+        def finish(counted: Counted) -> ApplyResult:
+            if counted.outcome in ("stale", "repeated"):
+                logger.debug(
+                    "%s: dropped a gradient of step %d at step %d: %s",
+                    label,
+                    local_step,
+                    counted.global_step,
+                    "its step has passed" if counted.outcome == "stale" else f"the round has one of {worker}",
+                    extra={
+                        "accumulator": self._keys.name,
+                        "local_step": local_step,
+                        "global_step": counted.global_step,
+                        "num_accumulated": counted.num_accumulated,
+                    },
+                )
+                if counted.outcome == "stale" and local_step == 0:
+                    self._warn_of_step_0(counted, label)
+                return ApplyResult(counted.outcome, counted.global_step, counted.num_accumulated)
+            if self._stale_of_step_0:
+                self._stale_of_step_0 = 0
+            if self._min_replicas:
+                check_replicated(
+                    self._keys.name,
+                    "the gradient was counted",
+                    replicas=counted.replicas,
+                    min_replicas=self._min_replicas,
+                )
+            return ApplyResult("applied", counted.global_step, counted.num_accumulated)
+
+        return self._requests.execute(request, send, finish, f"{label}: to apply a gradient")
+
+    def as_sent(self, gradient: Gradient, wire: Wire, weight: float) -> Gradient:
+        """Returns a gradient as it is sent: encoded, unless it is small enough to be added in place.
+
+        Raises:
+            InvalidArgumentError: ``wire`` is "int8", and an element is infinite or NaN.
+        """
+        return self._as_sent(gradient, wire, encodes=self._rows(gradient, weight) is None)
+
+    def _as_sent(self, gradient: Gradient, wire: Wire, *, encodes: bool) -> Gradient:
+        if encodes:
+            return encode(gradient, wire, self._spec.name_of)
+        if wire == "int8":
+            # Whether a gradient is refused must not depend on how many elements it has.
+            check_finite(gradient, self._spec.name_of)
+        return gradient
+
+    def _rows(self, gradient: Gradient, weight: float) -> list[PackedRows] | None:
+        """Returns the rows that the server adds in place; None: the gradient is buffered."""
+        if not self._in_place_limit:
+            return None
+        has_weight = weight != 1 or self._staleness_weighs
+        return in_place.pack_rows(gradient, self._spec, self._in_place_limit, has_weight=has_weight)
+
+    def _warn_of_step_0(self, counted: Counted, label: str) -> None:
+        """Logs one warning if gradients keep arriving stale because the caller passes no local_step."""
+        if self._stale_of_step_0 is None:
+            return
+        self._stale_of_step_0 += 1
+        if self._stale_of_step_0 == STALE_IN_SUCCESSION:
+            self._stale_of_step_0 = None
+            logger.warning(
+                "%s: the last %d gradients were dropped as stale, because they were for step 0 and the step is %d. "
+                "If local_step was left out, it is 0: pass the step that the gradient was computed for",
+                label,
+                STALE_IN_SUCCESSION,
+                counted.global_step,
+                extra={"accumulator": self._keys.name, "local_step": 0, "global_step": counted.global_step},
+            )
+
+    def set_global_step(self, step: int, *, worker: str, label: str) -> None:
+        """Sets the global step, and logs a warning if it was higher.
+
+        Args:
+            step: an int64.
+            worker: the name of the sender.
+            label: the accumulator's name in log records and errors.
+        """
+        request = Request(*self._requests.sessions.begin(), worker)
+
+        def send() -> Counted:
+            return self._scripts.set_global_step(request, step)
+
+        def finish(counted: Counted) -> None:
+            if counted.outcome == "lowered":
+                logger.warning(
+                    "%s: the global step was lowered to %d",
+                    label,
+                    step,
+                    extra={"accumulator": self._keys.name, "global_step": step},
+                )
+
+        self._requests.execute(request, send, finish, f"{label}: to set the global step to {step}")
+
+    def configure(self, change: SettingsChange, *, worker: str, label: str) -> None:
+        """Changes the settings.
+
+        Args:
+            change: which settings get which values.
+            worker: the name of the sender.
+            label: the accumulator's name in errors.
+        """
+        request = Request(*self._requests.sessions.begin(), worker)
+
+        def send() -> Counted:
+            return self._scripts.configure(request, change)
+
+        self._requests.execute(request, send, lambda _: None, f"{label}: to change the settings")

@@ -1,0 +1,129 @@
+"""Buffers gradients: the client stages the parts of a large one by SET, and a script adds them to the round."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from redisacc._data.gradient import Gradient
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._format import buffered as buffered_format
+from redisacc._format.buffered import BufferedGradient
+from redisacc._format.keys import Keys
+from redisacc._format.staging import ANNOUNCED_HEADER
+from redisacc._protocol.applying.compaction import Compactor, Reply, no_room
+from redisacc._protocol.applying.partition_writer import PartitionWriter
+from redisacc._protocol.parts.staging import stage_commands
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.applying import Full
+from redisacc._protocol.scripts.requests import Counted, GradientRequest
+from redisacc._redis.running_time import running_time
+from redisacc._redis.transport import Transport
+from redisacc._telemetry.telemetry import Telemetry
+from redisacc._text import shown
+from redisacc.errors import ServerError
+
+# For a gradient of more bytes than this, the server is asked first whether it would accept it: a round trip takes less
+# time than an upload for nothing.
+ASK_BYTES = 4 * 2**20
+
+# How long buffering a gradient is retried, in seconds, if its staged parts were lost, or if others filled the space
+# that compacting freed.
+BUFFER_TIMEOUT = 30.0
+
+
+class BufferWriter:
+    """Buffers gradients of one accumulator."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        keys: Keys,
+        scripts: Scripts,
+        spec: AccumulatorSpec,
+        telemetry: Telemetry,
+        *,
+        partitions: PartitionWriter | None = None,
+    ) -> None:
+        """Initialises the writer.
+
+        Args:
+            transport: the way to the server.
+            keys: the keys of the accumulator.
+            scripts: its scripts.
+            spec: its specification.
+            telemetry: hears of compactions.
+            partitions: writes the parts of gradients to partitions; None: the accumulator has none.
+        """
+        self._keys = keys
+        self._partitions = partitions
+        self._scripts = scripts
+        self._compactor = Compactor(transport, keys, spec, telemetry)
+
+    def buffer(self, gradient: Gradient, request: GradientRequest) -> Counted:
+        """Buffers a gradient.
+
+        Raises:
+            AccumulatorFullError: the buffer limit is reached, and compacting frees too little.
+        """
+        deadline = running_time() + BUFFER_TIMEOUT
+        ask_first = gradient.nbytes > ASK_BYTES
+        while True:
+            reply = self._send(gradient, request, ask=ask_first)
+            if isinstance(reply, Counted):
+                return reply
+            if reply == "would_accept":
+                reply = self._send(gradient, request)
+            if isinstance(reply, Full):
+                ask_first = True
+                reply = self._compactor.make_room(gradient, request, reply, self._send)
+            if isinstance(reply, Counted):
+                return reply
+            if running_time() >= deadline:
+                if isinstance(reply, Full):
+                    why = f"for {BUFFER_TIMEOUT:.0f} s, other workers filled the space that compacting freed"
+                    raise no_room(self._keys, gradient, reply, why)
+                raise ServerError(
+                    f"a gradient for {shown(self._keys.name)} could not be buffered in {BUFFER_TIMEOUT:.0f} s: its "
+                    "staged parts disappeared every time"
+                )
+
+    def _send(
+        self,
+        gradient: Gradient,
+        request: GradientRequest,
+        replaced: Sequence[BufferedGradient] = (),
+        summed_weight: float = 1.0,
+        *,
+        ask: bool = False,
+    ) -> Reply:
+        # A request that is sent again has the same id, so that it writes the same keys. A sum has an id of its own,
+        # so that a late copy of parts that were staged before cannot replace it.
+        name = f"{request.session.id}-{request.sequence}"
+        in_partitions = self._partitions is not None and gradient.nbytes > buffered_format.INLINE_BYTES
+        if in_partitions or replaced:
+            name += f"-{secrets.token_hex(4)}"
+        if self._partitions is not None and in_partitions:
+            # Registering asks whether it would be accepted. Every attempt has its own names: after a failover, the
+            # leader may reuse the number for another attempt, while a sweeper is still removing the parts of this one.
+            return self._partitions.send(gradient, request, name, replaced, summed_weight)
+        announced = gradient.nbytes >= buffered_format.ANNOUNCED_BYTES and not replaced
+        packed = buffered_format.pack(gradient)
+        stage = stage_commands(self._keys, name, packed.parts, announced=announced) if packed.parts else ()
+        announced = announced and bool(stage) and len(packed.header) <= ANNOUNCED_HEADER and not ask
+        # Sending an inline gradient costs no more than asking.
+        ask = ask and not packed.data
+        return self._scripts.buffer(
+            request,
+            gradient=name,
+            header=b"" if ask else packed.header,
+            data=packed.data,
+            lengths=packed.lengths,
+            stage=() if ask else stage,
+            announced=announced,
+            replaced=[buffered.id for buffered in replaced] if replaced else (),
+            replaced_parts=[key for buffered in replaced for key in buffered_format.part_keys(self._keys, buffered)]
+            if replaced
+            else (),
+            summed_weight=summed_weight,
+        )

@@ -1,0 +1,183 @@
+"""Requests that are executed at most once, whatever breaks, and whose sender learns whether they were."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from redisacc._data.results import Tally
+from redisacc._protocol.applying.request_outcomes import Outcomes, OutcomesOfThreads
+from redisacc._protocol.scripts.base import ForgottenError
+from redisacc._protocol.scripts.requests import Counted, Fate, Request, RequestScripts
+from redisacc._protocol.scripts.sessions import SessionPool
+from redisacc._redis.transport import Transport
+from redisacc.errors import DataLossError, OutcomeUnknownError, RedisAccError, ServerError, ServerUnavailableError
+
+logger = logging.getLogger("redisacc")
+
+Value = TypeVar("Value")
+# Sends one copy of a request, and returns its outcome.
+Send = Callable[[], Counted]
+# Turns the outcome into the caller's result.
+Finish = Callable[[Counted], Value]
+
+
+class Requests:
+    """Sends the requests of one handle.
+
+    Attributes:
+        sessions: lends a session to each request.
+    """
+
+    def __init__(self, transport: Transport, scripts: RequestScripts, sessions: SessionPool) -> None:
+        self._transport = transport
+        self._scripts = scripts
+        self.sessions = sessions
+        self._outcomes = OutcomesOfThreads(transport.waits)
+
+    def execute(self, request: Request, send: Send, finish: Finish[Value], what: str) -> Value:
+        """Sends a new request, and returns its result.
+
+        If an interrupt ends the call, the request stays open until ``settle``, or the thread's next request, learns
+        its outcome.
+
+        Args:
+            request: the request, with a session of ``sessions``.
+            send: sends one copy of it. It may be called any number of times.
+            finish: turns the outcome into the caller's result.
+            what: a description of the request, for errors.
+
+        Raises:
+            OutcomeUnknownError: the server may have executed it, or may yet. The error's ``retry()`` sends it again.
+            RedisAccError: it was not executed, and no copy of it ever will be.
+        """
+        outcomes, session = self._outcomes.mine(), request.session
+        try:
+            if outcomes.state[0]:
+                self._settle_abandoned(outcomes)
+            value = self._run(request, send, finish, what, outcomes=outcomes, lost=self._transport.losses.count)
+        except (OutcomeUnknownError, DataLossError):
+            # Another request of this session would make the outcome unknowable, so the session stays with the error.
+            # Data loss is reported once: the server has lost the session, so the next request needs a new one.
+            raise
+        except RedisAccError:
+            self.sessions.give_back(session)
+            raise
+        self.sessions.give_back(session)
+        return value
+
+    def settle(self) -> Tally:
+        """Learns the outcome of every open request of this thread, and returns how many of each outcome there were.
+
+        A request that has not been executed is fenced: no copy of it ever will be.
+
+        Raises:
+            ServerError: the server does not answer, or refuses to. The requests stay open.
+        """
+        outcomes = self._outcomes.mine()
+        self._settle(outcomes, outcomes.state[0])
+        return outcomes.tally
+
+    def _settle_abandoned(self, outcomes: Outcomes) -> None:
+        self._settle(outcomes, [request for request in outcomes.state[0] if request.abandoned])
+
+    def _settle(self, outcomes: Outcomes, requests: Sequence[Request]) -> None:
+        for request in requests:
+            fate: Fate | None = request.fate
+            if fate is None:
+                try:
+                    counted = self._scripts.resolve(request)
+                    fate = "fenced" if counted is None else counted.outcome
+                except ServerError:
+                    raise
+                except RedisAccError as error:
+                    # The accumulator was deleted, or the server has forgotten or lost the session.
+                    logger.warning("the outcome of an interrupted request cannot be learnt any more: %s", error)
+                    fate = "unknown"
+            outcomes.close(request, fate)
+            if fate != "unknown" and not request.retried:
+                request.session.learn(request.sequence)
+                self.sessions.give_back(request.session)
+
+    def _run(
+        self, request: Request, send: Send, finish: Finish[Value], what: str, *, outcomes: Outcomes, lost: int
+    ) -> Value:
+        """Sends a request, and keeps it open for as long as its outcome is not known.
+
+        Args:
+            request: the request.
+            send: sends one copy of it.
+            finish: turns the outcome into the caller's result.
+            what: a description of the request, for errors.
+            outcomes: of this thread.
+            lost: how many exchanges had broken off before the first copy was sent.
+        """
+        try:
+            if request.fate is None:
+                outcomes.begin(request)
+            counted = self._resolved(request, send, finish, what, lost=lost)
+            # From here on, it is counted, even if an interrupt keeps the result from the caller.
+            outcomes.close(request, counted.outcome)
+        except RedisAccError:
+            outcomes.drop(request)
+            raise
+        except BaseException:
+            request.abandoned = True
+            raise
+        request.session.learn(request.sequence)
+        return finish(counted)
+
+    def _retry(self, request: Request, send: Send, finish: Finish[Value], what: str) -> Value:
+        outcomes = self._outcomes.mine()
+        self._settle_abandoned(outcomes)
+        # No transport has this count, so the retry assumes that stray copies may still arrive.
+        return self._run(request, send, finish, what, outcomes=outcomes, lost=-1)
+
+    def _resolved(self, request: Request, send: Send, finish: Finish[Value], what: str, *, lost: int) -> Counted:
+        """Sends a request until its outcome is known, and returns that."""
+        session = request.session
+        while True:
+            try:
+                return send()
+            except DataLossError:
+                raise
+            except ForgottenError as error:
+                if not session.was_idle():
+                    raise DataLossError(
+                        f"{what}: the server has acknowledged earlier requests of this session, but no longer knows "
+                        "the session: it was restarted from older data, failed over to a replica that lagged behind, "
+                        "or evicted keys. This request was not executed; later ones will be"
+                    ) from error
+                if self._transport.lost != lost:
+                    raise self._unknown(request, send, finish, what, error) from error
+                # The session was idle for so long that the server forgot it: the request goes out under a new one.
+                session.begin_anew(error.now_ms)
+                request.sequence = session.next()
+            except ServerUnavailableError as error:
+                if self._transport.lost == lost:
+                    raise
+                raise self._unknown(request, send, finish, what, error) from error
+            except RedisAccError as error:
+                if self._transport.lost == lost:
+                    raise
+                # This copy was refused, but an earlier one whose connection broke may have been executed, or may still
+                # be on its way and be executed once the reason for the refusal is gone.
+                try:
+                    resolved = self._scripts.resolve(request)
+                except RedisAccError as failure:
+                    raise self._unknown(request, send, finish, what, failure) from error
+                if resolved is None:
+                    raise
+                return resolved
+
+    def _unknown(
+        self, request: Request, send: Send, finish: Finish[Value], what: str, error: RedisAccError
+    ) -> OutcomeUnknownError:
+        request.retried = True
+        return OutcomeUnknownError(
+            f"{what}: it is unknown whether the server has executed this. retry() of this error sends the same "
+            f"request again, which is executed once however often it is sent ({error})",
+            partial(self._retry, request, send, finish, what),
+        )

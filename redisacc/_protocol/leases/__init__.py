@@ -1,0 +1,1 @@
+"""Leases: of the chief and the workers of a training, and of private accumulators."""

@@ -1,0 +1,247 @@
+"""The crew of a training: the chief and the workers, each with a lease that it extends for as long as it lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from redisacc._format.crew_entries import Member, parse_crew
+from redisacc._format.entries import clock_ms
+from redisacc._format.keys import Keys
+from redisacc._protocol.leases.process_identity import fate_of, own_identity
+from redisacc._protocol.leases.renewals import interval_of, renewals_over
+from redisacc._protocol.scripts.crews import CrewScripts, HeldByOther
+from redisacc._redis import forks
+from redisacc._redis.hash_scan import scan_command, scan_whole
+from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._text import shown
+from redisacc.errors import LeaseHeldError, LeaseLostError, RedisAccError
+
+logger = logging.getLogger("redisacc")
+
+# How long a lease lasts unless it is extended, in seconds.
+LEASE = 10.0
+
+
+class Crew:
+    """The leases under one name.
+
+    Args:
+        transport: the way to the server.
+        name: the name.
+        holder: the random id of this process, or of its place in a run.
+        who: a name of this process, for people.
+
+    Attributes:
+        transport: the way to the server.
+    """
+
+    def __init__(self, transport: Transport, name: str, *, holder: str, who: str) -> None:
+        self.transport = transport
+        self._key = Keys(name).crew
+        self._scripts = CrewScripts(transport, Keys(name))
+        self._name = name
+        self._holder = holder
+        self._who = who
+
+    def blocking(self) -> Crew:
+        """Returns the same for a thread of its own."""
+        return Crew(self.transport.blocking, self._name, holder=self._holder, who=self._who)
+
+    def members(self) -> list[Member]:
+        """Returns all leases that somebody holds, or held within the last hour and did not give back."""
+        clock, first = self.transport.pipeline([("TIME",), scan_command(self._key)])
+        return parse_crew(self._key, scan_whole(self.transport, self._key, first), clock_ms(clock))
+
+    def workers(self) -> set[str]:
+        """Returns the places of the workers that hold their lease. A process that is known to be dead holds none."""
+        return {
+            member.place
+            for member in self.members()
+            if member.number is not None and member.left > 0 and fate_of(member.process) != "dead"
+        }
+
+    def hold(self, place: str, *, dead: str = "", renews: bool = False, timeout: float = TIMEOUT) -> HeldByOther | None:
+        """Takes or extends a lease.
+
+        Args:
+            place: "chief", or "worker" and a number.
+            dead: the identity of a process that is dead, so that its lease can be taken at once. "": of none.
+            renews: whether this process only extends a lease that it took before.
+            timeout: how long to try to reach the server, in seconds.
+
+        Returns:
+            None if this process holds it now; else who does.
+
+        Raises:
+            AccumulatorNotFoundError: there is no lease to extend, because the accumulator was deleted.
+        """
+        return self._scripts.hold_lease(
+            place=place,
+            holder=self._holder,
+            process=own_identity(),
+            who=self._who,
+            lease_ms=round(LEASE * 1000),
+            dead=dead,
+            renews=renews,
+            timeout=timeout,
+        )
+
+    def _take(self, place: str) -> HeldByOther | None:
+        """Takes a lease, also from a process that is known to be dead. Returns who else holds it, or None."""
+        taken = self.hold(place)
+        if taken is not None and fate_of(taken.process) == "dead":
+            taken = self.hold(place, dead=taken.process)
+        return taken
+
+    def wait_for(self, place: str) -> None:
+        """Takes a lease. Waits for a lease that is not extended to expire, because its holder may have died.
+
+        Blocks for ``LEASE`` seconds at most, and not at all if the holder was a process on this machine that is dead.
+
+        Raises:
+            LeaseHeldError: its holder extends it.
+        """
+        deadline = time.monotonic() + LEASE + 1.0
+        logged = False
+        while (taken := self._take(place)) is not None:
+            # A lease that is still fresh when it should have run out has been extended: its holder is alive.
+            if time.monotonic() + taken.left > deadline:
+                raise LeaseHeldError(
+                    f"{taken.who} is the {place} of {shown(self._name)} and extends its lease, so this process cannot "
+                    "be it. Stop that process first, or leave this one out"
+                )
+            if not logged:
+                logged = True
+                logger.warning(
+                    "%s: %s held the lease of the %s last; waiting up to %.0f s for it to run out",
+                    self._name,
+                    taken.who,
+                    place,
+                    taken.left,
+                    extra={"accumulator": self._name},
+                )
+            self.transport.waits.sleep(min(taken.left, 0.5) + 0.01)
+
+    def take_number(self) -> int:
+        """Takes the lease of a number, and returns that number.
+
+        It is the one that this process's predecessor in the same place of a run had, if nobody has taken it since; else
+        the lowest that no worker holds.
+        """
+        while True:
+            workers = [member for member in self.members() if member.number is not None]
+            # A worker of the same place that lives is no predecessor: several may have inherited one environment.
+            own = [one.number for one in workers if one.holder == self._holder and fate_of(one.process) != "alive"]
+            held = {one.number for one in workers if one.left > 0 and fate_of(one.process) != "dead"}
+            free = next(number for number in range(len(held) + 1) if number not in held)
+            number = own[0] if own else free
+            if self._take(f"worker {number}") is None:
+                assert number is not None
+                return number
+
+    def release(self, place: str, *, timeout: float) -> None:
+        """Gives a lease back, so that no process has to wait for it to expire."""
+        self._scripts.release_lease(place=place, holder=self._holder, timeout=timeout)
+
+
+class Lease:
+    """A lease that this process holds. A thread extends it until it is given back.
+
+    Args:
+        crew: the crew. The lease was taken a moment ago.
+        place: "chief", or "worker" and a number.
+    """
+
+    def __init__(self, crew: Crew, place: str) -> None:
+        # A task could not extend the lease while another one keeps the event loop for itself, which a step of a
+        # training may do for long.
+        self._crew = crew.blocking()
+        self._waits = crew.transport.waits
+        self._place = place
+        self._pid = os.getpid()
+        self._lost_to: str | None = None
+        # Until then, no other process can have it, on this machine's clock. The lease was taken a little earlier, which
+        # does no harm: the next process that takes it needs some time to begin.
+        self._sure_until = time.monotonic() + LEASE
+        self._over = forks.event()
+        # Held while the lease is extended, so that it is not extended after it was given back.
+        self._extending = forks.lock()
+        self._renewals = renewals_over(self._crew.transport)
+        self._renewals.add(self)
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two renewals."""
+        return interval_of(LEASE)
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process holds the lease."""
+        return self._lost_to is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lease was given back, or lost."""
+        return self._over.is_set() or self.lost
+
+    def check(self) -> None:
+        """Raises LeaseLostError if another process holds the lease.
+
+        After a pause, this process may run again before its thread does. So a lease that may have run out is extended
+        first, which blocks for a round trip.
+
+        Raises:
+            LeaseLostError: another process holds it.
+            ServerUnavailableError: it may have run out, and the server does not answer.
+        """
+        if self._lost_to is None and time.monotonic() >= self._sure_until:
+            self._waits.call(lambda: self._hold_again(TIMEOUT))
+        if self._lost_to is not None:
+            raise LeaseLostError(
+                f"this process was the {self._place} but could not extend its lease for {LEASE:.0f} s, because it or "
+                f"the server stood still; {self._lost_to} is the {self._place} now. This process has to end"
+            )
+
+    def give_back(self) -> None:
+        """Gives the lease back. If the server does not answer within 2 seconds, it runs out by itself.
+
+        Does nothing in a process that was forked from the one that took it.
+        """
+        if os.getpid() == self._pid:
+            self._waits.call(self._give_back)
+
+    def _give_back(self) -> None:
+        self._over.set()
+        self._renewals.drop_ended()
+        held = self._extending.acquire(timeout=2.0)
+        try:
+            self._crew.release(self._place, timeout=2.0)
+        except RedisAccError as error:
+            logger.debug("the lease of the %s will run out by itself: %s", self._place, error)
+        finally:
+            if held:
+                self._extending.release()
+
+    def _hold_again(self, timeout: float, *, renews: bool = False) -> None:
+        """Extends the lease, or takes it again unless it ``renews`` only; or notes who holds it."""
+        with self._extending:
+            if self._over.is_set():
+                return
+            asked_at = time.monotonic()
+            taken = self._crew.hold(self._place, renews=renews, timeout=timeout)
+            if taken is None:
+                self._sure_until = asked_at + LEASE
+            else:
+                self._lost_to = taken.who
+
+    def renew(self) -> None:
+        """Tries to extend the lease, and raises nothing.
+
+        If it was deleted with the accumulator, it is not taken again: no process might be left to give it back.
+        """
+        try:
+            self._hold_again(self.interval, renews=True)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
+            logger.debug("cannot extend the lease of the %s: %s", self._place, error)

@@ -1,0 +1,53 @@
+"""Forgets a worker, which no list has until it sends another gradient."""
+
+from __future__ import annotations
+
+import secrets
+
+from redisacc._format.entries import sessions_of
+from redisacc._format.keys import Keys
+from redisacc._protocol.leases.crew import Crew
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.crews import CrewScripts
+from redisacc._redis.hash_scan import scan
+from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc.errors import LeaseHeldError
+
+
+def forget_worker(transport: Transport, keys: Keys, incarnation: str, worker: str) -> bool:
+    """Removes a worker from the known ones of an accumulator. Its gradients in the round stay, and count.
+
+    The server keeps the data by which it recognises a repeated request, so this is safe while the worker is alive. If
+    the worker sends another gradient, it is known again.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        incarnation: which accumulator of that name.
+        worker: the name of the worker.
+
+    Returns:
+        Whether the worker was known, or had a lease in a training that has run out.
+
+    Raises:
+        LeaseHeldError: it is a worker of a training, and its lease has not run out. Nothing was changed.
+        AccumulatorNotFoundError: the accumulator was deleted.
+        CorruptDataError: something under its keys is not as redisacc writes it.
+    """
+    found = False
+    crew = Crew(transport, keys.name, holder=secrets.token_hex(8), who="forget_worker")
+    for member in crew.members():
+        if member.number is None or member.place != worker:
+            continue
+        if member.left > 0:
+            raise LeaseHeldError(
+                f"{worker} of {shown(keys.name)} ({member.who}) has a lease for {member.left:.0f} more seconds. If it "
+                "is dead, wait for that time and forget it then"
+            )
+        # If somebody takes the lease meanwhile, the holder is another one, and nothing happens.
+        found |= CrewScripts(transport, keys).release_lease(place=member.place, holder=member.holder)
+    scripts = Scripts(transport, keys, incarnation=incarnation)
+    for session in sessions_of(keys, scan(transport, keys.sessions), worker):
+        found |= scripts.forget_worker(session=session, worker=worker)
+    return found

@@ -1,0 +1,1 @@
+"""Opens, describes and deletes whole accumulators, and reads their events."""

@@ -1,0 +1,289 @@
+"""Everything that Redis holds about an accumulator but its gradients, read at one moment."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from redisacc._data.validation import Shape
+from redisacc._format.crew_entries import parse_crew
+from redisacc._format.entries import (
+    UnacknowledgedRound,
+    WaitingTaker,
+    WorkerInfo,
+    clock_ms,
+    parse_known_workers,
+    parse_taken,
+    parse_waiting,
+    parse_workers,
+    time_of,
+)
+from redisacc._format.keys import Keys
+from redisacc._format.record import Record
+from redisacc._format.reducer_lease import ReducerInfo, lease_commands, parse_leases
+from redisacc._format.settings import Settings
+from redisacc._format.worker_states import WorkersByState, workers_by_state
+from redisacc._redis.hash_scan import SCAN_FIELDS, scan_command, scan_whole
+from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError
+
+# Maximum number of attempts that are counted.
+MOST_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True)
+class AccumulatorInfo:
+    """An accumulator as it was at one moment.
+
+    Example:
+        >>> import redisacc
+        >>> acc = redisacc.ConditionalAccumulator("float32", [2], worker="ann")
+        >>> result = acc.apply_grad([1.0, 2.0])
+        >>> info = acc.info()
+        >>> info.num_accumulated, info.workers, info.expected, info.late, info.gone
+        (1, {'ann': 1}, [], [], [])
+
+    Attributes:
+        name: its name in Redis: the shared name, or the generated one of a private accumulator.
+        kind: "dense", "sparse" or "tree".
+        dtype: the name of the element type. For a tree, the names for all its leaves, separated by commas.
+        shape: the declared shape: None for an unknown rank, with None for each unknown dimension. None for a tree.
+        num_leaves: how many leaves a tree has; None for another kind. ``TreeAccumulator.spec`` describes the leaves.
+            They are not read for this, because the description of a large model has hundreds of kilobytes.
+        reduction_type: "MEAN" or "SUM".
+        sparse_mean: the divisor of the sum of a row for "MEAN": the number of gradients that held its "index", or of
+            all gradients of the "round". Always "index" for a dense accumulator, where it has no meaning.
+        missing_leaves: the divisor of the mean of a leaf that some gradients of the round lack: "zero" for the number
+            of all gradients, "skip" for the number of gradients that have it. "zero" if the gradients are no trees.
+        incarnation: a random id given at creation.
+        global_step: the current step.
+        num_accumulated: the number of gradients in the current round.
+        round_shape: the shape of each dense gradient in the current round, or of each row of a sparse one; ``()`` for
+            trees. None while the round is empty.
+        applied: the number of gradients accepted since creation.
+        stale: the number of gradients dropped because they were too stale.
+        repeated: the number of gradients dropped because the round had one of their worker already.
+        duplicates: the number of requests that arrived again and were recognised.
+        takes: the number of rounds granted.
+        buffered: the number of buffered gradients in the current round. Gradients that were compacted count as one.
+        buffered_bytes: how many bytes they have.
+        buffer_limit: how many bytes they may have.
+        once_per_worker: whether a round accepts one gradient of each worker only.
+        max_staleness: by how many steps ``local_step`` may be below the step for a gradient to be accepted.
+        staleness: how stale the gradients of the current round were: number of steps → number of gradients.
+        staleness_weight: factor applied to the weight of a stale gradient: "constant" (1),
+            "inverse_sqrt", or a tuple of a factor for each staleness from 0 on.
+        normalize: the divisor of a mean: the sum of the "weights" of gradients, or their "count".
+        total_weight: the sum of the weights of the gradients in the current round; ``num_accumulated`` if all are 1.
+        partitions: the numbers p of the slots ``{NAME/p}`` that hold the parts of gradients; empty if that is the slot
+            of the accumulator itself.
+        attempts: how many gradients are being written to partitions, or have parts there that are still to be removed;
+            at most 1000, also if there are more.
+        settings: the defaults for takes that pass no ``num_required``.
+        workers: the contributors to the current round: worker's name → number of its gradients.
+        waiting: takers in the queue, in order of arrival.
+        unacknowledged: rounds that were granted and are not yet acknowledged, oldest first.
+        created_at: when it was created, by the server's clock.
+        known_workers: all workers that have sent a gradient, and those that have a lease in the training of this name,
+            by name. A worker that has been idle for an hour may have been forgotten.
+        last_activity: when the last request arrived that counted a gradient, set the step or was granted a round.
+        reducer: the reducer that works on it, or those that work on its partitions; None: none does.
+        read_at: the time of the server's clock when all this was read.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: Shape
+    num_leaves: int | None
+    reduction_type: str
+    sparse_mean: str
+    missing_leaves: str
+    incarnation: str
+    global_step: int
+    num_accumulated: int
+    round_shape: tuple[int, ...] | None
+    applied: int
+    stale: int
+    repeated: int
+    duplicates: int
+    takes: int
+    buffered: int
+    buffered_bytes: int
+    buffer_limit: int
+    once_per_worker: bool
+    max_staleness: int
+    staleness: dict[int, int]
+    staleness_weight: str | tuple[float, ...]
+    normalize: str
+    total_weight: float
+    partitions: tuple[int, ...]
+    attempts: int
+    settings: Settings
+    workers: dict[str, int]
+    waiting: list[WaitingTaker]
+    unacknowledged: list[UnacknowledgedRound]
+    created_at: datetime.datetime
+    known_workers: list[WorkerInfo]
+    last_activity: datetime.datetime
+    reducer: ReducerInfo | None
+    # Does not count in comparisons, so that the same state, read twice, compares equal.
+    read_at: datetime.datetime = field(compare=False)
+
+    @property
+    def states(self) -> WorkersByState:
+        """The workers by state: in the round, expected, late or gone."""
+        return workers_by_state(self.known_workers, self.global_step, self.read_at)
+
+    @property
+    def expected(self) -> list[WorkerInfo]:
+        """Workers without a gradient in the current round that are neither late nor gone.
+
+        Here as in ``late`` and ``gone``, the one that was seen most recently comes first.
+        """
+        return self.states.expected
+
+    @property
+    def late(self) -> list[WorkerInfo]:
+        """Workers without a gradient in the current round that others have waited for.
+
+        Such a worker is not gone, and was last seen 5 seconds ago or earlier. Besides, a whole round was taken without
+        it; or since the latest gradient of the current round, at least as much time has passed as between the last time
+        that this worker was seen and that gradient.
+        """
+        return self.states.late
+
+    @property
+    def gone(self) -> list[WorkerInfo]:
+        """Workers without a gradient in the current round that are not worth waiting for.
+
+        The lease of a worker of a training has ended, or was given back. A worker without a lease was last seen 10
+        minutes ago or longer. `redisacc forget-worker` removes one from the list at once; the server forgets workers
+        that were not seen for an hour, a few whenever another one sends its first gradient.
+        """
+        return self.states.gone
+
+
+def _created_at(keys: Keys, ms: int) -> datetime.datetime:
+    try:
+        return time_of(ms)
+    except (ValueError, OverflowError, OSError) as error:
+        raise CorruptDataError(f"{keys.record}: created_ms holds {ms}, which is not a time") from error
+
+
+def _queue_command(keys: Keys, after: float = -math.inf) -> Command:
+    """Returns the command that reads the next tokens and tickets of the queue, after a ticket."""
+    return ("ZRANGE", keys.queue, f"({after:.17g}", "+inf", "BYSCORE", "LIMIT", 0, SCAN_FIELDS, "WITHSCORES")
+
+
+def _whole_queue(transport: Transport, keys: Keys, reply: Any) -> list[bytes]:
+    """Returns all tokens of the queue in order of arrival. ``reply`` is the first piece.
+
+    The pieces are cut at tickets, not at positions, so that no taker is passed over when another one leaves.
+    """
+    tokens: list[bytes] = []
+    while True:
+        # RESP3 puts each token and its ticket into a list of their own.
+        flat = list(chain.from_iterable(reply)) if reply and isinstance(reply[0], list) else reply
+        tokens += flat[::2]
+        if len(flat) < 2 * SCAN_FIELDS:
+            return tokens
+        try:
+            last = float(flat[-1])
+        except (TypeError, ValueError) as error:
+            raise CorruptDataError(
+                f"{keys.queue}: ZRANGE replied {shown(flat[-2:])}, not a token and a ticket"
+            ) from error
+        reply = transport.call(*_queue_command(keys, last))
+
+
+def summary_commands(keys: Keys) -> list[Command]:
+    """Returns commands that cost little, and whose replies change whenever a gradient, take or taker comes or goes."""
+    return [
+        Record.command(keys),
+        ("ZRANGE", keys.queue, 0, 9, "WITHSCORES"),
+        ("ZCARD", keys.queue),
+        ("HLEN", keys.taken),
+        ("HLEN", keys.sessions),
+        scan_command(keys.crew),
+        *lease_commands(keys),
+    ]
+
+
+def read_info(transport: Transport, keys: Keys) -> AccumulatorInfo:
+    """Returns everything but the gradients.
+
+    Raises:
+        AccumulatorNotFoundError: there is no such accumulator.
+        CorruptDataError: something under its keys is not as redisacc writes it.
+    """
+    hashes = (keys.current.workers, keys.takers, keys.taken, keys.sessions, keys.crew)
+    record, buffered, attempts, queue, clock, *firsts = transport.pipeline(
+        [
+            Record.command(keys),
+            ("HLEN", keys.current.buffered),
+            ("ZRANGE", keys.attempts, 0, MOST_ATTEMPTS - 1),
+            _queue_command(keys),
+            ("TIME",),
+            *(scan_command(key) for key in hashes),
+        ]
+    )
+    fields = Record(keys, record)
+    leases = transport.pipeline(lease_commands(Keys(keys.name, fields.partitions)))
+    workers, takers, taken, sessions, crew = (
+        scan_whole(transport, key, first) for key, first in zip(hashes, firsts, strict=True)
+    )
+    # A taker that joined or left between the two reads is in only one of them.
+    waiting = [
+        parse_waiting(keys, token, takers[token]) for token in _whole_queue(transport, keys, queue) if token in takers
+    ]
+    rounds = [parse_taken(keys, token, text) for token, text in taken.items()]
+    created_at = _created_at(keys, fields.created_ms)
+    in_round = parse_workers(workers, keys.current.workers)
+    now_ms = clock_ms(clock)
+    read_at = time_of(now_ms)
+    known_workers, seen = parse_known_workers(keys, sessions, in_round, parse_crew(keys.crew, crew, now_ms), read_at)
+    return AccumulatorInfo(
+        name=keys.name,
+        kind=fields.kind,
+        dtype=fields.dtype,
+        shape=fields.shape,
+        num_leaves=fields.num_leaves,
+        reduction_type=fields.reduction_type,
+        sparse_mean=fields.sparse_mean,
+        missing_leaves=fields.missing,
+        incarnation=fields.incarnation,
+        global_step=fields.global_step,
+        num_accumulated=fields.num_accumulated,
+        round_shape=fields.round_shape,
+        applied=fields.applied,
+        stale=fields.stale,
+        repeated=fields.repeated,
+        duplicates=fields.duplicates,
+        takes=fields.takes,
+        buffered=int(buffered),
+        buffered_bytes=fields.buffered_bytes,
+        buffer_limit=fields.buffer_limit,
+        once_per_worker=fields.once_per_worker,
+        max_staleness=fields.max_staleness,
+        staleness=fields.staleness,
+        staleness_weight=fields.staleness_weight,
+        normalize=fields.normalize,
+        total_weight=fields.total_weight,
+        partitions=fields.partitions,
+        attempts=len(attempts),
+        settings=fields.settings,
+        workers=in_round,
+        waiting=waiting,
+        unacknowledged=sorted((found for state, found in rounds if state == "granted"), key=lambda r: r.granted_at),
+        created_at=created_at,
+        known_workers=known_workers,
+        last_activity=max([created_at, *seen, *(found.granted_at for _, found in rounds)]),
+        reducer=parse_leases(leases),
+        read_at=read_at,
+    )

@@ -1,0 +1,71 @@
+"""Waits for a global step."""
+
+from __future__ import annotations
+
+from redisacc._format.keys import Keys
+from redisacc._protocol.rounds.record_reader import RecordReader
+from redisacc._protocol.waiting.lifetime import Lifetime
+from redisacc._protocol.waiting.wait import Wait
+from redisacc._redis.transport import Transport
+from redisacc.errors import StepTimeoutError
+
+# The beginnings of events that leave the step as it is.
+_OTHERS = ("applied ", "stale ", "repeated ", "waiting ", "left")
+
+
+class StepWait(Wait[int]):
+    """Waits until the global step is at least ``wanted``, and returns the step, which may be higher.
+
+    Args:
+        transport: the way to the server.
+        lifetime: of the handle.
+        keys: the keys of the accumulator.
+        records: reads the step.
+        wanted: the step.
+        deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
+        label: the accumulator's name in log records and errors.
+    """
+
+    doing = "waiting for a step"
+
+    def __init__(
+        self,
+        transport: Transport,
+        lifetime: Lifetime,
+        keys: Keys,
+        records: RecordReader,
+        *,
+        wanted: int,
+        deadline: float,
+        label: str,
+    ) -> None:
+        super().__init__(transport, lifetime, keys.events, name=keys.name, deadline=deadline, label=label)
+        self._records = records
+        self._wanted = wanted
+        self._step: int | None = None
+
+    def poll(self, timeout: float) -> int | None:
+        """Reads the step."""
+        self._step = self._records.read(timeout).global_step
+        return self._step if self._step >= self._wanted else None
+
+    def on_event(self, event: str | None) -> None:
+        """Handles an event, in the thread that listens."""
+        if event is None or not event.startswith(_OTHERS):
+            self.poll_soon()
+
+    def progress(self) -> str:
+        """Describes the wait in messages about a long one."""
+        return self.described(f"{self.label}: still waiting for step {self._wanted}: {self._seen}")
+
+    def timed_out(self, seconds: float) -> StepTimeoutError:  # noqa: ARG002 - the caller knows its timeout
+        """Returns the error that says which step was reached."""
+        return StepTimeoutError(
+            f"{self.label}: step {self._wanted} was not reached in time: {self._seen}",
+            wanted=self._wanted,
+            global_step=self._step,
+        )
+
+    @property
+    def _seen(self) -> str:
+        return "the server did not report the current step" if self._step is None else f"it is {self._step}"

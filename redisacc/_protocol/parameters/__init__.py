@@ -1,0 +1,1 @@
+"""Parameters: publishing versions of them, and reading and awaiting the latest."""

@@ -1,0 +1,48 @@
+"""The announced quorum: how many gradients a step needs, as a chief writes it into the record of the parameters.
+
+``redisacc._training.quorum`` decides the number.
+"""
+
+from __future__ import annotations
+
+from redisacc._format.keys import ParameterKeys
+from redisacc._protocol.scripts.parameters import amend_latest
+from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError
+
+# The longest number that is read, in digits.
+_DIGITS = 18
+
+
+def announce_quorum(transport: Transport, keys: ParameterKeys, workers: int) -> None:
+    """Writes how many gradients a step needs, and publishes an event. Something must have been published.
+
+    Raises:
+        ParametersNotFoundError: the parameters were deleted.
+    """
+    amend_latest(transport, keys, event=f"workers {workers}", fields=["workers", str(workers)])
+
+
+def read_quorum(transport: Transport, keys: ParameterKeys) -> int | None:
+    """Returns how many gradients a step needs; None if no chief has announced it yet.
+
+    Raises:
+        CorruptDataError: redisacc did not write what is there.
+    """
+    # The rules for workers let them read the record by this command only.
+    [text] = transport.call("HMGET", keys.record, "workers")
+    return parse_quorum(keys, text)
+
+
+def parse_quorum(keys: ParameterKeys, text: bytes | None) -> int | None:
+    """Returns the number that the record's field holds; None if there is no such field.
+
+    Raises:
+        CorruptDataError: redisacc did not write it.
+    """
+    if text is None:
+        return None
+    if not (text.isdigit() and len(text) <= _DIGITS and int(text) > 0):
+        raise CorruptDataError(f"{keys.record}: workers holds {shown(text)}, which redisacc did not write")
+    return int(text)

@@ -1,0 +1,77 @@
+"""Removes parameters: large strings one by one, and so that another process can finish if this one dies."""
+
+from __future__ import annotations
+
+import contextlib
+
+from redisacc._format.keys import Keys, ParameterKeys
+from redisacc._format.parameter_record import Blob, ParameterRecord, parse_schema, with_partitions_text
+from redisacc._protocol.lifecycle.deletion import delete_in_steps, remove_attempted
+from redisacc._protocol.scripts.parameters import ParameterScripts
+from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc.errors import CorruptDataError, SchemaMismatchError
+
+
+def delete_parameters(transport: Transport, keys: ParameterKeys, incarnation: str, *, timeout: float = TIMEOUT) -> None:
+    """Deletes an incarnation for everybody. Does nothing if it is gone, or was replaced by another one.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the parameters.
+        incarnation: which parameters of that name.
+        timeout: seconds that each step tries to reach the server. The first step that fails ends the deletion.
+    """
+    scripts = ParameterScripts(transport, keys)
+    delete_in_steps(
+        transport,
+        keys,
+        lambda finish: scripts.delete(incarnation=incarnation, finish=finish, timeout=timeout),
+        lambda: _remove_contents(transport, keys, timeout),
+        sibling=Keys(keys.name),
+        timeout=timeout,
+    )
+
+
+def _remove_contents(transport: Transport, keys: ParameterKeys, timeout: float) -> None:
+    objects = listed_objects(transport, keys, timeout=timeout)
+    if objects:
+        # One part to a command, because freeing a large string takes the server some time: others get between.
+        transport.pipeline([("UNLINK", key) for key in objects], timeout=timeout)
+    # A list that redisacc did not write is removed with the keys.
+    with contextlib.suppress(CorruptDataError):
+        remove_attempted(transport, read_partitions(transport, keys, timeout=timeout), timeout=timeout)
+
+
+def read_partitions(transport: Transport, keys: ParameterKeys, *, timeout: float = TIMEOUT) -> ParameterKeys:
+    """Returns the keys of parameters with the partitions that the record lists. Nothing else in it is checked.
+
+    Raises:
+        CorruptDataError: redisacc did not write the record's list of partitions.
+    """
+    text = transport.call("HGET", keys.record, "partitions", timeout=timeout)
+    return with_partitions_text(keys, (text or b"").decode(errors="replace"))
+
+
+def listed_objects(transport: Transport, keys: ParameterKeys, *, timeout: float = TIMEOUT) -> list[str]:
+    """Returns the keys of all parts that the record lists; none if redisacc did not write it."""
+    try:
+        keys = read_partitions(transport, keys, timeout=timeout)
+        return [key for blob in listed_blobs(transport, keys, timeout=timeout) for key in blob.keys(keys)]
+    except (CorruptDataError, SchemaMismatchError):
+        # `redisacc gc` finds the parts that cannot be found this way.
+        return []
+
+
+def listed_blobs(transport: Transport, keys: ParameterKeys, *, timeout: float = TIMEOUT) -> list[Blob]:
+    """Returns all blobs that the record lists, including earlier versions'; none if there is no version.
+
+    Raises:
+        CorruptDataError: redisacc did not write the record.
+        SchemaMismatchError: another version of redisacc wrote it.
+    """
+    *fields, text, retired = transport.call(*ParameterRecord.command(keys), "structure", "retired", timeout=timeout)
+    record = ParameterRecord.parse(keys, fields)
+    if record is None:
+        return []
+    schema = parse_schema(keys, "structure", text)
+    return [*record.manifest(schema).blobs(schema.stored(record.wire)).values(), *record.retired(retired)]

@@ -1,0 +1,108 @@
+"""What Redis holds about parameters apart from their values, for people and programs that watch them."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+from redisacc._format.entries import clock_ms, time_of
+from redisacc._format.keys import DELETING, ParameterKeys
+from redisacc._format.parameter_record import ParameterRecord, parse_schema
+from redisacc._protocol.parameters.announced_quorum import parse_quorum
+from redisacc._redis.transport import Transport
+from redisacc._text import printable, shown
+from redisacc.errors import CorruptDataError
+
+
+@dataclass(frozen=True)
+class ParametersInfo:
+    """Parameters, as they are now.
+
+    Attributes:
+        name: their name.
+        incarnation: a random id that they got with their first version.
+        step: the step of the latest version.
+        finished: whether its publisher declared it the last one.
+        workers: how many gradients a step needs, as stated by the chief of a training; None without a chief.
+        leaves: the number of arrays in their tree.
+        nbytes: the total size of these arrays in bytes.
+        wire: how elements of float32 are stored: "float32" or "bfloat16".
+        partitions: the numbers p of the slots ``{NAME/p}`` that hold the values; empty if that is the slot of the
+            record.
+        state_bytes: the size of the publisher's state in bytes; 0 if it has none.
+        stored_bytes: the size of everything that is stored, earlier versions for slow readers included, in bytes.
+        publisher: the name of the publisher of the latest version.
+        created_at: when the first version was published.
+        published_at: when the latest version was.
+        read_at: when this was read. All times are the server's.
+    """
+
+    name: str
+    incarnation: str
+    step: int
+    finished: bool
+    workers: int | None
+    leaves: int
+    nbytes: int
+    wire: str
+    partitions: tuple[int, ...]
+    state_bytes: int
+    stored_bytes: int
+    publisher: str
+    created_at: datetime.datetime
+    published_at: datetime.datetime
+    read_at: datetime.datetime
+
+
+def read_parameters_info(transport: Transport, keys: ParameterKeys) -> ParametersInfo | None:
+    """Parses the record. Returns None if nothing is published.
+
+    Raises:
+        CorruptDataError: redisacc did not write it.
+        SchemaMismatchError: another version of redisacc wrote it.
+    """
+    reply, clock = transport.pipeline(
+        [
+            (
+                *ParameterRecord.command(keys),
+                "structure",
+                "retired",
+                "publisher",
+                "created_ms",
+                "published_ms",
+                "workers",
+            ),
+            ("TIME",),
+        ]
+    )
+    *fields, structure, retired, publisher, created, published, workers = reply
+    record = ParameterRecord.parse(keys, fields)
+    if record is None or record.incarnation.startswith(DELETING):
+        return None
+    schema = parse_schema(keys, "structure", structure)
+    manifest = record.manifest(schema)
+    for name, value in (("created_ms", created), ("published_ms", published)):
+        if not isinstance(value, bytes) or not (value.isdigit() and len(value) <= 15):
+            raise CorruptDataError(f"{keys.record}: {name} holds {shown(value)}, which redisacc did not write")
+    try:
+        times = [time_of(int(value)) for value in (created, published)]
+    except (ValueError, OverflowError, OSError):
+        raise CorruptDataError(f"{keys.record}: created_ms or published_ms is no time") from None
+    stored = [*manifest.blobs(schema.stored(record.wire)).values(), *record.retired(retired)]
+    return ParametersInfo(
+        name=keys.name,
+        incarnation=record.incarnation,
+        step=record.step,
+        finished=record.finished,
+        workers=parse_quorum(keys, workers),
+        leaves=len(schema.leaves),
+        nbytes=schema.nbytes,
+        wire=record.wire,
+        partitions=record.keys.partitions,
+        state_bytes=0 if manifest.state is None else manifest.state.nbytes,
+        stored_bytes=sum(blob.nbytes for blob in stored),
+        publisher=printable(publisher or b""),
+        created_at=times[0],
+        published_at=times[1],
+        read_at=time_of(clock_ms(clock)),
+    )

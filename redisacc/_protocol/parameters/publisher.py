@@ -1,0 +1,456 @@
+"""Publishes versions of parameters."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from redisacc._data.tree.structure import flatten
+from redisacc._data.validation import Array, array, indices
+from redisacc._format.buffered import PartMissingError
+from redisacc._format.keys import ParameterKeys
+from redisacc._format.leaves import Layout, Leaf, Schema, ranges_text
+from redisacc._format.packing import packed, packed_rows
+from redisacc._format.parameter_record import (
+    FORMAT,
+    MAX_BLOB_BYTES,
+    Blob,
+    Manifest,
+    ParameterRecord,
+    announcement,
+)
+from redisacc._format.partitions import automatic_partitions, choose_partitions
+from redisacc._interrupts import interrupt_in
+from redisacc._protocol.lifecycle.opening import list_name
+from redisacc._protocol.parameters.deletion import delete_parameters
+from redisacc._protocol.parameters.reader import ParameterReader
+from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
+from redisacc._protocol.parameters.version_writer import Begun, Reply, Version, VersionWriter
+from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, ParameterScripts
+from redisacc._redis.running_time import running_time
+from redisacc._redis.transport import Transport
+from redisacc._text import seconds_text, shown
+from redisacc.errors import DataLossError, InvalidArgumentError, SchemaMismatchError, ServerError, StepConflictError
+
+logger = logging.getLogger("redisacc")
+
+# How long publishing is tried again, in seconds, if other publishers get in between or staged parts are lost.
+PUBLISH_TIMEOUT = 30.0
+# How long the first pause between two tries is, in seconds, and how long later ones are at most. Each is twice as long
+# as the one before.
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+
+# The meaning of a writer's replies, as clauses.
+_CAUSES = {
+    "expired": "parts of it disappeared before it was visible",
+    "lost": "a part of the version before is lost",
+    "changed": "another version was published meanwhile",
+    "older": "another version was published meanwhile",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A version that a caller wants to publish, checked.
+
+    Attributes:
+        tree: the tree, as it was given.
+        schema: the schema of its leaves.
+        arrays: the leaves.
+        step: the step.
+        changed: leaf → indices of the rows that differ from the version before, ascending.
+        state: the publisher's state: its schema and its leaves; None if there is none.
+        finished: whether it is the last version.
+    """
+
+    tree: object
+    schema: Schema
+    arrays: Sequence[Array]
+    step: int
+    changed: Mapping[int, Array]
+    state: tuple[Schema, Sequence[Array]] | None
+    finished: bool
+
+
+@dataclass(frozen=True)
+class _Published:
+    """The version that is published, as far as this process knows."""
+
+    version: str
+    step: int
+    manifest: Manifest
+    wire: str
+
+
+class Publisher:
+    """Publishes the parameters of one name. Threads may share it.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the parameters.
+        reader: reads them for the same handle.
+        wire: how elements of float32 are stored, one of WIRES.
+        partitions: among how many slots the parts of blobs are spread; "auto": as many as there are masters, if the
+            values are large enough; None: as with existing parameters, and 1 for new ones.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        keys: ParameterKeys,
+        reader: ParameterReader,
+        wire: str,
+        partitions: int | Literal["auto"] | None,
+    ) -> None:
+        self._transport = transport
+        self._keys = keys
+        self._reader = reader
+        self._wire = wire
+        self._partitions = partitions
+        self._scripts = ParameterScripts(transport, keys)
+        self._lock = transport.waits.lock()
+        self._schema: Schema | None = None
+        self._last: _Published | None = None
+        self._listed = False
+        # Whether a part of the version that is published is lost, so that the next one needs all leaves whole.
+        self._has_losses = False
+        # The version to which ``changed`` refers: the one that the caller has published, or got, last.
+        self._callers = ""
+
+    def note_caller_has(self, version: str) -> None:
+        """Notes the version that the caller got."""
+        self._callers = version
+
+    def check(self, tree: object, step: int, changed: object, state: object, *, finished: bool = False) -> Wanted:
+        """Checks the arguments of a caller, and returns the version to publish.
+
+        Raises:
+            InvalidArgumentError: an argument is invalid.
+            SchemaMismatchError: the tree is unlike the version that this handle published last.
+        """
+        known = self._schema
+        schema, arrays = schema_of(tree, "tree") if known is None else (known, self._arrays_of(known, tree))
+        rows = {} if changed is None else _checked_rows(schema, changed)
+        given = None if state is None else schema_of(state, "state")
+        return Wanted(tree, schema, arrays, step, rows, given, finished)
+
+    def publish(self, wanted: Wanted, publisher: str) -> None:
+        """Publishes a version.
+
+        Args:
+            wanted: the version.
+            publisher: the name of the publisher.
+        """
+        with self._lock:
+            deadline = running_time() + PUBLISH_TIMEOUT
+            failures = 0
+            # Every attempt has its own names: after a failover, the leader may reuse the number for another one,
+            # while a sweeper is still removing the parts of the first.
+            while cause := self._try(wanted, secrets.token_hex(8), publisher):
+                failures += 1
+                # Each try may upload the whole model, so a cause that lasts must not fill the network.
+                self._pause_or_raise(wanted.step, cause, failures, deadline)
+            if not self._listed:
+                # By every publisher once, because the first one may have died just before.
+                list_name(self._transport, self._keys.name)
+                self._listed = True
+
+    def _pause_or_raise(self, step: int, cause: str, failures: int, deadline: float) -> None:
+        """Pauses before the next try, for longer each time; raises ServerError if the time is up."""
+        pause = min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)
+        left = deadline - running_time()
+        if pause >= left:
+            raise ServerError(
+                f"step {step} of parameters {shown(self._keys.name)} could not be published in {failures} tries "
+                f"within {PUBLISH_TIMEOUT:.0f} s. The last one failed because {cause}"
+            )
+        if failures == 2:
+            # Once may happen at any time, for example because another publisher was faster.
+            logger.warning(
+                "%s: step %d could not be published yet, because %s; trying again for %.0f s",
+                self._keys.name,
+                step,
+                cause,
+                left,
+            )
+        self._transport.waits.sleep(pause)
+        running_time(waited=pause)
+
+    def check_agrees(self, tree: object, state: object) -> None:
+        """Raises SchemaMismatchError unless a tree is like what is published; InvalidArgumentError if none is one."""
+        wanted = self.check(tree, 0, None, state)
+        if self._reader.poll() is not None:
+            self._agreed(wanted)
+
+    def finish(self, finished: bool) -> None:
+        """Notes whether the version that is published is the last one."""
+        self._scripts.amend(
+            incarnation=self._reader.incarnation,
+            event="finished" if finished else "continued",
+            fields=["finished", "1" if finished else "0"],
+        )
+
+    def _try(self, wanted: Wanted, name: str, publisher: str) -> str:
+        """Tries to publish a version. Returns "" if it is published, or why not, as a clause: try again."""
+        last, has_losses = self._last, self._has_losses
+        self._has_losses = False
+        if last is None or wanted.step <= last.step:
+            # Unknown, or to be compared: somebody may have deleted it since, or published more.
+            self._last = None
+            record = self._reader.poll()
+            last = None
+            if record is not None:
+                self.check_partitions(record.keys)
+                wanted = self._agreed(wanted)
+                if wanted.step <= record.step:
+                    try:
+                        return "" if self._is_there(wanted, record) else _CAUSES["changed"]
+                    except DataLossError as error:
+                        # Only the caller still has its values. They cannot be compared with what is gone.
+                        logger.warning("%s: step %d is published again: %s", self._keys.name, wanted.step, error)
+                        has_losses = True
+                manifest = self._reader.manifest(record)
+                if manifest is None:
+                    return _CAUSES["changed"]
+                last = _Published(record.version, record.step, manifest, record.wire)
+        if last is None:
+            incarnation, keys = self._first(wanted)
+        else:
+            incarnation, keys = self._reader.incarnation, self._reader.keys
+        follows = Follows(incarnation, "" if last is None else last.version, wanted.step, has_losses)
+        writer = VersionWriter(self._transport, keys)
+        brought = self._plan(wanted, name, last, has_losses).brought(wanted.schema.stored(self._wire))
+        begun = writer.begin(follows, name, brought)
+        if isinstance(begun, Begun):
+            planned = self._plan(wanted, begun.version, last, has_losses)
+            reply: Reply = writer.write(self._packed(wanted, planned, begun.version, follows, publisher))
+            if reply == "published":
+                self._reader.learn(incarnation, keys, wanted.schema)
+                self._schema = wanted.schema
+                self._last = _Published(begun.version, wanted.step, planned.manifest, self._wire)
+                self._callers = begun.version
+                return ""
+        else:
+            reply = begun
+        self._last = None
+        self._has_losses = reply == "lost"
+        if isinstance(reply, BeingDeleted):
+            # Somebody is deleting it, or died while deleting it. Finishing their work twice does no harm.
+            delete_parameters(self._transport, keys, reply.incarnation)
+            return "the parameters were being deleted"
+        return _CAUSES[reply]
+
+    def check_partitions(self, keys: ParameterKeys) -> None:
+        """Raises SchemaMismatchError if parameters have another number of partitions than the caller has asked for."""
+        if self._has_other_partitions(keys):
+            raise SchemaMismatchError(
+                f"parameters {shown(keys.name)} were created as something else: their number of partitions is "
+                f"{len(keys.partitions) or 1}, not {self._partitions}"
+            )
+
+    def _has_other_partitions(self, keys: ParameterKeys) -> bool:
+        return isinstance(self._partitions, int) and self._partitions != (len(keys.partitions) or 1)
+
+    def _check_begun(self, keys: ParameterKeys) -> None:
+        """Does the same as ``check_partitions`` if somebody has only begun to publish the first version."""
+        if self._has_other_partitions(keys):
+            left_ms = self._transport.call("PTTL", keys.record)
+            raise SchemaMismatchError(
+                f"somebody has begun to publish parameters {shown(keys.name)} with {len(keys.partitions)} partitions, "
+                f"not {self._partitions}, and has not finished. Publish with their number of partitions; or, if they "
+                f"have died, delete() the parameters, or wait {seconds_text(left_ms / 1000)}, until what they have "
+                "begun expires"
+            )
+
+    def _first(self, wanted: Wanted) -> tuple[str, ParameterKeys]:
+        """Returns the incarnation that parameters get with their first version, and their keys."""
+        begun = self._reader.begun()
+        if begun is not None:
+            # Somebody else is publishing the first version, or died while publishing it.
+            self._check_begun(begun[1])
+            return begun
+        name, slot_map = self._keys.name, None
+        if self._partitions in (None, 1):
+            return secrets.token_hex(16), ParameterKeys(name)
+        if self._transport.cluster is not None:
+            slot_map = self._transport.slot_map()
+        number = self._partitions
+        if not isinstance(number, int):
+            number = automatic_partitions(wanted.schema.stored(self._wire).nbytes, slot_map)
+        return secrets.token_hex(16), ParameterKeys(name, choose_partitions(name, number, slot_map))
+
+    def _plan(self, wanted: Wanted, version: str, last: _Published | None, has_losses: bool) -> UploadPlan:
+        return plan(
+            wanted.schema.stored(self._wire),
+            version,
+            wanted.step,
+            before=None if last is None else last.manifest,
+            # All leaves are uploaded whole if they are encoded in another way than before, or if parts are lost.
+            stored_before=(
+                None
+                if last is None or (last.wire == self._wire and not has_losses)
+                else wanted.schema.stored(last.wire)
+            ),
+            # If the caller does not know the last version, it cannot know which rows differ from that one.
+            changed=wanted.changed if last is not None and last.version == self._callers else {},
+            state=None if wanted.state is None else Blob(f"{version}-state", _whole(wanted.state[0]).nbytes),
+        )
+
+    def _packed(self, wanted: Wanted, planned: UploadPlan, version: str, follows: Follows, publisher: str) -> Version:
+        """Returns a version as it travels to the server."""
+        stored = wanted.schema.stored(self._wire)
+        pieces = {blob.id: packed(stored, wanted.arrays, stored.layout(blob.leaves)) for blob in planned.full}
+        if planned.rows:
+            pieces[f"{version}-rows"] = packed_rows(stored, wanted.arrays, planned.rows)
+        fields = [*planned.manifest.fields(), "publisher", publisher, "wire", self._wire, "state_structure"]
+        if wanted.state is None:
+            fields.append("")
+        else:
+            schema, arrays = wanted.state
+            fields.append(schema.text)
+            pieces[f"{version}-state"] = packed(schema, arrays, _whole(schema))
+        if wanted.finished:
+            fields += ["finished", "1"]
+        if not follows.previous:
+            fields += ["format", FORMAT, "structure", wanted.schema.text]
+            fields += ["leaves", str(len(wanted.schema.leaves)), "bytes", str(wanted.schema.nbytes)]
+        blobs = {blob: pieces[blob.id] for blob in planned.brought(stored)}
+        kept = [blob for blob in planned.manifest.blobs(stored).values() if blob not in blobs]
+        # Readers do not fetch the state.
+        event = announcement(wanted.step, [blob for blob in blobs if blob != planned.manifest.state])
+        return Version(version, follows, event, fields, blobs, kept, planned.retired, planned.removed)
+
+    def _agreed(self, wanted: Wanted) -> Wanted:
+        """Returns the same, if its tree is like the one that is published.
+
+        Raises:
+            SchemaMismatchError: it is not.
+        """
+        schema = self._reader.schema()
+        if schema is not wanted.schema:
+            wanted = replace(wanted, schema=schema, arrays=self._arrays_of(schema, wanted.tree))
+        return wanted
+
+    def _arrays_of(self, schema: Schema, tree: object) -> Sequence[Array]:
+        try:
+            return schema.arrays_of(tree, "tree")
+        except InvalidArgumentError as error:
+            if error.__cause__ is not None:
+                # Somebody else's object raised, so nothing is known about its structure.
+                raise
+            raise SchemaMismatchError(
+                f"parameters {shown(self._keys.name)} keep the structure, dtypes and shapes of their first version: "
+                f"{error}"
+            ) from None
+
+    def _is_there(self, wanted: Wanted, record: ParameterRecord) -> bool:
+        """Returns whether exactly this is published already; False if it was replaced during the comparison.
+
+        Raises:
+            StepConflictError: something else is published for this step, or for a later one.
+        """
+        if wanted.step < record.step:
+            raise StepConflictError(
+                f"parameters {shown(self._keys.name)} have step {record.step} already, so step {wanted.step} cannot be "
+                "published: another chief is publishing, or this one has continued from older weights",
+                step=wanted.step,
+                published=record.step,
+            )
+        try:
+            tree, state = self._reader.values(record), self._reader.state(record)
+        except PartMissingError as error:
+            self._reader.after_loss(record, error, math.inf)
+            return False
+        # The published version was rounded, so the wanted one is rounded for the comparison.
+        stored = wanted.schema.stored(record.wire)
+        path = _difference(stored, wanted.arrays, stored.structure.leaves_of(tree, "tree"))
+        where = None if path is None else f"the tree at {shown(path)}"
+        if where is None:
+            where = _state_difference(wanted.state, None if state is None else schema_of(state, "state"))
+        if where is not None:
+            raise StepConflictError(
+                f"step {wanted.step} of parameters {shown(self._keys.name)} is published already, and differs in "
+                f"{where}: another chief is publishing, or this one has computed something else than before",
+                step=wanted.step,
+                published=record.step,
+            )
+        if wanted.finished and not record.finished:
+            # The version was published by a call without ``finished``.
+            self.finish(True)
+        self._callers = record.version
+        return True
+
+
+def schema_of(tree: object, what: str) -> tuple[Schema, list[Array]]:
+    """Returns the schema of a tree, and its leaves as arrays.
+
+    Raises:
+        InvalidArgumentError: it is no tree of arrays, or it is too large.
+    """
+    structure, values = flatten(tree, what)
+    arrays = [array(value, f"{what} at {shown(path)}") for path, value in zip(structure.paths, values, strict=True)]
+    schema = Schema(
+        structure,
+        [Leaf.of(values, f"{what} at {shown(path)}") for path, values in zip(structure.paths, arrays, strict=True)],
+    )
+    if _whole(schema).nbytes > MAX_BLOB_BYTES:
+        raise InvalidArgumentError(f"{what} must have at most {MAX_BLOB_BYTES} bytes, not {schema.nbytes}")
+    return schema, arrays
+
+
+def _whole(schema: Schema) -> Layout:
+    """Returns the layout of a blob that has all leaves."""
+    return schema.layout(ranges_text(range(len(schema.leaves))))
+
+
+def _checked_rows(schema: Schema, changed: object) -> dict[int, Array]:
+    """Returns which rows have changed: leaf → their indices, ascending and each once."""
+    if not isinstance(changed, Mapping):
+        raise InvalidArgumentError(f"changed must be a dict from paths of leaves to indices, not {shown(changed)}")
+    found = {}
+    try:
+        pairs = list(changed.items())
+    except Exception as error:
+        if interrupt_in(error) is not None:
+            raise
+        raise InvalidArgumentError(
+            f"changed cannot be read: {shown(type(changed).__name__)} raised {type(error).__name__}: "
+            f"{shown(str(error))}"
+        ) from error
+    for path, given in pairs:
+        leaf = schema.structure.numbers.get(path) if isinstance(path, str) else None
+        if leaf is None:
+            raise InvalidArgumentError(f"changed names {shown(path)}, which is not the path of a leaf")
+        shape, what = schema.leaves[leaf].shape, f"changed[{shown(path)}]"
+        if not shape:
+            raise InvalidArgumentError(f"{what} cannot be given: the leaf is a scalar, and has no rows")
+        rows, last, ascending = indices(given, what)
+        if last >= shape[0]:
+            raise InvalidArgumentError(f"{what} must be below {shape[0]}, the number of rows, but holds {last}")
+        found[leaf] = rows if ascending else np.unique(rows)
+    return found
+
+
+def _difference(schema: Schema, one: Sequence[Array], other: Sequence[Array]) -> str | None:
+    """Returns the path of the first leaf whose bytes differ, or None."""
+    for path, leaf, left, right in zip(schema.structure.paths, schema.leaves, one, other, strict=True):
+        if not np.array_equal(leaf.bytes_of(left), leaf.bytes_of(right)):
+            return path
+    return None
+
+
+def _state_difference(
+    one: tuple[Schema, Sequence[Array]] | None, other: tuple[Schema, Sequence[Array]] | None
+) -> str | None:
+    if one is None or other is None:
+        return None if one is other else "whether there is a state"
+    if one[0].text != other[0].text:
+        return "the structure of the state"
+    path = _difference(one[0], one[1], other[1])
+    return None if path is None else f"the state at {shown(path)}"

@@ -1,0 +1,292 @@
+"""Reads parameters: the record, and of the values only what changed since the version that was read last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from redisacc._data.validation import Array
+from redisacc._format.buffered import PartMissingError
+from redisacc._format.keys import DELETING, ParameterKeys
+from redisacc._format.leaves import Schema, ranges_text
+from redisacc._format.parameter_record import Blob, Manifest, ParameterRecord, parse_schema, with_partitions_text
+from redisacc._protocol.parameters.memory import MemoryPool
+from redisacc._protocol.parameters.update import Snapshot, Update, check_booleans
+from redisacc._protocol.parts.fetch import WholeParts, check_parts, differing, wrong_length
+from redisacc._protocol.scripts.parameters import gone, replaced
+from redisacc._redis.running_time import running_time
+from redisacc._redis.sockets.fast_socket import Command
+from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc._text import EVICTED, shown
+from redisacc.errors import CorruptDataError, DataLossError, PeekTimeoutError
+
+# How long to keep looking for a version that stays for as long as it takes to read it, in seconds.
+READ_TIMEOUT = 30.0
+
+# A version of at most this many bytes is fetched together with the record, if an event has said where it is.
+TOGETHER_BYTES = 64 * 1024
+
+# The source of the stated lengths of parts, for messages.
+STATED_BY = "the record"
+
+
+class ParameterReader:
+    """Reads the parameters of one name, and remembers the version that it has read last. Threads may share it.
+
+    It belongs to the incarnation that it finds first. If that is deleted, it raises ParametersNotFoundError.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the parameters.
+        incarnation: the only incarnation that it reads; "": the first that it finds.
+    """
+
+    def __init__(self, transport: Transport, keys: ParameterKeys, incarnation: str = "") -> None:
+        self._transport = transport
+        self._keys = keys
+        self.incarnation = incarnation
+        self._command = ParameterRecord.command(keys)
+        self._schema: Schema | None = None
+        # Guards what follows.
+        self._lock = transport.waits.lock()
+        self._process = os.getpid()
+        self._pool = MemoryPool()
+        self._read: Snapshot | None = None
+
+    @property
+    def keys(self) -> ParameterKeys:
+        """The keys of the parameters, with their partitions once something has been found or published."""
+        return self._keys
+
+    def poll(self, *, timeout: float = TIMEOUT) -> ParameterRecord | None:
+        """Returns the record, or None if nothing has been published. This is one short round trip.
+
+        Args:
+            timeout: how long to try to reach the server, in seconds.
+
+        Raises:
+            ParametersNotFoundError: the parameters were deleted.
+        """
+        return self._accepted(self._transport.call(*self._command, timeout=timeout))
+
+    def poll_and_fetch(self, wanted: Sequence[str], *, timeout: float) -> tuple[ParameterRecord | None, dict[str, Any]]:
+        """Does the same as ``poll``, and GETs some keys in the same round trip.
+
+        Returns:
+            The record, and the values of the keys, for ``values``.
+        """
+        commands: list[Command] = [self._command, *(("GET", key) for key in wanted)]
+        reply, *found = self._transport.pipeline(commands, timeout=timeout)
+        return self._accepted(reply), dict(zip(wanted, found, strict=True))
+
+    def _accepted(self, reply: object) -> ParameterRecord | None:
+        record = ParameterRecord.parse(self._keys, reply)
+        if record is not None and record.incarnation.startswith(DELETING):
+            record = None
+        if record is not None:
+            if not self.incarnation:
+                self.incarnation = record.incarnation
+            if record.incarnation == self.incarnation:
+                # Partitions never change, but become known with the first record.
+                self._keys = record.keys
+                return record
+        if not self.incarnation:
+            return None
+        raise gone(self._keys.name) if record is None else replaced(self._keys.name)
+
+    def manifest(self, record: ParameterRecord) -> Manifest | None:
+        """Returns the blobs of a version, also the retired ones, or None if it is no longer the latest."""
+        version, retired = self._transport.call("HMGET", self._keys.record, "version", "retired")
+        if version is None or version.decode(errors="replace") != record.version:
+            return None
+        return replace(record.manifest(self.schema()), retired=record.retired(retired))
+
+    def is_complete(self, record: ParameterRecord) -> bool:
+        """Returns whether all parts of a version are there, if they are in partitions. Asks all nodes at once."""
+        if not record.keys.partitions:
+            # One server has the record and all parts, and loses both or neither.
+            return True
+        schema = self.schema()
+        blobs = record.manifest(schema).blobs(schema.stored(record.wire)).values()
+        return not differing(self._transport, [part for blob in blobs for part in blob.parts(record.keys)])
+
+    def schema(self) -> Schema:
+        """Returns the schema of the leaves, which never changes. Call it after ``poll`` has returned a record."""
+        if self._schema is None:
+            incarnation, text = self._transport.call("HMGET", self._keys.record, "incarnation", "structure")
+            if incarnation is None or incarnation.decode(errors="replace") != self.incarnation:
+                raise gone(self._keys.name)
+            self._schema = parse_schema(self._keys, "structure", text)
+        return self._schema
+
+    def begun(self) -> tuple[str, ParameterKeys] | None:
+        """Returns the incarnation and the keys of parameters whose first version is being published in partitions.
+
+        Returns None if nobody has begun, or if a version is there.
+        """
+        fields = self._transport.call("HMGET", self._keys.record, "incarnation", "version", "partitions")
+        incarnation, version, partitions = [
+            None if field is None else field.decode("ascii", "replace") for field in fields
+        ]
+        if incarnation is None or partitions is None or version is not None or incarnation.startswith(DELETING):
+            return None
+        return incarnation, with_partitions_text(self._keys, partitions)
+
+    def learn(self, incarnation: str, keys: ParameterKeys, schema: Schema) -> None:
+        """Notes the parameters that this process has published."""
+        self.incarnation, self._keys, self._schema = incarnation, keys, schema
+
+    def latest(self) -> tuple[ParameterRecord, Any] | None:
+        """Returns the record of the latest version, and its tree; None if nothing has been published.
+
+        Raises:
+            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+        """
+        return self._latest(self.values)
+
+    def latest_state(self) -> tuple[int, Any] | None:
+        """Returns the step of the latest version, and the publisher's state; None if nothing has been published.
+
+        Raises:
+            PeekTimeoutError: versions were replaced faster than they could be read, for 30 seconds.
+        """
+        found = self._latest(self.state)
+        return None if found is None else (found[0].step, found[1])
+
+    def _latest(self, read: Callable[[ParameterRecord], Any]) -> tuple[ParameterRecord, Any] | None:
+        deadline = running_time() + READ_TIMEOUT
+        record = self.poll()
+        while record is not None:
+            try:
+                return record, read(record)
+            except PartMissingError as error:
+                record = self.after_loss(record, error, deadline)
+        return None
+
+    def after_loss(self, record: ParameterRecord, error: PartMissingError, deadline: float) -> ParameterRecord | None:
+        """Returns the record that has replaced one whose version has lost a part.
+
+        Raises:
+            DataLossError: it is still there, and the part should have been in a partition: its node has lost it.
+            CorruptDataError: it is still there, so the part should have been there.
+            PeekTimeoutError: the deadline has passed.
+        """
+        found = self.poll()
+        if found is not None and found.version == record.version:
+            if found.keys.partitions and error.args[0] != found.keys.record:
+                raise DataLossError(
+                    f"parameters {shown(self._keys.name)}: part {error.args[0]} of step {found.step} is lost: its node "
+                    f"failed, and a replica that lagged behind has taken its place, or the part was {EVICTED} or "
+                    "removed by hand. Publish the values again, for this step or a later one",
+                    part=error.args[0],
+                )
+            raise CorruptDataError(str(error)) from error
+        if running_time() >= deadline:
+            raise PeekTimeoutError(
+                f"parameters {shown(self._keys.name)} changed during every attempt to read them, for "
+                f"{READ_TIMEOUT:.0f} s: versions are published faster than they can be read"
+            )
+        return found
+
+    def values(self, record: ParameterRecord, fetched: Mapping[str, Any] | None = None) -> Any:
+        """Returns the tree of a version.
+
+        Args:
+            record: the record of the version.
+            fetched: the values of some keys of parts, as ``poll_and_fetch`` returned them.
+
+        Returns:
+            The tree. Its arrays are read-only and never change.
+
+        Raises:
+            PartMissingError: a part is no longer there.
+            CorruptDataError: redisacc did not write it.
+        """
+        schema = self.schema()
+        with self._lock:
+            if self._process != os.getpid():
+                # What another thread of the parent was writing to may be half-done.
+                self._pool, self._read, self._process = MemoryPool(), None, os.getpid()
+            known = self._read
+            if known is None or known.version != record.version:
+                update = Update(record, schema, known, self._pool)
+                self._fetch(update.blobs, update.allocate, fetched or {})
+                self._read = known = update.snapshot()
+            return schema.structure.build(
+                [
+                    place.memory.array(place.offset, leaf.shape, leaf.given)
+                    for place, leaf in zip(known.places, schema.leaves, strict=True)
+                ]
+            )
+
+    def state(self, record: ParameterRecord) -> Any:
+        """Returns the publisher's state of a version, None if it has none.
+
+        Raises:
+            PartMissingError: a part is no longer there.
+            CorruptDataError: redisacc did not write it.
+        """
+        blob = record.manifest(self.schema()).state
+        if blob is None:
+            return None
+        version, text = self._transport.call("HMGET", self._keys.record, "version", "state_structure")
+        if version is None or version.decode(errors="replace") != record.version:
+            raise PartMissingError(self._keys.record)
+        schema = parse_schema(self._keys, "state_structure", text)
+        layout = schema.layout(ranges_text(range(len(schema.leaves))))
+        if layout.nbytes != blob.nbytes:
+            raise CorruptDataError(
+                f"{self._keys.record}: state has {blob.nbytes} bytes, and its structure {layout.nbytes}"
+            )
+        data: list[Array] = []
+
+        def allocate() -> list[Array]:
+            data.append(np.empty(blob.nbytes, np.uint8))
+            return data
+
+        self._fetch([blob], allocate)
+        check_booleans(schema, range(len(schema.leaves)), layout.offset_of, data[0], self._keys.part(blob.id, 0))
+        # The caller's own, so it may write to it.
+        return schema.structure.build(
+            [
+                np.ndarray(leaf.shape, leaf.given, data[0], offset)
+                for leaf, offset in zip(schema.leaves, layout.offsets, strict=True)
+            ]
+        )
+
+    def _fetch(
+        self,
+        blobs: Sequence[Blob],
+        allocate: Callable[[], Sequence[Array]],
+        fetched: Mapping[str, Any] = {},
+    ) -> None:
+        """Fetches blobs. Memory is allocated only after the server has shown that it has as many bytes.
+
+        Args:
+            blobs: the blobs.
+            allocate: returns the memory of each.
+            fetched: the values of some keys of parts.
+        """
+        parts = [blob.parts(self._keys) for blob in blobs]
+        check_parts(self._transport, list(chain.from_iterable(parts)), STATED_BY)
+        # A reader uploads nothing meanwhile, so one connection to each node is as fast as several.
+        arrivals = WholeParts(self._keys.homes, STATED_BY, lanes=1)
+        for of_blob, data in zip(parts, allocate(), strict=True):
+            start = 0
+            for number, (key, length) in enumerate(of_blob):
+                place = data[start : start + length]
+                start += length
+                there = fetched.get(key)
+                if not isinstance(there, bytes):
+                    arrivals.expect(key, number, place)
+                elif len(there) == length:
+                    place[:] = np.frombuffer(there, np.uint8)
+                else:
+                    raise wrong_length(key, len(there), length, STATED_BY)
+        if arrivals.wanted():
+            self._transport.fetch(arrivals)

@@ -1,0 +1,166 @@
+"""Plans the upload of a version of parameters, and its manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from redisacc._data.validation import Array
+from redisacc._format.leaves import Schema
+from redisacc._format.parameter_record import INDEX_BYTES, Blob, FullBlob, Manifest, RowsBlob, full_blob
+
+# The largest number of rows blobs in a manifest, which every reader of a version reads.
+MAX_ROWS_BLOBS = 256
+# How many rows blobs one version drops at most, so that the script that publishes it stays short.
+DROPPED_ROWS_BLOBS = 16
+
+# How many bytes, and how many blobs, of earlier versions are kept for readers that are slower than the publisher. The
+# version before the current one is kept in any case. All of them expire after a minute.
+RETIRED_BYTES = 32 * 2**20
+RETIRED_BLOBS = 32
+
+
+@dataclass(frozen=True)
+class UploadPlan:
+    """The blobs that a version uploads, and the earlier versions' blobs that it keeps, retires or removes.
+
+    Attributes:
+        manifest: the manifest of the version.
+        full: the full blobs that it uploads.
+        rows: for each leaf whose rows it uploads, their indices, ascending.
+        retired: blobs of the version before that it does without.
+        removed: blobs of still earlier versions. They are removed at once, even if a client is still reading them.
+    """
+
+    manifest: Manifest
+    full: Sequence[FullBlob]
+    rows: Mapping[int, Array]
+    retired: Sequence[Blob]
+    removed: Sequence[Blob]
+
+    def brought(self, schema: Schema) -> list[Blob]:
+        """Returns all blobs that it uploads, the publisher's state included.
+
+        Args:
+            schema: the schema of the leaves in blobs.
+        """
+        uploaded = {blob.id for blob in self.full}
+        if self.rows:
+            uploaded.add(self.manifest.rows[-1].id)
+        if self.manifest.state is not None:
+            uploaded.add(self.manifest.state.id)
+        return [blob for blob in self.manifest.blobs(schema).values() if blob.id in uploaded]
+
+
+def plan(
+    schema: Schema,
+    version: str,
+    step: int,
+    *,
+    before: Manifest | None,
+    stored_before: Schema | None = None,
+    changed: Mapping[int, Array],
+    state: Blob | None,
+) -> UploadPlan:
+    """Plans the upload of a version.
+
+    Args:
+        schema: the schema of the leaves in blobs.
+        version: the id of the version.
+        step: its step.
+        before: the manifest of the version before; None for the first one.
+        stored_before: the schema of the leaves in its blobs, if it differs. Then all leaves are uploaded whole.
+        changed: leaf → the indices of the rows that differ from the version before, ascending. Leaves that are not
+            among them are uploaded whole.
+        state: the blob of the publisher's state, if the version has one.
+    """
+    blobs_before = {} if before is None else before.blobs(stored_before or schema)
+    if before is None or stored_before is not None:
+        before, changed = Manifest((), retired=() if before is None else before.retired), {}
+    # Most of the rows of a leaf, with their indices, are more than the whole leaf.
+    changed = {leaf: rows for leaf, rows in sorted(changed.items()) if not len(rows) or _are_few(schema, leaf, rows)}
+    rows = {leaf: indices for leaf, indices in changed.items() if len(indices)}
+    listed = list(before.rows)
+    if rows:
+        listed.append(RowsBlob(f"{version}-rows", step, tuple([(leaf, len(rows[leaf])) for leaf in rows])))
+    kept, moved, since = _holders(schema, before, set(changed), listed)
+    uploaded = []
+    if moved:
+        uploaded.append(full_blob(version, "base", step, since, moved))
+    whole = [leaf for leaf in range(len(schema.leaves)) if leaf not in changed]
+    if whole:
+        uploaded.append(full_blob(version, "full", step, step, whole))
+    full = (*kept, *uploaded)
+    listed, rows_since = _window(schema, listed, before.rows_since, full, set(changed))
+    if not listed or listed[-1].step != step:
+        # The rows of this very version have been dropped: a new full blob has them, and nothing would list theirs.
+        rows = {}
+    manifest = Manifest(full=full, rows=tuple(listed), rows_since=rows_since, state=state)
+    still = manifest.blobs(schema)
+    retired = [blob for blob in blobs_before.values() if blob.id not in still]
+    waiting, removed = [*before.retired], []
+    size = sum(blob.nbytes for blob in (*waiting, *retired))
+    while waiting and (size > RETIRED_BYTES or len(waiting) + len(retired) > RETIRED_BLOBS):
+        size -= waiting[0].nbytes
+        removed.append(waiting.pop(0))
+    manifest = Manifest(manifest.full, manifest.rows, manifest.rows_since, state, (*waiting, *retired))
+    return UploadPlan(manifest, uploaded, rows, retired, removed)
+
+
+def _are_few(schema: Schema, leaf: int, rows: Array) -> bool:
+    return len(rows) * (INDEX_BYTES + schema.leaves[leaf].row_bytes) < schema.leaves[leaf].nbytes
+
+
+def _holders(
+    schema: Schema, before: Manifest, changed: set[int], listed: Sequence[RowsBlob]
+) -> tuple[list[FullBlob], list[int], int]:
+    """Decides which full blobs contain the leaves that changed only in some rows.
+
+    Returns:
+        The full blobs that remain; the leaves that get a new one; and the step since which readers don't need that.
+    """
+    kept: list[FullBlob] = []
+    moved: list[int] = []
+    since = -(2**63)
+    for blob, held in before.shares(schema):
+        leaves = [leaf for leaf in held if leaf in changed]
+        if not leaves:
+            continue
+        needed = sum(schema.leaves[leaf].nbytes for leaf in leaves)
+        later = [rows for rows in listed if rows.step > blob.step]
+        # A reader without a version reads the whole blob and all rows since, so neither may hold much stale data.
+        stale = schema.layout(blob.leaves).nbytes - needed
+        if (
+            stale > needed
+            or len(later) > MAX_ROWS_BLOBS // 2
+            or sum(rows.nbytes(schema) for rows in later) > needed // 2
+        ):
+            moved += leaves
+            since = max(since, blob.since)
+        else:
+            kept.append(blob)
+    return kept, sorted(moved), since
+
+
+def _window(
+    schema: Schema, listed: list[RowsBlob], since: int, full: Sequence[FullBlob], changed: set[int]
+) -> tuple[list[RowsBlob], int]:
+    """Drops rows blobs that only readers of an old version need.
+
+    Returns:
+        The rows blobs that remain, and the step since which they are complete.
+    """
+    based = [blob for blob in full if changed.intersection(schema.layout(blob.leaves).leaves)]
+    needed_from = min((blob.step for blob in based), default=2**63)
+    limit = sum(schema.leaves[leaf].nbytes for leaf in changed) // 2
+    size = sum(rows.nbytes(schema) for rows in listed)
+    dropped = 0
+    while (
+        dropped < min(len(listed), DROPPED_ROWS_BLOBS)
+        and listed[dropped].step <= needed_from
+        and (len(listed) - dropped > MAX_ROWS_BLOBS or size > limit)
+    ):
+        size -= listed[dropped].nbytes(schema)
+        since = max(since, listed[dropped].step)
+        dropped += 1
+    return listed[dropped:], since

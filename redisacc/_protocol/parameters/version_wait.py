@@ -1,0 +1,126 @@
+"""Waits for a version of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from redisacc._format.buffered import PartMissingError
+from redisacc._format.keys import ParameterKeys
+from redisacc._format.parameter_record import ParameterRecord, announced
+from redisacc._protocol.lifecycle.similar_names import suggestion
+from redisacc._protocol.parameters.reader import READ_TIMEOUT, TOGETHER_BYTES, ParameterReader
+from redisacc._protocol.waiting.lifetime import Lifetime
+from redisacc._protocol.waiting.wait import Wait
+from redisacc._redis.running_time import running_time
+from redisacc._redis.transport import Transport
+from redisacc.errors import ParametersFinishedError, ParametersTimeoutError
+
+# A record and the tree that it describes.
+Version = tuple[ParameterRecord, Any]
+
+
+class VersionWait(Wait[Version]):
+    """Waits until a version with a higher step than ``after`` is published, and reads it.
+
+    Args:
+        transport: the way to the server.
+        lifetime: of the handle.
+        keys: the keys of the parameters.
+        reader: reads them.
+        after: the step; None: any version will do.
+        deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
+        label: the name of the parameters in log records and errors.
+        skip_last: whether a version that was declared the last one ends the wait instead of being returned.
+        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
+        describe: returns a further clause for messages about the wait, or "".
+    """
+
+    doing = "waiting for parameters"
+    begins_without_server = True
+
+    # The last event, if it was not read yet. Set by the thread that listens.
+    _event = ""
+    _found: ParameterRecord | None = None
+
+    def __init__(
+        self,
+        transport: Transport,
+        lifetime: Lifetime,
+        keys: ParameterKeys,
+        reader: ParameterReader,
+        *,
+        after: int | None,
+        deadline: float,
+        label: str,
+        skip_last: bool = False,
+        cancel: Callable[[], bool] | None = None,
+        describe: Callable[[], str] | None = None,
+    ) -> None:
+        super().__init__(
+            transport,
+            lifetime,
+            keys.events,
+            name=keys.name,
+            deadline=deadline,
+            label=label,
+            cancel=cancel,
+            describe=describe,
+        )
+        self._reader = reader
+        self._after = after
+        self._skip_last = skip_last
+
+    def on_event(self, event: str | None) -> None:
+        """Handles an event, in the thread that listens."""
+        self._event = event or ""
+        self.poll_soon()
+
+    def poll(self, timeout: float) -> Version | None:
+        """Reads the version if there is one.
+
+        Raises:
+            ParametersFinishedError: no such version will be published.
+        """
+        event, self._event = self._event, ""
+        wanted = announced(self._reader.keys, event, TOGETHER_BYTES)
+        record, fetched = self._reader.poll_and_fetch(wanted, timeout=timeout)
+        self.answered = True
+        give_up = running_time() + READ_TIMEOUT
+        self._found = record
+        while record is not None and self._is_wanted(record):
+            try:
+                return record, self._reader.values(record, fetched)
+            except PartMissingError as error:
+                record, fetched = self._reader.after_loss(record, error, give_up), {}
+                self._found = record
+        if record is not None and record.finished:
+            raise ParametersFinishedError(
+                f"{self.label}: step {record.step} was the last that is published: its publisher has finished",
+                step=record.step,
+            )
+        return None
+
+    def _is_wanted(self, record: ParameterRecord) -> bool:
+        is_later = self._after is None or record.step > self._after
+        return is_later and not (record.finished and self._skip_last)
+
+    def progress(self) -> str:
+        """Describes the wait in messages about a long one."""
+        return self._text("still waiting")
+
+    def timed_out(self, seconds: float) -> ParametersTimeoutError:  # noqa: ARG002 - the caller knows its timeout
+        """Returns the error that says which version is the latest."""
+        step = None if self._found is None else self._found.step
+        return ParametersTimeoutError(self._text("timed out waiting"), after=self._after, step=step)
+
+    def _text(self, what: str) -> str:
+        wanted = "parameters" if self._after is None else f"parameters after step {self._after}"
+        text = f"{self.label}: {what} for {wanted}"
+        if not self.answered:
+            text += ": the server did not report what is published"
+        elif self._found is None:
+            text += f": nothing has been published, so check the name{suggestion(self.transport, self.name)}"
+        else:
+            text += f": step {self._found.step} is the last that was published"
+        return self.described(text)

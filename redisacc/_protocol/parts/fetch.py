@@ -1,0 +1,171 @@
+"""Fetches parts when all of them are known from the beginning, and checks the lengths of parts on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from redisacc._data.validation import Array
+from redisacc._format.buffered import BufferedGradient, PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._protocol.parts.write import by_partition
+from redisacc._redis.sockets.lanes import LANES
+from redisacc._redis.transport import Transport
+from redisacc.errors import CorruptDataError
+
+# If headers or a record announce more bytes than this, the server is asked for the lengths before memory is allocated.
+TRUSTED_BYTES = 64 * 2**20
+
+
+@dataclass(slots=True, eq=False, frozen=True)
+class _WholePart:
+    """A part that is on its way to its place."""
+
+    key: str
+    lane: int
+    place: memoryview
+
+
+class WholeParts:
+    """Parts that are on their way, each to its place in memory.
+
+    Args:
+        homes: the prefix of the keys of each partition; empty if there are none.
+        stated_by: the source of their stated lengths, for messages: "its header" or "the record".
+        lanes: how many connections to use if there are no partitions.
+
+    Attributes:
+        lanes, homes: as ``Arrivals`` describes them.
+    """
+
+    def __init__(self, homes: Sequence[str], stated_by: str, lanes: int) -> None:
+        self.homes = homes
+        self.lanes = len(homes) or lanes
+        self._stated_by = stated_by
+        self._awaited: list[_WholePart] = []
+
+    def expect(self, key: str, number: int, place: Array) -> None:
+        """Fetches the part with this number, counted from 0, of a gradient or a blob."""
+        self._awaited.append(_WholePart(key, number % self.lanes, place.data))
+
+    # Arrivals of fast_socket:
+
+    def wanted(self) -> list[_WholePart]:
+        """Returns the parts that have not arrived."""
+        return list(self._awaited)
+
+    def more(self) -> list[_WholePart]:
+        """Returns none: everything was wanted from the beginning."""
+        return []
+
+    def expected(self, part: _WholePart) -> memoryview:
+        """Returns where a part goes if it has the length that was stated."""
+        return part.place
+
+    def begin(self, part: _WholePart, length: int) -> memoryview:
+        """Returns where a part goes, given its length in bytes."""
+        if length != len(part.place):
+            raise wrong_length(part.key, length, len(part.place), self._stated_by)
+        return part.place
+
+    def missing(self, part: _WholePart) -> None:
+        """Raises PartMissingError."""
+        raise PartMissingError(part.key)
+
+    def finish(self, part: _WholePart) -> None:
+        """Notes that a part has arrived."""
+        self._awaited.remove(part)
+
+
+def fetch_gradient(transport: Transport, keys: Keys, gradient: BufferedGradient) -> Array:
+    """Returns the bytes of a gradient that has parts.
+
+    Raises:
+        PartMissingError: a part is not there.
+        CorruptDataError: a part has another length than its header says.
+    """
+    data = np.empty(gradient.nbytes, np.uint8)
+    arrivals = WholeParts(keys.homes, "its header", LANES)
+    start = 0
+    for number, length in enumerate(gradient.lengths):
+        arrivals.expect(keys.part(gradient.id, number), number, data[start : start + length])
+        start += length
+    transport.fetch(arrivals)
+    return data
+
+
+def wrong_length(key: str, actual: int, stated: int, stated_by: str) -> CorruptDataError:
+    """Returns the error for a part that has another length than what states its length says."""
+    return CorruptDataError(f"{key} has {actual} bytes, and {stated_by} says {stated}")
+
+
+def differing(transport: Transport, parts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Returns the parts that do not have the stated length: key → its length in bytes, 0 if it is missing.
+
+    Asks all nodes at once.
+
+    Args:
+        transport: the way to the nodes.
+        parts: the key of each part, and its stated length in bytes.
+    """
+    stated = dict(parts)
+    batches = by_partition(stated)
+    found = transport.scatter([[("STRLEN", key) for key in batch] for batch in batches]) if batches else []
+    return {
+        key: length
+        for batch, lengths in zip(batches, found, strict=True)
+        for key, length in zip(batch, lengths, strict=True)
+        if length != stated[key]
+    }
+
+
+def check_parts(transport: Transport, parts: Sequence[tuple[str, int]], stated_by: str) -> None:
+    """Compares stated lengths with those on the server, so that forged ones allocate no memory.
+
+    Args:
+        transport: the way to the nodes.
+        parts: the key of each part, and its stated length in bytes. Up to a total of TRUSTED_BYTES, the server is not
+            asked.
+        stated_by: the source of the lengths, for messages.
+
+    Raises:
+        PartMissingError: a part is not there.
+        CorruptDataError: a part has another length.
+    """
+    stated = dict(parts)
+    if sum(stated.values()) <= TRUSTED_BYTES:
+        return
+    for key, actual in differing(transport, parts).items():
+        if not actual:
+            raise PartMissingError(key)
+        raise wrong_length(key, actual, stated[key], stated_by)
+
+
+def check_lengths(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> None:
+    """Does the same for gradients in the round, whose headers state the lengths."""
+    large = [gradient for gradient in gradients if not gradient.inline]
+    if sum([gradient.nbytes for gradient in large]) > TRUSTED_BYTES:
+        check_parts(transport, _parts(keys, large), "its header")
+
+
+def lost_gradients(transport: Transport, keys: Keys, gradients: Sequence[BufferedGradient]) -> list[BufferedGradient]:
+    """Returns the gradients that lack a part, or have one that is not as long as the header says.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        gradients: gradients in a round.
+    """
+    lost = differing(transport, _parts(keys, gradients))
+    return [gradient for gradient in gradients if any(key in lost for key, _ in _parts(keys, [gradient]))]
+
+
+def _parts(keys: Keys, gradients: Sequence[BufferedGradient]) -> list[tuple[str, int]]:
+    """Returns the key of each part of some gradients, and how long it is by their headers."""
+    return [
+        (keys.part(gradient.id, number), length)
+        for gradient in gradients
+        for number, length in enumerate(gradient.lengths)
+    ]

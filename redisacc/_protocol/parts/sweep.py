@@ -1,0 +1,116 @@
+"""Removes the parts of attempts that are over: of acknowledged rounds, of replaced versions, and of dead writers.
+
+The leader lists these attempts. Each was fenced there before the first of its parts is removed, so none of them can be
+counted or published later, and is forgotten only when all its parts are gone. If the sweeper dies in between, the next
+one removes the rest.
+
+With ``min_replicas``, replicas of the leader have confirmed that the attempts are over before anything is removed. A
+replica that took over without knowing it would still count on the parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+
+from redisacc._format.attempts import StoredAttempt, part_keys
+from redisacc._format.keys import PartitionedKeys
+from redisacc._protocol.parts.write import by_partition
+from redisacc._protocol.scripts.attempts import AttemptScripts
+from redisacc._redis.transport import TIMEOUT, Transport
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    ParametersNotFoundError,
+    RedisAccError,
+    ServerUnavailableError,
+)
+
+logger = logging.getLogger("redisacc")
+
+# How many attempts are removed before the next ones are asked for.
+ATTEMPTS_PER_CALL = 50
+
+
+def sweep(
+    transport: Transport,
+    keys: PartitionedKeys,
+    abandoned: Sequence[StoredAttempt] = (),
+    *,
+    min_replicas: int = 0,
+) -> int:
+    """Removes the parts of all attempts that are over, and returns how many attempts these were.
+
+    Args:
+        transport: the way to the nodes.
+        keys: the keys of the accumulator, or of the parameters, with the partitions.
+        abandoned: attempts that their writer, the caller, gives up.
+        min_replicas: how many replicas of the leader must confirm that attempts are over; 0 asks none.
+
+    Raises:
+        NotReplicatedError: too few replicas know that the attempts are over. Their parts stay for the next sweep.
+    """
+    scripts = AttemptScripts(transport, keys, min_replicas=min_replicas)
+    number = 0
+    removed: list[StoredAttempt] = []
+    while True:
+        due = scripts.sweep(limit=ATTEMPTS_PER_CALL, abandoned=abandoned, removed=removed)
+        if not due:
+            return number
+        remove_parts(transport, keys, due)
+        number += len(due)
+        abandoned, removed = (), due
+
+
+def sweep_quietly(
+    transport: Transport,
+    keys: PartitionedKeys,
+    abandoned: Sequence[StoredAttempt] = (),
+    *,
+    min_replicas: int = 0,
+) -> None:
+    """Does the same, and raises nothing: another sweep removes what is left."""
+    try:
+        sweep(transport, keys, abandoned, min_replicas=min_replicas)
+    except RedisAccError as error:
+        logger.debug("%s: could not remove parts that are no longer needed: %s", keys.name, error)
+
+
+def remove_parts(
+    transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt], *, timeout: float = TIMEOUT
+) -> None:
+    """Removes the parts of attempts, on all nodes at once; one part to a command, so that others get between."""
+    for some in part_keys(keys, attempts):
+        transport.scatter([[("UNLINK", key) for key in batch] for batch in by_partition(some)], timeout=timeout)
+
+
+def remove_parts_quietly(transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt]) -> None:
+    """Removes the parts of attempts that the leader no longer knows. If that fails, `gc` removes them later."""
+    with contextlib.suppress(RedisAccError):
+        remove_parts(transport, keys, attempts)
+
+
+@contextlib.contextmanager
+def given_up_on_error(
+    transport: Transport, keys: PartitionedKeys, attempts: Sequence[StoredAttempt], *, min_replicas: int = 0
+) -> Iterator[None]:
+    """Gives up attempts of the caller if the block, in which it writes and commits them, raises an error.
+
+    Args:
+        transport: the way to the nodes.
+        keys: the keys of the accumulator, or of the parameters, with the partitions.
+        attempts: the attempts.
+        min_replicas: how many replicas of the leader must confirm that they are over; 0 asks none.
+    """
+    try:
+        yield
+    except (AccumulatorNotFoundError, ParametersNotFoundError):
+        # Nothing can count or publish them now, and nobody else knows of their parts.
+        remove_parts_quietly(transport, keys, attempts)
+        raise
+    except ServerUnavailableError:
+        # The commit may still arrive: only the end of the lease may give the attempts up.
+        raise
+    except RedisAccError:
+        sweep_quietly(transport, keys, attempts, min_replicas=min_replicas)
+        raise

@@ -1,0 +1,72 @@
+"""Writes parts to partitions, on all nodes at once, and proves that they are there for good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from redisacc._format.buffered import STAGING_MS
+from redisacc._format.keys import PartitionedKeys
+from redisacc._protocol.scripts.replication import confirmed, wait_commands
+from redisacc._redis.sockets.fast_socket import Command, Pieces
+from redisacc._redis.transport import Hint, Transport
+
+
+def write_parts(
+    transport: Transport,
+    keys: PartitionedKeys,
+    parts_of: Mapping[str, Sequence[memoryview | Pieces]],
+    *,
+    min_replicas: int = 0,
+    lease_ms: int = 0,
+    hints: Mapping[int, Hint] | None = None,
+) -> list[int] | None:
+    """Writes the parts of an attempt that is registered.
+
+    Args:
+        transport: the way to the nodes.
+        keys: the keys of the accumulator, or of the parameters, with their partitions.
+        parts_of: id → the parts, of each gradient or blob. No other attempt uses this id.
+        min_replicas: how many replicas of each node have to confirm the parts; 0: none are asked.
+        lease_ms: the expiry that parts keep, in milliseconds; 0: none.
+        hints: number of a part → what its node does after it has stored that part; None: nothing.
+
+    Returns:
+        How many replicas of each node have the parts, if they were asked; None if a part is not there.
+    """
+    batches: dict[str, list[Command]] = {}
+    lengths: dict[str, list[int]] = {}
+    # With replicas to wait for, the length comes from a write that changes nothing. Valkey's WAIT asks for what its own
+    # connection wrote last, and when a batch is sent again, SET and PERSIST find their work done and write nothing: it
+    # would count replicas that lack the parts. APPEND always writes.
+    measure: Command = ("APPEND", b"") if min_replicas else ("STRLEN",)
+    for owner, parts in parts_of.items():
+        for number, part in enumerate(parts):
+            key, partition = keys.part(owner, number), keys.partition(number)
+            # If a connection breaks, this is sent again, and a copy of it may arrive at any time, also after the parts
+            # are in use. NX: it must not give an expiry to a part that is there.
+            batch = batches.setdefault(partition, [])
+            batch.append(("SET", key, part, "NX", "PX", STAGING_MS))
+            batch += [("PEXPIRE", key, lease_ms) if lease_ms else ("PERSIST", key), (measure[0], key, *measure[1:])]
+            if hints and number in hints:
+                batch.append(hints[number])
+            lengths.setdefault(partition, []).append(part.nbytes)
+    replicate = wait_commands(min_replicas)
+    found = transport.scatter(list(batches.values()), after=replicate)
+    replicas: list[int] = []
+    for (partition, batch), replies in zip(batches.items(), found, strict=True):
+        if replicate:
+            replicas.append(confirmed(partition, [replies.pop()]))
+        # The length proves that the part is there. It is looked up after the expiry was removed, so it will stay.
+        there = [reply for command, reply in zip(batch, replies, strict=True) if command[0] == measure[0]]
+        if there != lengths[partition]:
+            return None
+    return replicas
+
+
+def by_partition(keys: Iterable[str]) -> list[list[str]]:
+    """Returns the keys of parts, grouped by partition."""
+    groups: dict[str, list[str]] = {}
+    for key in keys:
+        # All keys of a partition have the same text before the second brace.
+        groups.setdefault(key.partition("}")[0], []).append(key)
+    return list(groups.values())

@@ -1,0 +1,140 @@
+"""Reads the current round as it was at one moment, without taking it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from redisacc._data.results import Round
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.sums import RoundSum
+from redisacc._format.buffered import PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._format.record import Record
+from redisacc._protocol.rounds.record_reader import RecordReader
+from redisacc._protocol.rounds.round_reader import RoundReader, part_lost, read_commands, read_whole
+from redisacc._redis.running_time import running_time
+from redisacc._redis.transport import Transport
+from redisacc._text import shown
+from redisacc.errors import CorruptDataError, PeekTimeoutError
+
+# How long to keep looking for a moment without new gradients, in seconds.
+PEEK_TIMEOUT = 30.0
+
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class StartedRead(Generic[Value]):
+    """A read of several pieces that has begun.
+
+    Attributes:
+        record: the record as it was when the read began.
+        finish: reads the rest. It returns the value, and whether nothing had been left: then everything was read
+            between two equal records.
+    """
+
+    record: Record
+    finish: Callable[[], tuple[Value, bool]]
+
+
+def snapshot(records: RecordReader, begin: Callable[[], StartedRead[Value] | None], keys: Keys) -> Value:
+    """Reads something in pieces, and starts over if the accumulator changed meanwhile.
+
+    Args:
+        records: reads the record.
+        begin: begins a read. It returns None if the accumulator had already changed.
+        keys: the keys of the accumulator.
+
+    Raises:
+        PeekTimeoutError: gradients kept arriving for 30 seconds and disturbed every attempt.
+        DataLossError: a node of the partitions has lost a part of a gradient.
+        CorruptDataError: the pieces do not fit together, although nothing changed meanwhile.
+    """
+    deadline = running_time() + PEEK_TIMEOUT
+    while True:
+        found = _attempt(records, begin, keys)
+        if found is not None:
+            return found[0]
+        if running_time() >= deadline:
+            raise PeekTimeoutError(
+                f"accumulator {shown(keys.name)} changed during every attempt to read it, for {PEEK_TIMEOUT:.0f} s: "
+                "gradients arrive faster than the round can be read"
+            )
+
+
+# A function of its own, so that the memory of a disturbed attempt is free before the next one begins.
+def _attempt(records: RecordReader, begin: Callable[[], StartedRead[Value] | None], keys: Keys) -> tuple[Value] | None:
+    started = begin()
+    if started is None:
+        return None
+    try:
+        value, whole = started.finish()
+    except (CorruptDataError, PartMissingError) as error:
+        # Pieces of two rounds do not fit together either: it is corruption only if nothing changed.
+        if records.read().state != started.record.state:
+            return None
+        if isinstance(error, PartMissingError):
+            lost = part_lost(
+                keys,
+                error,
+                "the current round",
+                "A take of the round raises this error, too; after that, recover(skip_lost=True) hands the round out "
+                "without that gradient",
+            )
+            if lost is not None:
+                raise lost from error
+        raise CorruptDataError(str(error)) from error
+    if whole or records.read().state == started.record.state:
+        return (value,)
+    return None
+
+
+def read_round(
+    transport: Transport,
+    keys: Keys,
+    spec: AccumulatorSpec,
+    records: RecordReader,
+    reduce: Callable[[RoundSum, float], Any],
+) -> Round[Any]:
+    """Returns the current round. Its gradient is None if the round is empty.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        spec: its specification.
+        records: reads its record.
+        reduce: makes the gradient from the sum and the divisor of a mean.
+
+    Raises:
+        PeekTimeoutError, DataLossError, CorruptDataError: as ``snapshot``.
+    """
+
+    def begin() -> StartedRead[Round[Any]] | None:
+        current = keys.current
+        before, *pieces, after = transport.pipeline(
+            [Record.command(keys), *read_commands(current), Record.command(keys)]
+        )
+        record = Record(keys, before)
+        records.check(record.incarnation)
+        if record.state != Record(keys, after).state:
+            return None
+
+        def finish() -> tuple[Round[Any], bool]:
+            if record.num_accumulated == 0:
+                return Round(None, record.global_step, 0), True
+            shape = record.round_shape
+            if shape is None:
+                raise CorruptDataError(f"{keys.record}: a round of {record.num_accumulated} gradients has no shape")
+            reader = RoundReader(transport, keys, spec)
+            contents = reader.contents(current, pieces, shape)
+            number, weight = record.num_accumulated, record.given_weight
+            round_sum = reader.add_up(contents, shape, number, weight)
+            gradient = reduce(round_sum, spec.divisor(number, weight))
+            found = Round(gradient, record.global_step, number, contents.workers, record.staleness, record.total_weight)
+            return found, not contents.buffered and read_whole(pieces)
+
+        return StartedRead(record, finish)
+
+    return snapshot(records, begin, keys)

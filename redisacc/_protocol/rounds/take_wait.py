@@ -1,0 +1,382 @@
+"""A take that waits for enough gradients. While it waits, it adds up those that have arrived."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from redisacc._format.buffered import PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._format.staging import PartsArrived, SumStored, parse_message
+from redisacc._protocol.rounds.round_reader import RoundReader, read_commands
+from redisacc._protocol.rounds.take_progress import TakeProgress
+from redisacc._protocol.rounds.who_contributed import read_contributors
+from redisacc._protocol.scripts.accumulators import Scripts
+from redisacc._protocol.scripts.base import ForgottenError
+from redisacc._protocol.scripts.requests import Request
+from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.scripts.take_requirement import TakeRequirement
+from redisacc._protocol.scripts.taking import GoneBack, Granted, Queued
+from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption
+from redisacc._protocol.waiting.lifetime import Lifetime
+from redisacc._protocol.waiting.wait import Wait
+from redisacc._redis.pubsub import pubsub_of
+from redisacc._redis.transport import Transport
+from redisacc.errors import NotPermittedError, RedisAccError, StaleSequenceError, TakeTimeoutError
+
+logger = logging.getLogger("redisacc")
+
+# A taker that has not polled for this long is passed over, in milliseconds.
+TAKER_LEASE_MS = 3000
+# How long a call for a reducer tries to reach the server, in seconds.
+CALL_TIMEOUT = 1.0
+# With more partitions than this, a take listens to none of them, because each takes a thread and a connection. It then
+# begins to add gradients up when they are counted, and asks for the sums of reducers when its round is granted.
+MOST_CHANNELS = 128
+
+
+@dataclass(slots=True)
+class History:
+    """A handle's knowledge of an accumulator's past. If the record knows less, the data has gone back.
+
+    Attributes:
+        takes: the most rounds that it has granted.
+        losses: how often it was noticed that it had gone back. The first handle that notices raises this number in the
+            record, and by it those notice that know of nothing later.
+    """
+
+    takes: int = 0
+    losses: int = 0
+
+    def note(self, takes: object) -> bool:
+        """Notes how many rounds the record says were granted. Returns False if redisacc has not written that."""
+        if not (isinstance(takes, bytes) and takes.isdigit() and len(takes) <= 15):
+            return False
+        self.takes = max(self.takes, int(takes))
+        return True
+
+
+# A round that was granted; and the replies to ``read_commands`` for it, followed by the number of rounds granted until
+# then.
+Taken = tuple[Granted, list[Any]]
+
+
+class TakeWait(Wait[Taken]):
+    """A take. ``run`` blocks until a round is granted.
+
+    Args:
+        transport: the way to the server.
+        lifetime: the lifetime of the handle.
+        keys: the keys of the accumulator.
+        scripts: its scripts.
+        session: used only by this take while it waits.
+        required: how many gradients the take waits for. None: as many as the settings of the accumulator say.
+        min_weight: the least sum of their weights; 0: any sum will do.
+        deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
+        taker: the name of the taker.
+        label: the accumulator's name in log records and errors.
+        reader: adds the round up, and begins with it while it is still growing.
+        history: the handle's knowledge of the accumulator's past.
+        describe: returns a further clause for messages about the wait, or "".
+        cancel: cancels the wait if it returns True; it is asked after every poll that was answered. None: nothing does.
+
+    Attributes:
+        loss: how the take noticed that the accumulator has gone back to older data; None: it has not.
+    """
+
+    doing = "a take was waiting"
+
+    loss: str | None = None
+    _seen: Queued | None = None
+    # Whether the last look ahead was broken off to poll.
+    _broke_off = False
+
+    def __init__(
+        self,
+        transport: Transport,
+        lifetime: Lifetime,
+        keys: Keys,
+        scripts: Scripts,
+        session: Session,
+        *,
+        required: TakeRequirement | None,
+        min_weight: float,
+        deadline: float,
+        taker: str,
+        label: str,
+        reader: RoundReader,
+        history: History,
+        describe: Callable[[], str] | None = None,
+        cancel: Callable[[], bool] | None = None,
+    ) -> None:
+        super().__init__(
+            transport,
+            lifetime,
+            keys.wake,
+            name=keys.name,
+            deadline=deadline,
+            label=label,
+            cancel=cancel,
+            describe=describe,
+        )
+        self._keys, self._scripts, self._session = keys, scripts, session
+        self._required, self._min_weight = required, min_weight
+        self._taker, self._reader, self._history = taker, reader, history
+        self._reducers = keys.reducers
+        self._lost = transport.lost
+        # Filled by the thread that listens.
+        self._heard: deque[Heard] = deque()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sequence = self._session.next()
+        self._token = f"{self._session.id}-{self._sequence}"
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._takes = self._history.takes
+        self._read_commands = [
+            *read_commands(self._keys.taken_round(self._token)),
+            ("HGET", self._keys.record, "takes"),
+            ("EXISTS", *self._reducers),
+        ]
+        self._take = self._scripts.take(
+            token=self._token,
+            session=self._session,
+            sequence=self._sequence,
+            num_required=self._required.num_required if self._required else None,
+            min_weight=self._min_weight,
+            up_to=self._required.up_to if self._required else None,
+            grace_ms=self._required.grace_ms if self._required else 0,
+            lease_ms=TAKER_LEASE_MS,
+            taker=self._taker,
+            takes=self._takes,
+            losses=self._history.losses,
+            read=self._read_commands,
+        )
+
+    @property
+    def num_required(self) -> int:
+        """How many gradients the take required when the server answered last; 0 if only the server knows."""
+        required = self._required or (self._seen.required if self._seen else None)
+        return required.num_required if required else 0
+
+    def poll(self, timeout: float) -> Taken | None:
+        """Asks for the round once."""
+        while True:
+            try:
+                reply, pieces = self._take(timeout=timeout)
+            except ForgottenError as error:
+                if not self._session.was_idle():
+                    self.loss = "no longer knows a session whose requests it had acknowledged"
+                self._session.begin_anew(error.now_ms)
+                self._begin()
+            except StaleSequenceError:
+                # The round was granted, the reply was lost, and another process recovered the round before this copy
+                # arrived.
+                self._begin()
+            else:
+                if not isinstance(reply, GoneBack):
+                    break
+                # The take continues under a new session, and reports the loss when it has a round.
+                self.loss = self._loss_of(reply)
+                self._history.takes, self._history.losses = reply.takes, reply.losses
+                self._session.begin_anew(self._session.born_ms)
+                self._begin()
+        pieces = self._without_leases(pieces)
+        if isinstance(reply, Granted):
+            self._session.learn(self._sequence)
+            return reply, pieces
+        self._seen = reply
+        # Other takers are granted rounds while this one waits. If such a grant is undone, this take has to notice.
+        if self._history.note(pieces[-1]) and self._history.takes > self._takes:
+            self._prepare()
+        return None
+
+    def _loss_of(self, reply: GoneBack) -> str:
+        """Returns how it turned out that the accumulator has gone back."""
+        if reply.takes < self._takes:
+            return f"had granted {self._takes} rounds, but knows only of {reply.takes}"
+        if reply.sequence < self._session.acknowledged:
+            return "no longer knows a request of this handle that it had acknowledged"
+        return "has gone back to older data, as another handle has noticed"
+
+    def _without_leases(self, pieces: list[Any]) -> list[Any]:
+        """Tells the reader whether there are reducers, which is the last of the pieces. Returns the others."""
+        *others, leases = pieces
+        self._reader.note_reducer(present=leases == len(self._reducers))
+        return others
+
+    @property
+    def poll_interval(self) -> float:
+        """How long to wait for an event before the next poll, in seconds: no longer than the grace."""
+        interval = super().poll_interval
+        if self._seen is None or not self._seen.grace_left_ms:
+            return interval
+        return min(interval, self._seen.grace_left_ms / 1000)
+
+    def on_event(self, event: str | None) -> None:
+        """Handles a message, in the thread that listens.
+
+        It wakes the wait only if it may complete the round, or if there is something to fetch ahead.
+        """
+        message = None if event is None else parse_message(event)
+        if message is not None:
+            self._note(message)
+            self.alarm.set()
+            return
+        words = dict(word.partition("=")[::2] for word in event.split(" ", 4)) if event is not None else {}
+        buffered = words.get("buffered")
+        if event is None:
+            self._note(Interruption.MISSED)
+        elif "taken" in words:
+            self._note(Interruption.OVER)
+        elif buffered == "*":
+            self._note(Interruption.MISSED)
+        elif buffered:
+            self._note(buffered[:64])
+        if words.keys() & {"applied", "stale", "repeated", "waiting"}:
+            count = words.get("count", "")
+            if count.isdigit() and int(count[:16]) < self.num_required:
+                if buffered:
+                    self.alarm.set()
+                return
+        self.poll_soon()
+
+    def on_arrival(self, text: str | None) -> None:
+        """Handles a message about a partition, in the thread that listens. A message that is missed only costs time."""
+        message = None if text is None else parse_message(text)
+        if isinstance(message, PartsArrived | SumStored):
+            self._note(message)
+            self.alarm.set()
+
+    def _note(self, heard: Heard) -> None:
+        """Notes what was heard. If it is too much, it is looked up instead: any client may publish."""
+        if len(self._heard) >= MOST_HEARD:
+            self._heard.clear()
+            heard = Interruption.MISSED
+        self._heard.append(heard)
+
+    def listen_elsewhere(self, listening: contextlib.ExitStack) -> None:
+        """Listens to messages from the nodes of the partitions. Without it, all takes longer."""
+        positions = range(len(self._keys.partitions))
+        if len(positions) > MOST_CHANNELS:
+            return
+        try:
+            for channel in map(self._keys.wake_of, positions):
+                # A node that does not answer must not keep the take from polling.
+                heard = pubsub_of(self.transport, channel).listen(channel, self.on_arrival, confirmed=False)
+                listening.enter_context(heard)
+        except RuntimeError as error:
+            logger.debug("%s: there is no thread left to listen: %s", self.label, error)
+
+    def work(self) -> bool:
+        """Looks ahead, and calls for reducers if there are none."""
+        looked = self._look_ahead()
+        if self._reader.calls_for_reducer():
+            self._call_reducer()
+        return looked
+
+    def _look_ahead(self) -> bool:
+        """Adds some buffered gradients if this taker is next in the queue. Returns False if there is nothing to do."""
+        if self._seen is None or self._seen.ahead or self.outage is not None:
+            self._heard.clear()
+            self._heard.append(Interruption.MISSED)
+            return False
+        if not self._heard and not self._broke_off:
+            return False
+        try:
+            self._broke_off = self._reader.look_ahead(self._heard, self.num_required, lambda: self._poll_now)
+        except (RedisAccError, PartMissingError) as error:
+            # Looking ahead only saves time. If something is wrong, it shows when the round is read.
+            logger.debug("%s: could not look ahead: %s", self.label, error)
+            self._reader.forget()
+            self._heard.append(Interruption.MISSED)
+            self._broke_off = False
+            return False
+        return True
+
+    def _call_reducer(self) -> None:
+        """Tells reducers that one could be used here."""
+        # Every node of a cluster passes on a message that belongs to no slot.
+        try:
+            self.transport.call("PUBLISH", self._keys.calls, f"required={self.num_required}", timeout=CALL_TIMEOUT)
+        except NotPermittedError as error:
+            self._reader.call_no_more()
+            logger.warning("%s: takes cannot call for a reducer: %s", self.label, error, extra=self.fields)
+        except RedisAccError as error:
+            logger.debug("%s: could not call for a reducer: %s", self.label, error)
+
+    def leave(self, timeout: float) -> Taken | None:
+        """Leaves the queue. Returns the round if it was granted meanwhile."""
+        if self.outage is not None:
+            # The request cannot reach the server, but the lease will run out.
+            return None
+        try:
+            granted = self._leave(timeout)
+            if granted is None:
+                return None
+            return granted, self._without_leases(self.transport.pipeline(self._read_commands))
+        except RedisAccError:
+            raise
+        except BaseException:
+            # It may still be in the queue.
+            self.abandon()
+            raise
+
+    def _leave(self, timeout: float) -> Granted | None:
+        if self.transport.lost != self._lost:
+            # A stray copy may still arrive. Unless it is fenced, it could be granted a round that no taker would fetch.
+            with contextlib.suppress(ForgottenError):
+                self._scripts.resolve(Request(self._session, self._sequence, self._taker), timeout=timeout)
+        return self._scripts.leave(token=self._token, timeout=timeout)
+
+    def abandon(self) -> None:
+        """Leaves the queue: the next taker must not wait until the lease of this one has run out."""
+        try:
+            granted = self._leave(1.0)
+        except RedisAccError as error:
+            logger.debug("%s: could not leave the queue: %s", self.label, error)
+            return
+        if granted is not None:
+            logger.warning(
+                "%s: the round of step %d, with %d gradients, was granted just when the take was interrupted. "
+                "recover() hands it out",
+                self.label,
+                granted.global_step,
+                granted.num_accumulated,
+                extra={
+                    "accumulator": self.name,
+                    "global_step": granted.global_step,
+                    "num_accumulated": granted.num_accumulated,
+                    "token": granted.token,
+                },
+            )
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Fields of log records, for handlers that format them."""
+        return {"accumulator": self.name, **self._progress().fields}
+
+    def progress(self) -> str:
+        """Describes the take in messages about a long wait."""
+        return self.described(self._progress(ask=True).text("is still waiting"))
+
+    def timed_out(self, seconds: float) -> TakeTimeoutError:
+        """Returns the error, which says what was missing."""
+        progress = self._progress(ask=True)
+        return progress.timeout_error(self.described(progress.text(f"timed out after {seconds:.3g} s")))
+
+    def _progress(self, *, ask: bool = False) -> TakeProgress:
+        """Returns how far the take has come, as far as it knows. If ``ask``, asks who has contributed as well."""
+        found = None
+        if ask and self.outage is None:
+            try:
+                found = read_contributors(self.transport, self._keys)
+            except RedisAccError as failure:
+                logger.debug("%s: %s", self.label, failure)
+        return TakeProgress(self.label, self._required, self.num_required, self._min_weight, self._seen, found)

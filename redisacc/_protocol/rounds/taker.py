@@ -1,0 +1,354 @@
+"""Takes rounds: waits for one, reads, reduces and acknowledges it; recovers the rounds of takers that died."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from redisacc._data.results import Round
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._format.buffered import BufferedGradient, PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._format.shapes import round_shape_of
+from redisacc._format.staleness import parse_staleness
+from redisacc._protocol.rounds.acknowledgement import acknowledge
+from redisacc._protocol.rounds.recovery import take_over
+from redisacc._protocol.rounds.round_owner import REMEMBERED, still_listed
+from redisacc._protocol.rounds.round_reader import RoundReader, part_lost, read_commands
+from redisacc._protocol.rounds.take_wait import History, TakeWait
+from redisacc._protocol.scripts.base import ForgottenError
+from redisacc._protocol.scripts.partitions import PartitionScripts
+from redisacc._protocol.scripts.replication import check_replicated
+from redisacc._protocol.scripts.requests import Request
+from redisacc._protocol.scripts.sessions import Session, SessionPool
+from redisacc._protocol.scripts.take_requirement import TakeDemand
+from redisacc._protocol.scripts.taking import Granted
+from redisacc._protocol.sums.reducer_reliance import ReducerReliance
+from redisacc._protocol.waiting.lifetime import Lifetime
+from redisacc._redis.transport import Transport
+from redisacc._telemetry.traceparent import TraceParent
+from redisacc._text import shown
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    CorruptDataError,
+    DataLossError,
+    OutcomeUnknownError,
+    RoundRecoveredError,
+    ServerUnavailableError,
+    StaleSequenceError,
+)
+
+logger = logging.getLogger("redisacc")
+
+# The result of a take: an array, or IndexedSlices.
+G = TypeVar("G")
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class TakenRound(Generic[G]):
+    """A round that is in memory and not yet acknowledged.
+
+    Attributes:
+        token: the id of the take.
+        round: the round, as the caller gets it.
+        buffered: the buffered gradients whose parts the acknowledgement removes.
+        traces: the spans that applied its gradients, as far as they are known.
+        pid: the process that took it. After a fork, a child must not deliver its parent's round.
+    """
+
+    token: str
+    round: Round[G]
+    buffered: list[BufferedGradient]
+    traces: list[TraceParent]
+    pid: int = field(default_factory=os.getpid)
+
+
+class Taker(Generic[G]):
+    """Takes the rounds of one accumulator for one handle.
+
+    Attributes:
+        kept: rounds that are in memory and whose takes were interrupted, the oldest first. The server may have removed
+            them already, so the next calls deliver them.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        keys: Keys,
+        scripts: PartitionScripts,
+        spec: AccumulatorSpec,
+        *,
+        sessions: SessionPool,
+        lifetime: Lifetime,
+        min_replicas: int,
+        history: History,
+    ) -> None:
+        self._transport = transport
+        self._keys = keys
+        self._scripts = scripts
+        self._spec = spec
+        self._sessions = sessions
+        self._lifetime = lifetime
+        self._min_replicas = min_replicas
+        self.kept: list[TakenRound[G]] = []
+        self._history = history
+        # How it turned out that the accumulator has gone back to older data, if the caller has not heard of it.
+        self._loss: str | None = None
+        self._reliance = ReducerReliance()
+
+    def take(
+        self,
+        demand: TakeDemand,
+        *,
+        deadline: float,
+        name: str,
+        label: str,
+        describe: Callable[[], str] | None = None,
+        cancel: Callable[[], bool] | None = None,
+    ) -> TakenRound[G]:
+        """Blocks until a round of enough gradients is granted, then reads and reduces it.
+
+        Args:
+            demand: the gradients that the take requires.
+            deadline: when to stop waiting, on ``time.monotonic()``'s clock; infinity: never.
+            name: the name of the taker.
+            label: the accumulator's name in log records and errors.
+            describe: returns a further clause for messages about the wait, or "".
+            cancel: cancels the wait if it returns True; it is asked after every poll that was answered.
+        """
+        session = self._sessions.borrow()
+        try:
+            reader = RoundReader(self._transport, self._keys, self._spec, reliance=self._reliance)
+            pending = TakeWait(
+                self._transport,
+                self._lifetime,
+                self._keys,
+                self._scripts,
+                session,
+                required=demand.required,
+                min_weight=demand.min_weight,
+                deadline=deadline,
+                taker=name,
+                label=label,
+                reader=reader,
+                history=self._history,
+                describe=describe,
+                cancel=cancel,
+            )
+            try:
+                granted, (*pieces, takes) = pending.run()
+            finally:
+                self._loss = pending.loss or self._loss
+        finally:
+            self._sessions.give_back(session)
+        self._check_nothing_undone(granted, takes)
+        if self._min_replicas:
+            # The round is unknown to a server that took over in a failover.
+            known = self._scripts.leave(token=granted.token, replicated=True)
+            if known is None:
+                # This raises if the round was deleted or recovered. Otherwise, the server does not know it.
+                self._still_listed(granted.token, granted.global_step)
+            self._check_replicated(granted.global_step, "taken", known.replicas if known else 0)
+        # If the server has not said how many were required, they were probably as many as there are.
+        return self._read(granted, pieces, reader, pending.num_required or granted.num_accumulated)
+
+    def recover(self, token: str | None, *, name: str, skip_lost: bool = False) -> TakenRound[Any] | None:
+        """Takes over a round that was granted and not acknowledged, and reads and reduces it.
+
+        Args:
+            token: the token of the round; None: the oldest round.
+            name: the name of the new taker.
+            skip_lost: whether to leave out gradients that have lost parts.
+
+        Returns:
+            The round, or None if there is none to recover.
+
+        Raises:
+            NotReplicatedError: the round has a new token, but too few replicas know it. It can be recovered again.
+        """
+        granted = take_over(self._transport, self._keys, self._scripts, token, name=name)
+        if granted is None:
+            return None
+        self._check_replicated(granted.global_step, "recovered", granted.replicas)
+        pieces = self._transport.pipeline(read_commands(self._keys.taken_round(granted.token)))
+        reader = RoundReader(self._transport, self._keys, self._spec)
+        return self._read(granted, pieces, reader, skip_lost=skip_lost)
+
+    def _check_replicated(self, global_step: int, done: str, replicas: int) -> None:
+        check_replicated(
+            self._keys.name,
+            f"the round of step {global_step} was {done}",
+            replicas=replicas,
+            min_replicas=self._min_replicas,
+        )
+
+    def acknowledge(self, taken: TakenRound[G], value: Value, *, again: bool = False) -> Value:
+        """Removes a round from Redis, and returns ``value``.
+
+        Args:
+            taken: the round.
+            value: the value that the call and the ``retry()`` of its error return.
+            again: whether an earlier call may have removed the round.
+
+        Raises:
+            RoundRecoveredError: another taker has recovered the round.
+            AccumulatorNotFoundError: the accumulator was deleted.
+            DataLossError: the server has lost the round.
+            OutcomeUnknownError: the server stopped answering before it confirmed. The error's ``retry()`` acknowledges
+                again and returns ``value``.
+        """
+        lost = self._transport.lost
+        try:
+            if not acknowledge(self._transport, self._keys, self._scripts, taken.token, taken.buffered):
+                # If an exchange broke off, an earlier copy of this request may have removed the round.
+                self._check_not_lost(taken, perhaps_done=again or self._transport.lost != lost)
+        except ServerUnavailableError as error:
+            raise OutcomeUnknownError(
+                f"{self._keys.name}: round {taken.token} has been read, but the server stopped answering before it "
+                "confirmed that it has removed the round. retry() of this error acknowledges it; until then "
+                f"info().unacknowledged may list it, and recover() would hand it out again ({error})",
+                lambda: self.acknowledge(taken, value, again=True),
+            ) from error
+        return value
+
+    def finish(self, taken: TakenRound[G], value: object) -> bool:
+        """Acknowledges a round that was kept. Returns False if it is not, or no longer, this process's to deliver.
+
+        Raises:
+            DataLossError, OutcomeUnknownError: as ``acknowledge``.
+        """
+        if taken.pid != os.getpid():
+            return False
+        try:
+            self.acknowledge(taken, value, again=True)
+        except RoundRecoveredError as error:
+            logger.info("%s", error)
+            return False
+        return True
+
+    def _check_not_lost(self, taken: TakenRound[G], *, perhaps_done: bool) -> None:
+        """Raises unless a round that is gone may have been removed by an earlier copy of our own acknowledgement.
+
+        A trace of a recovery is certain: a round that was acknowledged cannot be recovered any more.
+        """
+        try:
+            listed = self._still_listed(taken.token, taken.round.global_step)
+        except AccumulatorNotFoundError:
+            if not perhaps_done:
+                raise
+            logger.warning(
+                "%s: the accumulator was deleted before it was known whether round %s had been acknowledged",
+                self._keys.name,
+                taken.token,
+                extra={"accumulator": self._keys.name, "token": taken.token},
+            )
+            return
+        if not listed and (not perhaps_done or self._is_undone(taken.token)):
+            raise self._unlisted(taken.token, taken.round.global_step)
+
+    def _is_undone(self, token: str) -> bool:
+        """Returns whether the server knows less than the take of a token. Nothing changes."""
+        session = Session.of_take(token)
+        if session is None:
+            return False
+        try:
+            self._scripts.resolve(Request(session, session.sequence, ""))
+        except DataLossError:
+            return True
+        except (ForgottenError, StaleSequenceError):
+            # It was idle for an hour, or has sent further requests since.
+            return False
+        return False
+
+    def _still_listed(self, token: str, global_step: int) -> bool:
+        return still_listed(self._transport, self._keys, self._scripts.incarnation, token, global_step)
+
+    def _unlisted(self, token: str, global_step: int) -> DataLossError:
+        return DataLossError(
+            f"{self._keys.name}: the server no longer lists the round of step {global_step}, which it had granted to "
+            f"the take {token}: it was restarted from older data, failed over to a replica that lagged behind, or keys "
+            "were evicted or removed by hand. Or the round was recovered, and so many others since that no trace of it "
+            f"is left ({REMEMBERED} are remembered)"
+        )
+
+    def _read(
+        self,
+        granted: Granted,
+        pieces: Sequence[Any],
+        reader: RoundReader,
+        num_required: int = 0,
+        *,
+        skip_lost: bool = False,
+    ) -> TakenRound[Any]:
+        try:
+            return self._read_whole(granted, pieces, reader, num_required, skip_lost=skip_lost)
+        except (PartMissingError, CorruptDataError) as error:
+            # Deleting or recovering the round also removes the keys that were to be read.
+            if not self._still_listed(granted.token, granted.global_step):
+                raise self._unlisted(granted.token, granted.global_step) from error
+            if isinstance(error, PartMissingError):
+                lost = part_lost(
+                    self._keys,
+                    error,
+                    f"the round of step {granted.global_step}",
+                    f"The round stays listed in info().unacknowledged as {granted.token}; recover(skip_lost=True) "
+                    "hands it out without that gradient",
+                )
+                if lost is not None:
+                    raise lost from error
+            raise CorruptDataError(f"{error}. The round stays listed in info().unacknowledged") from error
+
+    def _read_whole(
+        self, granted: Granted, pieces: Sequence[Any], reader: RoundReader, num_required: int, *, skip_lost: bool
+    ) -> TakenRound[Any]:
+        shape = round_shape_of(self._keys, granted.round_shape)
+        if shape is None:
+            raise CorruptDataError(f"{self._keys.taken}: round {granted.token} has no shape")
+        try:
+            staleness = parse_staleness(granted.staleness, granted.num_accumulated)
+        except ValueError as error:
+            raise CorruptDataError(f"{self._keys.taken}: round {granted.token}: {error}") from error
+        contents = reader.contents(self._keys.taken_round(granted.token), pieces, shape)
+        # The acknowledgement also removes the rest of the gradients that are left out.
+        buffered, number, weight = contents.buffered, granted.num_accumulated, granted.given_weight
+        lost_weight = 0.0
+        if skip_lost:
+            lost = reader.leave_out_lost(contents)
+            number -= sum(gradient.number for gradient in lost)
+            if weight is not None:
+                lost_weight = sum(gradient.total_weight for gradient in lost)
+            if lost:
+                logger.warning(
+                    "%s: the round of step %d is handed out without the gradients of which parts are lost: %s",
+                    self._keys.name,
+                    granted.global_step,
+                    ", ".join(gradient.id for gradient in lost),
+                    extra={"accumulator": self._keys.name, "global_step": granted.global_step, "token": granted.token},
+                )
+        round_sum = reader.add_up(contents, shape, number, weight, num_required, lost_weight=lost_weight)
+        if lost_weight:
+            # The weight of the gradients that are left, without the rounding of a difference.
+            weight = float(round_sum.number) if round_sum.weight is None else round_sum.weight
+        gradient: G | None = self._spec.result(round_sum, self._spec.divisor(number, weight)) if number else None
+        total = float(number) if weight is None else weight
+        taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total)
+        return TakenRound(granted.token, taken, buffered, contents.traces)
+
+    def _check_nothing_undone(self, granted: Granted, takes: object) -> None:
+        """Raises if it turned out, since the last take, that the accumulator has gone back to older data."""
+        if not self._history.note(takes):
+            # This raises if the accumulator was deleted since the round was granted.
+            self._still_listed(granted.token, granted.global_step)
+            raise CorruptDataError(f"{self._keys.record}: takes is {shown(takes)}")
+        loss, self._loss = self._loss, None
+        if loss is not None:
+            raise DataLossError(
+                f"{shown(self._keys.name)} {loss}: the server was restarted from older data, failed over to a replica "
+                "that lagged behind, or evicted keys. Gradients of this round, of step "
+                f"{granted.global_step}, and of rounds that were taken since then, may also have been in a round that "
+                "was taken before. It stays listed in info().unacknowledged, and recover() hands it out"
+            )

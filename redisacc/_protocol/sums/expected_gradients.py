@@ -1,0 +1,184 @@
+"""The gradients that a growing round will probably hold, in the order of their places."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from redisacc._data.validation import Array
+from redisacc._format.buffered import BufferedGradient
+from redisacc._format.gradient_digests import digest_of
+from redisacc._format.keys import Keys
+from redisacc._format.part_cut import Cut
+
+# An upload that makes no progress for this many seconds no longer holds up later ones.
+STALLED = 0.5
+
+
+class Upload:
+    """A gradient, and which of its parts have arrived at the server.
+
+    Args:
+        gradient: see below.
+        cut: see below.
+        sparse_parts: see below.
+
+    Attributes:
+        gradient: the gradient.
+        cut: the elements in each of its dense parts; None: it cannot be added part by part.
+        sparse_parts: the number of parts before the dense ones; 0 if it cannot be added part by part.
+        there: for each part, whether it has arrived.
+        admitted: whether the gradient is in the round, so that its parts have their final names.
+        moved_at: when the last part arrived, on ``time.monotonic()``'s clock.
+        sparse: the bytes of its sparse sections, as far as they have been fetched.
+        requested: for each sparse part, whether it has been fetched or is on its way.
+        left: how many sparse parts are still to be fetched.
+    """
+
+    __slots__ = (
+        "admitted", "cut", "gradient", "left", "moved_at", "requested", "sparse", "sparse_parts", "there"
+    )  # fmt: skip
+
+    def __init__(self, gradient: BufferedGradient, cut: Cut | None, sparse_parts: int) -> None:
+        self.gradient = gradient
+        self.cut = cut
+        self.sparse_parts = sparse_parts
+        self.there = bytearray(len(gradient.lengths))
+        self.admitted = False
+        self.moved_at = time.monotonic()
+        self.sparse: Array | None = None
+        self.requested = bytearray(sparse_parts)
+        self.left = sparse_parts
+
+    def admit(self) -> None:
+        """Notes that the round has the gradient."""
+        self.admitted = True
+        self.there[:] = b"\1" * len(self.there)
+
+    def arrive(self, parts: Sequence[int]) -> list[int]:
+        """Notes that the server has these parts. Returns those that are new."""
+        self.moved_at = time.monotonic()
+        new = [part for part in parts if not self.there[part]]
+        for part in new:
+            self.there[part] = True
+        return new
+
+    def key(self, keys: Keys, number: int) -> str:
+        """Returns the key that a part has now."""
+        name = keys.part if self.admitted else keys.staged
+        return name(self.gradient.id, number)
+
+    def forget_sparse(self) -> None:
+        """Drops the bytes of the sparse sections, so that they are fetched again."""
+        self.sparse, self.requested, self.left = None, bytearray(self.sparse_parts), self.sparse_parts
+
+    def memory_for_sparse(self) -> Array:
+        """Returns the memory for the bytes of the sparse sections."""
+        if self.sparse is None:
+            self.sparse = np.empty(self.gradient.sparse_bytes, np.uint8)
+        return self.sparse
+
+
+class ExpectedGradients:
+    """The uploads of a round, in the order of their places.
+
+    Args:
+        num_expected: how many gradients the round will probably hold. A compacted one counts as all the gradients in
+            it.
+
+    Attributes:
+        every: the uploads.
+        num_admitted: how many of them are in the round.
+        bound: how many of them, from the first on, may be added now.
+    """
+
+    def __init__(self, num_expected: int) -> None:
+        self._num_expected = num_expected
+        self.every: list[Upload] = []
+        self.num_admitted = 0
+        self.bound = 0
+        self._by_id: dict[str, Upload] = {}
+        # None: to be computed.
+        self._expected: tuple[int | None] | None = None
+        self._digest: str | None = None
+
+    def find(self, gradient: str) -> Upload | None:
+        """Returns the upload of the gradient with this id, or None if it is not known."""
+        return self._by_id.get(gradient)
+
+    def insert(self, upload: Upload) -> int:
+        """Inserts an upload that is not admitted, and returns its position."""
+        position = len(self.every)
+        while position and self.every[position - 1].gradient.order > upload.gradient.order:
+            position -= 1
+        self.every.insert(position, upload)
+        self._by_id[upload.gradient.id] = upload
+        self._expected = self._digest = None
+        return position
+
+    def remove(self, upload: Upload) -> int:
+        """Removes an upload, and returns the position that it had."""
+        position = self.every.index(upload)
+        del self.every[position]
+        del self._by_id[upload.gradient.id]
+        self.num_admitted -= upload.admitted
+        self._expected = self._digest = None
+        return position
+
+    def admit(self, upload: Upload) -> bool:
+        """Notes that the round has the gradient. Returns False if that was known."""
+        if upload.admitted:
+            return False
+        upload.admit()
+        self.num_admitted += 1
+        return True
+
+    def settle(self, uploads: Sequence[Upload]) -> int:
+        """Replaces all uploads by the gradients of the round. Returns how many leading uploads are unchanged."""
+        before = self.every
+        self.every = list(uploads)
+        self._by_id = {upload.gradient.id: upload for upload in uploads}
+        for upload in uploads:
+            upload.admit()
+        self.num_admitted = len(uploads)
+        self._expected = self._digest = None
+        agree = 0
+        while agree < min(len(before), len(self.every)) and before[agree] is self.every[agree]:
+            agree += 1
+        return agree
+
+    @property
+    def expected(self) -> int | None:
+        """The number of leading uploads that together hold as many gradients as the round probably will.
+
+        None if fewer are known, or if the size of the round is unknown.
+        """
+        if self._expected is None:
+            count = place = 0
+            while count < self._num_expected and place < len(self.every):
+                count += self.every[place].gradient.number
+                place += 1
+            self._expected = (place if count >= self._num_expected > 0 else None,)
+        return self._expected[0]
+
+    @property
+    def digest(self) -> str:
+        """The digest under which the sum of the expected uploads is stored; "" if fewer are known."""
+        if self._digest is None:
+            expected = self.expected
+            self._digest = "" if expected is None else digest_of([upload.gradient for upload in self.every[:expected]])
+        return self._digest
+
+    def stalled(self) -> Upload | None:
+        """Returns a stalled upload that holds up later ones with more parts; None: there is none."""
+        now = time.monotonic()
+        expected = self.expected
+        for position, upload in enumerate(self.every[:expected]):
+            if upload.admitted or now - upload.moved_at < STALLED:
+                continue
+            mine = sum(upload.there)
+            if any(sum(later.there) > mine for later in self.every[position + 1 :]):
+                return upload
+        return None

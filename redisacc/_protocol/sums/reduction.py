@@ -1,0 +1,304 @@
+"""A reducer's work for one accumulator: it adds up gradients during their upload, and stores the sum for the taker.
+
+If the accumulator has partitions, this is the work for one of them: the sums of its parts are stored in it.
+
+It keeps no state that matters. It only reads the accumulator; it writes nothing but its lease and the parts of sums,
+which expire. So it may be killed at any moment, and several may run: at worst, a taker adds up by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from redisacc._data.validation import Array
+from redisacc._format.buffered import PartMissingError
+from redisacc._format.keys import Keys
+from redisacc._format.record import Record
+from redisacc._format.reducer_lease import sums_text
+from redisacc._format.staging import PartsArrived, SumStored, UploadBegun, parse_message, sum_stored
+from redisacc._protocol.scripts.reducers import ReducerScripts
+from redisacc._protocol.sums.round_so_far import MOST_HEARD, Heard, Interruption, RoundSoFar
+from redisacc._redis.sockets.fast_socket import Command, Pieces
+from redisacc._redis.transport import Hint, Transport
+from redisacc._text import printable
+from redisacc.errors import (
+    AccumulatorNotFoundError,
+    RedisAccError,
+    ServerOutOfMemoryError,
+    ServerUnavailableError,
+)
+
+logger = logging.getLogger("redisacc")
+
+# How long the lease lasts unless it is extended, in milliseconds, and how often it is extended, in seconds.
+LEASE_MS = 3000
+RENEWAL = 1.0
+# The expiry of a part of a sum, in milliseconds. Takers fetch it much sooner, or never.
+SUM_MS = 60_000
+# The number of rounds whose sums are kept. Earlier ones are removed at once, because their takers are done.
+SUMS_KEPT = 2
+# After this many seconds without a message, the accumulator is left if others call, and is left in any case. A step of
+# a large model may take minutes, and a taker relies only on a reducer that was there before the first gradient arrived.
+IDLE = 10.0
+LONGEST_IDLE = 600.0
+# How often to look for stalled uploads, in seconds.
+LOOK = 0.25
+# How long an accumulator is left alone after a temporary error and after a permanent one, in seconds.
+SHORT_PAUSE = 1.0
+LONG_PAUSE = 30.0
+
+
+class Reduction:
+    """A reducer's work for one accumulator, or for one of its partitions. One thread works; another one listens.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator, with its partitions.
+        position: the position of the partition; None: there are none.
+        holder: the random id of the reducer.
+        who: a name of the reducer, for people.
+
+    Attributes:
+        due: when to call ``work`` at the latest, on ``time.monotonic()``'s clock.
+        is_over: whether the accumulator was deleted. Another one of its name may have other partitions.
+    """
+
+    def __init__(self, transport: Transport, keys: Keys, position: int | None, *, holder: str, who: str) -> None:
+        self._transport = transport
+        self._keys = keys
+        self._position = position
+        self._wake = keys.wake_of(position)
+        self._scripts = ReducerScripts(transport, keys, position)
+        self._holder = holder
+        self._who = who
+        self._heard: deque[Heard] = deque([Interruption.MISSED])
+        self._heard_at = time.monotonic()
+        self._growing: RoundSoFar | None = None
+        self._incarnation = ""
+        self._wanted = 0
+        self._holds = False
+        self._renew_at = 0.0
+        # Digest -> the keys of the parts that were stored under it, the oldest first.
+        self._sums: dict[str, list[str]] = {}
+        # Why a part could not be stored.
+        self._failure: RedisAccError | None = None
+        # The last problem that was logged, so that it is logged once.
+        self._logged = ""
+        # How long it was left alone after the last attempt to reach the server, in seconds.
+        self._outage = 0.0
+        self.due = 0.0
+        self.is_over = False
+
+    @property
+    def channels(self) -> list[str]:
+        """The channels whose messages concern it."""
+        return list(dict.fromkeys([self._keys.wake, self._wake]))
+
+    def hear(self, channel: str, text: str | None) -> bool:
+        """Notes a message of one of the channels. None: messages were missed. Returns whether there is work.
+
+        Called by the threads that listen.
+        """
+        if text is None or len(self._heard) > MOST_HEARD:
+            self._heard.clear()
+            self._heard.append(Interruption.MISSED)
+            return True
+        found = heard_in(text)
+        # Other messages come to the leader's channel only: on the channel of a partition, they are not trusted.
+        if found is None or (channel != self._keys.wake and not isinstance(found, PartsArrived)):
+            return False
+        self._heard_at = time.monotonic()
+        self._heard.append(found)
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something was heard that is still to be used, unless the accumulator is left alone for a moment."""
+        return bool(self._heard) and (self._holds or time.monotonic() >= self.due)
+
+    def is_idle(self, seconds: float) -> bool:
+        """Returns whether nothing was heard for this many seconds."""
+        return time.monotonic() - self._heard_at > seconds
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether nothing can be done for the accumulator for the time being."""
+        return not self._holds and self.due - time.monotonic() > 2 * RENEWAL
+
+    def work(self, interrupted: Callable[[], bool]) -> None:
+        """Adds up and stores the parts that have arrived.
+
+        Args:
+            interrupted: returns whether to stop, because others wait. ``work`` is then due again.
+
+        Raises:
+            ServerUnavailableError: the server cannot be reached.
+        """
+        try:
+            self._work(interrupted)
+        except ServerUnavailableError:
+            self._begin_anew()
+            # The lease may be over when the server is back.
+            self._holds = False
+            self._outage = min(max(2 * self._outage, SHORT_PAUSE), LONG_PAUSE)
+            self.due = self._renew_at = time.monotonic() + self._outage
+            raise
+        except AccumulatorNotFoundError:
+            self.is_over = True
+        except PartMissingError as error:
+            # The round was taken and acknowledged meanwhile, or gradients were compacted.
+            logger.debug("%s: %s", self._keys.name, error)
+            self._begin_anew()
+            self.due = time.monotonic()
+        except ServerOutOfMemoryError as error:
+            self._log(f"the reducer pauses: {error}")
+            self._pause(SHORT_PAUSE)
+        except RedisAccError as error:
+            self._log(f"the reducer leaves it alone: {error}")
+            self._pause(LONG_PAUSE)
+
+    def _work(self, interrupted: Callable[[], bool]) -> None:
+        now = time.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + RENEWAL
+            self._read_record()
+            self._hold()
+        if not self._holds or self._growing is None:
+            self._forget()
+            self.due = self._renew_at
+            return
+        self._outage = 0.0
+        goes_on = self._growing.look_ahead(self._heard, self._wanted, interrupted)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        now = time.monotonic()
+        self.due = now if goes_on else min(self._renew_at, now + LOOK if self._growing.part_sums else self._renew_at)
+
+    def _read_record(self) -> None:
+        """Reads the accumulator's specification, and how many gradients the first taker in the queue wants."""
+        record_reply, tree, wanted = self._transport.pipeline(
+            [Record.command(self._keys), Record.tree_command(self._keys), Record.wanted_command(self._keys)]
+        )
+        record = Record(self._keys, record_reply)
+        number = Record.parse_wanted(wanted)
+        if record.partitions != self._keys.partitions:
+            raise AccumulatorNotFoundError(f"{self._keys.name} was created again, with other partitions")
+        if record.incarnation != self._incarnation:
+            self._growing = RoundSoFar(
+                self._transport,
+                self._keys,
+                record.spec(tree if record.kind == "tree" else b""),
+                store=self._store,
+                position=self._position,
+            )
+            self._incarnation = record.incarnation
+        if number != self._wanted:
+            self._wanted = number
+            self._begin_anew()
+
+    def _hold(self) -> None:
+        """Takes or extends the lease."""
+        growing = self._growing
+        other = self._scripts.hold_reducer(
+            holder=self._holder,
+            who=self._who,
+            stored=growing.num_stored if growing else 0,
+            late=growing.num_late if growing else 0,
+            sums=sums_text({digest: len(parts) for digest, parts in self._sums.items()}),
+            lease_ms=LEASE_MS,
+        )
+        held, self._holds = self._holds, other is None
+        if self._holds and not held:
+            self._begin_anew()
+            logger.info("%s: the reducer works on it", self._keys.name, extra={"accumulator": self._keys.name})
+        elif held and not self._holds:
+            self._log(f"another reducer has taken over: {other}")
+
+    def _store(self, digest: str, number: int, elements: Sequence[Array]) -> None:
+        """Stores a part of a sum, and tells the taker."""
+        if self._failure is not None:
+            return
+        key = self._keys.sum(digest, number)
+        data = Pieces(
+            [np.ascontiguousarray(e, e.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data for e in elements]
+        )
+        commands: list[Command] = [
+            ("SET", key, data[0] if len(data) == 1 else data, "PX", SUM_MS),
+            Hint(("PUBLISH", self._wake, sum_stored(digest, number))),
+        ]
+        if digest not in self._sums:
+            self._sums[digest] = []
+            while len(self._sums) > SUMS_KEPT:
+                commands += [("UNLINK", old) for old in self._sums.pop(next(iter(self._sums)))]
+        self._sums[digest].append(key)
+        try:
+            self._transport.pipeline(commands)
+        except RedisAccError as error:
+            # Raised later: here it would break off a fetch.
+            self._failure = error
+
+    def _begin_anew(self) -> None:
+        """Drops the sums so far, and looks everything up again before it uses later messages."""
+        if self._growing is not None:
+            self._growing.forget()
+        self._failure = None
+        self._heard.appendleft(Interruption.MISSED)
+
+    def _forget(self) -> None:
+        """Drops the sums so far, and all messages."""
+        if self._growing is not None:
+            self._growing.forget()
+        self._failure = None
+        self._heard.clear()
+
+    def _pause(self, seconds: float) -> None:
+        """Leaves the accumulator alone for a while. Takers are told so by the lease, which ends."""
+        self.release()
+        self._begin_anew()
+        self._incarnation = ""
+        self.due = self._renew_at = time.monotonic() + seconds
+
+    def _log(self, problem: str) -> None:
+        if problem != self._logged:
+            self._logged = problem
+            logger.warning("%s: %s", self._keys.name, problem, extra={"accumulator": self._keys.name})
+
+    def release(self) -> bool:
+        """Gives the lease back, and removes the sums. Returns whether the server answered: otherwise, they expire."""
+        self._forget()
+        if not self._holds:
+            return True
+        self._holds = False
+        answered = True
+        try:
+            self._scripts.release_reducer(holder=self._holder)
+            sums = [key for keys in self._sums.values() for key in keys]
+            if sums:
+                self._transport.pipeline([("UNLINK", key) for key in sums])
+        except RedisAccError as error:
+            answered = not isinstance(error, ServerUnavailableError)
+            logger.debug("%s: the lease of the reducer ends by itself: %s", self._keys.name, printable(str(error)))
+        self._sums.clear()
+        return answered
+
+
+def heard_in(text: str) -> Heard | None:
+    """Parses a message on the channel ``wake``. None: it does not concern a reducer."""
+    message = parse_message(text)
+    if isinstance(message, UploadBegun | PartsArrived):
+        return message
+    if isinstance(message, SumStored):
+        return None
+    if text.startswith("taken "):
+        return Interruption.OVER
+    _, found, rest = text[:1024].partition(" buffered=")
+    if text.startswith("applied ") and found:
+        name = rest.partition(" ")[0]
+        return Interruption.MISSED if name == "*" else name[:64]
+    return None

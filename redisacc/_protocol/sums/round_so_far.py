@@ -1,0 +1,255 @@
+"""The known state of a round that is still growing: messages and lookups tell of its gradients, and sums grow with it.
+
+A waiting taker and a reducer share this. It changes nothing in Redis.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.sums import RoundSum
+from redisacc._format import buffered as buffered_format
+from redisacc._format.buffered import BufferedGradient
+from redisacc._format.keys import Keys
+from redisacc._format.shapes import round_shape_of
+from redisacc._format.staging import PartsArrived, SumStored, UploadBegun
+from redisacc._protocol.parts.fetch import TRUSTED_BYTES, check_lengths
+from redisacc._protocol.parts.inline import InlineReader
+from redisacc._protocol.sums.dense_parts import Store
+from redisacc._protocol.sums.part_sums import PartSums
+from redisacc._protocol.sums.reducer_reliance import ReducerReliance
+from redisacc._redis.hash_scan import Fields, scan_command, scan_whole
+from redisacc._redis.transport import Transport
+from redisacc.errors import CorruptDataError
+
+
+class Interruption(Enum):
+    """Events for a listener other than messages about gradients."""
+
+    OVER = "the round is over"
+    MISSED = "messages were missed"
+
+
+# The upload of a gradient, a part of it, a part of a sum, the id of a gradient that was admitted, or an interruption.
+Heard = UploadBegun | PartsArrived | SumStored | str | Interruption
+
+# Maximum number of headers that are looked up in one round trip.
+TOGETHER = 256
+# Maximum number of messages that wait to be used. Beyond it, they are dropped, and the round is looked up instead.
+MOST_HEARD = 10_000
+# Maximum number of uploads that are remembered because of messages, which any client can forge.
+MOST_ANNOUNCED = 1000
+
+
+class RoundSoFar:
+    """The current round of an accumulator, as far as it is known.
+
+    Args:
+        transport: the way to the server.
+        keys: the keys of the accumulator.
+        spec: the specification of the accumulator.
+        store: stores parts of the sum, as for ``PartSums``; None: nothing is stored.
+        position: with ``store``: the only partition whose parts are added, by position; None: all parts are.
+
+    Attributes:
+        num_stored: how many rounds were over whose whole sum was stored.
+        num_late: how many were over before that.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        keys: Keys,
+        spec: AccumulatorSpec,
+        *,
+        store: Store | None = None,
+        position: int | None = None,
+    ) -> None:
+        self._transport = transport
+        self._keys = keys
+        self._spec = spec
+        self._store = store
+        self._position = position
+        # Of the reducer that works on the accumulator; None: there is none, or it is not used.
+        self._reliance: ReducerReliance | None = None
+        self.num_stored = self.num_late = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the sums so far: their round is over."""
+        self._drop_sums()
+        # The ids of gradients that have been admitted, and are still to be looked up.
+        self._unknown: list[str] = []
+
+    def _drop_sums(self) -> None:
+        self._shape: tuple[int, ...] | None = None
+        self._round_sum: RoundSum | None = None
+        self._part_sums: PartSums | None = None
+        # Reads the inline gradients of the round; None: none were looked up.
+        self._inline_reader: InlineReader | None = None
+
+    @property
+    def _inline(self) -> InlineReader:
+        if self._inline_reader is None:
+            self._inline_reader = InlineReader(self._transport, self._keys.current, ())
+        return self._inline_reader
+
+    @property
+    def part_sums(self) -> PartSums | None:
+        """The sums; None: no gradient is known."""
+        return self._part_sums
+
+    def rely_on_reducer(self, reliance: ReducerReliance | None) -> None:
+        """Leaves the next round to a reducer, and notes whether that was in time. None: does without from now on."""
+        self._reliance = reliance
+        if reliance is None and self._part_sums is not None:
+            self._part_sums.do_without_reducer()
+
+    def sums_of(self, shape: tuple[int, ...], num_required: int) -> tuple[PartSums, RoundSum]:
+        """Returns the sums of a round of this shape, and drops the sums of a round of another shape.
+
+        Args:
+            shape: the shape that binds the round.
+            num_required: how many gradients the round will probably hold.
+        """
+        if self._part_sums is None or self._round_sum is None or shape != self._shape:
+            # Gradients that are still to be looked up may be of this round: they stay.
+            if self._part_sums is not None:
+                self._drop_sums()
+            self._shape = shape
+            self._round_sum = self._spec.empty_sum(shape, where=self._keys.current.sums)
+            self._part_sums = PartSums(
+                self._transport,
+                self._keys,
+                self._round_sum,
+                num_expected=num_required,
+                reliance=self._reliance,
+                store=self._store,
+                position=self._position,
+            )
+        return self._part_sums, self._round_sum
+
+    def look_ahead(self, heard: deque[Heard], num_required: int, interrupted: Callable[[], bool]) -> bool:
+        """Adds gradients of the current round as far as they have arrived.
+
+        Args:
+            heard: messages about them, the oldest first. Another thread may append to it.
+            num_required: how many gradients the round will probably hold.
+            interrupted: returns whether to stop, because the round may be complete.
+
+        Returns:
+            Whether it was interrupted, so that there may be more to add.
+
+        Raises:
+            PartMissingError, RedisAccError: something could not be read. Call ``forget``.
+        """
+
+        def listen() -> bool:
+            """Uses the messages heard so far. Returns whether to stop."""
+            while heard and not isinstance(heard[0], Interruption):
+                self._use(heard.popleft(), num_required)
+            return bool(heard or self._unknown) or interrupted()
+
+        while True:
+            listen()
+            if heard:
+                if heard.popleft() is Interruption.OVER:
+                    self._end()
+                else:
+                    self._look_up(None, num_required)
+                continue
+            if self._unknown:
+                ids, self._unknown = self._unknown[:TOGETHER], self._unknown[TOGETHER:]
+                self._look_up(ids, num_required)
+            if self._part_sums is not None:
+                self._part_sums.skip_stalled()
+                self._part_sums.look_ahead(self._inline, listen)
+            if interrupted():
+                return True
+            if not (heard or self._unknown):
+                return False
+
+    def _end(self) -> None:
+        """Ends a round that was granted. Its taker may still wait for parts of the sum that are stored here."""
+        part_sums = self._part_sums
+        if self._store is not None and part_sums is not None and part_sums.stores:
+            if part_sums.may_be_stored:
+                part_sums.look_ahead(self._inline, lambda: False)
+            if part_sums.is_stored:
+                self.num_stored += 1
+            else:
+                self.num_late += 1
+        self.forget()
+
+    def _use(self, message: Heard, num_required: int) -> None:
+        if isinstance(message, UploadBegun):
+            self._announce(message, num_required)
+        elif isinstance(message, PartsArrived):
+            if self._part_sums is not None:
+                self._part_sums.arrive(message)
+        elif isinstance(message, SumStored):
+            if self._part_sums is not None:
+                self._part_sums.sum_stored(message.digest, message.part)
+        elif isinstance(message, str):
+            if self._part_sums is not None and self._part_sums.knows(message):
+                self._part_sums.admit(message)
+            else:
+                self._unknown.append(message)
+
+    def _announce(self, message: UploadBegun, num_required: int) -> None:
+        shape = round_shape_of(self._keys, message.round_shape)
+        if shape is None or (self._shape is not None and shape != self._shape):
+            return
+        part_sums, _ = self.sums_of(shape, num_required)
+        try:
+            (gradient,) = self._parse({message.gradient.encode(): message.entry}, shape)
+        except CorruptDataError:
+            # Any client may publish. If a gradient really has this header, reading the round reports it.
+            return
+        if self._trusted_bytes(gradient) <= TRUSTED_BYTES and part_sums.known < MOST_ANNOUNCED:
+            part_sums.announce(gradient)
+
+    def _trusted_bytes(self, gradient: BufferedGradient) -> int:
+        """Returns for how many bytes of an announced gradient memory would be allocated on the word of the message.
+
+        Dense sections go into the memory of the sum, and its size is known if their shapes were declared.
+        """
+        declared = self._spec.kind == "tree" or self._spec.fixed_shapes is not None
+        return gradient.sparse_bytes if declared else gradient.nbytes
+
+    def _look_up(self, ids: Sequence[str] | None, num_required: int) -> None:
+        """Reads the headers of gradients that are buffered in the current round.
+
+        Args:
+            ids: which; None: all.
+            num_required: as for ``look_ahead``.
+        """
+        current = self._keys.current.buffered
+        get_shape = ("HGET", self._keys.record, "round_shape")
+        if ids is None:
+            shape, first = self._transport.pipeline([get_shape, scan_command(current)])
+            entries = scan_whole(self._transport, current, first)
+        else:
+            shape, found = self._transport.pipeline([get_shape, ("HMGET", current, *ids)])
+            entries = {name.encode(): entry for name, entry in zip(ids, found, strict=True) if entry is not None}
+        round_shape = round_shape_of(self._keys, (shape or b"").decode(errors="replace"))
+        gradients = self._parse(entries, round_shape) if round_shape is not None else []
+        if ids is not None and any(gradient.number > 1 for gradient in gradients):
+            # It replaces others, whose names no message has told.
+            self._look_up(None, num_required)
+            return
+        if ids is None and self._part_sums is not None:
+            self._part_sums.keep_admitted([gradient.id for gradient in gradients])
+        if round_shape is None or not gradients:
+            return
+        check_lengths(self._transport, self._keys, gradients)
+        part_sums, _ = self.sums_of(round_shape, num_required)
+        for gradient in gradients:
+            part_sums.announce(gradient, admitted=True)
+        self._inline.expect(gradients)
+
+    def _parse(self, entries: Fields, shape: tuple[int, ...]) -> list[BufferedGradient]:
+        return buffered_format.parse(self._keys, entries, self._spec, shape)

@@ -1,0 +1,1 @@
+"""A Redis Cluster: its slots, and which node a command goes to."""

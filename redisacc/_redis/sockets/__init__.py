@@ -1,0 +1,1 @@
+"""Bytes on the sockets of connections: commands, replies and their forms."""

@@ -1,0 +1,308 @@
+"""Lanes: several connections to a server on another machine, over which large strings are fetched at the same time.
+
+While a machine receives uploads, the acknowledgements of the data that it sends wait behind them, up to 20 ms
+in a switch. TCP's congestion control then sends accordingly little on each connection, so several of them fetch more.
+On one machine nothing waits, and one connection is fastest. docs/measurements.md has the figures.
+
+The connections come from the client's pool, so they have its address, authentication, TLS and database. They are opened
+in the background when they are first needed. A fetch uses those that are there and never waits for one. If one breaks,
+the fetch is repeated over a single connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
+
+from redisacc._interrupts import interrupt_in
+from redisacc._redis import forks
+from redisacc._redis.client_libraries import translated
+from redisacc._redis.faults import FAULTS, BrokenError, reason_of
+from redisacc._redis.sockets.fast_socket import (
+    CLOSED,
+    SLOWEST,
+    TICK,
+    TICKS,
+    A,
+    Arrivals,
+    Connection,
+    SocketConnection,
+    check_silence,
+    check_tick,
+    connection_of,
+    length_of,
+)
+
+logger = logging.getLogger("redisacc")
+
+# How many lanes there are, the first connection included. Eight were no faster than four.
+LANES = 4
+# A pool that may have fewer connections than this gives none away for lanes.
+LARGE_POOL = 32
+# After a connection broke or could not be opened, no more are opened for this long, in seconds.
+PAUSE = 10.0
+
+# How many bytes are received where a line is expected. Bytes after the line are copied.
+_LINE_BYTES = 64
+# No line of a reply to GET is longer, in bytes.
+_LONGEST_LINE = 64 * 1024
+
+
+class Lanes:
+    """The connections of a pool that fetches use besides their first one.
+
+    Args:
+        pool: the pool; None if the client has none, so that there are no lanes.
+        get_connection: takes a connection out of the pool.
+
+    Attributes:
+        idle: the connections that are open and not in use.
+    """
+
+    def __init__(self, pool: Any, get_connection: Callable[[], Any]) -> None:
+        self.idle: list[SocketConnection] = []
+        self._pool = pool
+        self._get_connection = get_connection
+        self._may_open = getattr(pool, "max_connections", 0) >= LARGE_POOL
+        # Guards the number of connections: those that are idle, in use or being opened.
+        self._lock = forks.lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._number = 0
+        self._paused_until = 0.0
+        # Last, because threads look at it without the lock.
+        self._pid = os.getpid()
+
+    def borrow(self, first: Connection) -> list[SocketConnection]:
+        """Returns the connections that are idle, none if the server is on this machine.
+
+        If there are fewer than LANES, the others are opened in the background.
+
+        Args:
+            first: the connection that the fetch has already.
+        """
+        if not (self._may_open and isinstance(first, SocketConnection)):
+            return []
+        if first.is_remote is None:
+            first.is_remote = is_remote(first.sock)
+        if not first.is_remote:
+            return []
+        if self._pid != os.getpid():
+            # After a fork, the connections are the parent's.
+            with self._lock:
+                if self._pid != os.getpid():
+                    self.idle.clear()
+                    self._begin()
+        borrowed: list[SocketConnection] = []
+        while len(borrowed) < LANES - 1:
+            try:
+                connection = self.idle.pop()
+            except IndexError:
+                break
+            if connection.alive() and _is_quiet(connection.sock):
+                borrowed.append(connection)
+            else:
+                self._close(connection)
+        self._open_missing()
+        return borrowed
+
+    def give_back(self, borrowed: Sequence[SocketConnection]) -> None:
+        """Takes back connections whose requests have all been answered."""
+        self.idle.extend(borrowed)
+
+    def spoil(self, borrowed: Sequence[SocketConnection]) -> None:
+        """Closes connections, because the next request would take unread replies for its own."""
+        if borrowed:
+            self._paused_until = time.monotonic() + PAUSE
+        for connection in borrowed:
+            self._close(connection)
+
+    def _close(self, connection: SocketConnection) -> None:
+        with self._lock:
+            self._number -= 1
+        with contextlib.suppress(*FAULTS), translated():
+            connection.pooled.disconnect()
+        self._pool.release(connection.pooled)
+
+    def _open_missing(self) -> None:
+        with self._lock:
+            missing = LANES - 1 - self._number
+            if missing <= 0 or time.monotonic() < self._paused_until:
+                return
+            self._number += missing
+        try:
+            threading.Thread(target=self._open, args=(missing,), name="redisacc-lanes", daemon=True).start()
+        except RuntimeError:
+            # The interpreter ends, or the machine has no thread left.
+            with self._lock:
+                self._number -= missing
+
+    def _open(self, number: int) -> None:
+        for opened in range(number):
+            try:
+                pooled = self._get_connection()
+                connection = connection_of(pooled)
+            except Exception as error:  # noqa: BLE001 - whatever it is, one connection suffices
+                logger.debug("no more than %d of %d lanes: %s", opened, number, reason_of(error))
+                connection = None
+            if isinstance(connection, SocketConnection):
+                self.idle.append(connection)
+                continue
+            if connection is not None:
+                connection.release()
+                self._pool.release(connection.pooled)
+            self._paused_until = time.monotonic() + PAUSE
+            with self._lock:
+                self._number -= number - opened
+            return
+
+
+def is_remote(sock: socket.socket) -> bool:
+    """Returns whether a socket leads to another machine."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        here, there = sock.getsockname()[0], sock.getpeername()[0]
+        address = ipaddress.ip_address(there.partition("%")[0])
+    except (OSError, ValueError) as error:
+        if interrupt_in(error) is not None:
+            raise
+        return False
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return here != there and not mapped.is_loopback
+
+
+def _is_quiet(sock: socket.socket) -> bool:
+    """Returns whether nothing arrived on an idle socket: no reply to an earlier request, and no end."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        return not selector.select(0)
+
+
+def fetch_over(
+    connections: Sequence[Connection], arrivals: Arrivals[A], deadline: float, routes: Sequence[int] = ()
+) -> None:
+    """GETs strings over several connections at once, straight into the memory where they are used.
+
+    Args:
+        connections: all are SocketConnections. Each serves one lane or more.
+        arrivals: the strings.
+        deadline: when the server counts as silent if it sends nothing, on ``running_time()``'s clock.
+        routes: for each lane the position of its connection. Empty: the connections take turns.
+
+    Raises:
+        BrokenError, SilentError, ReplyError: a connection failed. None of them can be used again. The same holds if
+            ``arrivals`` raises.
+    """
+    lanes = [_Lane[A](connection) for connection in connections if isinstance(connection, SocketConnection)]
+    with selectors.DefaultSelector() as selector:
+        for lane in lanes:
+            selector.register(lane.sock, selectors.EVENT_READ, lane)
+        received, wanted = 0, arrivals.wanted()
+        while True:
+            until = deadline + received / SLOWEST
+            for number, lane in enumerate(lanes):
+                lane.request([one for one in wanted if _route(one.lane, routes, len(lanes)) == number], until)
+            if not any(lane.awaited for lane in lanes):
+                return
+            for key, _ in selector.select(TICK):
+                received += key.data.receive(arrivals)
+            # Even after data: a server that sends a byte now and then could keep the call forever.
+            check_silence(deadline + received / SLOWEST)
+            wanted = arrivals.more()
+
+
+def _route(lane: int, routes: Sequence[int], connections: int) -> int:
+    return routes[lane] if routes else lane % connections
+
+
+class _Lane(Generic[A]):
+    """A connection, and the strings that are on their way over it, in order.
+
+    Attributes:
+        sock: the socket.
+        awaited: the strings.
+    """
+
+    def __init__(self, connection: SocketConnection) -> None:
+        self.sock = connection.sock
+        self.awaited: deque[A] = deque()
+        self._connection = connection
+        # What was received where lines are expected, and not yet read.
+        self._text = bytearray()
+        # Where the rest of a string goes that has begun to arrive, and whether only its end is missing.
+        self._place = memoryview(b"")
+        self._ends = False
+
+    def request(self, wanted: Sequence[A], deadline: float) -> None:
+        """Sends the GETs of strings."""
+        if wanted:
+            self._connection.request(wanted, deadline)
+            self.awaited.extend(wanted)
+
+    def receive(self, arrivals: Arrivals[A]) -> int:
+        """Receives what is there, and finishes the strings that are complete. Returns the number of bytes."""
+        total = 0
+        while True:
+            try:
+                total += self._receive_once(arrivals)
+            except TICKS as error:
+                check_tick(error)
+                # Of a TLS record, only a piece has arrived.
+                return total
+            # No selector wakes for bytes that TLS has already decrypted.
+            if not (isinstance(self.sock, ssl.SSLSocket) and self.sock.pending()):
+                return total
+
+    def _receive_once(self, arrivals: Arrivals[A]) -> int:
+        if self._place:
+            received = self.sock.recv_into(self._place)
+            self._place = self._place[received:]
+        else:
+            data = self.sock.recv(_LINE_BYTES)
+            received = len(data)
+            self._text += data
+        if not received:
+            raise BrokenError(CLOSED)
+        while not self._place and self._read(arrivals):
+            pass
+        return received
+
+    def _read(self, arrivals: Arrivals[A]) -> bool:
+        """Reads the end of a string, or the line before one. Returns False if more has to be received first."""
+        stop = self._text.find(b"\r\n")
+        if self._ends and (stop > 0 or (stop < 0 and len(self._text) > 1)):
+            raise BrokenError("a string does not end where its length says it should")
+        if stop < 0:
+            if len(self._text) > _LONGEST_LINE:
+                raise BrokenError("a reply is not RESP")
+            return False
+        head = bytes(self._text[:stop])
+        del self._text[: stop + 2]
+        if self._ends:
+            self._ends = False
+            arrivals.finish(self.awaited.popleft())
+            return True
+        if not self.awaited:
+            raise BrokenError("it sent more replies than it was sent commands")
+        length = length_of(head)
+        if length is None:
+            arrivals.missing(self.awaited.popleft())
+            return True
+        place = arrivals.begin(self.awaited[0], length)
+        there = min(length, len(self._text))
+        place[:there] = self._text[:there]
+        del self._text[:there]
+        self._place, self._ends = place[there:], True
+        return True

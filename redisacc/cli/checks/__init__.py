@@ -1,0 +1,1 @@
+"""What `redisacc doctor` checks, one module for each subject."""

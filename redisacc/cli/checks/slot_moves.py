@@ -1,0 +1,174 @@
+"""The check of `redisacc doctor` for slots that are being moved: would a failure of their target lose anything?
+
+Writes that `min_replicas=` has confirmed are on replicas of the master that owned the slot at that time. The replicas
+of the new owner get the keys after their master, and servers ensure that only in part: docs/deployment.md.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from redisacc._monitoring.nodes import parse_info
+from redisacc._redis.cluster.slot_map import SLOTS, Address
+from redisacc._redis.transport import OPENING_TIMEOUT, Transport
+from redisacc._text import QUOTED, printable
+from redisacc.cli.checks.finding import Finding
+from redisacc.cli.shared.output import count_text
+from redisacc.errors import RedisAccError, ServerError
+
+# How long replicas have to confirm what their master had when it was asked, in seconds. They do so once a second.
+_CONFIRMED_WITHIN = 2.5
+_PAUSE = 0.1
+# How many slots and targets a finding lists.
+_LISTED = 3
+
+# In CLUSTER NODES, "[93->-ID]" is a slot that is on its way to a node, and "[93-<-ID]" one that comes from it.
+_MOVING = re.compile(r"\[(\d{1,5})-([<>])-([0-9a-f]{1,64})\]")
+_HOST_AND_PORT = re.compile(r"(?P<host>[^@,]+):(?P<port>\d{1,5})(?:[@,].*)?")
+# The states of a move that is over.
+_OVER = ("success", "failed", "cancelled", "canceled")
+_REPLICA = re.compile(r"ip=([^,]*),port=(\d+),state=([^,]*),offset=(\d+)")
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node as CLUSTER NODES describes it.
+
+    Attributes:
+        address: where it is.
+        replicas: where its replicas are.
+        arriving: the slots that are on their way to it.
+    """
+
+    address: Address | None = None
+    replicas: set[str] = field(default_factory=set)
+    arriving: set[int] = field(default_factory=set)
+
+
+def examine_moves(transport: Transport) -> Finding:
+    """Returns which slots are being moved to a master whose replicas lag behind, or that has none."""
+    try:
+        replies, _ = transport.on_reachable_masters([("CLUSTER", "NODES")], timeout=OPENING_TIMEOUT)
+    except ServerError:
+        return Finding(
+            "moves",
+            "warn",
+            "unknown, because this user may not run CLUSTER NODES",
+            "run doctor as a user who may run CLUSTER NODES and INFO",
+        )
+    nodes = _read_nodes(reply for [reply] in replies.values())
+    for target, slots in _moved_at_once(transport):
+        nodes.setdefault(target, _Node()).arriving.update(slots)
+    targets = [node for node in nodes.values() if node.arriving and node.address]
+    if not targets:
+        return Finding("moves", "ok", "no slot is being moved")
+    found = [f"{_slots_text(node.arriving)} to {node.address}" for node in targets[:_LISTED]]
+    found = [f"{text}, {state}" for text, state in zip(found, _states(transport, targets), strict=False)]
+    more = "; …" if len(targets) > _LISTED else ""
+    said = f"being moved: {'; '.join(found)}{more}"
+    if all(text.endswith(_KEEPS_UP) for text in found):
+        return Finding("moves", "ok", said)
+    return Finding(
+        "moves",
+        "warn",
+        said,
+        "before a slot changes its owner (CLUSTER SETSLOT … NODE), wait until the replicas of the new one have its "
+        "keys: until then, its failure loses gradients that min_replicas= has confirmed",
+    )
+
+
+def _read_nodes(replies: Iterable[Any]) -> dict[str, _Node]:
+    """Returns id → node, from the replies to CLUSTER NODES of all masters. A node knows only of its own moves."""
+    nodes: dict[str, _Node] = {}
+    for reply in replies:
+        for line in bytes(reply or b"").decode(errors="replace").splitlines():
+            identity, address, flags, master, *rest = [*line.split(" "), "", "", "", ""]
+            match = _HOST_AND_PORT.fullmatch(address)
+            if match is None:
+                continue
+            node = nodes.setdefault(identity, _Node())
+            node.address = Address(printable(match["host"], QUOTED), int(match["port"]))
+            if master not in ("", "-") and "fail" not in flags.split(","):
+                nodes.setdefault(master, _Node()).replicas.add(str(node.address))
+            for slot, direction, other in _MOVING.findall(" ".join(rest)):
+                if "myself" in flags and "master" in flags and int(slot) < SLOTS:
+                    target = other if direction == ">" else identity
+                    nodes.setdefault(target, _Node()).arriving.add(int(slot))
+    return nodes
+
+
+def _moved_at_once(transport: Transport) -> Iterable[tuple[str, set[int]]]:
+    """Yields the id of the target and the slots of each move by CLUSTER MIGRATESLOTS, which Valkey has from 9 on."""
+    try:
+        replies, _ = transport.on_reachable_masters([("CLUSTER", "GETSLOTMIGRATIONS")], timeout=OPENING_TIMEOUT)
+    except RedisAccError:
+        return
+    for [reply] in replies.values():
+        for move in reply if isinstance(reply, list) else ():
+            fields = dict(zip(move[::2], move[1::2], strict=False)) if isinstance(move, list) else {}
+            texts = {name: fields.get(name) for name in (b"state", b"target_node", b"slot_ranges")}
+            if all(isinstance(text, bytes) for text in texts.values()):
+                state, target, ranges = (bytes(text or b"").decode(errors="replace") for text in texts.values())
+                if state not in _OVER:
+                    yield target, _slots_of(ranges)
+
+
+def _slots_of(ranges: str) -> set[int]:
+    """Returns the slots of "5-9 12-12"."""
+    found: set[int] = set()
+    for first, last in re.findall(r"(\d{1,5})-(\d{1,5})", ranges):
+        found.update(range(int(first), min(int(last), SLOTS - 1) + 1))
+    return found
+
+
+_KEEPS_UP = "whose replicas have what it has"
+_LAGS = " behind"
+
+
+def _states(transport: Transport, targets: Sequence[_Node]) -> list[str]:
+    """Returns a clause about each target's replicas, once they have had the time to confirm its data."""
+    addresses = [node.address for node in targets if node.address]
+    goals: dict[Address, int] = {}
+    deadline = time.monotonic() + _CONFIRMED_WITHIN
+    while True:
+        try:
+            replies, _ = transport.on_reachable_masters(
+                [("INFO", "replication")], timeout=OPENING_TIMEOUT, also=addresses
+            )
+        except ServerError:
+            return ["whose replicas are unknown, because this user may not run INFO"] * len(targets)
+        states = [_state(node, parse_info(replies.get(str(node.address), [None])[0]), goals) for node in targets]
+        if not any(state.endswith(_LAGS) for state in states) or time.monotonic() >= deadline:
+            return states
+        time.sleep(_PAUSE)
+
+
+def _state(node: _Node, info: dict[str, str], goals: dict[Address, int]) -> str:
+    """Returns a clause about a target's replicas. goals: its offset when it was first asked."""
+    if "master_repl_offset" not in info or node.address is None:
+        return "which does not answer"
+    goal = goals.setdefault(node.address, int(info["master_repl_offset"]))
+    offsets = {
+        str(Address(match[1], int(match[2]))): int(match[4]) if match[3] == "online" else -1
+        for name, text in info.items()
+        if re.fullmatch(r"slave\d+", name) and (match := _REPLICA.match(text))
+    }
+    known = sorted({*offsets, *node.replicas})
+    if not known:
+        return "which has no replica"
+    late = [replica for replica in known if offsets.get(replica, -1) < goal]
+    if not late:
+        return _KEEPS_UP
+    named = ", ".join(late[:_LISTED]) + (", …" if len(late) > _LISTED else "")
+    return f"whose {'replica' if len(late) == 1 else 'replicas'} {named} {'lags' if len(late) == 1 else 'lag'}{_LAGS}"
+
+
+def _slots_text(slots: set[int]) -> str:
+    named = ", ".join(map(str, sorted(slots)[:_LISTED]))
+    if len(slots) > _LISTED:
+        return f"{count_text(len(slots), 'slot')} ({named}, …)"
+    return f"{'slot' if len(slots) == 1 else 'slots'} {named}"

@@ -1,0 +1,1 @@
+"""What several commands use: options, output, failures, files of arrays, a server of their own."""

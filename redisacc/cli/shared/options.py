@@ -1,0 +1,173 @@
+"""Options and arguments that several commands share, what they refer to, and the question before a deletion."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from redisacc._admin.catalogue import escape_glob, list_names
+from redisacc._admin.rows import read_spec
+from redisacc._data.tree.spec import TreeSpec
+from redisacc._format.keys import PREFIX, Keys
+from redisacc._redis.connect import connect
+from redisacc._redis.transport import OPENING_TIMEOUT, Transport
+from redisacc._text import is_unicode, shown
+from redisacc.cli.shared.failures import USAGE, fail
+from redisacc.errors import InvalidArgumentError, RedisAccError
+
+# How many names or paths the shell is offered at most.
+_COMPLETIONS = 100
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds. ``nan``, which is neither below nor above any bound, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Returns the number, or ends the command."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return number
+
+
+class NonEmptyPath(click.Path):
+    """A path. The empty one, which would mean the current directory, is refused: a variable is probably not set."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the path, or ends the command."""
+        if value == "":
+            self.fail("the path is empty; for the current directory, give a dot.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def redis_option(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds the option --redis URL, as the parameter ``url``."""
+    return click.option(
+        "--redis",
+        "url",
+        envvar="REDISACC_URL",
+        metavar="URL",
+        help="The server.  [default: REDISACC_URL, else redis://localhost:6379/0]",
+    )(function)
+
+
+def json_option(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds the option --json, as the parameter ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def yes_option(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds the option --yes, as the parameter ``yes``."""
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")(function)
+
+
+def name_argument(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds the argument NAME, which the shell completes."""
+    return click.argument("name", shell_complete=_complete_names)(function)
+
+
+def names_argument(function: Callable[P, R]) -> Callable[P, R]:
+    """Adds the argument [NAME]..., as the parameter ``names``, which the shell completes."""
+    return click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_names)(function)
+
+
+def port_option(default: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Adds the option --port PORT, as the parameter ``port``."""
+    return click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=default,
+        show_default=True,
+        help="Port to listen on; 0 picks a free one.",
+    )
+
+
+def leaf_option(help_text: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Adds the option --leaf PATH, as the parameter ``path``. The shell completes it once NAME is there."""
+    return click.option("--leaf", "path", metavar="PATH", shell_complete=_complete_leaves, help=help_text)
+
+
+def _complete_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _offered(context, lambda server: list_names(server, escape_glob(incomplete) + "*"))
+
+
+def _complete_leaves(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def paths(server: Transport) -> Iterable[str]:
+        # An option that lacks its value ends click's parsing before the arguments get their names.
+        name = context.params.get("name") or next(iter(context.args), "")
+        spec = read_spec(server, keys_of(name))
+        leaves = spec.leaves if isinstance(spec, TreeSpec) else ()
+        return (leaf.path for leaf in leaves if leaf.path.startswith(incomplete))
+
+    return _offered(context, paths)
+
+
+def _offered(context: click.Context, find: Callable[[Transport], Iterable[str]]) -> list[CompletionItem]:
+    # Silent where no server answers, or nothing has that name: this runs while somebody types.
+    try:
+        found = find(connect(context.params.get("url") or os.environ.get("REDISACC_URL")))
+    except RedisAccError:
+        return []
+    return [CompletionItem(text) for text in itertools.islice(filter(str.isprintable, found), _COMPLETIONS)]
+
+
+def keys_of(name: str) -> Keys:
+    """Returns the keys of an accumulator, given by its name or by its ``accumulator_ref``.
+
+    Raises:
+        InvalidArgumentError: no accumulator can have this name.
+    """
+    if name.startswith(f"{PREFIX}{{"):
+        return Keys.of_ref(name)
+    if not name or any(character in "{}" for character in name) or not is_unicode(name):
+        raise InvalidArgumentError(
+            f"no accumulator can have the name {shown(name)}: a name must be valid Unicode, and must not be empty or "
+            "contain braces"
+        )
+    return Keys(name)
+
+
+def targets_of(names: Sequence[str]) -> tuple[list[str], list[Keys]]:
+    """Returns what names on a command line refer to: globs, ["*"] if there are no names at all; and accumulators."""
+    globs = [name for name in names if any(character in name for character in "*?[")]
+    return globs if names else ["*"], [keys_of(name) for name in names if name not in globs]
+
+
+def transport_of(url: str | None) -> Transport:
+    """Returns the transport to a server that has just answered. Blocks for at most ``OPENING_TIMEOUT`` seconds.
+
+    Raises:
+        ServerUnavailableError: the server does not answer.
+    """
+    transport = connect(url)
+    # Not PING, which the access rules of an observer do not allow.
+    transport.call("TIME", timeout=OPENING_TIMEOUT)
+    return transport
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks before something is deleted for good. Returns if the answer is yes, and at once with --yes.
+
+    Raises:
+        Failure: the answer is no, or the input is not a terminal and --yes is missing.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("this needs a confirmation, and the input is not a terminal; --yes confirms in advance", USAGE)
+    if not click.confirm(question, err=True):
+        fail("cancelled, nothing was changed")

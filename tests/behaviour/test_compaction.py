@@ -1,0 +1,244 @@
+"""The memory of buffered gradients is bounded: beyond the limit, clients compact some of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+from support.selection import thorough
+
+import redisacc
+from redisacc._protocol.applying import buffer_writer, compaction
+
+
+@pytest.fixture(autouse=True, params=["small", "in parts"])
+def way(request):
+    """Everything here holds for inline gradients and for large ones."""
+    if request.param == "in parts":
+        request.getfixturevalue("force_parts")
+
+
+def buffered_bytes(client):
+    """The real size of the parts and the inline gradients."""
+    parts = sum(client.strlen(key) for key in set(client.scan_iter()) if b":part:" in key)
+    return parts + sum(map(len, client.hvals("redisacc:{w}:inline")))
+
+
+def test_the_limit_is_shown_and_belongs_to_the_accumulator(open_dense):
+    acc = open_dense("float32", [3], "limited", buffer_limit=1000)
+    assert (acc.info().buffered_bytes, acc.info().buffer_limit) == (0, 1000)
+    assert open_dense("float32", [3], "limited").info().buffer_limit == 1000
+    with pytest.raises(redisacc.SchemaMismatchError, match="buffer_limit is 1000, not 2000"):
+        open_dense("float32", [3], "limited", buffer_limit=2000)
+    assert open_dense("float32", [3], "other").info().buffer_limit == 256 * 2**20
+
+
+@pytest.mark.usual(client="asyncio")
+@pytest.mark.every_server
+def test_a_dense_round_of_many_times_the_limit(client, open_dense):
+    acc = open_dense("float32", [100], "w", reduction_type="SUM", in_place_limit=0, buffer_limit=2000)
+    rng = np.random.default_rng(0)
+    expected = None
+    for _ in range(50):
+        gradient = rng.standard_normal(100).astype(np.float32)
+        expected = gradient if expected is None else expected + gradient
+        assert acc.apply_grad(gradient)
+        info = acc.info()
+        assert info.buffered_bytes == buffered_bytes(client) <= 2000
+    assert (acc.info().num_accumulated, acc.info().buffered) < (51, 6)
+    assert not [key for key in client.scan_iter() if b":staged:" in key or b":compacting" in key]
+    # The oldest are compacted first, and here all of them: the order of the additions stays that of arrival.
+    np.testing.assert_array_equal(acc.peek().gradient, expected)
+    np.testing.assert_array_equal(acc.take_grad(50), expected)
+    assert buffered_bytes(client) == acc.info().buffered_bytes == 0
+
+
+@pytest.mark.every_server(dtype="float32")
+@pytest.mark.parametrize(
+    "dtype", thorough(["float32", "float16", "int8", "uint64", "complex64"], usual=["float32", "int8"])
+)
+def test_a_sparse_mean_counts_each_index(client, open_sparse, dtype):
+    acc = open_sparse(dtype, [20, 3], "w", in_place_limit=0, buffer_limit=1500)
+    rng = np.random.default_rng(1)
+    total, count = np.zeros((20, 3)), np.zeros(20)
+    for _ in range(60):
+        rows = np.sort(rng.choice(20, rng.integers(0, 8), replace=False))
+        values = rng.integers(0, 8, (len(rows), 3))
+        total[rows] += values
+        count[rows] += 1
+        assert acc.apply_grad(rows, values.astype(dtype))
+        assert acc.info().buffered_bytes == buffered_bytes(client) <= 1500
+    assert acc.info().buffered < 60
+    indices, values, _ = acc.take_grad(60)
+    np.testing.assert_array_equal(indices, np.flatnonzero(count))
+    mean = total[indices] / count[indices, None]
+    if np.dtype(dtype).kind in "iu":
+        mean = np.trunc(mean)
+    np.testing.assert_array_equal(values, mean.astype(np.float32).astype(dtype))
+
+
+def test_room_can_be_made_where_there_is_none_for_two(client, open_dense):
+    acc = open_dense("float64", [100], "w", reduction_type="SUM", in_place_limit=0, buffer_limit=1000)
+    for k in range(5):
+        assert acc.apply_grad(np.full(100, float(k)))
+    assert acc.info().buffered_bytes == buffered_bytes(client) == 800
+    assert acc.take_grad(5)[0] == 10.0
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_what_has_no_room_is_refused_and_not_stored(client, open_sparse, before, monkeypatch):
+    acc = open_sparse("float64", None, "w", in_place_limit=0, buffer_limit=100)
+    for _ in range(before):
+        acc.apply_grad(range(5), np.ones(5))
+    keys, record = sorted(client.scan_iter()), client.hgetall("redisacc:{w}")
+    for ask in (0, 10**9):
+        monkeypatch.setattr(buffer_writer, "ASK_BYTES", ask)
+        with pytest.raises(
+            redisacc.AccumulatorFullError,
+            match=r"bytes in 'w'.*\. Take the round, or create the accumulator with a larger buffer_limit",
+        ):
+            acc.apply_grad(range(100, 107), np.ones(7))
+    assert sorted(client.scan_iter()) == keys
+    # Places are only an order. One that was reserved for a gradient that is refused is left out.
+    assert client.hgetall("redisacc:{w}") | {b"places": b""} == record | {b"places": b""}
+    # The round can be taken, which frees the buffer.
+    if before:
+        assert acc.take_grad(1)[0].tolist() == [0, 1, 2, 3, 4]
+        assert acc.apply_grad([7], [1.0], local_step=1)
+
+
+def test_a_gradient_without_elements_needs_no_room(open_sparse):
+    acc = open_sparse("float64", None, "w", in_place_limit=0, buffer_limit=0)
+    assert acc.apply_grad([], np.empty((0, 2)))
+    with pytest.raises(redisacc.AccumulatorFullError):
+        acc.apply_grad([1], [[1.0, 2.0]])
+
+
+def test_a_stale_gradient_is_not_uploaded(client, real_server, open_dense):
+    acc = open_dense("float64", [2**20], "w", in_place_limit=0)
+    acc.set_global_step(1)
+    client.config_resetstat()
+    assert acc.apply_grad(np.ones(2**20)).outcome == "stale"
+    assert client.info("stats")["total_net_input_bytes"] < 10_000
+    assert acc.info().stale == 1
+
+
+@pytest.mark.usual(client="asyncio")
+def test_many_clients_share_the_room(real_server, open_dense):
+    """Exact numbers reveal a gradient that is lost or counted twice."""
+    workers, each = 6, 40
+    accs = [
+        open_dense(
+            "int64", [64], "w", reduction_type="SUM", redis=real_server.client(), in_place_limit=0, buffer_limit=4096
+        )
+        for _ in range(workers)
+    ]
+    taken, stop = [], threading.Event()
+    failures = []
+
+    def work(worker):
+        try:
+            for _ in range(each):
+                assert accs[worker].apply_grad(np.full(64, 10**worker, np.int64), local_step=2**40)
+        except BaseException as error:
+            failures.append(error)
+
+    def take():
+        while not stop.is_set() or accs[0].num_accumulated():
+            with contextlib.suppress(redisacc.TakeTimeoutError):
+                taken.append(accs[0].take_grad(1, timeout=0.05))
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(workers)]
+    taker = threading.Thread(target=take)
+    for thread in threads[: workers // 2]:
+        thread.start()
+    for thread in threads[: workers // 2]:
+        thread.join()
+    # Half of them without a taker, half with one in between.
+    taker.start()
+    for thread in threads[workers // 2 :]:
+        thread.start()
+    for thread in threads[workers // 2 :]:
+        thread.join()
+    stop.set()
+    taker.join()
+    assert failures == []
+    assert set(sum(taken)) == {sum(each * 10**worker for worker in range(workers))}
+
+
+@pytest.mark.forges
+def test_foreign_headers_end_the_search_for_room_at_once(client, open_dense):
+    acc = open_dense("float64", [10], "w", in_place_limit=0, buffer_limit=100)
+    acc.apply_grad(np.ones(10))
+    (name,) = client.hkeys("redisacc:{w}:buffered")
+    client.hset("redisacc:{w}:buffered", name, b"0 \xc1")
+    with pytest.raises(redisacc.CorruptDataError, match="header"):
+        acc.apply_grad(np.ones(10))
+    assert acc.num_accumulated() == 1
+    acc.delete()
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_room_that_others_fill_while_it_is_made_is_looked_for_again(open_dense, monkeypatch, others):
+    """Between reading the buffered gradients and the swap, one process takes the round and another fills the next."""
+    acc = open_dense("int64", [4], "w", reduction_type="SUM", in_place_limit=0, buffer_limit=64)
+    rest = []
+
+    def take_then_fill(transport, key):
+        if not rest:
+            rest.extend([acc.take_grad(1), *(acc.apply_grad(np.full(4, 10), local_step=9) for _ in range(others))])
+            return {}
+        return scan(transport, key)
+
+    scan = compaction.scan
+    for _ in range(2):
+        acc.apply_grad(np.full(4, 1))
+    monkeypatch.setattr(compaction, "scan", take_then_fill)
+    assert acc.apply_grad(np.full(4, 100), local_step=9)
+    np.testing.assert_array_equal(rest[0], np.full(4, 2))
+    np.testing.assert_array_equal(acc.take_grad(1), np.full(4, 100 + 10 * others))
+
+
+def test_a_large_sum_at_the_front_is_not_moved_again_and_again(client, open_sparse, monkeypatch):
+    monkeypatch.setattr(compaction, "COMPACT_BYTES", 500)
+    acc = open_sparse("float64", None, "w", reduction_type="SUM", in_place_limit=0, buffer_limit=1000)
+    acc.apply_grad(range(35), np.ones(35))
+    (large,) = client.hkeys("redisacc:{w}:buffered")
+    for _ in range(30):
+        assert acc.apply_grad([0, 1, 2, 3, 99], np.ones(5))
+    assert client.hexists("redisacc:{w}:buffered", large)
+    assert acc.info().buffered_bytes == buffered_bytes(client) <= 1000
+    indices, values, _ = acc.take_grad(31)
+    assert dict(zip(indices.tolist(), values.tolist(), strict=True)) == {
+        **dict.fromkeys(range(4), 31.0),
+        **dict.fromkeys(range(4, 35), 1.0),
+        99: 30.0,
+    }
+
+
+def test_what_is_too_much_for_one_fold_is_compacted_if_nothing_else_helps(client, open_sparse, monkeypatch):
+    monkeypatch.setattr(compaction, "COMPACT_BYTES", 500)
+    acc = open_sparse("float64", None, "w", reduction_type="SUM", in_place_limit=0, buffer_limit=1200)
+    for _ in range(2):
+        acc.apply_grad(range(35), np.ones(35))
+    # Compacting either of the two with this one frees nothing, because their rows differ.
+    assert acc.apply_grad(range(100, 110), np.ones(10))
+    assert acc.info().buffered == 1
+    assert acc.info().buffered_bytes == buffered_bytes(client) <= 1200
+    assert acc.take_grad(3)[1].tolist() == [2.0] * 35 + [1.0] * 10
+
+
+def test_of_the_oldest_no_more_are_compacted_than_necessary(client, open_sparse, monkeypatch):
+    monkeypatch.setattr(compaction, "COMPACT_BYTES", 500)
+    acc = open_sparse("float64", None, "w", reduction_type="SUM", in_place_limit=0, buffer_limit=1300)
+    for _ in range(2):
+        acc.apply_grad(range(35), np.ones(35))
+    for row in range(10):
+        acc.apply_grad([50 + row], [1.0])
+    # The ten small ones are the longest run, but have no row in common. The two large ones have all rows in common.
+    assert acc.apply_grad(range(100, 110), np.ones(10))
+    assert acc.info().buffered == 11
+    assert acc.info().buffered_bytes == buffered_bytes(client) <= 1300
+    assert acc.take_grad(13)[1].tolist() == [2.0] * 35 + [1.0] * 20

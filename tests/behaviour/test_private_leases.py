@@ -1,0 +1,177 @@
+"""Private accumulators: no other process shares them, and they are removed however their owner ends."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import redisacc
+
+LEASE_MS = 400
+
+
+@pytest.fixture
+def short_lease(monkeypatch):
+    monkeypatch.setattr("redisacc._protocol.leases.private_leases.OWNER_LEASE_MS", LEASE_MS)
+
+
+@pytest.mark.parametrize("shared_name", [None, ""])
+def test_private_accumulators_are_all_different(open_dense, client, shared_name):
+    first, second = open_dense("float32", [1], shared_name), open_dense("float32", [1], shared_name)
+    assert first.shared_name is None
+    assert first.accumulator_ref != second.accumulator_ref
+    first.apply_grad([1.0])
+    assert second.num_accumulated() == 0
+
+
+@pytest.mark.every_server
+def test_close_removes_a_private_accumulator(open_dense_stored, open_sparse_stored, client):
+    with open_dense_stored("float32", [500]) as acc:
+        acc.apply_grad(np.ones(500, np.float32))
+        held = acc.take(1)
+        held.__enter__()
+        acc.apply_grad(np.ones(500, np.float32), local_step=1)
+        assert client.keys()
+    assert client.keys() == []
+    acc = open_sparse_stored("float32")
+    acc.apply_grad([1], [1.0])
+    acc.close()
+    assert client.keys() == []
+
+
+def test_garbage_collection_removes_a_private_accumulator(client, until):
+    acc = redisacc.ConditionalAccumulator("float32", [1], redis=client)
+    acc.apply_grad([1.0])
+    assert client.keys()
+    del acc
+    gc.collect()
+    until(lambda: client.keys() == [])
+
+
+@pytest.mark.every_server
+def test_every_key_of_a_private_accumulator_has_an_end(open_dense_stored, client, background, until):
+    acc = open_dense_stored("float32", [500])
+    for step in range(2):
+        acc.apply_grad(np.ones(500, np.float32), local_step=step)
+        if step == 0:
+            held = acc.take(1)
+            held.__enter__()
+    acc.set_global_step(1)
+    take = background(acc.take_grad, 5)
+    until(lambda: acc.info().waiting)
+    keys = list(client.scan_iter())
+    assert len(keys) >= 5
+    without = [key for key in keys if client.ttl(key) < 0]
+    assert without == []
+    acc.close()
+    with pytest.raises(redisacc.CancelledError):
+        take.result()
+
+
+def test_an_owner_that_lives_keeps_its_lease(monkeypatch, open_dense_stored, client, until):
+    # Renewed every 0.1 s.
+    monkeypatch.setattr("redisacc._protocol.leases.private_leases.OWNER_LEASE_MS", 30_000)
+    monkeypatch.setattr("redisacc._protocol.leases.renewals.RENEWALS", 300)
+    acc = open_dense_stored("float32", [500], reduction_type="SUM")
+    acc.apply_grad(np.ones(500, np.float32))
+    acc.apply_grad(np.ones(500, np.float32))
+    held = acc.take(1)
+    held.__enter__()
+    acc.apply_grad(np.ones(500, np.float32), local_step=1)
+    keys = sorted(client.scan_iter())
+    for key in keys:
+        client.pexpire(key, 10_000)
+    until(lambda: all(client.pttl(key) > 10_000 for key in keys))
+    assert sorted(client.scan_iter()) == keys
+    assert acc.take_grad(1)[0] == 1.0
+    with acc.recover() as taken:
+        assert taken.gradient[0] == 2.0
+
+
+# Long enough for a child that has just begun, on a machine that stalls for a while.
+KILLED_LEASE_MS = 3000
+KILLED = f"""
+import os, signal, sys
+import numpy as np
+import redisacc, redisacc._protocol.leases.private_leases
+redisacc._protocol.leases.private_leases.OWNER_LEASE_MS = {KILLED_LEASE_MS}
+for limit in (0, 10**9):
+    acc = redisacc.ConditionalAccumulator("float32", [500], redis=sys.argv[1], in_place_limit=limit)
+    acc.apply_grad(np.ones(500, np.float32))
+    held = acc.take(1)
+    held.__enter__()
+    acc.apply_grad(np.ones(500, np.float32), local_step=1)
+    sparse = redisacc.SparseConditionalAccumulator("float32", redis=sys.argv[1], in_place_limit=limit)
+    sparse.apply_grad([5], [1.0])
+    globals()[f"kept{{limit}}"] = acc, held, sparse
+if sys.argv[2] == "kill":
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_owner_leaves_nothing_after_its_lease(real_server, real_client, until):
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, real_server.url, "kill"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        assert len(real_client.keys()) >= 8
+    finally:
+        process.kill()
+        process.communicate()
+    until(lambda: real_client.keys() == [])
+
+
+@pytest.mark.servers("valkey")
+def test_a_process_that_ends_takes_its_private_accumulators_along(real_server, real_client):
+    script = KILLED.replace(f"LEASE_MS = {KILLED_LEASE_MS}", "LEASE_MS = 3600_000")
+    subprocess.run([sys.executable, "-c", script, real_server.url, "exit"], check=True, timeout=30)
+    assert real_client.keys() == []
+
+
+@pytest.mark.thorough
+@pytest.mark.servers("valkey")
+def test_a_process_that_ends_after_its_server_does_not_wait_for_it(daemon):
+    """Its lease removes it, if the server comes back at all."""
+    server = daemon().start()
+    script = KILLED.replace(f"LEASE_MS = {KILLED_LEASE_MS}", "LEASE_MS = 3600_000")
+    process = subprocess.Popen(
+        [sys.executable, "-c", script + "print(flush=True)\nsys.stdin.read()", server.url, "exit"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout.readline() == b"\n"
+        server.kill()
+        # Four accumulators, not four times as long as a call tries to reach a server.
+        process.communicate(timeout=25)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.servers("valkey")
+def test_a_process_that_fails_takes_its_private_accumulators_along(real_server, real_client):
+    script = KILLED.replace(f"LEASE_MS = {KILLED_LEASE_MS}", "LEASE_MS = 3600_000") + "\nraise SystemExit(3)\n"
+    ended = subprocess.run([sys.executable, "-c", script, real_server.url, "exit"], check=False, timeout=30)
+    assert ended.returncode == 3
+    assert real_client.keys() == []
+
+
+def test_an_iterator_over_events_keeps_a_private_accumulator(client):
+    acc = redisacc.ConditionalAccumulator("float32", [1], redis=client)
+    record = acc.accumulator_ref
+    events = acc.events(timeout=5)
+    del acc
+    gc.collect()
+    assert client.exists(record)
+    del events
+    gc.collect()
+    assert not client.exists(record)

@@ -1,0 +1,460 @@
+"""A reducer adds up beside the server, and a taker fetches the sum."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import numpy as np
+import pytest
+
+import redisacc
+from redisacc._format.buffered import parse
+from redisacc._format.gradient_digests import digest_of
+from redisacc._format.keys import Keys
+from redisacc._protocol.sums.part_fetch import PartFetch
+
+pytestmark = [pytest.mark.servers("valkey", "redis7", "redis62", "cluster")]
+
+# Two parts for each gradient, or more.
+ELEMENTS = 400_000
+
+
+def values(k):
+    return (np.random.default_rng(k).normal(size=ELEMENTS) * 10.0 ** (k % 5 - 2)).astype(np.float32)
+
+
+def total(*numbers):
+    expected = values(numbers[0])
+    for k in numbers[1:]:
+        expected = expected + values(k)
+    return expected
+
+
+# Whether the gradients have parts, and whether these lie in partitions.
+either = pytest.mark.parametrize("partitions", [None, 3])
+
+
+@pytest.fixture
+def reducer(client, background):
+    """Runs a reducer until the test ends."""
+    running = []
+
+    def start(**options):
+        made = redisacc.Reducer(redis=client, **options)
+        running.append((made, background(made.run)))
+        return made
+
+    yield start
+    for made, run in running:
+        made.close()
+        run.result(20)
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """The keys of all parts that takers have fetched, in this process, and not reducers."""
+    keys = []
+    finish = PartFetch.finish
+
+    def noting(self, part):
+        if self._dense._store is None:
+            keys.append(part.key)
+        finish(self, part)
+
+    monkeypatch.setattr(PartFetch, "finish", noting)
+    return keys
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Takers that wait for a reducer for as long as a busy machine needs."""
+    monkeypatch.setattr("redisacc._protocol.sums.reducer_sums.SUM_PATIENCE", 20.0)
+
+
+def wait_for_leases(acc, until):
+    until(lambda: (info := acc.info().reducer) is not None and not info.missing)
+
+
+def buffered_of(acc, client):
+    """Returns what is buffered in the current round."""
+    keys = Keys("w")
+    entries = client.hgetall(keys.current.buffered)
+    return parse(keys, entries, acc._spec, (ELEMENTS,))
+
+
+def settle(acc, background, until):
+    """Has a round, after which reducers hold their leases and know how many gradients a take requires."""
+    take = background(acc.take_grad, 3)
+    until(lambda: len(acc.info().waiting) == 1)
+    step = acc.global_step()
+    for k in range(2):
+        acc.apply_grad(values(k), local_step=step)
+    # The taker calls until there are as many as there should be.
+    wait_for_leases(acc, until)
+    acc.apply_grad(values(2), local_step=step)
+    # Longer than `patient`, in case the reducer began too late to store every part of this sum.
+    take.result(60)
+
+
+def round_of(acc, background, until, step, numbers, required=3):
+    """Takes a round of these gradients while a taker waits. Returns the result."""
+    take = background(acc.take_grad, required)
+    until(lambda: len(acc.info().waiting) == 1)
+    for k in numbers:
+        acc.apply_grad(values(k), local_step=step)
+    return take.result(30)
+
+
+@pytest.mark.every_server
+@either
+def test_a_taker_fetches_the_sum_instead_of_the_gradients(
+    open_dense, background, until, reducer, fetched, patient, partitions
+):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=partitions)
+    reducer()
+    settle(acc, background, until)
+    for step in (1, 2):
+        fetched.clear()
+        result = round_of(acc, background, until, step, (5 * step, 6, 7))
+        np.testing.assert_array_equal(result, total(5 * step, 6, 7))
+        assert fetched
+        assert all(":sum:" in key for key in fetched)
+    info = acc.info().reducer
+    assert info is not None
+    assert info.keeps_up
+    acc.delete()
+
+
+@pytest.mark.thorough
+@either
+def test_gradients_beyond_those_that_were_required_are_added_to_the_sum(
+    open_dense, client, background, until, reducer, fetched, patient, partitions
+):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=partitions)
+    reducer()
+    settle(acc, background, until)
+    for k in range(5):
+        acc.apply_grad(values(k), local_step=1)
+    until(lambda: list(client.scan_iter("redisacc:{w*}:sum:*")))
+    fetched.clear()
+    np.testing.assert_array_equal(acc.take_grad(3), total(0, 1, 2, 3, 4))
+    assert any(":sum:" in key for key in fetched)
+    acc.delete()
+
+
+@pytest.mark.thorough
+@either
+def test_a_tree_keeps_its_sparse_leaves_to_the_taker(client, background, until, reducer, fetched, patient, partitions):
+    tree = {"d": ("float32", [ELEMENTS]), "s": redisacc.Sparse("float32", [1000, 8])}
+    acc = redisacc.TreeAccumulator(tree, "w", reduction_type="SUM", redis=client, partitions=partitions)
+    rows = np.arange(0, 1000, 3)
+
+    def gradient(k):
+        return {"d": values(k), "s": (rows, np.full((len(rows), 8), k, np.float32))}
+
+    reducer()
+    for step in (0, 1, 2):
+        fetched.clear()
+        take = background(acc.take_grad, 3)
+        until(lambda: len(acc.info().waiting) == 1)
+        for k in range(3):
+            acc.apply_grad(gradient(k), local_step=step)
+            if k == 1:
+                wait_for_leases(acc, until)
+        result = take.result(30)
+        np.testing.assert_array_equal(result["d"], total(0, 1, 2))
+        np.testing.assert_array_equal(result["s"].values, np.full((len(rows), 8), 3, np.float32))
+    assert any(":sum:" in key for key in fetched)
+    acc.delete()
+    acc.close()
+
+
+@pytest.mark.thorough
+def test_forged_sums_are_never_used(open_dense, client, background, until, fetched):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+    client.hset("redisacc:{w}:reducer", mapping={"holder": "x", "who": "nobody"})
+    client.pexpire("redisacc:{w}:reducer", 60_000)
+    expected = Keys("w").sum
+    for data in (b"", b"x" * 100, None):
+        fetched.clear()
+        for k in range(3):
+            acc.apply_grad(values(k), local_step=acc.global_step())
+        entries = buffered_of(acc, client)
+        digest = digest_of(entries)
+        for part in range(len(entries[0].lengths)):
+            key = expected(digest, part)
+            if data is None:
+                client.rpush(key, "x")
+            else:
+                client.set(key, data)
+            client.pexpire(key, 60_000)
+        acc._taker._reliance.succeed()
+        np.testing.assert_array_equal(acc.take_grad(3), total(0, 1, 2))
+    acc.delete()
+
+
+def test_without_a_reducer_that_works_a_taker_adds_up_itself_and_waits_no_more_for_a_while(
+    open_dense, client, background, until, fetched
+):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM")
+    client.hset("redisacc:{w}:reducer", mapping={"holder": "x", "who": "nobody"})
+    client.pexpire("redisacc:{w}:reducer", 60_000)
+    np.testing.assert_array_equal(round_of(acc, background, until, 0, (1, 2, 3)), total(1, 2, 3))
+    assert not acc._taker._reliance.relies
+    assert not any(":sum:" in key for key in fetched)
+    acc.delete()
+
+
+@pytest.mark.thorough
+@either
+def test_a_second_reducer_stands_by_and_takes_over(
+    open_dense, client, background, until, reducer, fetched, patient, partitions
+):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=partitions)
+
+    def holders():
+        return {client.hget(key, "holder") for key in Keys("w", acc.info().partitions).reducers}
+
+    first = reducer()
+    settle(acc, background, until)
+    (holder,) = holders()
+    reducer()
+    round_of(acc, background, until, 1, (1, 2, 3))
+    assert holders() == {holder}
+    first.close()
+    until(lambda: holders() == {None})
+    settle(acc, background, until)
+    assert len(holders() - {None, holder}) == 1
+    step = acc.global_step()
+    fetched.clear()
+    np.testing.assert_array_equal(round_of(acc, background, until, step, (4, 5, 6)), total(4, 5, 6))
+    assert all(":sum:" in key for key in fetched)
+    acc.delete()
+
+
+@pytest.mark.thorough
+def test_an_accumulator_of_another_version_is_left_alone(open_dense, client, until, reducer, caplog):
+    acc = open_dense("float32", [ELEMENTS], "w")
+    reducer()
+    before = client.hget("redisacc:{w}", "format")
+    client.hset("redisacc:{w}", "format", "1")
+
+    def left_alone():
+        client.execute_command("PUBLISH", "redisacc:{w}:calls", "required=3")
+        return "has format '1'" in caplog.text
+
+    until(left_alone)
+    assert not client.exists("redisacc:{w}:reducer")
+    client.hset("redisacc:{w}", "format", before)
+    acc.delete()
+
+
+@pytest.mark.servers("valkey")
+def test_a_node_of_a_single_server_is_refused(client):
+    with pytest.raises(redisacc.InvalidArgumentError, match="is a single server: leave it out"):
+        redisacc.Reducer(redis=client, node="localhost:6379")
+
+
+@pytest.mark.servers("cluster")
+@pytest.mark.parametrize("node", ["localhost", "", "a b:1", ":1", 7])
+def test_what_is_no_address_of_a_node_is_refused(client, node):
+    with pytest.raises(redisacc.InvalidArgumentError, match="node must be HOST:PORT, as the cluster announces it, not"):
+        redisacc.Reducer(redis=client, node=node)
+
+
+@pytest.mark.servers("cluster")
+def test_a_node_that_the_cluster_lacks_is_logged_and_waited_for(client, background, until, caplog):
+    with redisacc.Reducer(redis=client, node="localhost:1") as reducer:
+        run = background(reducer.run)
+        until(lambda: "the reducer cannot reach the server, and keeps trying" in caplog.text)
+        assert re.search(r"the cluster announces no node localhost:1, but 127\.0\.0\.1:\d+, 127", caplog.text)
+        reducer.close()
+        run.result(20)
+
+
+def test_a_second_run_is_refused(client, background, until):
+    reducer = redisacc.Reducer("w", redis=client, max_accumulators=1)
+    run = background(reducer.run)
+    until(reducer._running.locked)
+    with pytest.raises(redisacc.InvalidArgumentError, match="already running"):
+        reducer.run()
+    reducer.close()
+    run.result(20)
+
+
+def test_a_server_that_cannot_be_reached_is_logged_and_waited_for(daemon, background, until, caplog):
+    server = daemon()
+    reducer = redisacc.Reducer(redis=server.url)
+    run = background(reducer.run)
+    try:
+        until(lambda: "cannot reach the server" in caplog.text)
+        server.start()
+        until(lambda: "the server is back" in caplog.text)
+    finally:
+        reducer.close()
+        run.result(20)
+    assert caplog.text.count("cannot reach the server") == 1
+
+
+@either
+def test_a_reducer_multiplies_by_the_weights(open_dense, background, until, reducer, fetched, patient, partitions):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=partitions)
+    reducer()
+    settle(acc, background, until)
+    fetched.clear()
+    take = background(acc.take_grad, 3)
+    until(lambda: len(acc.info().waiting) == 1)
+    weights = {5: 0.1, 6: 1.0, 7: 3.0}
+    for k, weight in weights.items():
+        acc.apply_grad(values(k), local_step=1, weight=weight)
+    first, second, third = (values(k) * np.float32(weight) for k, weight in weights.items())
+    assert take.result(30).tobytes() == (first + second + third).tobytes()
+    assert fetched
+    assert all(":sum:" in key for key in fetched)
+    acc.delete()
+
+
+NODE = (
+    r"is a node of a Redis Cluster: give redis= a URL redis\+cluster://HOST:PORT, or a redis\.RedisCluster, and the "
+    "node as node="
+)
+
+
+@pytest.mark.servers("cluster")
+def test_a_client_of_a_single_node_is_refused(real_server):
+    node = real_server.url.partition("://")[2].partition(",")[0]
+    with (
+        redisacc.Reducer(redis=f"redis://{node}") as reducer,
+        pytest.raises(redisacc.InvalidArgumentError, match=NODE),
+    ):
+        reducer.run()
+
+
+@pytest.mark.servers("cluster")
+@pytest.mark.every_server
+def test_reducers_beside_the_nodes_share_the_partitions(
+    open_dense, client, background, until, reducer, fetched, patient
+):
+    acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=6)
+    slot_map = acc._transport.slot_map()
+    nodes = [str(master) for master in slot_map.masters]
+    keys = Keys("w", acc.info().partitions)
+    at = {position: acc._transport.owner_of(keys.home(position)) for position in keys.positions}
+    assert sorted(at.values()) == sorted(nodes * 2)
+    reducers = {node: reducer(node=node) for node in nodes[:2]}
+    take = background(acc.take_grad, 3)
+    until(lambda: len(acc.info().waiting) == 1)
+    for k in range(2):
+        acc.apply_grad(values(k))
+    until(lambda: (info := acc.info().reducer) is not None and info.missing == 2)
+    assert not acc.info().reducer.keeps_up
+    reducers[nodes[2]] = reducer(node=nodes[2])
+    wait_for_leases(acc, until)
+    for position, node in at.items():
+        assert client.hget(keys.reducer(position), "holder").decode() == reducers[node]._holder
+    acc.apply_grad(values(2))
+    np.testing.assert_array_equal(take.result(60), total(0, 1, 2))
+    fetched.clear()
+    np.testing.assert_array_equal(round_of(acc, background, until, 1, (3, 4, 5)), total(3, 4, 5))
+    assert all(":sum:" in key for key in fetched)
+    assert {key.partition(":sum:")[0] for key in fetched} == set(keys.homes)
+    acc.delete()
+
+
+@pytest.mark.thorough
+def test_an_accumulator_that_is_idle_makes_room_for_another_one(
+    open_dense, client, background, until, reducer, monkeypatch
+):
+    reducer(max_accumulators=1)
+    settle(open_dense("float32", [ELEMENTS], "w"), background, until)
+    other = open_dense("float32", [ELEMENTS], "v")
+    take = background(other.take_grad, 3)
+    until(lambda: len(other.info().waiting) == 1)
+    other.apply_grad(values(1))
+    assert not client.exists("redisacc:{v}:reducer")
+    monkeypatch.setattr("redisacc._handles.reducer.IDLE", 0.0)
+    # The taker calls again every second.
+    wait_for_leases(other, until)
+    until(lambda: not client.exists("redisacc:{w}:reducer"))
+    for k in (2, 3):
+        other.apply_grad(values(k))
+    take.result(60)
+
+
+@pytest.mark.thorough
+def test_an_accumulator_that_is_created_again_may_have_other_partitions(
+    open_dense, background, until, reducer, fetched, patient
+):
+    reducer()
+    for partitions in (None, 2, 3, None):
+        acc = open_dense("float32", [ELEMENTS], "w", reduction_type="SUM", partitions=partitions)
+        settle(acc, background, until)
+        fetched.clear()
+        np.testing.assert_array_equal(round_of(acc, background, until, 1, (1, 2, 3)), total(1, 2, 3))
+        assert all(":sum:" in key for key in fetched)
+        acc.delete()
+
+
+@pytest.mark.thorough
+@pytest.mark.forges
+def test_a_call_alone_drives_nobody_out(open_dense, client, background, until, reducer, monkeypatch, caplog):
+    reducer(max_accumulators=1)
+    acc = open_dense("float32", [ELEMENTS], "w")
+    settle(acc, background, until)
+    monkeypatch.setattr("redisacc._handles.reducer.IDLE", 0.0)
+    client.hset("redisacc:{old}", mapping={"format": "999", "incarnation": "x", "kind": "dense"})
+    for name in ("nowhere", "old"):
+        client.execute_command("PUBLISH", f"redisacc:{{{name}}}:calls", "required=3")
+    until(lambda: "old: the reducer leaves it alone" in caplog.text)
+    assert acc.info().reducer is not None
+    client.delete("redisacc:{old}")
+    acc.delete()
+
+
+@pytest.mark.thorough
+@pytest.mark.forges
+def test_an_accumulator_that_cannot_be_read_any_more_makes_room(open_dense, client, background, until, reducer, caplog):
+    reducer(max_accumulators=1)
+    acc = open_dense("float32", [ELEMENTS], "w")
+    settle(acc, background, until)
+    before = client.hget("redisacc:{w}", "format")
+    client.hset("redisacc:{w}", "format", "999")
+    until(lambda: "w: the reducer leaves it alone" in caplog.text)
+    settle(open_dense("float32", [ELEMENTS], "v"), background, until)
+    client.hset("redisacc:{w}", "format", before)
+    acc.delete()
+
+
+@pytest.mark.servers("valkey")
+def test_a_reducer_that_may_not_hear_calls_says_so(real_server, client, background):
+    rules = (">secret", "resetchannels", "&redisacc:{team/*}:calls", "~*", "+@all")
+    client.execute_command("ACL", "SETUSER", "narrow", "on", *rules)
+    try:
+        reducer = redisacc.Reducer("team/a*", redis=real_server.url.replace("://", "://narrow:secret@"))
+        with pytest.raises(
+            redisacc.NotPermittedError,
+            match=r"refuses that this user hears calls of 'team/a\*'.*; give the reducer the same pattern as these",
+        ) as raised:
+            background(reducer.run).result(20)
+        assert "secret" not in str(raised.value)
+    finally:
+        client.execute_command("ACL", "DELUSER", "narrow")
+
+
+@pytest.mark.servers("valkey")
+def test_a_reducer_ends_although_its_server_is_silent(daemon, background, until, monkeypatch):
+    server = daemon().start()
+    with server.client() as client:
+        acc = redisacc.ConditionalAccumulator("float32", [ELEMENTS], "w", redis=client, partitions=40)
+        reducer = redisacc.Reducer(redis=server.url)
+        run = background(reducer.run)
+        settle(acc, background, until)
+        pid = client.info("server")["process_id"]
+        os.kill(pid, signal.SIGSTOP)
+        reducer.close()
+        # 40 leases, each of which would be waited for.
+        run.result(20)
+        os.kill(pid, signal.SIGCONT)
+        acc.delete()

@@ -1,0 +1,338 @@
+"""A round that is gone before its taker has acknowledged it: the taker gets no gradient, and learns who has it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+
+import numpy as np
+import pytest
+from support.model import assert_same
+from support.selection import IN_PARTS
+
+import redisacc
+from redisacc import raw_ops
+from redisacc._format.keys import Keys
+from redisacc._protocol.rounds.round_owner import REMEMBERED
+from redisacc._protocol.rounds.round_reader import RoundReader
+from redisacc._protocol.scripts.accumulators import Scripts
+
+pytestmark = pytest.mark.usual(storage=("in_place", "buffered_parts"))
+
+
+def f32(*values):
+    return np.array(values, np.float32)
+
+
+@pytest.fixture
+def chief(open_dense_stored):
+    acc = open_dense_stored("float32", [3], "lost", worker="chief")
+    acc.apply_grad(f32(1, 2, 3))
+    yield acc
+    with contextlib.suppress(redisacc.AccumulatorNotFoundError):
+        acc.delete()
+
+
+@pytest.fixture
+def heir(open_dense_stored, chief):
+    return open_dense_stored("float32", [3], "lost", worker="heir")
+
+
+@pytest.fixture
+def before_acknowledging(monkeypatch):
+    """Does something when the next round has been read, and is about to be acknowledged."""
+
+    def arm(action):
+        acknowledge = Scripts.acknowledge
+
+        def first_the_action(self, **options):
+            monkeypatch.setattr(Scripts, "acknowledge", acknowledge)
+            action()
+            return acknowledge(self, **options)
+
+        monkeypatch.setattr(Scripts, "acknowledge", first_the_action)
+
+    return arm
+
+
+@pytest.fixture
+def before_reading(monkeypatch):
+    """Does something when the next round has been granted, and is about to be read."""
+
+    def arm(action):
+        contents = RoundReader.contents
+
+        def first_the_action(self, *arguments):
+            monkeypatch.setattr(RoundReader, "contents", contents)
+            action()
+            return contents(self, *arguments)
+
+        monkeypatch.setattr(RoundReader, "contents", first_the_action)
+
+    return arm
+
+
+def recovers(acc):
+    with acc.recover() as found:
+        assert_same(found.gradient, f32(1, 2, 3))
+
+
+def recovers_in_the_block(chief, heir, error=None):
+    """Takes a round, has it recovered in the block, and ends the block, or raises in it."""
+    with chief.take(1) as taken:
+        recovers(heir)
+        assert_same(taken.gradient, f32(1, 2, 3))
+        if error is not None:
+            raise error
+
+
+def lost(error, owner):
+    """Checks everything that the error says."""
+    assert (error.global_step, error.new_owner) == (0, owner)
+    assert f"gave it to '{owner}'" in str(error)
+    assert str(error).endswith("Do not use its gradient, because the new owner does")
+    # That of a take, or of a recovery.
+    assert re.fullmatch(r"\d+-[0-9a-f]{16}-\d+|[0-9a-f]{32}", error.token)
+    assert error.token != error.new_token
+    assert error.new_token in str(error)
+    assert abs(error.recovered_at.timestamp() - time.time()) < 3600
+
+
+@pytest.mark.every_server
+def test_a_gradient_that_was_recovered_is_not_returned(chief, heir, before_acknowledging):
+    before_acknowledging(lambda: recovers(heir))
+    with pytest.raises(redisacc.RoundRecoveredError) as caught:
+        chief.take_grad(1)
+    lost(caught.value, "heir")
+    # Its new owner has acknowledged it, and everything else goes on.
+    assert chief.info().unacknowledged == []
+    chief.apply_grad(f32(4, 5, 6), 1)
+    assert_same(chief.take_grad(1), f32(4, 5, 6))
+
+
+@pytest.mark.every_server
+def test_a_block_whose_round_was_recovered_ends_with_the_error(chief, heir):
+    with pytest.raises(redisacc.RoundRecoveredError) as caught:
+        recovers_in_the_block(chief, heir)
+    lost(caught.value, "heir")
+
+
+@pytest.mark.usual(storage="in_place")
+def test_the_error_of_the_block_itself_comes_first(chief, heir):
+    with pytest.raises(ZeroDivisionError):
+        recovers_in_the_block(chief, heir, ZeroDivisionError())
+
+
+def test_a_chain_of_recoveries_names_the_last_owner(chief, heir, open_dense_stored):
+    last = open_dense_stored("float32", [3], "lost", worker="last of all")
+    with contextlib.ExitStack() as blocks:
+        blocks.enter_context(chief.take(1))
+        taking = blocks.pop_all()
+        blocks.enter_context(heir.recover())
+        recovering = blocks.pop_all()
+    recovers(last)
+    with pytest.raises(redisacc.RoundRecoveredError) as second:
+        recovering.close()
+    lost(second.value, "last of all")
+    with pytest.raises(redisacc.RoundRecoveredError) as first:
+        taking.close()
+    lost(first.value, "last of all")
+    assert first.value.new_token == second.value.new_token != second.value.token
+    assert first.value.token != second.value.token
+
+
+@pytest.mark.usual(storage="in_place")
+def test_only_the_latest_recoveries_are_remembered(chief, heir, client):
+    """Otherwise, a chief that fails in a loop would fill the server."""
+    taking = contextlib.ExitStack()
+    taking.enter_context(chief.take(1))
+    for _ in range(REMEMBERED + 1):
+        with contextlib.suppress(ZeroDivisionError), heir.recover():
+            raise ZeroDivisionError
+    assert client.llen(Keys("lost").recovered) == REMEMBERED
+    # The recovery from the chief is the one that was forgotten.
+    with pytest.raises(redisacc.DataLossError, match="no longer lists the round of step 0"):
+        taking.close()
+    recovers(heir)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_round_of_a_deleted_accumulator_is_not_returned(chief, before_acknowledging, client, again):
+    def delete():
+        chief.delete()
+        if again:
+            with redisacc.ConditionalAccumulator("float32", [3], "lost", redis=client) as other:
+                other.apply_grad(f32(7, 7, 7))
+
+    before_acknowledging(delete)
+    with pytest.raises(redisacc.AccumulatorNotFoundError, match="was deleted after its round of step 0"):
+        chief.take_grad(1)
+    if again:
+        redisacc.ConditionalAccumulator("float32", [3], "lost", redis=client).delete()
+
+
+@pytest.mark.usual(storage="in_place")
+def test_every_way_of_taking_says_it(open_sparse, before_acknowledging, server):
+    acc = open_sparse("float32", [9, 1], "lost")
+    other = open_sparse("float32", [9, 1], "lost", worker="heir")
+
+    def recovers_sparse():
+        with other.recover() as found:
+            assert found.gradient.indices.tolist() == [4]
+
+    raw = raw_ops.SparseConditionalAccumulator(
+        dtype="float32", shape=[9, 1], shared_name="lost", redis=other._transport.where
+    )
+    for take in (
+        acc.take_grad,
+        acc.take_indexed_slices_grad,
+        lambda number: raw_ops.SparseAccumulatorTakeGradient(
+            handle=raw, num_required=number, dtype="float32", redis=other._transport.where
+        ),
+    ):
+        acc.apply_grad([4], [[2.0]], local_step=acc.global_step())
+        before_acknowledging(recovers_sparse)
+        with pytest.raises(redisacc.RoundRecoveredError) as caught:
+            take(1)
+        assert caught.value.new_owner == "heir"
+    acc.delete()
+
+
+@pytest.mark.parametrize("acknowledges", [False, True])
+def test_a_round_that_is_recovered_while_it_is_read(chief, client, before_reading, acknowledges):
+    # Its block begins inside of the take and ends outside, so it must not depend on an event loop.
+    heir = redisacc.ConditionalAccumulator("float32", [3], "lost", redis=client, worker="heir")
+    blocks = contextlib.ExitStack()
+
+    def recover():
+        blocks.enter_context(heir.recover())
+        if acknowledges:
+            blocks.close()
+
+    before_reading(recover)
+    with pytest.raises(redisacc.RoundRecoveredError) as caught:
+        chief.take_grad(1)
+    lost(caught.value, "heir")
+    assert len(chief.info().unacknowledged) == (not acknowledges)
+    blocks.close()
+    heir.close()
+
+
+def test_an_accumulator_that_is_deleted_while_a_round_is_read(chief, before_reading):
+    before_reading(chief.delete)
+    with pytest.raises(redisacc.AccumulatorNotFoundError, match="was deleted after its round of step 0"):
+        chief.take_grad(1)
+
+
+@pytest.mark.forges
+def test_keys_of_a_round_that_are_evicted_while_it_is_read(chief, before_reading, client, storage):
+    def evict():
+        for key in client.scan_iter("*:taken:*"):
+            client.delete(key)
+        for key in client.scan_iter("*:part*:*"):
+            client.delete(key)
+
+    before_reading(evict)
+    if storage in IN_PARTS:
+        error = redisacc.DataLossError if storage == "partitions" else redisacc.CorruptDataError
+        with pytest.raises(error, match=r"evicted.*stays listed in info\(\)\.unacknowledged"):
+            chief.take_grad(1)
+        assert len(chief.info().unacknowledged) == 1
+    else:
+        # The reply that granted the round held its data, too.
+        assert_same(chief.take_grad(1), f32(1, 2, 3))
+
+
+@pytest.mark.forges
+@pytest.mark.usual(storage="buffered_parts")
+def test_a_round_that_nobody_knows_any_more(chief, before_reading, client):
+    """As after a restart from older data."""
+
+    def forget():
+        for key in client.scan_iter("*:part:*"):
+            client.delete(key)
+        client.delete(Keys("lost").taken)
+
+    before_reading(forget)
+    with pytest.raises(redisacc.DataLossError, match="no longer lists the round of step 0"):
+        chief.take_grad(1)
+
+
+def test_a_deletion_between_two_reads_is_no_corruption(chief, monkeypatch):
+    """The number of takes is read after the round was granted, by a command of its own."""
+    until_granted = Scripts.take
+
+    def deleted_meanwhile(self, **options):
+        take = until_granted(self, **options)
+
+        def attempt(**more):
+            granted, pieces = take(**more)
+            chief.delete()
+            return granted, [*pieces[:-1], None]
+
+        return attempt
+
+    monkeypatch.setattr(Scripts, "take", deleted_meanwhile)
+    with pytest.raises(redisacc.AccumulatorNotFoundError):
+        chief.take_grad(1)
+
+
+def test_an_acknowledgement_whose_reply_was_lost_is_none_of_this(chief, monkeypatch, caplog):
+    """The second copy finds no round, because the first has removed it."""
+    acknowledge = Scripts.acknowledge
+
+    def twice(self, **options):
+        assert acknowledge(self, **options)
+        chief._transport.losses.count += 1
+        return acknowledge(self, **options)
+
+    monkeypatch.setattr(Scripts, "acknowledge", twice)
+    with caplog.at_level(logging.WARNING, "redisacc"):
+        assert_same(chief.take_grad(1), f32(1, 2, 3))
+    assert caplog.text == ""
+
+
+def test_a_lost_copy_is_no_reason_to_keep_a_round_that_was_recovered(chief, heir, before_acknowledging):
+    def recover():
+        chief._transport.losses.count += 1
+        recovers(heir)
+
+    before_acknowledging(recover)
+    with pytest.raises(redisacc.RoundRecoveredError) as caught:
+        chief.take_grad(1)
+    lost(caught.value, "heir")
+
+
+def test_a_deletion_after_a_lost_copy_is_said_in_the_log(chief, before_acknowledging, caplog):
+    def delete():
+        chief._transport.losses.count += 1
+        chief.delete()
+
+    before_acknowledging(delete)
+    with caplog.at_level(logging.WARNING, "redisacc"):
+        assert_same(chief.take_grad(1), f32(1, 2, 3))
+    (said,) = [record for record in caplog.records if "deleted before it was known whether round" in record.message]
+    assert said.accumulator == "lost"
+    assert said.token in said.message
+
+
+@pytest.mark.forges
+@pytest.mark.parametrize("entry", [b"", b"a b", b"a b x w", b"a b 99999999999999999999 w", b"\xff b 1 w"])
+@pytest.mark.usual(storage="in_place")
+def test_garbage_among_the_recoveries(chief, heir, client, entry):
+    taking = contextlib.ExitStack()
+    taking.enter_context(chief.take(1))
+    recovers(heir)
+    client.lpush(Keys("lost").recovered, entry)
+    with pytest.raises(redisacc.CorruptDataError, match="is not the entry of a recovery"):
+        taking.close()
+    client.delete(Keys("lost").recovered)
+    client.set(Keys("lost").recovered, b"x")
+    chief.apply_grad(f32(1, 2, 3), 1)
+    # It is refused before anything has changed.
+    with pytest.raises(redisacc.CorruptDataError, match="another type"):
+        recovers_in_the_block(chief, heir)
+    (held,) = chief.info().unacknowledged
+    assert held.taker == "chief"

@@ -1,0 +1,17 @@
+"""Fixtures of the tests of the embedded server."""
+
+from __future__ import annotations
+
+import pytest
+from owners import executable_of
+
+
+@pytest.fixture
+def executable(server_name: str) -> str:
+    return executable_of(server_name)
+
+
+@pytest.fixture
+def any_executable() -> str:
+    """For what doesn't depend on the server."""
+    return executable_of("valkey")

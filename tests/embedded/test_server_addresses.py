@@ -1,0 +1,171 @@
+"""The embedded server: its ports and sockets, which may be in use."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from owners import REAL, ask, wait_until
+
+from redisacc.embedded import Server
+from redisacc.embedded.addresses import free_port
+from redisacc.errors import InvalidArgumentError, ServerError
+
+pytestmark = pytest.mark.servers(*REAL)
+
+
+# Ports
+
+
+def test_given_port(any_executable: str) -> None:
+    port = free_port()
+    with Server(port=port, executable=any_executable) as server:
+        assert server.port == port
+
+
+def test_port_in_use_by_another_server(executable: str, any_executable: str) -> None:
+    # The other one answers PING too: it must not be taken for ours.
+    with Server(executable=any_executable) as first:
+        second = Server(port=first.port, executable=executable)
+        with pytest.raises(ServerError, match=f"port {first.port} is already in use") as caught:
+            second.start()
+        assert "\n" not in str(caught.value)
+        assert not second.running
+        assert first.running
+
+
+def test_port_in_use_on_ipv6_only(executable: str) -> None:
+    with socket.socket(socket.AF_INET6) as taken:
+        try:
+            taken.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no ::1")
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=f"port {port} is already in use"):
+            Server(port=port, executable=executable).start()
+
+
+def test_free_port_is_free_on_ipv6_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.socket
+    refused = []
+
+    class Taken(real):  # type: ignore[misc, valid-type]
+        def bind(self, address: tuple[str, int]) -> None:
+            if self.family == socket.AF_INET6 and len(refused) < 3:
+                refused.append(address[1])
+                raise OSError(errno.EADDRINUSE, "taken")
+            super().bind(address)
+
+    monkeypatch.setattr(socket, "socket", Taken)
+    port = free_port()
+    assert len(refused) == 3
+    assert port != refused[-1]
+
+
+def test_port_that_is_taken_between_look_and_bind(executable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = free_port
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [taken.getsockname()[1]] * 3
+        monkeypatch.setattr("redisacc.embedded.server.free_port", lambda: ports.pop() if ports else free())
+        with Server(executable=executable) as server:
+            assert ports == []
+            assert server.port != taken.getsockname()[1]
+            assert ask(server, "PING")
+
+
+@pytest.mark.thorough
+def test_ports_that_are_always_taken(any_executable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr("redisacc.embedded.server.free_port", lambda: taken.getsockname()[1])
+        with pytest.raises(ServerError, match="already in use"):
+            Server(executable=any_executable).start()
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 1.5, "6379", True])
+def test_bad_port(port: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="port"):
+        Server(port=port)  # type: ignore[arg-type]
+
+
+# Sockets
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path: a socket's may have 107 bytes, and pytest's own come close."""
+    path = Path(os.path.realpath("/tmp"), f"ra-{os.getpid()}-{time.monotonic_ns()}")
+    path.mkdir(mode=0o700)
+    yield path
+    shutil.rmtree(path)
+
+
+def test_socket(executable: str, folder: Path) -> None:
+    path = folder / "a %41?#b.sock"
+    with Server(socket=path, executable=executable) as server:
+        assert server.port is None
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        assert server.url.startswith("unix:///")
+        assert ask(server, "PING")
+        with contextlib.closing(server.client()) as client:
+            info = client.info()
+        assert info["tcp_port"] == 0
+        assert info["process_id"] == server.pid
+    assert not path.exists()
+
+
+def test_relative_socket_and_directory_stay_where_they_were_meant(
+    any_executable: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    server = Server("data", socket="s", executable=any_executable)
+    monkeypatch.chdir("/")
+    with server:
+        assert (folder / "s").is_socket()
+        assert (folder / "data" / "server.log").exists()
+        assert ask(server, "PING")
+
+
+def test_socket_left_behind_by_a_crash(executable: str, folder: Path) -> None:
+    server = Server(socket=folder / "s", executable=executable)
+    with server:
+        os.kill(server.pid, signal.SIGKILL)
+        assert wait_until(lambda: not server.running)
+        assert (folder / "s").exists()
+        server.start()
+        assert ask(server, "PING")
+
+
+def test_socket_in_use(executable: str, folder: Path) -> None:
+    with Server(socket=folder / "s", executable=executable) as first:
+        with pytest.raises(ServerError, match="already in use: choose another path"):
+            Server(socket=folder / "s", executable=executable).start()
+        assert ask(first, "PING")
+
+
+def test_file_in_place_of_the_socket_is_kept(any_executable: str, folder: Path) -> None:
+    (folder / "precious").write_text("data")
+    with pytest.raises(ServerError, match="is not a socket"):
+        Server(socket=folder / "precious", executable=any_executable).start()
+    assert (folder / "precious").read_text() == "data"
+
+
+def test_socket_in_a_missing_folder(any_executable: str, folder: Path) -> None:
+    with pytest.raises(ServerError, match="No such file"):
+        Server(socket=folder / "missing" / "s", executable=any_executable).start()
+
+
+def test_bad_socket() -> None:
+    with pytest.raises(InvalidArgumentError, match="longer"):
+        Server(socket="/tmp/" + "x" * 200)
+    with pytest.raises(InvalidArgumentError, match="give a port or a socket, not both"):
+        Server(socket="/tmp/s", port=6379)

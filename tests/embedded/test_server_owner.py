@@ -1,0 +1,171 @@
+"""The embedded server: it ends with its owner, however that ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from owners import OWNER, REAL, alive, ask, gone, program, run, wait_until
+
+from redisacc.embedded import Server
+
+pytestmark = pytest.mark.servers(*REAL)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_owner_that_is_killed_takes_the_server_with_it(executable: str, tmp_path: Path, how: signal.Signals) -> None:
+    with run("-c", OWNER, executable, "", cwd=tmp_path) as owner:
+        pid, directory = int(owner.line()), Path(owner.line())
+        assert alive(pid)
+        assert directory.exists()
+        owner.kill(how)
+        assert gone(pid, 5)
+        assert wait_until(lambda: not directory.exists())
+
+
+@pytest.mark.parametrize(("how", "status"), [("exit", 3), ("raise", 1), ("_exit", 4), ("", 0)])
+def test_owner_that_ends_takes_the_server_with_it(any_executable: str, tmp_path: Path, how: str, status: int) -> None:
+    with run("-c", OWNER, any_executable, "", cwd=tmp_path) as owner:
+        pid, directory = int(owner.line()), Path(owner.line())
+        owner.say(how)
+        assert owner.result()[0] == status
+        assert gone(pid, 5)
+        assert wait_until(lambda: not directory.exists())
+
+
+def test_owner_that_becomes_another_program_takes_the_server_with_it(any_executable: str, tmp_path: Path) -> None:
+    with run("-c", OWNER, any_executable, "", cwd=tmp_path) as owner:
+        pid = int(owner.line())
+        owner.say("exec")
+        assert gone(pid, 5)
+
+
+def test_forked_child_does_not_keep_the_server_of_a_killed_owner(any_executable: str, tmp_path: Path) -> None:
+    with run("-c", OWNER, any_executable, "", cwd=tmp_path) as owner:
+        pid, directory = int(owner.line()), Path(owner.line())
+        owner.say("fork")
+        child = int(owner.line().split()[1])
+        owner.kill()
+        try:
+            assert gone(pid, 5)
+            assert wait_until(lambda: not directory.exists())
+            assert alive(child)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_data_of_a_killed_owner_are_kept(executable: str, tmp_path: Path) -> None:
+    script = "server.client().set('a', 1); print(server.client().get('a').decode())"
+    with run("-c", OWNER.replace("what = ", f"{script}\nwhat = "), executable, "data", cwd=tmp_path) as owner:
+        pid = int(owner.line())
+        assert owner.line() == str(tmp_path / "data")
+        assert owner.line() == "1"
+        owner.kill()
+        assert gone(pid, 5)
+    with Server(tmp_path / "data", executable=executable) as server:
+        assert ask(server, "GET", "a") == "1"
+
+
+def test_a_server_without_its_guard_ends(any_executable: str) -> None:
+    server = Server(executable=any_executable)
+    server.start()
+    pid, directory = server.pid, server.dir
+    assert server._child is not None
+    os.kill(server._child.process.guard_pid, signal.SIGKILL)
+    assert wait_until(lambda: not server.running)
+    server.stop()
+    assert gone(pid)
+    assert not directory.exists()
+
+
+def test_signals_do_not_end_the_guard(any_executable: str, tmp_path: Path) -> None:
+    script = OWNER.replace("print(server.dir)", "print(server._child.process.guard_pid)")
+    with run("-c", script, any_executable, "", cwd=tmp_path) as owner:
+        pid, guard = int(owner.line()), int(owner.line())
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(guard, number)
+        owner.kill()
+        assert gone(pid)
+        assert gone(guard)
+
+
+def test_server_outlives_the_thread_that_started_it(any_executable: str) -> None:
+    server = Server(executable=any_executable)
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    thread.join()
+    time.sleep(0.3)
+    assert server.running
+    assert ask(server, "PING")
+    server.stop()
+
+
+def test_forgotten_server_ends(any_executable: str) -> None:
+    server = Server(executable=any_executable)
+    server.start()
+    pid = server.pid
+    del server
+    gc.collect()
+    assert gone(pid, 5)
+
+
+def test_ctrl_c_is_left_to_the_owner(any_executable: str, tmp_path: Path) -> None:
+    script = """
+import sys
+from redisacc.embedded import Server
+with Server(executable=sys.argv[1]) as server:
+    try:
+        print(server.pid)
+        sys.stdin.readline()
+    except KeyboardInterrupt:
+        print("interrupted")
+    sys.stdin.readline()
+    print(server.client().ping())
+"""
+    with run("-c", script, any_executable, cwd=tmp_path) as owner:
+        pid = int(owner.line())
+        os.killpg(owner.pid, signal.SIGINT)  # as the terminal does
+        assert owner.line() == "interrupted"
+        time.sleep(0.3)
+        assert alive(pid)
+        owner.say()
+        assert owner.line() == "True"
+        assert owner.result()[0] == 0
+        assert gone(pid, 5)
+
+
+def test_interrupted_start_leaves_nothing(tmp_path: Path) -> None:
+    mute = program(
+        tmp_path / "mute",
+        f"""
+        #!/bin/sh
+        [ "$1" = --version ] && {{ echo "Redis server v=7.0.0"; exit; }}
+        echo $$ > {tmp_path}/pid.new
+        mv {tmp_path}/pid.new {tmp_path}/pid
+        exec sleep 1000
+        """,
+    )
+    script = """
+import sys, tempfile
+from redisacc.embedded import Server
+tempfile.tempdir = "scratch"
+try:
+    Server(executable=sys.argv[1]).start()
+except KeyboardInterrupt:
+    print("interrupted")
+    sys.stdin.readline()
+"""
+    (tmp_path / "scratch").mkdir()
+    with run("-c", script, str(mute), cwd=tmp_path) as owner:
+        assert wait_until((tmp_path / "pid").exists)
+        owner.kill(signal.SIGINT)
+        assert owner.line() == "interrupted"
+        assert not alive(int((tmp_path / "pid").read_text()))
+        assert list((tmp_path / "scratch").iterdir()) == []
+        owner.say()
+        assert owner.result()[0] == 0

@@ -1,0 +1,420 @@
+"""Sums that grow part by part, whatever arrives in whatever order: compared with plain additions, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import redisacc
+from redisacc._data.encodings import Wire, encode
+from redisacc._data.gradient import Gradient
+from redisacc._data.spec import AccumulatorSpec
+from redisacc._data.tree.gradient import tree_gradient
+from redisacc._data.tree.spec import TreeSpec, described_by
+from redisacc._format import buffered as buffered_format
+from redisacc._format.buffered import BufferedGradient, PartMissingError
+from redisacc._format.gradient_digests import digest_of
+from redisacc._format.keys import Keys
+from redisacc._format.staging import PartsArrived
+from redisacc._protocol.parts import fetch as whole_parts
+from redisacc._protocol.parts.inline import InlineReader
+from redisacc._protocol.parts.staging import stage_commands
+from redisacc._protocol.sums import expected_gradients as uploads_module
+from redisacc._protocol.sums import part_sums, sparse_parts
+from redisacc._protocol.sums import reducer_sums as stored_sums
+from redisacc._protocol.sums import requested_parts as parts_in_flight
+from redisacc._protocol.sums.part_sums import PartSums
+from redisacc._protocol.sums.reducer_reliance import ReducerReliance
+from redisacc._redis.waits import BLOCKING
+
+KEYS = Keys("name")
+# Of the gradients, in turn.
+WEIGHTS = [1.0, 0.5, 3.0]
+ELEMENTS, ROWS = 45, 30
+
+
+def spec_of(**leaves: Any) -> AccumulatorSpec:
+    return TreeSpec.of(*described_by(leaves), reduction_type="SUM")
+
+
+SPECS = {
+    "dense": spec_of(d=("float32", [ELEMENTS])),
+    "sparse": spec_of(s=redisacc.Sparse("float32", [ROWS, 3])),
+    "both": spec_of(d=("float32", [ELEMENTS]), e=("float64", [7]), s=redisacc.Sparse("float32", [ROWS, 3])),
+    # Gradients have float16, and their sum float32.
+    "wider": spec_of(d=("float16", [2 * ELEMENTS])),
+    # Some blocks, if it travels as int8.
+    "long": spec_of(d=("float32", [700]), e=("float64", [7]), s=redisacc.Sparse("float32", [ROWS, 3])),
+}
+
+
+def gradient_of(spec: AccumulatorSpec, seed: int) -> Gradient:
+    random = np.random.default_rng(seed)
+    tree: dict[str, Any] = {}
+    assert isinstance(spec, TreeSpec)
+    for path, leaf in ((leaf.path, leaf) for leaf in spec.leaves):
+        if leaf.is_sparse:
+            rows = np.sort(random.choice(ROWS, int(random.integers(0, 20)), replace=False))
+            tree[path] = (rows, (random.normal(size=(len(rows), 3)) * 10.0 ** random.integers(-3, 4)).astype("f4"))
+        else:
+            values = random.normal(size=leaf.shape) * 10.0 ** random.integers(-3, 3, leaf.shape)
+            tree[path] = values.astype(leaf.dtype.storage)
+    return tree_gradient(spec, tree, "a gradient")
+
+
+class Server:
+    """Strings under keys, and what happens while they are fetched."""
+
+    waits = BLOCKING
+
+    def __init__(self) -> None:
+        self.strings: dict[str, bytes] = {}
+        self.inline: dict[str, bytes] = {}
+        self.between: Iterator[Any] = iter(())
+        # Returns a number below the given one.
+        self.draw: Callable[[int], int] = lambda below: below - 1
+        self.fetched: list[str] = []
+
+    def fetch(self, arrivals: Any) -> None:
+        """As ``Transport.fetch``: everything is requested ahead, and answered in order within a lane.
+
+        Strings of several lanes arrive at the same time. A connection may break while they do.
+        """
+        requested, begun = list(arrivals.wanted()), dict[int, memoryview]()
+        while requested:
+            if self.draw(10) == 0:
+                requested, begun = list(arrivals.wanted()), {}
+                continue
+            heads = {arrival.lane: arrival for arrival in reversed(requested)}
+            arrival = heads[sorted(heads)[self.draw(len(heads))]]
+            data = self.strings.get(arrival.key)
+            if data is not None and arrival.lane not in begun:
+                begun[arrival.lane] = arrivals.begin(arrival, len(data))
+                begun[arrival.lane][: len(data) // 2] = data[: len(data) // 2]
+                continue
+            requested.remove(arrival)
+            self.fetched.append(arrival.key)
+            if data is None:
+                # An expected string may have been written to before it is known to be missing.
+                arrivals.expected(arrival)
+                arrivals.missing(arrival)
+            else:
+                begun.pop(arrival.lane)[len(data) // 2 :] = data[len(data) // 2 :]
+                arrivals.finish(arrival)
+            # A taker hears of something only when it asks what to fetch next.
+            if isinstance(arrivals, PartSums):
+                next(self.between, None)
+            requested += arrivals.more()
+
+    def scatter(self, batches: list[list[Any]]) -> list[list[Any]]:
+        return [self.pipeline(batch) for batch in batches]
+
+    def pipeline(self, commands: list[Any]) -> list[Any]:
+        replies: list[Any] = []
+        for command in commands:
+            if command[0] == "STRLEN":
+                replies.append(len(self.strings.get(command[1], b"")))
+            else:
+                assert command[0] == "HMGET"
+                replies.append([self.inline.get(name) for name in command[2:]])
+        return replies
+
+
+class Upload:
+    """A gradient of the test.
+
+    Attributes:
+        buffered: its description; its place is known once it was announced or admitted.
+    """
+
+    def __init__(self, number: int, spec: AccumulatorSpec, seed: int, size: int, wire: Wire = "float32") -> None:
+        weight = WEIGHTS[seed % len(WEIGHTS)] if spec.can_weigh else 1.0
+        self.gradient = replace(encode(gradient_of(spec, seed), wire, spec.name_of), factor=weight)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(buffered_format, "PART_SIZES", (size,))
+            self.packed = buffered_format.pack(self.gradient)
+        self.parts = stage_commands(KEYS, f"g-{number}", self.packed.parts)
+        place = b"0" if weight == 1 else f"0*{weight}".encode()
+        fields = {f"g-{number}".encode(): place + b" " + self.packed.header}
+        (self.buffered,) = buffered_format.parse(KEYS, fields, spec, ())
+        self.place: int | None = None
+        self.admitted = self.refused = False
+
+    def bytes_of(self, part: int) -> bytes:
+        argument: Any = self.parts[part][2]
+        return b"".join(argument) if isinstance(argument, tuple) else bytes(argument)
+
+    def at(self, place: int) -> BufferedGradient:
+        return replace(self.buffered, order=place)
+
+
+def sum_parts(spec: AccumulatorSpec, uploads: list[Upload]) -> list[bytes]:
+    """Returns the parts of the sum of gradients that are cut in the same way, in which a reducer would store it."""
+    cuts = [found[1] for upload in uploads if (found := upload.buffered.cut) is not None]
+    if not cuts or len(cuts) < len(uploads) or any(cut != cuts[0] for cut in cuts):
+        return []
+    total = spec.empty_sum((), where="the test")
+    for upload in uploads:
+        total.add(upload.gradient)
+    sections = total.sum().sections
+    return [
+        b"".join(
+            sections[piece.section].values.reshape(-1)[piece.first : piece.first + piece.number].tobytes()
+            for piece in pieces
+        )
+        for pieces in cuts[0]
+    ]
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_the_sum_is_that_of_the_round_in_the_order_of_places(data: st.DataObject) -> None:
+    spec = SPECS[data.draw(st.sampled_from(sorted(SPECS)))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffered_format, "INLINE_BYTES", data.draw(st.sampled_from([0, 0, 300])))
+        patch.setattr(parts_in_flight, "WINDOW_BYTES", data.draw(st.sampled_from([1, 100, 10**6])))
+        patch.setattr(part_sums, "WORTHWHILE", 0)
+        patch.setattr(part_sums, "ANNOUNCED_BYTES", 0)
+        patch.setattr(stored_sums, "SUM_PATIENCE", 0)
+        patch.setattr(sparse_parts, "WAITING_BYTES", data.draw(st.sampled_from([0, 100, 10**6])))
+        patch.setattr(whole_parts, "TRUSTED_BYTES", data.draw(st.sampled_from([0, 10**6])))
+        patch.setattr(uploads_module, "STALLED", data.draw(st.sampled_from([-1.0, 10.0**6])))
+        sizes = st.sampled_from([64, 64, 64, 128])
+        wires = data.draw(st.sampled_from([["float32"], ["bfloat16"], ["int8"], ["float32", "bfloat16", "int8"]]))
+        uploads = [
+            Upload(number, spec, data.draw(st.integers(0, 9)), data.draw(sizes), data.draw(st.sampled_from(wires)))
+            for number in range(4)
+        ]
+        _play(spec, uploads, data)
+
+
+def _play(spec: AccumulatorSpec, uploads: list[Upload], data: st.DataObject) -> None:
+    server, places = Server(), iter(range(1, 10**6))
+    random = data.draw(st.randoms(use_true_random=False))
+    server.draw = random.randrange
+    round_sum = spec.empty_sum((), where="the test")
+    num_expected, reliance = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([None, ReducerReliance()]))
+    sums = PartSums(server, KEYS, round_sum, num_expected=num_expected, reliance=reliance)  # type: ignore[arg-type]
+    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+
+    def act() -> None:
+        """Something that a worker does, which the taker may not hear of."""
+        upload = data.draw(st.sampled_from(uploads))
+        if reliance is not None and data.draw(st.booleans()):
+            reduce()
+            return
+        if upload.place is not None and not sums.knows(upload.buffered.id) and data.draw(st.booleans()):
+            # It is heard of late.
+            sums.announce(upload.at(upload.place), admitted=upload.admitted)
+            inline.expect([upload.at(upload.place)])
+            return
+        if upload.admitted or upload.refused:
+            return
+        heard = data.draw(st.booleans()) or data.draw(st.booleans())
+        name, found = upload.buffered.id, upload.buffered
+        what = data.draw(st.sampled_from(["begin", "part", "part", "part", "admit", "refuse", "stalled"]))
+        if what == "begin" and upload.place is None and not found.inline:
+            upload.place = next(places)
+            if heard:
+                # Anybody may forge the place.
+                forged = data.draw(st.sampled_from([0, 0, 0, 5, -5]))
+                described = upload.at(max(upload.place + forged, 0))
+                # Or the step moves before it is admitted, and with it the weight.
+                moved = data.draw(st.sampled_from([1.0, 1.0, 0.5])) if spec.can_weigh else 1.0
+                sums.announce(replace(described, factor=described.factor * moved))
+        elif what == "part" and found.lengths:
+            part = data.draw(st.integers(0, len(found.lengths) - 1))
+            stage(upload, part)
+            if heard:
+                sums.arrive(PartsArrived(name, part + 1))
+        elif what == "admit":
+            for part in range(len(found.lengths)):
+                stage(upload, part)
+            admit(upload)
+            if heard:
+                if not sums.knows(name) or data.draw(st.booleans()):
+                    assert upload.place is not None
+                    sums.announce(upload.at(upload.place), admitted=True)
+                    inline.expect([upload.at(upload.place)])
+                else:
+                    sums.admit(name)
+        elif what == "refuse" and data.draw(st.booleans()):
+            upload.refused = True
+            for part in range(len(found.lengths)):
+                server.strings.pop(KEYS.staged(name, part), None)
+        elif what == "stalled":
+            sums.skip_stalled()
+
+    def reduce() -> None:
+        """Something that a reducer does: it stores a part of a sum of any gradients, or of the wrong length."""
+        placed = [upload for upload in uploads if upload.place is not None and upload.buffered.lengths]
+        if not placed:
+            return
+        placed.sort(key=lambda upload: upload.place or 0)
+        chosen = placed if data.draw(st.booleans()) else data.draw(st.permutations(placed))
+        chosen = chosen[:num_expected]
+        digest = digest_of([upload.at(upload.place or 0) for upload in chosen])
+        parts = sum_parts(spec, chosen)
+        for number, part in enumerate(parts):
+            if data.draw(st.integers(0, 3)):
+                server.strings[KEYS.sum(digest, number)] = data.draw(st.sampled_from([part, part, part, part + b"x"]))
+            if data.draw(st.booleans()):
+                sums.sum_stored(digest, number)
+
+    def stage(upload: Upload, part: int) -> None:
+        key, length = KEYS.staged(upload.buffered.id, part), upload.buffered.lengths[part]
+        server.strings[key] = upload.bytes_of(part)
+        assert len(server.strings[key]) == length
+
+    def admit(upload: Upload) -> None:
+        upload.admitted = True
+        if upload.place is None:
+            upload.place = next(places)
+        name = upload.buffered.id
+        if upload.buffered.inline:
+            server.inline[name] = upload.packed.data
+        for part in range(len(upload.buffered.lengths)):
+            server.strings[KEYS.part(name, part)] = server.strings.pop(KEYS.staged(name, part))
+
+    def events() -> Iterator[None]:
+        while True:
+            if data.draw(st.booleans()):
+                act()
+            yield
+
+    server.between = events()
+    for _ in range(data.draw(st.integers(0, 12))):
+        act()
+        if data.draw(st.booleans()):
+            stop = data.draw(st.booleans())
+            sums.look_ahead(inline, lambda stop=stop: stop and data.draw(st.booleans()))
+    server.between = iter(())
+    taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
+    if reliance is not None and data.draw(st.booleans()):
+        for upload in uploads:
+            if not upload.admitted and not upload.refused:
+                for part in range(len(upload.buffered.lengths)):
+                    stage(upload, part)
+                admit(upload)
+        taken = sorted((upload for upload in uploads if upload.admitted), key=lambda upload: upload.place or 0)
+        for _ in range(3):
+            reduce()
+    wanted = spec.empty_sum((), where="the test")
+    for upload in taken:
+        wanted.add(upload.gradient)
+    server.fetched.clear()
+    described = [upload.at(upload.place or 0) for upload in taken]
+    sums.complete(described, InlineReader(server, KEYS.current, described))  # type: ignore[arg-type]
+    assert round_sum.number == wanted.number == len(taken)
+    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
+        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
+        if expected.indices is not None:
+            np.testing.assert_array_equal(found.indices, expected.indices)
+            np.testing.assert_array_equal(found.counts, expected.counts)
+
+
+def test_a_weight_that_has_changed_since_the_upload_began() -> None:
+    """The step has moved before the gradient was admitted, and with it the staleness."""
+    spec, server = SPECS["both"], Server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        upload = Upload(0, spec, 1, 64)
+    round_sum = spec.empty_sum((), where="the test")
+    sums = PartSums(server, KEYS, round_sum, num_expected=1)  # type: ignore[arg-type]
+    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+    found = upload.at(0)
+    sums.announce(replace(found, factor=2 * found.factor))
+    for part in range(len(found.lengths)):
+        server.strings[KEYS.staged(found.id, part)] = server.strings[KEYS.part(found.id, part)] = upload.bytes_of(part)
+        sums.arrive(PartsArrived(found.id, part + 1))
+    sums.look_ahead(inline, lambda: False)
+    sums.complete([found], inline)
+    wanted = spec.empty_sum((), where="the test")
+    wanted.add(upload.gradient)
+    assert round_sum.weight == wanted.weight == upload.gradient.factor != 1
+    for section, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
+        np.testing.assert_array_equal(section.values, expected.values)
+
+
+def test_what_was_added_ahead_is_not_fetched_again() -> None:
+    spec, server = SPECS["both"], Server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        uploads = [Upload(number, spec, number, 64) for number in range(3)]
+    sums = PartSums(server, KEYS, spec.empty_sum((), where="the test"), num_expected=3)  # type: ignore[arg-type]
+    described = [upload.at(place) for place, upload in enumerate(uploads)]
+    inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+    for gradient, upload in zip(described, uploads, strict=True):
+        sums.announce(gradient)
+        for part in range(len(gradient.lengths)):
+            data = upload.bytes_of(part)
+            server.strings[KEYS.staged(gradient.id, part)] = server.strings[KEYS.part(gradient.id, part)] = data
+            sums.arrive(PartsArrived(gradient.id, part + 1))
+            sums.look_ahead(inline, lambda: False)
+    assert len(server.fetched) == len(set(server.fetched)) == sum(len(gradient.lengths) for gradient in described)
+    server.fetched.clear()
+    sums.complete(described, inline)
+    assert server.fetched == []
+
+
+def test_a_part_of_the_round_that_is_missing_is_an_error() -> None:
+    spec, server = SPECS["dense"], Server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        upload = Upload(0, spec, 0, 64)
+    sums = PartSums(server, KEYS, spec.empty_sum((), where="the test"))  # type: ignore[arg-type]
+    with pytest.raises(PartMissingError, match="part:g-0:"):
+        sums.complete([upload.at(1)], InlineReader(server, KEYS.current, ()))  # type: ignore[arg-type]
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_only_the_sum_of_the_gradients_of_the_round_is_used(data: st.DataObject) -> None:
+    spec, server = SPECS[data.draw(st.sampled_from(["dense", "both", "wider"]))], Server()
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((part_sums, "WORTHWHILE"), (part_sums, "ANNOUNCED_BYTES"), (stored_sums, "SUM_PATIENCE")):
+            patch.setattr(module, name, 0)
+        patch.setattr(buffered_format, "INLINE_BYTES", 0)
+        uploads = [Upload(number, spec, number, 64) for number in range(4)]
+        required, granted = data.draw(st.integers(1, 3)), data.draw(st.integers(3, 4))
+        # Another reducer, or a forger, may have stored the sum of any gradients in any order and places.
+        stored = data.draw(st.lists(st.permutations(uploads), min_size=1, max_size=3))
+        round_sum = spec.empty_sum((), where="the test")
+        sums = PartSums(server, KEYS, round_sum, num_expected=required, reliance=ReducerReliance())  # type: ignore[arg-type]
+        inline = InlineReader(server, KEYS.current, ())  # type: ignore[arg-type]
+        for place, upload in enumerate(uploads):
+            for part in range(len(upload.buffered.lengths)):
+                server.strings[KEYS.part(upload.buffered.id, part)] = upload.bytes_of(part)
+            if data.draw(st.booleans()):
+                sums.announce(upload.at(place), admitted=True)
+        exact = False
+        for chosen in [*stored, uploads] if data.draw(st.booleans()) else stored:
+            digest = digest_of([upload.at(uploads.index(upload)) for upload in chosen[:required]])
+            exact = exact or chosen[:required] == uploads[:required]
+            for number, part in enumerate(sum_parts(spec, chosen[:required])):
+                server.strings[KEYS.sum(digest, number)] = part
+                sums.sum_stored(digest, number)
+        sums.look_ahead(inline, lambda: False)
+        described = [upload.at(place) for place, upload in enumerate(uploads)][:granted]
+        sums.complete(described, inline)
+    wanted = spec.empty_sum((), where="the test")
+    for upload in uploads[:granted]:
+        wanted.add(upload.gradient)
+    for found, expected in zip(round_sum.sum().sections, wanted.sum().sections, strict=True):
+        np.testing.assert_array_equal(found.values.view(np.uint8), expected.values.view(np.uint8))
+    if exact:
+        dense = {KEYS.part(upload.buffered.id, part) for upload in uploads[:required] for part in dense_parts(upload)}
+        assert dense.isdisjoint(server.fetched)
+
+
+def dense_parts(upload: Upload) -> range:
+    """Returns the numbers of the parts with elements of dense sections."""
+    found = upload.buffered.cut
+    assert found is not None
+    return range(found[0], len(upload.buffered.lengths))
