@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from redisacc._data.dtypes import TABLE
-from redisacc._data.spec import AccumulatorSpec, ArraySpec, Normalize, SparseMean
+from redisacc._data.spec import AccumulatorSpec, ArraySpec, Normalize, Order, SparseMean
 from redisacc._data.tree.spec import TreeSpec
 from redisacc._data.weights import CONSTANT
 from redisacc._format.keys import Keys
@@ -39,6 +39,7 @@ _ABSENT = {
     "staleness": b"",
     "staleness_weight": CONSTANT.encode(),
     "normalize": b"weights",
+    "order": b"arrival",
     "total_weight": b"",
     "partitions": b"",
     **dict.fromkeys(SETTINGS, b""),
@@ -92,6 +93,7 @@ class Record:
         staleness: how stale the gradients of the current round were: staleness → number of gradients.
         staleness_weight: how staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
         normalize: the divisor of means: "weights" or "count", not yet checked.
+        order: the order in which the gradients of a round are added: "arrival" or "worker", not yet checked.
         given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         settings: the defaults for takes that pass no ``num_required``.
@@ -103,7 +105,7 @@ class Record:
 
     FIELDS = (
         *("format", "global_step", *_TEXTS, *_NUMBERS, "staleness", "partitions", *SETTINGS),
-        *("staleness_weight", "normalize", "total_weight"),
+        *("staleness_weight", "normalize", "order", "total_weight"),
     )
 
     def __init__(self, keys: Keys, reply: object) -> None:
@@ -141,7 +143,7 @@ class Record:
             self.staleness = parse_staleness(texts["staleness"], self.num_accumulated, self.max_staleness)
         except ValueError:
             raise self._foreign("staleness", texts["staleness"]) from None
-        self.normalize = texts["normalize"]
+        self.normalize, self.order = texts["normalize"], texts["order"]
         try:
             self.staleness_weight = parse_rule(texts["staleness_weight"], self.max_staleness)
         except ValueError:
@@ -197,8 +199,11 @@ class Record:
             raise self._foreign("chunk", str(self.chunk))
         if self.normalize not in ("weights", "count"):
             raise self._foreign("normalize", self.normalize)
+        if self.order not in ("arrival", "worker"):
+            raise self._foreign("order", self.order)
         normalize: Normalize = "count" if self.normalize == "count" else "weights"
-        return replace(self._plain_spec(tree), normalize=normalize)
+        order: Order = "worker" if self.order == "worker" else "arrival"
+        return replace(self._plain_spec(tree), normalize=normalize, order=order)
 
     def _plain_spec(self, tree: object) -> AccumulatorSpec:
         sparse_mean: SparseMean = "round" if self.sparse_mean == "round" else "index"

@@ -35,13 +35,14 @@ _FIELDS = (
     "incarnation",
     *(field.name for field in fields(Schema)),
     *("chunk", "lease_ms", "buffer_limit", "once_per_worker", "max_staleness", "staleness_weight", "normalize"),
-    *("partitions", "takes", "losses"),
+    *("order", "partitions", "takes", "losses"),
 )
 # Those that a record may lack, and what that means.
 _DEFAULTS = {
     "max_staleness": "0",
     "staleness_weight": CONSTANT,
     "normalize": "weights",
+    "order": "arrival",
     "partitions": "",
     "takes": "0",
     "losses": "0",
@@ -63,6 +64,7 @@ class Opened:
         max_staleness: by how many steps a gradient may be late.
         staleness_weight: how staleness changes weights, as text.
         normalize: the divisor of means, as text.
+        order: the order in which the gradients of a round are added, as text.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         can_add_in_place: whether the server's Lua can add.
         takes: how many rounds it had granted.
@@ -79,6 +81,7 @@ class Opened:
     max_staleness: int
     staleness_weight: str
     normalize: str
+    order: str
     partitions: tuple[int, ...]
     can_add_in_place: bool
     takes: int = 0
@@ -107,6 +110,7 @@ class OpenScript(AccumulatorScripts):
         max_staleness: int,
         staleness_weight: str = CONSTANT,
         normalize: str = "weights",
+        order: str = "arrival",
         partitions: tuple[int, ...] = (),
         create: bool = True,
     ) -> Opened | Deleting:
@@ -122,6 +126,7 @@ class OpenScript(AccumulatorScripts):
             max_staleness: by how many steps a gradient may be late.
             staleness_weight: how staleness changes weights, as text.
             normalize: the divisor of means: "weights" or "count".
+            order: the order in which the gradients of a round are added: "arrival" or "worker".
             partitions: the numbers of the slots that hold the parts of gradients; empty: the slot of the record.
             create: whether to create the accumulator if there is none.
 
@@ -157,6 +162,7 @@ class OpenScript(AccumulatorScripts):
                         "max_staleness": max_staleness,
                         "staleness_weight": staleness_weight,
                         "normalize": normalize,
+                        "order": order,
                         "partitions": partitions_text(partitions),
                         "create": int(create),
                     },
@@ -214,6 +220,7 @@ class OpenScript(AccumulatorScripts):
             max_staleness=self._number(found["max_staleness"], "max_staleness"),
             staleness_weight=text_of(found["staleness_weight"]),
             normalize=text_of(found["normalize"]),
+            order=text_of(found["order"]),
             partitions=self._partitions(found["partitions"]),
             can_add_in_place=can_add_in_place,
             takes=self._number(found["takes"], "takes"),
