@@ -50,6 +50,17 @@ _ABSENT = {
 FORMAT = "4"
 
 
+def parse_order(text: str) -> Order:
+    """Parses the field ``order``.
+
+    Raises:
+        ValueError: redisacc did not write it.
+    """
+    if text not in ("arrival", "worker"):
+        raise ValueError(text)
+    return "worker" if text == "worker" else "arrival"
+
+
 def check_format(name: str, found: str) -> None:
     """Raises SchemaMismatchError unless a record has the version of the data model that this library reads."""
     if found != FORMAT:
@@ -93,7 +104,7 @@ class Record:
         staleness: how stale the gradients of the current round were: staleness → number of gradients.
         staleness_weight: how staleness changes weights: "constant", "inverse_sqrt", or a factor for each staleness.
         normalize: the divisor of means: "weights" or "count", not yet checked.
-        order: the order in which the gradients of a round are added: "arrival" or "worker", not yet checked.
+        order: the order in which the gradients of a round are added: "arrival" or "worker".
         given_weight: the sum of the weights of the gradients of the current round; None if all are 1.
         partitions: the numbers of the slots that hold the parts of gradients; empty if that is the slot of the record.
         settings: the defaults for takes that pass no ``num_required``.
@@ -143,7 +154,11 @@ class Record:
             self.staleness = parse_staleness(texts["staleness"], self.num_accumulated, self.max_staleness)
         except ValueError:
             raise self._foreign("staleness", texts["staleness"]) from None
-        self.normalize, self.order = texts["normalize"], texts["order"]
+        self.normalize = texts["normalize"]
+        try:
+            self.order = parse_order(texts["order"])
+        except ValueError:
+            raise self._foreign("order", texts["order"]) from None
         try:
             self.staleness_weight = parse_rule(texts["staleness_weight"], self.max_staleness)
         except ValueError:
@@ -199,11 +214,8 @@ class Record:
             raise self._foreign("chunk", str(self.chunk))
         if self.normalize not in ("weights", "count"):
             raise self._foreign("normalize", self.normalize)
-        if self.order not in ("arrival", "worker"):
-            raise self._foreign("order", self.order)
         normalize: Normalize = "count" if self.normalize == "count" else "weights"
-        order: Order = "worker" if self.order == "worker" else "arrival"
-        return replace(self._plain_spec(tree), normalize=normalize, order=order)
+        return replace(self._plain_spec(tree), normalize=normalize, order=self.order)
 
     def _plain_spec(self, tree: object) -> AccumulatorSpec:
         sparse_mean: SparseMean = "round" if self.sparse_mean == "round" else "index"

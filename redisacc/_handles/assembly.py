@@ -110,7 +110,7 @@ def assemble(
         spec,
         chunk=opened.chunk,
         normalize="count" if opened.normalize == "count" else "weights",
-        order="worker" if opened.order == "worker" else "arrival",
+        order=opened.order,
     )
     telemetry = Telemetry(spec.kind, keys.name, is_private=is_private, address=transport.address)
     lifetime = Lifetime(keys.name)
