@@ -129,7 +129,7 @@ def _holders(
         needed = sum(schema.leaves[leaf].nbytes for leaf in leaves)
         later = [rows for rows in listed if rows.step > blob.step]
         # A reader without a version reads the whole blob and all rows since, so neither may hold much stale data.
-        stale = schema.layout(blob.leaves).nbytes - needed
+        stale = blob.layout(schema).nbytes - needed
         if (
             stale > needed
             or len(later) > MAX_ROWS_BLOBS // 2
