@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import ClassVar
@@ -217,6 +217,8 @@ class Manifest:
         rows: the blobs of rows, the oldest first.
         rows_since: versions with lower steps than this may have had rows blobs that are no longer listed.
         state: the blob of the publisher's state, if it has one.
+        slots: the blobs of an optimiser's state, each laid out and cut like the flat blob; and "exact", the leaves
+            themselves, if those in the flat blob are rounded.
         retired: blobs of earlier versions, which slow readers may still be reading; the oldest first.
     """
 
@@ -224,6 +226,7 @@ class Manifest:
     rows: tuple[RowsBlob, ...] = ()
     rows_since: int = -(2**63)
     state: Blob | None = None
+    slots: tuple[Blob, ...] = ()
     retired: tuple[Blob, ...] = ()
 
     def blobs(self, schema: Schema) -> dict[str, Blob]:
@@ -236,7 +239,7 @@ class Manifest:
         found += [Blob(blob.id, blob.nbytes(schema)) for blob in self.rows]
         if self.state is not None:
             found.append(self.state)
-        return {blob.id: blob for blob in found}
+        return {blob.id: blob for blob in (*found, *self.slots)}
 
     def shares(self, schema: Schema) -> list[tuple[FullBlob, tuple[int, ...]]]:
         """Returns each full blob, and the leaves that it holds and no later one does."""
@@ -250,6 +253,7 @@ class Manifest:
             *("rows", " ".join(blob.text for blob in self.rows)),
             *("rows_since", str(self.rows_since)),
             *("state", "" if self.state is None else self.state.text),
+            *("slots", " ".join(blob.text for blob in self.slots)),
             *("retired", " ".join(blob.text for blob in self.retired)),
         ]
 
@@ -270,10 +274,10 @@ class ParameterRecord:
 
     FIELDS = (
         *("format", "incarnation", "version", "step", "full", "rows", "rows_since", "state", "finished", "wire"),
-        "partitions",
+        *("partitions", "slots"),
     )
     # Fields that may be absent, and what that means.
-    _DEFAULTS: ClassVar = {"finished": b"0", "wire": b"float32", "partitions": b""}
+    _DEFAULTS: ClassVar = {"finished": b"0", "wire": b"float32", "partitions": b"", "slots": b""}
 
     def __init__(self, keys: ParameterKeys, reply: Sequence[bytes]) -> None:
         texts = []
@@ -284,7 +288,7 @@ class ParameterRecord:
                 raise self._foreign(keys, name, value)
             texts.append(value.decode())
         found, self.incarnation, self.version, step, self._full, self._rows, since, self._state, *texts = texts
-        finished, self.wire, partitions = texts
+        finished, self.wire, partitions, self._slots = texts
         self.finished = finished == "1"
         if found != FORMAT:
             raise SchemaMismatchError(
@@ -342,10 +346,22 @@ class ParameterRecord:
             rows=rows,
             rows_since=self._step("rows_since", self._since),
             state=state[0] if state else None,
+            slots=self._slot_blobs(full, schema) if self._slots else (),
         )
         if sum([len(leaves) for _, leaves in manifest.shares(schema)]) != len(schema.leaves):
             raise self._foreign(self._keys, "full", self._full)
         return manifest
+
+    def _slot_blobs(self, full: tuple[FullBlob, ...], schema: Schema) -> tuple[Blob, ...]:
+        """Returns the blobs of the optimiser's state, which are laid out and cut like the flat blob."""
+        found = [self._blob("slots", text) for text in self._entries("slots", self._slots)]
+        if len(full) != 1 or not full[0].part_bytes:
+            raise self._foreign(self._keys, "slots", self._slots)
+        cut = flat_lengths(schema, full[0].part_bytes, len(self.keys.partitions))
+        for blob in found:
+            if blob.nbytes != schema.flat.layout.nbytes or blob.number != len(cut):
+                raise self._foreign(self._keys, "slots", self._slots)
+        return tuple([replace(blob, cut=cut) for blob in found])
 
     def retired(self, text: object) -> tuple[Blob, ...]:
         """Returns the blobs in the field ``retired``.
