@@ -124,7 +124,16 @@ class UpdateScripts(ParameterScripts):
         Args:
             follows: which version it is.
             ended: the round.
-            version, event, fields, parts, unused, registered, blobs, retired, removed, after: as for ``publish``.
+            version: as for ``publish``, like what follows.
+            event: see there.
+            fields: see there.
+            parts: see there.
+            unused: see there.
+            registered: whether ``register_update`` has begun it, and its parts are in partitions.
+            blobs: see there.
+            retired: see there.
+            removed: see there.
+            after: see there.
 
         Returns:
             "published"; or, with nothing changed: "unknown" if there is no such round, because another chief has

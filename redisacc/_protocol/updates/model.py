@@ -14,10 +14,11 @@ import numpy as np
 
 from redisacc._data.validation import Array
 from redisacc._format.buffered import INLINE_BYTES, part_size
+from redisacc._format.element_cut import Run
 from redisacc._format.keys import ParameterKeys
 from redisacc._format.leaves import Schema
 from redisacc._format.parameter_record import flat_cut, flat_lengths
-from redisacc._format.part_cut import Piece
+from redisacc._format.part_cut import Cut, Piece
 from redisacc._format.update_order import Order
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim import Optimizer
@@ -80,8 +81,8 @@ class UpdateModel:
         for path, leaf in zip(schema.structure.paths, schema.leaves, strict=True):
             if leaf.dtype not in ("float32", "float64"):
                 raise InvalidArgumentError(
-                    f"an optimizer updates leaves of float32 and float64, not {leaf.dtype} at {path!r}. Keep such a leaf "
-                    "out of the parameters, or update the parameters yourself in a loop over rounds()"
+                    f"an optimizer updates leaves of float32 and float64, not {leaf.dtype} at {path!r}. Keep such a "
+                    "leaf out of the parameters, or update the parameters yourself in a loop over rounds()"
                 )
         # Smaller gradients are not cut.
         partitions = len(keys.partitions) or 1
@@ -99,9 +100,9 @@ class UpdateModel:
         return hashlib.blake2b(self.config.encode(), digest_size=16).hexdigest()
 
     @cached_property
-    def parts(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-        """For each part, its runs of elements: the section, the place of the first element, and how many."""
-        return tuple([tuple(map(tuple, part)) for part in flat_cut(self.schema, self.part_bytes, self._partitions).parts])
+    def parts(self) -> tuple[tuple[Run, ...], ...]:
+        """The runs of elements in each part."""
+        return flat_cut(self.schema, self.part_bytes, self._partitions).parts
 
     @property
     def _partitions(self) -> int:
@@ -146,6 +147,12 @@ class UpdateModel:
     def fits(self, number: int, pieces: Sequence[Piece]) -> bool:
         """Returns whether a part of a gradient has the elements of the part with this number."""
         return number < len(self.parts) and tuple([piece.span for piece in pieces]) == self.parts[number]
+
+    def fits_all(self, cut: tuple[int, Cut] | None) -> bool:
+        """Returns whether the parts of a gradient have the elements of the parts of the model, and nothing else."""
+        if cut is None or cut[0] or len(cut[1]) != len(self.parts):
+            return False
+        return all(map(self.fits, range(len(self.parts)), cut[1]))
 
     @cached_property
     def _segments(self) -> tuple[tuple[_Segment, ...], ...]:
@@ -194,7 +201,7 @@ class UpdateModel:
                 values[self.base][span].view(elements.dtype),
                 elements,
                 [values[slot][span].view(elements.dtype) for slot in slots],
-                order.scalars[segment.group],
+                scalars=order.scalars[segment.group],
                 divisor=order.divisor,
                 clip=order.clip,
                 out_weights=found[self.base][span].view(elements.dtype),
@@ -231,7 +238,10 @@ class UpdateModel:
             data[offset : offset + leaf.nbytes] = leaf.bytes_of(values)
         return data
 
-    def part(self, number: int, data: Array) -> Array:
-        """Returns a part of the bytes of a blob of the weights themselves, or of a slot."""
-        start = sum(self.lengths[:number])
-        return data[start : start + self.lengths[number]]
+    def unflatten(self, parts: Sequence[Array]) -> list[Array]:
+        """Returns arrays of the shapes of the leaves, given all parts of a blob in float32 or float64."""
+        data = np.concatenate(parts) if parts else np.empty(0, np.uint8)
+        return [
+            np.ndarray(leaf.shape, leaf.given, data, offset)
+            for leaf, offset in zip(self.schema.leaves, self.schema.flat.layout.offsets, strict=True)
+        ]

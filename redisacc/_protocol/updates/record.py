@@ -89,9 +89,7 @@ def read_update_record(
     return found if {*found.blobs} == {*model.sorts} else None
 
 
-def _model_of(
-    transport: Transport, record: ParameterRecord, config: object, known: UpdateRecord | None
-) -> UpdateModel:
+def _model_of(transport: Transport, record: ParameterRecord, config: object, known: UpdateRecord | None) -> UpdateModel:
     """Returns the model of a record, with a part size that is still to be set."""
     if known is not None and known.record.incarnation == record.incarnation:
         if isinstance(config, bytes) and config == known.model.config.encode():

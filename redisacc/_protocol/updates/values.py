@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
 from redisacc._data.validation import Array
 from redisacc._protocol.parts.fetch import WholeParts, check_parts
-from redisacc._protocol.updates.model import PartValues
+from redisacc._protocol.updates.model import PartValues, UpdateModel
 from redisacc._protocol.updates.record import UpdateRecord, full_sorts
 from redisacc._redis.transport import Transport
 
@@ -62,6 +62,13 @@ class VersionValues:
         self.fetch(of, (number,))
         return self._parts[number]
 
+    def whole(self, model: UpdateModel) -> dict[str, list[Array]] | None:
+        """Returns the leaves of the version for each sort of blob, or None if a part is not known."""
+        if any(number not in self._parts for number in range(len(model.parts))):
+            return None
+        every = [self._parts[number] for number in range(len(model.parts))]
+        return {sort: model.unflatten([values[sort] for values in every]) for sort in full_sorts(model)}
+
     def fetch(self, of: UpdateRecord, numbers: Iterable[int]) -> None:
         """Fetches the parts that are not known.
 
@@ -93,8 +100,3 @@ class VersionValues:
             arrivals.expect(keys.part(blobs[sort], number), number, memory)
         self._transport.fetch(arrivals)
         self._parts.update(found)
-
-
-def commands_of(blobs: Mapping[str, str], values: PartValues) -> list[tuple[str, memoryview]]:
-    """Returns the id of each blob of a version, and the bytes of one part of it."""
-    return [(blob, values[sort].data) for sort, blob in blobs.items()]
