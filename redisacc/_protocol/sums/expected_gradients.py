@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from redisacc._data.sums import RoundSum
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.gradient_digests import digest_of
@@ -205,6 +206,12 @@ class ExpectedGradients:
             self._digest = "" if expected is None else digest_of([upload.gradient for upload in self.every[:expected]])
         return self._digest
 
+    @property
+    def counted(self) -> tuple[int, float | None]:
+        """How many gradients the expected uploads hold, and the sum of their weights; None if all are 1."""
+        total = counted([upload.gradient for upload in self.every[: self.expected]])
+        return total.number, total.weight
+
     def stalled(self) -> Upload | None:
         """Returns a stalled upload that holds up later ones with more parts; None: there is none."""
         if self.holds_early and len(self.every) <= self._num_expected:
@@ -219,3 +226,11 @@ class ExpectedGradients:
             if any(sum(later.there) > mine for later in self.every[position + 1 :]):
                 return upload
         return None
+
+
+def counted(gradients: Iterable[BufferedGradient]) -> RoundSum:
+    """Returns a sum without sections, which has the number of gradients and, added in this order, their weights."""
+    total = RoundSum([], "")
+    for gradient in gradients:
+        total.count(gradient.number, gradient.weight, gradient.factor)
+    return total
