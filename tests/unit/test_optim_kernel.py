@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
+import os
+import subprocess
+import sys
 import tracemalloc
 from typing import Any
 
@@ -19,6 +23,14 @@ from redisacc._data.gradient import Section
 from redisacc._data.sums import DenseSum, SparseSum
 from redisacc.errors import InvalidArgumentError
 from redisacc.optim import kernel
+
+try:
+    from numpy._core._multiarray_umath import __cpu_dispatch__ as DISPATCHED
+    from numpy._core._multiarray_umath import __cpu_features__ as FEATURES
+except ImportError:
+    # numpy 1.
+    from numpy.core._multiarray_umath import __cpu_dispatch__ as DISPATCHED
+    from numpy.core._multiarray_umath import __cpu_features__ as FEATURES
 
 OPTIMIZERS = {
     "sgd": optim.SGD(0.1, weight_decay=0.1),
@@ -92,7 +104,9 @@ def test_repeated_cut_or_in_place_it_gives_the_same_bits(name, dtype, small_bloc
             for a, b in itertools.pairwise(bounds)
         ]
         assert_same_bits([np.concatenate(every) for every in zip(*pieces, strict=True)], expected)
-    # Nothing has modified an input.
+    # Nothing has modified an input, with whichever of the steps before the update.
+    for divisor, clip in ((1, 1.0), (1, 0.5), (3, 1.0)):
+        updated(optimizer, *given, divisor=divisor, clip=clip)
     assert_same_bits((*given[:2], *given[2]), before)
     read_only = given[1].copy()
     read_only.flags.writeable = False
@@ -205,6 +219,30 @@ def test_no_rows_change_nothing():
         out_state=[],
     )
     assert (weights == 1).all()
+
+
+def digest() -> str:
+    """A digest of what every optimiser does, and of sums of squares."""
+    found = hashlib.sha256()
+    for optimizer in OPTIMIZERS.values():
+        for dtype in DTYPES:
+            weights, gradient, state = arrays(optimizer, 20_011, dtype)
+            for array in updated(optimizer, weights, gradient, state):
+                found.update(array.tobytes())
+            found.update(kernel.sum_of_squares(gradient, 3).hex().encode())
+    return found.hexdigest()
+
+
+def test_a_processor_with_fewer_instructions_gives_the_same_bits():
+    program = f"import runpy; print(runpy.run_path({__file__!r})['digest']())"
+    environment = {
+        **os.environ,
+        # What numpy chooses between when it starts; it warns about what this processor lacks.
+        "NPY_DISABLE_CPU_FEATURES": " ".join(name for name, there in FEATURES.items() if there and name in DISPATCHED),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == digest()
 
 
 # NaN, infinities, extremes.

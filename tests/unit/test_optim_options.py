@@ -124,6 +124,15 @@ def test_options_out_of_range_are_refused(make, message):
         make()
 
 
+def test_the_names_of_slots_say_whose_state_they_are():
+    made = {"adam": {"adam", "adamw"}, "adamw": {"adam", "adamw"}}
+    for kind in KINDS:
+        for optimizer in [kind(), *(each for each in EVERYTHING if type(each) is kind)]:
+            if optimizer.slots:
+                same = {each.name for each in EVERYTHING + [kind() for kind in KINDS] if each.slots == optimizer.slots}
+                assert same <= made.get(kind.name, {kind.name})
+
+
 # Groups.
 
 
@@ -256,8 +265,8 @@ def test_whose_state_can_continue():
     assert not adam.state_matches(optim.Adam(amsgrad=True).to_config())
     assert not adam.state_matches(optim.Adam(ema=0.9).to_config())
     assert not optim.SGD(momentum=0.9).state_matches(optim.SGD().to_config())
-    # The same name, but an average of something else.
-    assert not optim.SGD().state_matches({**optim.Lion().to_config(), "name": "lion"})
+    assert not adam.state_matches(optim.Lion().to_config())
+    assert not optim.SGD(momentum=0.9).state_matches(optim.RMSprop(momentum=0.9).to_config())
     with pytest.raises(InvalidArgumentError):
         adam.state_matches({})
 
