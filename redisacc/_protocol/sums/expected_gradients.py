@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from redisacc._data.sums import RoundSum
 from redisacc._data.validation import Array
 from redisacc._format.buffered import BufferedGradient
 from redisacc._format.gradient_digests import digest_of
@@ -170,6 +171,14 @@ class ExpectedGradients:
             expected = self.expected
             self._digest = "" if expected is None else digest_of([upload.gradient for upload in self.every[:expected]])
         return self._digest
+
+    @property
+    def counted(self) -> tuple[int, float | None]:
+        """How many gradients the expected uploads hold, and the sum of their weights; None if all are 1."""
+        total = RoundSum([], "")
+        for upload in self.every[: self.expected]:
+            total.count(upload.gradient.number, upload.gradient.weight, upload.gradient.factor)
+        return total.number, total.weight
 
     def stalled(self) -> Upload | None:
         """Returns a stalled upload that holds up later ones with more parts; None: there is none."""
