@@ -39,7 +39,6 @@
 -- #include "admit"
 -- #include "sums_total"
 -- #include "adder"
--- #include "scaled"
 -- #bind
 
 -- Each stored row begins with the number of gradients that held its index, in 7 bytes, and with its form: 0, or 1 if
@@ -71,24 +70,37 @@ end
 
 -- Returns the head of a row with this gradient in it, and the length of the head that it has now. stored: the row, or
 -- false if it is new. Returns nil if redisacc did not write the row: none was in more gradients than `total` has.
-local function head(stored, bytes)
-  if not stored then
-    return is_weighted and struct.pack(WEIGHTED, 1, 1, weight) or struct.pack(COUNT, 1)
-  elseif #stored == COUNT_BYTES + bytes then
-    local count = struct.unpack(COUNT, stored)
-    if count < total.gradients then
-      if is_weighted then
+local head
+if is_weighted then
+  -- #include "is_weight"
+  head = function(stored, bytes)
+    if not stored then
+      return struct.pack(WEIGHTED, 1, 1, weight)
+    elseif #stored == COUNT_BYTES + bytes then
+      local count = struct.unpack(COUNT, stored)
+      if count < total.gradients then
         return struct.pack(WEIGHTED, count + 1, 1, count + weight), COUNT_BYTES
       end
-      return struct.pack(COUNT, count + 1), COUNT_BYTES
+    elseif #stored == WEIGHTED_BYTES + bytes then
+      local count, form, row_weight = struct.unpack(WEIGHTED, stored)
+      if form == 1 and count < total.gradients and is_weight(row_weight) then
+        return struct.pack(WEIGHTED, count + 1, 1, row_weight + weight), WEIGHTED_BYTES
+      end
     end
-  elseif is_weighted and #stored == WEIGHTED_BYTES + bytes then
-    local count, form, row_weight = struct.unpack(WEIGHTED, stored)
-    if form == 1 and count < total.gradients and is_weight(row_weight) then
-      return struct.pack(WEIGHTED, count + 1, 1, row_weight + weight), WEIGHTED_BYTES
-    end
+    return nil
   end
-  return nil
+else
+  head = function(stored, bytes)
+    if not stored then
+      return struct.pack(COUNT, 1)
+    elseif #stored == COUNT_BYTES + bytes then
+      local count = struct.unpack(COUNT, stored)
+      if count < total.gradients then
+        return struct.pack(COUNT, count + 1), COUNT_BYTES
+      end
+    end
+    return nil
+  end
 end
 
 -- All sums are computed before the first is stored, because a corrupt row must not leave the gradient half added.
@@ -97,6 +109,7 @@ local function add_section(label, element, limit, row_bytes, indices, rows)
   local add = adder(element, ELEMENT_BYTES[element], limit)
   -- In a tree, this section counts which leaves the gradients have.
   if weight ~= 1 and not (label == 'present' and redis.call('HGET', keys.record, 'normalize') == 'count') then
+    -- #include "scaled"
     rows = scaled(rows, weight, element, ELEMENT_BYTES[element])
   end
   local fields, position = {}, 1

@@ -52,13 +52,11 @@
 -- {'corrupt', where, text}                                 a key or field holds what redisacc never writes; nothing
 --                                                          changed
 
--- #include "read_more"
+-- #include "read_record"
 -- #include "granted_round"
 -- #include "granted_text"
--- #include "round_staleness"
 -- #include "round_weight"
--- #include "optional_weight"
--- #include "weight_text"
+-- #include "is_enough_weight"
 -- #include "drop_expired_takers"
 -- #include "session_entry"
 -- #include "extend_leases"
@@ -97,7 +95,8 @@ local function requirement(record)
   if args.num_required > 0 then
     return {num_required = args.num_required, up_to = args.up_to, grace_ms = args.grace_ms}
   end
-  local refusal = read_more(keys.record, record, {'num_required', 'up_to', 'grace_ms'})
+  -- #include "read_more"
+  local refusal = read_more(keys.record, record, {'num_required', 'up_to', 'grace_ms'}, 3)
   if refusal then
     return nil, refusal
   elseif record.num_required == 0 and args.min_weight == 0 then
@@ -137,12 +136,21 @@ local function grant(record, entry, total_weight, now)
     {keys.workers, keys.taken_workers, redis.call('HLEN', keys.workers)},
   }
   redis.call('HLEN', keys.takers)
-  local staleness, refusal = read_staleness(keys.record, record)
-  if not staleness then
-    return refusal
-  elseif string.find(staleness, '[^%d:,]') then
-    -- The entry of the taken round has spaces between its fields.
-    return {'corrupt', 'staleness', string.sub(staleness, 1, 64)}
+  local staleness, weight = '', ''
+  if record.max_staleness > 0 then
+    -- #include "round_staleness"
+    local refusal
+    staleness, refusal = read_staleness(keys.record, record)
+    if not staleness then
+      return refusal
+    elseif string.find(staleness, '[^%d:,]') then
+      -- The entry of the taken round has spaces between its fields.
+      return {'corrupt', 'staleness', string.sub(staleness, 1, 64)}
+    end
+  end
+  if record.total_weight > 0 then
+    -- #include "weight_text"
+    weight = weight_text(total_weight)
   end
   -- No gradient is copied: only the keys of the round change their names.
   for _, move in ipairs(moves) do
@@ -152,8 +160,7 @@ local function grant(record, entry, total_weight, now)
   end
   leave_queue()
   local count = count_text(record.num_accumulated)
-  local reply = {'granted', record.global_step, count, record.round_shape, staleness,
-    record.total_weight > 0 and weight_text(total_weight) or ''}
+  local reply = {'granted', record.global_step, count, record.round_shape, staleness, weight}
   redis.call('HSET', keys.taken, args.token, granted_text(reply, now, args.taker))
   entry = entry or {applied = 0, stale = 0}
   entry.sequence = args.sequence
@@ -180,6 +187,62 @@ local function grant(record, entry, total_weight, now)
   announce(keys.record, message, (moves[2][3] > 0 or redis.call('EXISTS', keys.queue) == 1) and message)
   return reply
 end
+
+local record, refusal = read_record(keys.record, args.incarnation,
+  {'num_accumulated', 'lease_ms', 'takes', 'max_staleness', 'grace_count', 'grace_began_ms', 'losses'}, 4)
+if not record then
+  return refusal
+end
+local granted = granted_round(keys.taken, args.token)
+if granted then
+  return granted
+end
+
+even_when_full(keys.record)
+local now = now_ms()
+local ticket = redis.call('ZSCORE', keys.queue, args.token)
+-- A late copy of a take that is over must get neither a round, which no taker would fetch, nor a place in the queue. A
+-- taker that is already in the queue is not new, and may have waited for longer than sessions are remembered.
+local entry
+entry, refusal = read_session(keys.sessions, args.session)
+if entry and args.sequence <= entry.sequence then
+  return {'superseded', count_text(entry.sequence)}
+elseif not entry and not (ticket and refusal[1] == 'forgotten') then
+  return refusal
+elseif (entry and args.acknowledged > entry.sequence) or record.takes < args.takes
+  or record.losses ~= args.losses then
+  -- An earlier take may have been undone, so that its gradients are in this round, too.
+  return gone_back(record, entry)
+end
+local required
+required, refusal = requirement(record)
+if not required then
+  return refusal
+end
+local head = first_live_taker(keys.queue, keys.takers, args.token, now)
+local total_weight = round_weight(record)
+local is_enough = record.num_accumulated >= required.num_required
+  and is_enough_weight(total_weight, args.min_weight)
+local grace_began_ms, grace_left = 0, 0
+required.has_grace = required.grace_ms > 0 and required.up_to > required.num_required
+if required.has_grace then
+  -- #include "optional_weight"
+  required.grace_weight = optional_weight(keys.record, 'grace_weight')
+  if is_enough then
+    grace_began_ms = grace_beginning(record, required, now)
+  end
+  if record.num_accumulated < required.up_to then
+    grace_left = grace_began_ms + required.grace_ms - now
+  end
+end
+if is_enough and grace_left <= 0 and (not head or head == args.token) then
+  return grant(record, entry, total_weight, now)
+end
+
+-- The taker waits.
+-- #include "read_more"
+-- #include "optional_weight"
+-- #include "weight_text"
 
 -- Puts the taker into the queue, or renews its lease there.
 local function hold_place(record, ticket, required, now)
@@ -228,57 +291,7 @@ local function note_wanted(record, required, is_enough, grace_began_ms)
   end
 end
 
-local record, refusal = read_record(keys.record, args.incarnation,
-  {'num_accumulated', 'lease_ms', 'takes', 'max_staleness', 'grace_count', 'grace_began_ms', 'losses'})
-if not record then
-  return refusal
-end
-local granted = granted_round(keys.taken, args.token)
-if granted then
-  return granted
-end
-
-even_when_full(keys.record)
-local now = now_ms()
-local ticket = redis.call('ZSCORE', keys.queue, args.token)
--- A late copy of a take that is over must get neither a round, which no taker would fetch, nor a place in the queue. A
--- taker that is already in the queue is not new, and may have waited for longer than sessions are remembered.
-local entry
-entry, refusal = read_session(keys.sessions, args.session)
-if entry and args.sequence <= entry.sequence then
-  return {'superseded', count_text(entry.sequence)}
-elseif not entry and not (ticket and refusal[1] == 'forgotten') then
-  return refusal
-elseif (entry and args.acknowledged > entry.sequence) or record.takes < args.takes
-  or record.losses ~= args.losses then
-  -- An earlier take may have been undone, so that its gradients are in this round, too.
-  return gone_back(record, entry)
-end
-local required
-required, refusal = requirement(record)
-if not required then
-  return refusal
-end
-local head = first_live_taker(keys.queue, keys.takers, args.token, now)
-local total_weight = round_weight(record)
-local is_enough = record.num_accumulated >= required.num_required
-  and is_enough_weight(total_weight, args.min_weight)
-local grace_began_ms, grace_left = 0, 0
-required.has_grace = required.grace_ms > 0 and required.up_to > required.num_required
-if required.has_grace then
-  required.grace_weight = optional_weight(keys.record, 'grace_weight')
-  if is_enough then
-    grace_began_ms = grace_beginning(record, required, now)
-  end
-  if record.num_accumulated < required.up_to then
-    grace_left = grace_began_ms + required.grace_ms - now
-  end
-end
-if is_enough and grace_left <= 0 and (not head or head == args.token) then
-  return grant(record, entry, total_weight, now)
-end
-
-refusal = read_more(keys.record, record, {'tickets', 'wanted'})
+refusal = read_more(keys.record, record, {'tickets', 'wanted'}, 0)
 if refusal then
   return refusal
 end

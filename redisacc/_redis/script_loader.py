@@ -10,7 +10,12 @@ The header of a script is the only place that lists its keys and arguments. A li
 The line ``-- #bind`` below the header becomes the Lua lines that put them into the tables ``keys`` and ``args``, and
 `Script.bind` puts the values that Python passes under the same names into the same order, so no code counts positions.
 
-On the wire, the lists follow the single values. One argument between the two holds the lengths of all lists.
+On the wire, the lists follow the single values. The last list of KEYS and the last of ARGV end where these end. If there
+are more lists, one argument between the single values and the lists holds the lengths of the others.
+
+A line ``-- #include "name"`` becomes the text of ``lua/include/name.lua``, with the includes of that. An include inside
+a block belongs to this block, so a script creates its functions only where it enters the block: creating one takes
+the server about 0.06 microseconds, and those of weights and staleness are many, and needed only where they are used.
 """
 
 from __future__ import annotations
@@ -33,7 +38,9 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _PLACES = (_PACKAGE / "lua", _PACKAGE.parent / "lua")
 
 _BIND = re.compile(r"^-- #bind\n", re.MULTILINE)
-_INCLUDE = re.compile(r'^-- #include "(\w+)"\n', re.MULTILINE)
+# One line at the top level, or all that follow one another in a block.
+_INCLUDE = re.compile(r'^-- #include "\w+"\n|(?:^ +-- #include "\w+"\n)+', re.MULTILINE)
+_INCLUDED = re.compile(r'#include "(\w+)"')
 _FIELD = re.compile(r"-- (?P<table>KEYS|ARGV) +(?P<name>[a-z_]+)(?P<many>\.\.\.)? +(?P<form>\S+)(?: {2,}\S.*)?")
 
 # Type of an argument -> the Lua expression that makes the value of its text. An int64 remains text, because Lua's
@@ -89,7 +96,8 @@ class Script:
         self._key_names, self._key_lists = _names(keys)
         self._arg_names, self._arg_lists = _names(args)
         self._num_lists = len(self._key_lists) + len(self._arg_lists)
-        self._no_lengths = " ".join("0" * self._num_lists)
+        num_counted = len(self._key_lists[:-1]) + len(self._arg_lists[:-1])
+        self._no_lengths = (" ".join("0" * num_counted),) if num_counted else ()
 
     @cached_property
     def sharded(self) -> Script:
@@ -127,12 +135,14 @@ class Script:
             raise TypeError(self._mismatch(keys, args)) from None
         if not any(key_lists) and not any(arg_lists):
             # An inline gradient has no lists, and is common and small enough for this to matter.
-            return self, key_values, (*arg_values, self._no_lengths)
-        lengths = " ".join(map(str, map(len, (*key_lists, *arg_lists))))
+            return self, key_values, (*arg_values, *self._no_lengths)
+        lengths: tuple[str, ...] = ()
+        if self._no_lengths:
+            lengths = (" ".join(map(str, map(len, (*key_lists[:-1], *arg_lists[:-1])))),)
         return (
             self,
             (*key_values, *chain.from_iterable(key_lists)),
-            (*arg_values, lengths, *chain.from_iterable(arg_lists)),
+            (*arg_values, *lengths, *chain.from_iterable(arg_lists)),
         )
 
     def _mismatch(self, keys: Mapping[str, Any], args: Mapping[str, Any]) -> str:
@@ -170,14 +180,18 @@ def load(name: str) -> Script:
     Raises:
         ValueError: the header can't be read.
     """
-    included: set[str] = set()
 
-    def resolve_includes(text: str) -> str:
+    def resolve_includes(text: str, included: set[str]) -> str:
         def include(match: re.Match[str]) -> str:
-            if match[1] in included:
-                return ""
-            included.add(match[1])
-            return resolve_includes((folder() / "include" / f"{match[1]}.lua").read_text(encoding="utf-8"))
+            # What a block includes is not there below the block.
+            visible = set(included) if match[0].startswith(" ") else included
+            texts = []
+            for other in _INCLUDED.findall(match[0]):
+                if other not in visible:
+                    visible.add(other)
+                    path = folder() / "include" / f"{other}.lua"
+                    texts.append(resolve_includes(path.read_text(encoding="utf-8"), visible))
+            return "".join(texts)
 
         return _INCLUDE.sub(include, text)
 
@@ -186,7 +200,7 @@ def load(name: str) -> Script:
     text, number = _BIND.subn(lambda _: _bindings(keys, args), text)
     if number != 1:
         raise ValueError(f"lua/{name}.lua has {number} lines '-- #bind', and needs exactly one below its header")
-    return Script(name, resolve_includes(text), keys, args)
+    return Script(name, resolve_includes(text, set()), keys, args)
 
 
 def parse_header(name: str, text: str) -> tuple[list[Field], list[Field]]:
@@ -226,32 +240,41 @@ def write(target: Path) -> None:
 
 def _bindings(keys: Sequence[Field], args: Sequence[Field]) -> str:
     """Returns the Lua lines that bind the names of a header to the values in KEYS and ARGV."""
-    single_keys = [field for field in keys if not field.many]
-    single_args = [field for field in args if not field.many]
-    lists = [
-        *(("keys", "next_keys", field) for field in keys if field.many),
-        *(("args", "next_args", field) for field in args if field.many),
-    ]
-    lines = ['-- #include "list_reader"'] if lists else []
+    counted = any(len([field for field in fields if field.many]) > 1 for fields in (keys, args))
+    lines = ['-- #include "list_reader"'] if counted else []
     lines.append("-- Bound by the loader to the names of the header.")
-    for table, source, fields in (("keys", "KEYS", single_keys), ("args", "ARGV", single_args)):
+    lists = []
+    for table, source, fields in (("keys", "KEYS", keys), ("args", "ARGV", args)):
+        singles = [field for field in fields if not field.many]
         lines.append(f"local {table} = {{")
-        for number, field in enumerate(fields, 1):
+        for number, field in enumerate(singles, 1):
             value = f"{source}[{number}]"
             lines.append(f"  {field.name} = {_TYPES[field.form].format(value) if table == 'args' else value},")
         lines.append("}")
-    if lists:
-        lines.append("do")
-        lines.append(f"  local length = string.gmatch(ARGV[{len(single_args) + 1}], '%d+')")
-        if any(table == "keys" for table, _, _ in lists):
-            lines.append(f"  local next_keys = list_reader(KEYS, {len(single_keys) + 1})")
-        if any(table == "args" for table, _, _ in lists):
-            lines.append(f"  local next_args = list_reader(ARGV, {len(single_args) + 2})")
-        for table, reader, field in lists:
-            convert = _LIST_TYPES.get(field.form, "")
-            lines.append(f"  {table}.{field.name} = {reader}(length(){convert})")
-        lines.append("end")
-    return "\n".join(lines) + "\n"
+        many = [field for field in fields if field.many]
+        # The lengths, if there are any, lie between the single arguments and the lists.
+        before = len(singles) + (counted and table == "args")
+        if len(many) > 1:
+            lists.append(f"local next_{table} = list_reader({source}, {before + 1})")
+        for field in many[:-1]:
+            lists.append(f"{table}.{field.name} = next_{table}(length(){_LIST_TYPES.get(field.form, '')})")
+        if len(many) > 1:
+            lists.append(f"{table}.{many[-1].name} = next_{table}(nil{_LIST_TYPES.get(many[-1].form, '')})")
+        elif many:
+            value = f"{source}[n]" if not _LIST_TYPES.get(many[0].form) else f"tonumber({source}[n])"
+            lists.append(f"{table}.{many[0].name} = {{}}")
+            lists.append(f"for n = {before + 1}, #{source} do")
+            lists.append(f"  {table}.{many[0].name}[n - {before}] = {value}")
+            lists.append("end")
+    if counted:
+        number = len([field for field in args if not field.many]) + 1
+        lists = [
+            "do",
+            f"  local length = string.gmatch(ARGV[{number}], '%d+')",
+            *(f"  {line}" for line in lists),
+            "end",
+        ]
+    return "\n".join([*lines, *lists]) + "\n"
 
 
 def _names(fields: Sequence[Field]) -> tuple[list[str], list[str]]:
