@@ -5,18 +5,6 @@
 -- #include "announce"
 -- #include "contribution"
 
--- Drops a gradient with this reply, whose first word is also the field of the record that counts such gradients.
--- Returns nil and the reply.
-local function drop_gradient(keys, request, record, entry, reply)
-  -- This raises if the field holds no number, before anything changes.
-  redis.call('HINCRBY', keys.record, reply[1], 1)
-  write_session(keys.sessions, request.session, entry, reply, request.worker)
-  extend_leases(record.lease_ms, keys.sessions)
-  announce(keys.record, string.format('%s step=%s count=%s local_step=%s worker=%s',
-    reply[1], reply[2], reply[3], request.local_step, request.worker))
-  return nil, reply
-end
-
 -- Decides whether a gradient may be added; in place and buffered gradients share these rules. Returns the admission,
 -- which count_gradient needs once the gradient is in; or nil and the reply.
 --
@@ -40,6 +28,7 @@ local function admit(keys, request, is_buffered)
   if not staleness then
     entry.stale = entry.stale + 1
     local reply = {'stale', record.global_step, count_text(record.num_accumulated)}
+    -- #include "drop_gradient"
     return drop_gradient(keys, request, record, entry, reply)
   end
   local in_round, traces = read_contribution(keys.workers, request.worker)
@@ -48,6 +37,7 @@ local function admit(keys, request, is_buffered)
   end
   if in_round > 0 and (request.once or record.once_per_worker > 0) then
     local reply = {'repeated', record.global_step, count_text(record.num_accumulated)}
+    -- #include "drop_gradient"
     return drop_gradient(keys, request, record, entry, reply)
   end
   -- An empty round accepts every shape that the accumulator's declared shape allows, which the client has checked.

@@ -49,7 +49,8 @@ _TYPES = {
     "text": "{}",
     "bytes": "{}",
     "int64": "{}",
-    "number": "tonumber({})",
+    # Adding 0 converts a text three times as fast as tonumber, and raises an error where that returns nil.
+    "number": "{} + 0",
     # "" means none: tonumber turns it into nil.
     "number?": "tonumber({})",
     "flag": "{} == '1'",

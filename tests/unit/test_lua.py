@@ -154,7 +154,7 @@ def reached_code(name: str) -> str:
 # A table after one of these is a reply, if its elements have no names.
 _REPLY = re.compile(r"(?:return|return nil,|refuse\(|reply =) ?$")
 # A table after one of these lists fields of the record, or is a reply to be stored and not returned.
-_LIST = re.compile(r"(?:NAMES =|\b(?:read_record|read_more|admit|write_session)\([^{()]*) ?\s*$")
+_LIST = re.compile(r"(?:(?:NAMES|names) =|\b(?:read_record|read_more|admit|write_session)\([^{()]*) ?\s*$")
 
 
 def first_element(text: str) -> str:
