@@ -182,7 +182,7 @@ local function grant(record, entry, total_weight, now)
   if record.grace_began_ms > 0 then
     redis.call('HDEL', keys.record, 'grace_began_ms')
   end
-  local message = string.format('taken step=%s count=0 taken=%s taker=%s', step, count, args.taker)
+  local message = 'taken step=' .. step .. ' count=0 taken=' .. count .. ' taker=' .. args.taker
   -- Only a taker that is still in the queue has to wake up, and a reducer if it may have worked on this round.
   announce(keys.record, message, (moves[2][3] > 0 or redis.call('EXISTS', keys.queue) == 1) and message)
   return reply

@@ -111,8 +111,9 @@ local function count_gradient(keys, request, admission, size, buffered_id, ahead
     -- #include "weight_text"
     weight = 'weight=' .. weight_text(admission.weight) .. ' '
   end
-  local message = string.format('applied step=%s count=%s bytes=%.0f %s%s%sworker=%s', reply[2], reply[3], size,
-    staleness, weight, buffered_id and 'buffered=' .. buffered_id .. ' ' or '', request.worker)
+  -- Joined, because string.format took more than twice as long.
+  local message = 'applied step=' .. reply[2] .. ' count=' .. reply[3] .. ' bytes=' .. count_text(size) .. ' '
+    .. staleness .. weight .. (buffered_id and 'buffered=' .. buffered_id .. ' ' or '') .. 'worker=' .. request.worker
   if ahead then
     announce(keys.record, message, string.format('applied step=%s count=%s buffered=%s', reply[2], reply[3], ahead))
   else
