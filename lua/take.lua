@@ -242,7 +242,6 @@ end
 -- The taker waits.
 -- #include "read_more"
 -- #include "optional_weight"
--- #include "weight_text"
 
 -- Puts the taker into the queue, or renews its lease there.
 local function hold_place(record, ticket, required, now)
@@ -253,8 +252,12 @@ local function hold_place(record, ticket, required, now)
     announce(keys.record, string.format('waiting step=%s count=%s num_required=%.0f taker=%s',
       record.global_step, count_text(record.num_accumulated), required.num_required, args.taker))
   end
-  redis.call('HSET', keys.takers, args.token, string.format('%.0f%s%s %.0f %s', required.num_required,
-    args.min_weight > 0 and '*' .. weight_text(args.min_weight) or '',
+  local weight = ''
+  if args.min_weight > 0 then
+    -- #include "weight_text"
+    weight = '*' .. weight_text(args.min_weight)
+  end
+  redis.call('HSET', keys.takers, args.token, string.format('%.0f%s%s %.0f %s', required.num_required, weight,
     required.has_grace and string.format('..%.0f+%.0f', required.up_to, required.grace_ms) or '',
     now + args.lease_ms, args.taker))
   -- The queue expires with its last live taker, so that takers which die in it leave no keys behind.
@@ -268,6 +271,7 @@ end
 -- Stores a weight in a field that is absent if it is 0.
 local function write_weight(name, weight, before)
   if weight > 0 and weight ~= before then
+    -- #include "weight_text"
     redis.call('HSET', keys.record, name, weight_text(weight))
   elseif weight ~= before then
     redis.call('HDEL', keys.record, name)
@@ -296,6 +300,11 @@ if refusal then
   return refusal
 end
 hold_place(record, ticket, required, now)
+local weight = count_text(record.num_accumulated)
+if record.total_weight > 0 then
+  -- #include "weight_text"
+  weight = weight_text(total_weight)
+end
 local ahead = redis.call('ZRANK', keys.queue, args.token)
 if ahead == 0 then
   note_wanted(record, required, is_enough, grace_began_ms)
@@ -303,6 +312,6 @@ else
   grace_left = 0
 end
 return {'waiting', record.global_step, count_text(record.num_accumulated), ahead,
-  count_text(is_enough and math.max(grace_left, 0) or 0), weight_text(total_weight),
+  count_text(is_enough and math.max(grace_left, 0) or 0), weight,
   count_text(math.min(required.num_required, MOST)), count_text(math.min(required.up_to, MOST)),
   count_text(math.min(required.grace_ms, MOST))}

@@ -244,8 +244,7 @@ def _bindings(keys: Sequence[Field], args: Sequence[Field]) -> str:
     single_keys, single_args = _names(keys)[0], _names(args)[0]
     key_lists, arg_lists = ([field for field in fields if field.many] for fields in (keys, args))
     has_lengths = len(key_lists) > 1 or len(arg_lists) > 1
-    lines = ['-- #include "list_reader"'] if has_lengths else []
-    lines += ["-- Bound by the loader to the names of the header.", "local keys = {"]
+    lines = ["-- Bound by the loader to the names of the header.", "local keys = {"]
     lines += [f"  {name} = KEYS[{number}]," for number, name in enumerate(single_keys, 1)]
     lines += ["}", "local args = {"]
     forms = [field.form for field in args if not field.many]
@@ -255,8 +254,16 @@ def _bindings(keys: Sequence[Field], args: Sequence[Field]) -> str:
     of_keys = _list_bindings("keys", "KEYS", len(single_keys) + 1, key_lists)
     of_args = _list_bindings("args", "ARGV", len(single_args) + 1 + has_lengths, arg_lists)
     if has_lengths:
-        lengths = f"  local length = string.gmatch(ARGV[{len(single_args) + 1}], '%d+')"
-        lines += ["do", lengths, *(f"  {line}" for line in of_keys + of_args), "end"]
+        # All lists of an inline gradient are empty.
+        lines += [f"keys.{field.name} = {{}}" for field in key_lists]
+        lines += [f"args.{field.name} = {{}}" for field in arg_lists]
+        lines += [
+            f"if #KEYS > {len(single_keys)} or #ARGV > {len(single_args) + 1} then",
+            '  -- #include "list_reader"',
+            f"  local length = string.gmatch(ARGV[{len(single_args) + 1}], '%d+')",
+            *(f"  {line}" for line in of_keys + of_args),
+            "end",
+        ]
     else:
         lines += of_keys + of_args
     return "\n".join(lines) + "\n"
