@@ -393,7 +393,9 @@ class Parameters(Closing):
 
         Returns:
             The step, and the tree of the state, or None in its place if the version has none. Its arrays are the
-            caller's own. None if nothing has been published.
+            caller's own. The state of an optimiser (``Chief(optimizer=…)``) is a dict from the name of each slot, such
+            as "exp_avg", to a tree like the parameters; with ``wire="bfloat16"``, "exact" has the parameters as they
+            are. None if nothing has been published.
 
         Raises:
             ParametersNotFoundError, PeekTimeoutError, DataLossError, CorruptDataError: as ``latest``.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from redisacc._training.exact_parameters import pack_state, unpack_state, with_e
 from redisacc._training.gradients import open_gradients
 from redisacc._training.participant import Participant
 from redisacc._training.quorum import Quorum, QuorumKeeper
+from redisacc._training.updating import Updating, check_optimizer
 from redisacc.errors import (
     CancelledError,
     DataLossError,
@@ -34,11 +35,14 @@ from redisacc.errors import (
     StaleSequenceError,
     TakeTimeoutError,
 )
+from redisacc.optim import Optimizer
 
 logger = logging.getLogger("redisacc")
 
 # How often a chief that waits for gradients looks whether the step is still the one that it waits for, in seconds.
 LOOK_EVERY = 1.0
+
+Taken = TypeVar("Taken")
 
 
 class Chief(Participant):
@@ -86,8 +90,13 @@ class Chief(Participant):
             everybody.
         min_weight: a step also waits until the weights of its gradients add up to this (see
             ``Worker.apply``). None: any sum will do.
+        optimizer: an optimiser of ``redisacc.optim``, for a loop over ``updates()``: the parameters are updated where
+            the sums are, by reducers if there are any, and the chief handles no arrays. All leaves have to be float32
+            or float64, and no leaf ``sparse``. The optimiser's state is kept with the parameters. One with other
+            numbers, or one whose state has the same slots, continues with the state that is there. None: the loop is
+            one over ``rounds()``, and the program updates the parameters.
         state: a tree of whatever else the chief needs after a restart, such as the optimiser's state. Workers do not
-            fetch it.
+            fetch it. None with an ``optimizer``.
         sparse: the paths of leaves whose gradients are rows (``IndexedSlices``). For a single array: True or False.
         reduction_type: "MEAN" (or None) or "SUM".
         missing: as for ``TreeAccumulator``.
@@ -113,8 +122,10 @@ class Chief(Participant):
         shared_name: the name of the training.
         workers: how many gradients a step needs, as this chief last set it.
         step: the step of the parameters, and of the next round.
-        parameters: the parameters of that step: your own arrays if you have published them, else copies.
-        state: the state that was published with them, or None.
+        parameters: the parameters of that step: your own arrays if you have published them, else copies. With an
+            ``optimizer``, they are fetched from the server, as ``latest()`` does.
+        state: the state that was published with them, or None. With an ``optimizer``, the leaves of each of its slots,
+            as ``Parameters.latest_state`` returns them.
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker.
@@ -135,6 +146,7 @@ class Chief(Participant):
         min_weight: float | None = None,
         up_to: int | None = None,
         grace: float | None = None,
+        optimizer: Optimizer | None = None,
         state: Any = None,
         sparse: Collection[str] | bool = (),
         reduction_type: str | None = "MEAN",
@@ -155,11 +167,13 @@ class Chief(Participant):
             workers = here.workers
             if workers is None:
                 raise InvalidArgumentError(f"workers is missing: give it, or the environment variable {WORKERS}")
+        check_optimizer(optimizer, state=state, sparse=sparse, missing=missing)
         # Raises now, before anything is opened, if they are invalid.
         quorum = Quorum.of(workers, minimum, up_to, grace)
         self._min_weight = None if min_weight is None else checked_weight(min_weight, "min_weight")
         super().__init__("chief", shared_name, here, redis=redis, patience=patience, wire=wire, partitions=partitions)
         self._rounds_parameters = wire == "bfloat16"
+        self._updating: Updating | None = None
         # The round that the body of the loop has, and the block that acknowledges it.
         self._current: Round[Any] | None = None
         self._block: ExitStack | None = None
@@ -178,6 +192,7 @@ class Chief(Participant):
                 parameters,
                 state,
                 quorum,
+                optimizer,
                 sparse=sparse,
                 missing=missing,
                 sparse_mean=sparse_mean,
@@ -189,32 +204,88 @@ class Chief(Participant):
                 min_replicas=min_replicas,
             )
 
-    def _begin(self, parameters: Any, state: Any, quorum: Quorum, **options: Any) -> None:
+    def _begin(self, parameters: Any, state: Any, quorum: Quorum, optimizer: Optimizer | None, **options: Any) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
-        latest = self._parameters.latest()
         self._parameters.check(parameters, state=state)
+        # The accumulator comes before the parameters: a worker that finds parameters also finds it.
         self._accumulator = self._opened.enter_context(
             open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **options)
         )
         self._quorum = QuorumKeeper(quorum, self._accumulator, self._crew, self._transport, self.shared_name)
+        if optimizer is not None:
+            self._updating = Updating(self._parameters, self._accumulator, optimizer)
+            self.step, is_new = self._patience.call(lambda: self._begin_updates(parameters), "to read the parameters")
+        else:
+            is_new = self._begin_rounds(parameters, state)
+        self._quorum.store()
+        if not is_new:
+            logger.info(
+                "%s: continuing at step %d",
+                self.shared_name,
+                self.step,
+                extra={"accumulator": self.shared_name, "global_step": self.step},
+            )
+
+    def _begin_rounds(self, parameters: Any, state: Any) -> bool:
+        """Continues with what is published, or publishes the parameters. Returns whether the training is new."""
+        latest = self._parameters.latest()
         if latest is None:
-            # The accumulator comes first: a worker that finds parameters also finds it.
             self.step, self.parameters, self.state = 0, parameters, state
             self._send_parameters()
-            self._quorum.store()
-            return
-        self.step, tree = latest
+            return True
         found = self._parameters.latest_state()
         assert found is not None
-        exact, self.state = unpack_state(found[1])
-        self.parameters = _own(tree) if exact is None else with_exact(tree, exact, self.shared_name)
-        self._quorum.store()
-        logger.info(
-            "%s: continuing at step %d",
-            self.shared_name,
-            self.step,
-            extra={"accumulator": self.shared_name, "global_step": self.step},
-        )
+        self.step, self.parameters, self.state = self._unpacked(latest, found[1])
+        return False
+
+    def _begin_updates(self, parameters: Any) -> tuple[int, bool]:
+        """Does the same for updates. Returns the step, and whether the training is new."""
+        assert self._updating is not None
+        step = self._parameters.step()
+
+        def whole() -> Any:
+            latest, found = self._parameters.latest(), self._parameters.latest_state()
+            return parameters if latest is None or found is None else self._unpacked(latest, found[1])[1]
+
+        self._updating.begin(parameters, 0 if step is None else step, whole)
+        return self._updating.step, step is None
+
+    def _unpacked(self, latest: tuple[int, Any], published: Any) -> tuple[int, Any, Any]:
+        """Returns the step, the exact parameters and the chief's own state, given what was published."""
+        exact, state = unpack_state(published)
+        step, tree = latest
+        return step, _own(tree) if exact is None else with_exact(tree, exact, self.shared_name), state
+
+    @property
+    def parameters(self) -> Any:
+        """The parameters of the step."""
+        return self._tree if self._updating is None else self.latest()[1]
+
+    @parameters.setter
+    def parameters(self, tree: Any) -> None:
+        self._tree = tree
+
+    @property
+    def state(self) -> Any:
+        """What was published with the parameters for a chief that is started again; None if there is nothing."""
+        if self._updating is None:
+            return self._state
+        found = self._patience.call(self._parameters.latest_state, "to read the state of the optimizer")
+        return None if found is None else found[1]
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._state = state
+
+    def latest(self) -> tuple[int, Any]:
+        """Returns the step and the parameters that are published, as ``Parameters.latest`` does.
+
+        Blocks until they have been fetched. The arrays are read-only.
+        """
+        found = self._patience.call(self._parameters.latest, "to read the parameters")
+        if found is None:
+            raise self._lost(self.step)
+        return found
 
     @property
     def workers(self) -> int:
@@ -254,13 +325,87 @@ class Chief(Participant):
             ServerUnavailableError: the server did not answer for longer than ``patience``.
             RedisAccError: any other error of ``take``.
         """
+        if self._updating is not None:
+            raise InvalidArgumentError("this chief has an optimizer: its loop is one over updates(), and not rounds()")
+        yield from self._loop(until, self._round)
+
+    def updates(self, until: int | None = None) -> Iterator[int]:
+        """Yields the step after each update that the optimiser makes, for a loop that evaluates, logs or stops.
+
+        Blocks for a round, as ``rounds()`` does, and until the update is published: weights, state and the end of the
+        round become visible in the same instant. If the process dies before, its successor makes the same update of
+        the same round. No arrays pass through this process as long as there are reducers; without one, or if it is
+        late, the chief computes parts by itself, with the same result bit for bit.
+
+        Example:
+            >>> import threading
+            >>> import numpy as np
+            >>> import redisacc
+            >>> def work():
+            ...     with redisacc.Worker("docs-updates") as worker:
+            ...         for step, weights in worker.steps():
+            ...             worker.apply({"w": weights["w"] - 3})
+            >>> optimizer = redisacc.optim.SGD(0.5)
+            >>> with redisacc.Chief("docs-updates", {"w": np.zeros(2)}, workers=1, optimizer=optimizer) as chief:
+            ...     thread = threading.Thread(target=work)
+            ...     thread.start()
+            ...     for step in chief.updates(until=20):
+            ...         pass
+            ...     thread.join()
+            ...     step, chief.parameters["w"].round(3).tolist()
+            ...     chief.delete()
+            (20, [3.0, 3.0])
+
+        Args:
+            until: as for ``rounds``.
+
+        Yields:
+            The step of the parameters that have just been published.
+
+        Raises:
+            InvalidArgumentError: the chief has no ``optimizer``; or its schedule has returned no learning rate.
+            LeaseLostError, DataLossError, NotReplicatedError, ServerUnavailableError, RedisAccError: as ``rounds``.
+        """
+        if self._updating is None:
+            raise InvalidArgumentError("updates() needs a chief with an optimizer: Chief(…, optimizer=…)")
+        updating = self._updating
+        yield from self._loop(until, lambda: self._update(updating))
+
+    def _loop(self, until: int | None, advance: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Yields what ``advance`` yields until the training is finished, and finishes it."""
         self._last = last = None if until is None else validation.integer(until, "until")
         self._check_lease()
         self._is_finished = self._patience.call(lambda: self._ends_before(last), "to read the parameters")
         while not self._is_finished and (last is None or self.step < last):
-            yield from self._round()
+            yield from advance()
         self._check_lease()
         self._patience.call(self._end, "to finish the training")
+
+    def _update(self, updating: Updating) -> Iterator[int]:
+        """Yields the step after the next update, or nothing if there was only something to be put right."""
+        self._check_lease()
+        found = self._patience.call(
+            lambda: self._next(updating.recover, updating.grant), f"to take the round of step {self.step}"
+        )
+        # The wait may have been long, and another chief may have taken over.
+        self._check_lease()
+        if found is None:
+            return
+        if found.granted.global_step > self.step:
+            raise self._lost(found.granted.global_step)
+        if found.granted.global_step < self.step:
+            # It was used in a loop over rounds() of a chief that died before it acknowledged it.
+            self._patience.call(lambda: updating.discard(found), "to acknowledge a round")
+            return
+        is_last = self.step + 1 == self._last
+        if not self._patience.call(
+            lambda: updating.commit(found, finished=is_last), f"to publish step {self.step + 1}"
+        ):
+            raise self._lost(self.step + 1)
+        self.step += 1
+        self._is_finished = self._is_finished or is_last
+        self._may_be_left = False
+        yield self.step
 
     def _ends_before(self, last: int | None) -> bool:
         """Returns whether the training is finished. If it was, but its last step is to be a later one, continues it."""
@@ -304,8 +449,21 @@ class Chief(Participant):
 
     def _enter_round(self, stack: ExitStack) -> Round[Any] | None:
         """Returns a round that was left, or takes one. None: something had to be repaired first."""
+
+        def take(**options: Any) -> Round[Any]:
+            return stack.enter_context(self._accumulator.take(**options))
+
+        return self._next(lambda: stack.enter_context(self._accumulator.recover()), take)
+
+    def _next(self, recover: Callable[[], Taken | None], take: Callable[..., Taken]) -> Taken | None:
+        """Returns a round that was left, or takes one. None: something had to be repaired first.
+
+        Args:
+            recover: returns the oldest round that was left, None if there is none.
+            take: takes one, given ``min_weight``, ``cancel`` and ``describe``.
+        """
         if self._may_be_left:
-            left = stack.enter_context(self._accumulator.recover())
+            left = recover()
             if left is not None:
                 return left
             if self._agree():
@@ -316,11 +474,7 @@ class Chief(Participant):
         self._next_look = time.monotonic() + LOOK_EVERY
         self._quorum.follow()
         try:
-            return stack.enter_context(
-                self._accumulator.take(
-                    min_weight=self._min_weight, cancel=self._is_over, describe=lambda: crew_text(self._crew)
-                )
-            )
+            return take(min_weight=self._min_weight, cancel=self._is_over, describe=lambda: crew_text(self._crew))
         except InvalidArgumentError:
             if not self._quorum.restore():
                 raise
@@ -378,6 +532,9 @@ class Chief(Participant):
 
     def _send_parameters(self) -> None:
         """Publishes the parameters and the state that this process has, whole."""
+        if self._updating is not None:
+            self._updating.publish_again()
+            return
         state = pack_state(self.parameters, self.state) if self._rounds_parameters else self.state
         self._parameters.publish(self.parameters, self.step, state=state)
 

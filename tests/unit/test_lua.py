@@ -33,6 +33,7 @@ from redisacc._protocol.scripts.partitions import PartitionScripts, Replaced
 from redisacc._protocol.scripts.reducers import ReducerScripts
 from redisacc._protocol.scripts.requests import GradientRequest, Request
 from redisacc._protocol.scripts.sessions import Session
+from redisacc._protocol.scripts.updates import EndedRound, UpdateScripts
 from redisacc._redis import script_loader
 from redisacc._redis.connect import connect
 from redisacc._redis.script_loader import Script
@@ -91,6 +92,21 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         blobs=[StoredAttempt("v-1-full", 2)],
         retired=[StoredAttempt("a-full", 2)],
         removed=[StoredAttempt("b-full", 2)],
+    ),
+    "register_update": lambda s: s.register_update(
+        FOLLOWS, version="v-1", number=1, order="o", lease_ms=1, blobs=[StoredAttempt("v-1-flat", 2)]
+    ),
+    "commit_update": lambda s: s.commit_update(
+        FOLLOWS,
+        EndedRound("TOKEN", [KEYS.part("ID", 0)], [StoredAttempt("ID-1", 2)]),
+        version="v",
+        event="e",
+        fields=["a", "b"],
+        parts={PARAMETERS.part("BLOB", 0): 4},
+        unused=[PARAMETERS.part("BLOB", 7)],
+        blobs=[StoredAttempt("v-1-flat", 2)],
+        retired=[StoredAttempt("a-flat", 2)],
+        removed=[StoredAttempt("b-flat", 2)],
     ),
     "register_version": lambda s: s.register_version(
         FOLLOWS, version="v", partitions="0,1", lease_ms=1, blobs=["full 2"]
@@ -220,6 +236,8 @@ def replayed(name: str, *reply: bytes) -> Any:
         return CALLS[name](ReducerScripts(Replaying(*reply), KEYS, None))  # type: ignore[arg-type]
     if hasattr(AttemptScripts, name):
         return CALLS[name](AttemptScripts(Replaying(*reply), KEYS))  # type: ignore[arg-type]
+    if hasattr(UpdateScripts, name) and not hasattr(ParameterScripts, name):
+        return CALLS[name](UpdateScripts(Replaying(*reply), PARAMETERS, KEYS))  # type: ignore[arg-type]
     if hasattr(ParameterScripts, name) and not hasattr(Scripts, name):
         return CALLS[name](ParameterScripts(Replaying(*reply), PARAMETERS))  # type: ignore[arg-type]
     return CALLS[name](PartitionScripts(Replaying(*reply), KEYS, incarnation="x"))  # type: ignore[arg-type]
@@ -228,7 +246,7 @@ def replayed(name: str, *reply: bytes) -> Any:
 def test_every_script_is_a_function_and_every_function_a_script() -> None:
     functions = {
         name
-        for kind in (Scripts, PartitionScripts, AttemptScripts, ParameterScripts, CrewScripts, ReducerScripts)
+        for kind in (Scripts, PartitionScripts, AttemptScripts, UpdateScripts, CrewScripts, ReducerScripts)
         for name, value in inspect.getmembers(kind, inspect.isfunction)
         if not name.startswith("_") and name != "bind"
     }

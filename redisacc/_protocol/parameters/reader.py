@@ -231,7 +231,10 @@ class ParameterReader:
             PartMissingError: a part is no longer there.
             CorruptDataError: redisacc did not write it.
         """
-        blob = record.manifest(self.schema()).state
+        manifest = record.manifest(self.schema())
+        if manifest.slots:
+            return self._slots(manifest.slots)
+        blob = manifest.state
         if blob is None:
             return None
         version, text = self._transport.call("HMGET", self._keys.record, "version", "state_structure")
@@ -258,6 +261,21 @@ class ParameterReader:
                 for leaf, offset in zip(schema.leaves, layout.offsets, strict=True)
             ]
         )
+
+    def _slots(self, blobs: Sequence[Blob]) -> dict[str, Any]:
+        """Returns an optimiser's state: the leaves of each slot, by its name."""
+        schema = self.schema()
+        flat, data = schema.flat.layout, [np.empty(blob.nbytes, np.uint8) for blob in blobs]
+        self._fetch(blobs, lambda: data)
+        return {
+            blob.id.rpartition("-")[2]: schema.structure.build(
+                [
+                    np.ndarray(leaf.shape, leaf.given, bytes_of, offset)
+                    for leaf, offset in zip(schema.leaves, flat.offsets, strict=True)
+                ]
+            )
+            for blob, bytes_of in zip(blobs, data, strict=True)
+        }
 
     def _fetch(
         self,

@@ -22,6 +22,7 @@ from typing import Any
 from redisacc._data.sums import RoundSum
 from redisacc._format.buffered import ANNOUNCED_BYTES, BufferedGradient
 from redisacc._format.keys import Keys
+from redisacc._format.part_cut import have_same_elements
 from redisacc._format.staging import PartsArrived
 from redisacc._protocol.parts.fetch import check_lengths, fetch_gradient
 from redisacc._protocol.parts.inline import InlineReader
@@ -181,10 +182,7 @@ class PartSums:
                 self.suits_reducer = gradient.nbytes >= ANNOUNCED_BYTES
                 self._stored.rely()
                 self._idle = False
-        if cut == self._dense.cut:
-            # The same object, for comparisons.
-            cut = self._dense.cut
-        elif cut is not None:
+        if cut is not None and not have_same_elements(cut, self._dense.cut or ()):
             sparse_parts, cut = 0, None
         return Upload(gradient, cut, sparse_parts)
 
