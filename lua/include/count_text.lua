@@ -6,8 +6,7 @@ end
 local match = string.match
 
 -- Returns the count that a text holds, or nil if it holds none, or if there is no text: nil or false. A double holds
--- fifteen digits exactly. Every gradient has a dozen counts, and this takes two thirds of the time of tonumber and of
--- looking match up each time.
+-- fifteen digits exactly. Adding 0 and a local `match` make it a quarter faster, and every gradient has a dozen counts.
 local function parse_count(text)
   if text and #text <= 15 and match(text, '^%d+$') then
     return text + 0
