@@ -15,9 +15,6 @@
 -- {'acknowledged'}   the round, or these parts of it, are removed
 -- {'unknown'}        there is no such round: it was acknowledged before, recovered by another taker, or deleted
 
--- #include "drop_strings"
--- #include "even_when_full"
--- #include "extend_leases"
 -- #bind
 
 local round = redis.call('HGET', keys.taken, args.token)
@@ -25,14 +22,19 @@ if not round then
   return {'unknown'}
 end
 if args.more or #args.attempts > 0 then
+  -- #include "even_when_full"
   -- Only then does it store anything.
   even_when_full(keys.taken)
 end
-drop_strings(keys.parts)
-for _, attempt in ipairs(args.attempts) do
-  redis.call('ZADD', keys.attempts, 0, attempt)
+if #keys.parts > 0 then
+  -- #include "drop_strings"
+  drop_strings(keys.parts)
 end
 if #args.attempts > 0 then
+  -- #include "extend_leases"
+  for _, attempt in ipairs(args.attempts) do
+    redis.call('ZADD', keys.attempts, 0, attempt)
+  end
   -- The keys of a private accumulator have an expiry, and this one may be new.
   extend_leases(redis.call('PTTL', keys.taken), keys.attempts)
 end
