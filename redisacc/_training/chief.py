@@ -12,6 +12,7 @@ import numpy as np
 
 from redisacc._data import validation
 from redisacc._data.results import Round
+from redisacc._data.spec import Order
 from redisacc._data.tree.structure import flatten
 from redisacc._data.weights import checked_weight
 from redisacc._format.keys import ParameterKeys
@@ -20,7 +21,7 @@ from redisacc._protocol.parameters.conclusion import conclude
 from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
-from redisacc._training.gradients import open_gradients
+from redisacc._training.gradients import is_new, open_gradients
 from redisacc._training.participant import Participant
 from redisacc._training.quorum import Quorum, QuorumKeeper
 from redisacc._training.updating import Updating, check_optimizer
@@ -114,7 +115,11 @@ class Chief(Participant):
             find out by themselves. If a failover loses a part of the parameters, the chief publishes them again; if it
             loses a part of a gradient, ``rounds`` raises DataLossError, and the round stays (see
             ``ConditionalAccumulator.recover``).
-        in_place_limit: as for ``ConditionalAccumulator``.
+        order: the order in which the gradients of a step are added: "worker" for ascending ``Worker.number``, so that a
+            training gives the same bits in every run, whatever is killed, as long as its gradients are the same and
+            each step has those of the same workers; or "arrival", which takes less memory and less time for small
+            gradients. It cannot change later. None: "worker" for a new training; an existing one keeps what it has.
+        in_place_limit: as for ``ConditionalAccumulator``. Without effect with ``order="worker"``.
         buffer_limit: as for ``ConditionalAccumulator``.
         min_replicas: as for ``ConditionalAccumulator``.
 
@@ -129,8 +134,8 @@ class Chief(Participant):
 
     Raises:
         InvalidArgumentError: an argument or a variable of the environment is invalid, or this process is a worker.
-        SchemaMismatchError: another model is trained under this name, or with other ``partitions``. The message names
-            the first leaf that differs.
+        SchemaMismatchError: another model is trained under this name, or with other ``partitions`` or another
+            ``order``. The message names the first leaf that differs.
         LeaseHeldError: another process is the chief. Its predecessor may still be: if that is a process on this machine
             that is dead, its lease is taken at once; else it is waited for, for up to 10 seconds.
         ServerUnavailableError: no server answers.
@@ -156,6 +161,7 @@ class Chief(Participant):
         wire: Literal["float32", "bfloat16"] | None = None,
         patience: float | None = None,
         partitions: int | Literal["auto"] | None = None,
+        order: Order | None = None,
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         min_replicas: int = 0,
@@ -199,26 +205,38 @@ class Chief(Participant):
                 reduction_type=reduction_type,
                 redis=redis,
                 partitions=partitions,
+                order=order,
                 in_place_limit=in_place_limit,
                 buffer_limit=buffer_limit,
                 min_replicas=min_replicas,
             )
 
-    def _begin(self, parameters: Any, state: Any, quorum: Quorum, optimizer: Optimizer | None, **options: Any) -> None:
+    def _begin(
+        self,
+        parameters: Any,
+        state: Any,
+        quorum: Quorum,
+        optimizer: Optimizer | None,
+        *,
+        order: Order | None,
+        **options: Any,
+    ) -> None:
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
         self._parameters.check(parameters, state=state)
+        if order is None and is_new(self._transport, self.shared_name):
+            order = "worker"
         # The accumulator comes before the parameters: a worker that finds parameters also finds it.
         self._accumulator = self._opened.enter_context(
-            open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **options)
+            open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, order=order, **options)
         )
         self._quorum = QuorumKeeper(quorum, self._accumulator, self._crew, self._transport, self.shared_name)
         if optimizer is not None:
             self._updating = Updating(self._parameters, self._accumulator, optimizer)
-            self.step, is_new = self._patience.call(lambda: self._begin_updates(parameters), "to read the parameters")
+            self.step, begins = self._patience.call(lambda: self._begin_updates(parameters), "to read the parameters")
         else:
-            is_new = self._begin_rounds(parameters, state)
+            begins = self._begin_rounds(parameters, state)
         self._quorum.store()
-        if not is_new:
+        if not begins:
             logger.info(
                 "%s: continuing at step %d",
                 self.shared_name,
@@ -271,7 +289,7 @@ class Chief(Participant):
         if self._updating is None:
             return self._state
         found = self._patience.call(self._parameters.latest_state, "to read the state of the optimizer")
-        return None if found is None else found[1]
+        return None if found is None else unpack_state(found[1])[1]
 
     @state.setter
     def state(self, state: Any) -> None:

@@ -41,6 +41,7 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "behaviour/test_inputs.py": ("call filled() first",),
     "behaviour/test_round_owner.py": ("Do not use its gradient, because the new owner does",),
     "behaviour/test_opening.py": ("pass the step that the gradient was computed for",),
+    "behaviour/test_order.py": ("name its handle 'worker N', where N is its number",),
     "behaviour/test_parameter_partitions.py": (
         "Publish the values again, for this step or a later",
         "Publish with their number of partitions; or, if they have died, delete() the parameters, or wait",

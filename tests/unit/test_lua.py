@@ -361,7 +361,7 @@ def test_names_are_bound_in_the_order_of_the_header() -> None:
     bound, in_keys, in_args = script.bind(keys=dict(reversed(keys.items())), args=dict(reversed(args.items())))
     assert bound is script
     assert [*in_keys] == [*list(keys.values())[:5], "s0", "s1", "p0", "p1"]
-    assert [*in_args] == [*list(args.values())[:15], "2 0 2 2", 3, 4, "r"]
+    assert [*in_args] == [*list(args.values())[:16], "2 0 2 2", 3, 4, "r"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -411,6 +411,8 @@ class Taker(Generic[G]):
         if lost_weight:
             # The weight of the gradients that are left, without the rounding of a difference.
             weight = float(round_sum.number) if round_sum.weight is None else round_sum.weight
+        else:
+            weight = self._spec.weight_of(round_sum, weight)
         gradient: G | None = self._spec.result(round_sum, self._spec.divisor(number, weight)) if number else None
         total = float(number) if weight is None else weight
         taken = Round(gradient, granted.global_step, number, contents.workers, staleness, total)
