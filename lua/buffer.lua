@@ -73,7 +73,7 @@ if #keys.staged > 0 and args.header ~= '' and redis.call('EXISTS', keys.staged[1
   -- The staged parts already occupy their memory, so refusing them now would free none.
   even_when_full(keys.record)
 end
-local admission, refusal = admit(keys, args, {'buffered_bytes', 'buffer_limit'})
+local admission, refusal = admit(keys, args, true)
 if not admission then
   return refuse(refusal)
 end

@@ -70,7 +70,7 @@ if lease_end > 0 then
   -- Its parts already occupy their memory, so refusing them now would free none.
   even_when_full(keys.record)
 end
-local admission, refusal = admit(keys, args, {'buffered_bytes', 'buffer_limit'})
+local admission, refusal = admit(keys, args, true)
 if not admission then
   return refuse(refusal)
 end

@@ -66,13 +66,13 @@ if redis.call('EXISTS', keys.record) == 0 then
       return {'remains', key}
     end
   end
-  redis.call('HSET', keys.record, 'format', args.format, 'kind', args.kind, 'dtype', args.dtype, 'shape', args.shape,
-    'reduction_type', args.reduction_type, 'sparse_mean', args.sparse_mean, 'missing', args.missing, 'tree',
-    args.tree, 'incarnation', args.incarnation,
-    'global_step', '0', 'num_accumulated', '0', 'round_shape', '', 'applied', '0', 'stale', '0', 'repeated', '0',
-    'duplicates', '0', 'takes', '0', 'tickets', '0', 'places', '0', 'once_per_worker', args.once_per_worker,
-    'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'wanted', '0', 'chunk', args.chunk, 'lease_ms',
-    count_text(args.lease_ms), 'created_ms', count_text(now_ms()))
+  -- A server searches a small hash from its first field on, so those that every gradient needs come first.
+  redis.call('HSET', keys.record, 'incarnation', args.incarnation, 'global_step', '0', 'num_accumulated', '0',
+    'round_shape', '', 'applied', '0', 'wanted', '0', 'lease_ms', count_text(args.lease_ms), 'once_per_worker',
+    args.once_per_worker, 'buffered_bytes', '0', 'buffer_limit', args.buffer_limit, 'takes', '0', 'tickets', '0',
+    'places', '0', 'stale', '0', 'repeated', '0', 'duplicates', '0', 'format', args.format, 'kind', args.kind,
+    'dtype', args.dtype, 'shape', args.shape, 'reduction_type', args.reduction_type, 'sparse_mean', args.sparse_mean,
+    'missing', args.missing, 'tree', args.tree, 'chunk', args.chunk, 'created_ms', count_text(now_ms()))
   local optional = {
     max_staleness = args.max_staleness, staleness_weight = args.staleness_weight, normalize = args.normalize,
     order = args.order, partitions = args.partitions,

@@ -54,7 +54,7 @@
 -- #include "announce_upload"
 -- #bind
 
-local admission, refusal = admit(keys, args, {'buffered_bytes', 'buffer_limit'})
+local admission, refusal = admit(keys, args, true)
 if not admission then
   return refusal
 end

@@ -40,8 +40,8 @@ if not number then
   return {'corrupt', 'attempts', string.sub(found[1], 1, 64)}
 end
 if args.number == number and found[2] == args.version then
-  -- It was registered before: by a copy of this request, or by a chief that died. Unless the attempt was given up since,
-  -- its parts are made of the same order, and are there as far as somebody has written them.
+  -- It was registered before: by a copy of this request, or by a chief that died. Unless the attempt was given up
+  -- since, its parts are made of the same order, and are there as far as somebody has written them.
   for _, blob in ipairs(args.blobs) do
     if tonumber(redis.call('ZSCORE', keys.attempts, blob) or 0) == 0 then
       return {'renumbered', tostring(number + 1)}

@@ -31,7 +31,7 @@
 -- A waiting taker adds the parts one by one while they arrive. This only saves time: a gradient without a place gets
 -- one when it is buffered.
 
-local record, refusal = read_record(keys.record, args.incarnation, {'once_per_worker', 'max_staleness'})
+local record, refusal = read_record(keys.record, args.incarnation, {'once_per_worker', 'max_staleness'}, 1)
 if not record then
   return refusal
 end

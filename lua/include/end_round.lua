@@ -1,7 +1,3 @@
--- #include "drop_strings"
--- #include "even_when_full"
--- #include "extend_leases"
-
 -- Removes a round that its taker has in memory, or some of its parts. Returns false if there is no such round.
 -- keys, request: see acknowledge. part_keys: the parts of its gradients in this slot. attempts: "ATTEMPT parts" of its
 -- gradients in partitions, which are listed under attempts_key.
@@ -11,14 +7,19 @@ local function end_round(keys, request, part_keys, attempts_key, attempts)
     return false
   end
   if request.more or #attempts > 0 then
+    -- #include "even_when_full"
     -- Only then does it store anything.
     even_when_full(keys.taken)
   end
-  drop_strings(part_keys)
-  for _, attempt in ipairs(attempts) do
-    redis.call('ZADD', attempts_key, 0, attempt)
+  if #part_keys > 0 then
+    -- #include "drop_strings"
+    drop_strings(part_keys)
   end
   if #attempts > 0 then
+    -- #include "extend_leases"
+    for _, attempt in ipairs(attempts) do
+      redis.call('ZADD', attempts_key, 0, attempt)
+    end
     -- The keys of a private accumulator have an expiry, and this one may be new.
     extend_leases(redis.call('PTTL', keys.taken), attempts_key)
   end

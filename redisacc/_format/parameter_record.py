@@ -51,6 +51,10 @@ MAX_BLOB_BYTES = MAX_PARTS * 512 * 2**20
 # How elements of float32 may be stored. A record without this field stores them as they are.
 WIRES = ("float32", "bfloat16")
 
+# The key, in a publisher's state, of parameters of float32 as they are, in the order of the leaves, if readers get
+# rounded ones. The publisher's own state has the key "state" beside it.
+EXACT = "redisacc:float32"
+
 # The bytes of an index of a row.
 INDEX_BYTES = 8
 

@@ -394,8 +394,8 @@ class Parameters(Closing):
         Returns:
             The step, and the tree of the state, or None in its place if the version has none. Its arrays are the
             caller's own. The state of an optimiser (``Chief(optimizer=…)``) is a dict from the name of each slot, such
-            as "exp_avg", to a tree like the parameters; with ``wire="bfloat16"``, "exact" has the parameters as they
-            are. None if nothing has been published.
+            as "exp_avg", to a tree like the parameters. With ``wire="bfloat16"``, the state of a chief is under
+            "state", and the leaves of float32 as they are under "redisacc:float32". None if nothing has been published.
 
         Raises:
             ParametersNotFoundError, PeekTimeoutError, DataLossError, CorruptDataError: as ``latest``.

@@ -232,11 +232,11 @@ class Chief(Participant):
         self._quorum = QuorumKeeper(quorum, self._accumulator, self._crew, self._transport, self.shared_name)
         if optimizer is not None:
             self._updating = Updating(self._parameters, self._accumulator, optimizer)
-            self.step, is_new = self._patience.call(lambda: self._begin_updates(parameters), "to read the parameters")
+            self.step, begins = self._patience.call(lambda: self._begin_updates(parameters), "to read the parameters")
         else:
-            is_new = self._begin_rounds(parameters, state)
+            begins = self._begin_rounds(parameters, state)
         self._quorum.store()
-        if not is_new:
+        if not begins:
             logger.info(
                 "%s: continuing at step %d",
                 self.shared_name,
@@ -289,7 +289,7 @@ class Chief(Participant):
         if self._updating is None:
             return self._state
         found = self._patience.call(self._parameters.latest_state, "to read the state of the optimizer")
-        return None if found is None else found[1]
+        return None if found is None else unpack_state(found[1])[1]
 
     @state.setter
     def state(self, state: Any) -> None:

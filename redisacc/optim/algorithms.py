@@ -43,7 +43,6 @@ class SGD(Optimizer):
     """
 
     name: ClassVar[str] = "sgd"
-    _state_kind: ClassVar[str] = "sgd"
 
     lr: float | Schedule = 1e-3
     momentum: float = field(default=0.0, kw_only=True)
@@ -94,7 +93,6 @@ class Adam(Optimizer):
     """
 
     name: ClassVar[str] = "adam"
-    _state_kind: ClassVar[str] = "adam"
 
     lr: float | Schedule = 1e-3
     betas: tuple[float, float] = field(default=(0.9, 0.999), kw_only=True)
@@ -124,11 +122,7 @@ class AdamW(Adam):
     https://arxiv.org/abs/1711.05101
 
     Args:
-        lr: see ``Optimizer``, like all options that are missing here.
-        weight_decay: at least 0.
-        betas: the decay rates of both averages, each in [0, 1).
-        eps: at least 0.
-        amsgrad: keep the largest average of squares.
+        weight_decay: at least 0. For the other options, see ``Adam`` and ``Optimizer``.
     """
 
     name: ClassVar[str] = "adamw"
@@ -163,7 +157,6 @@ class Adagrad(Optimizer):
     """
 
     name: ClassVar[str] = "adagrad"
-    _state_kind: ClassVar[str] = "adagrad"
 
     lr: float | Schedule = 1e-2
     lr_decay: float = field(default=0.0, kw_only=True)
@@ -213,7 +206,6 @@ class RMSprop(Optimizer):
     """
 
     name: ClassVar[str] = "rmsprop"
-    _state_kind: ClassVar[str] = "rmsprop"
 
     lr: float | Schedule = 1e-2
     alpha: float = field(default=0.99, kw_only=True)
@@ -258,7 +250,6 @@ class Lion(Optimizer):
     """
 
     name: ClassVar[str] = "lion"
-    _state_kind: ClassVar[str] = "lion"
 
     lr: float | Schedule = 1e-4
     betas: tuple[float, float] = field(default=(0.9, 0.99), kw_only=True)

@@ -78,8 +78,6 @@ class Optimizer(ABC):
     """
 
     name: ClassVar[str]
-    # Two optimisers of the same kind of state can continue from each other's.
-    _state_kind: ClassVar[str]
 
     lr: float | Schedule
     _: KW_ONLY
@@ -258,8 +256,8 @@ class Optimizer(ABC):
         """
         from redisacc.optim.algorithms import from_config
 
-        other = from_config(config)
-        return self._state_kind == other._state_kind and self.slots == other.slots
+        # No two optimisers use the same names for something else: a momentum_buffer alone is SGD's.
+        return self.slots == from_config(config).slots
 
 
 def check_dtype(dtype: np.dtype[Any], what: str) -> None:

@@ -219,8 +219,8 @@ def _check(optimizer: Optimizer, arrays: _Arrays) -> None:
     for array in (out, *state, *to):
         if array.dtype != weights.dtype or array.shape != weights.shape:
             raise InvalidArgumentError(
-                f"weights, state and outputs must all be {weights.dtype} of shape {weights.shape}, not {array.dtype} of "
-                f"shape {array.shape}"
+                f"weights, state and outputs must all be {weights.dtype} of shape {weights.shape}, not "
+                f"{array.dtype} of shape {array.shape}"
             )
 
 
@@ -357,7 +357,9 @@ def _adam(optimizer: Adam, scalars: Scalars, number: _Number) -> _Step:
 
 def _quotient(above: Array, below: Array, factor: Any, a: Array) -> Array:
     """Returns factor * above / below, in the scratch memory a."""
-    return np.divide(np.multiply(above, factor, out=a), below, out=a)
+    np.multiply(above, factor, out=a)
+    np.divide(a, below, out=a)
+    return a
 
 
 def _adagrad(optimizer: Adagrad, scalars: Scalars, number: _Number) -> _Step:

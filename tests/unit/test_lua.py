@@ -170,7 +170,7 @@ def reached_code(name: str) -> str:
 # A table after one of these is a reply, if its elements have no names.
 _REPLY = re.compile(r"(?:return|return nil,|refuse\(|reply =) ?$")
 # A table after one of these lists fields of the record, or is a reply to be stored and not returned.
-_LIST = re.compile(r"(?:NAMES =|\b(?:read_record|read_more|admit|write_session)\([^{()]*) ?\s*$")
+_LIST = re.compile(r"(?:(?:NAMES|names) =|\b(?:read_record|read_more|admit|write_session)\([^{()]*) ?\s*$")
 
 
 def first_element(text: str) -> str:
@@ -361,7 +361,7 @@ def test_names_are_bound_in_the_order_of_the_header() -> None:
     bound, in_keys, in_args = script.bind(keys=dict(reversed(keys.items())), args=dict(reversed(args.items())))
     assert bound is script
     assert [*in_keys] == [*list(keys.values())[:5], "s0", "s1", "p0", "p1"]
-    assert [*in_args] == [*list(args.values())[:16], "2 0 2 0 2 1", 3, 4, "r"]
+    assert [*in_args] == [*list(args.values())[:16], "2 0 2 2", 3, 4, "r"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -405,6 +405,23 @@ def test_a_script_binds_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bo
     monkeypatch.setattr(script_loader, "_PLACES", (tmp_path,))
     with pytest.raises(ValueError, match=f"has {number} lines '-- #bind'"):
         script_loader.load.__wrapped__("apply")
+
+
+def test_an_include_in_a_block_ends_with_the_block(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    includes = {"a": "in a", "b": '-- #include "a"\nin b', "c": '-- #include "a"\nin c'}
+    (tmp_path / "include").mkdir()
+    for name, text in includes.items():
+        (tmp_path / "include" / f"{name}.lua").write_text(f"{text}\n")
+    block = 'if x then\n  -- #include "b"\n  -- #include "c"\nend\n'
+    (tmp_path / "apply.lua").write_text(f'-- A sentence.\n\n-- #bind\n{block}-- #include "c"\n{block}')
+    monkeypatch.setattr(script_loader, "_PLACES", (tmp_path,))
+    text = script_loader.load.__wrapped__("apply").text
+    # Within a block, nothing comes twice; below it, nothing of it is there; what is at the top level is in all blocks.
+    assert re.findall(r"in (.)|^(if|end)", text, re.MULTILINE) == [
+        *[("", "if"), ("a", ""), ("b", ""), ("c", ""), ("", "end")],
+        *[("a", ""), ("c", "")],
+        *[("", "if"), ("b", ""), ("", "end")],
+    ]
 
 
 def test_a_list_may_be_longer_than_the_stack_of_lua(client: redis.Redis) -> None:

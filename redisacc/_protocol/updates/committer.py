@@ -41,7 +41,7 @@ from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, Refusal
 from redisacc._protocol.scripts.partitions import PartitionScripts
 from redisacc._protocol.scripts.updates import EndedRound, Renumbered, UpdateScripts
 from redisacc._protocol.sums.expected_gradients import counted
-from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel
+from redisacc._protocol.updates.model import FLAT, PartValues, UpdateModel, added_in_order
 from redisacc._protocol.updates.record import UpdateRecord, update_fields
 from redisacc._protocol.updates.values import VersionValues
 from redisacc._redis.sockets.fast_socket import Command
@@ -281,11 +281,11 @@ class Committer:
                 found = [_square(replies[key]) for key in keys]
                 known = [square for square in found if square is not None]
                 if len(known) == len(found):
-                    return float(sum(known))
+                    return added_in_order(known)
                 if time.monotonic() >= give_up:
                     break
                 self._transport.waits.sleep(PAUSE)
-        return float(sum([model.squares(self._elements(of, model, number), of.divisor) for number in numbers]))
+        return added_in_order([model.squares(self._elements(of, model, number), of.divisor) for number in numbers])
 
     def _read_all(self, keys: Sequence[str]) -> list[object]:
         batches = by_partition(keys)

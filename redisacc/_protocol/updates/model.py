@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 import ml_dtypes
@@ -29,6 +30,11 @@ FLAT, EXACT = "flat", "exact"
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOAT32 = np.dtype(np.float32)
+
+
+def added_in_order(numbers: Iterable[float]) -> float:
+    """Returns a sum that is the same in all versions of Python. From 3.12 on, the built-in one compensates rounding."""
+    return reduce(operator.add, numbers, 0.0)
 
 
 class _Segment(NamedTuple):
@@ -228,7 +234,7 @@ class UpdateModel:
 
     def squares(self, gradient: Sequence[Array], divisor: float) -> float:
         """Returns the sum of the squares of a part of the mean."""
-        return sum([sum_of_squares(elements, divisor) for elements in gradient])
+        return added_in_order([sum_of_squares(elements, divisor) for elements in gradient])
 
     def flatten(self, arrays: Sequence[Array]) -> Array:
         """Returns the bytes of a blob of arrays of the shapes of the leaves, in float32 or float64."""
