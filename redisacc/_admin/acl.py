@@ -132,7 +132,7 @@ def rules(
         commands["eval"] = None
     if wait:
         # Before it waits for replicas of a partition, a writer appends nothing to the parts that these are to have.
-        commands |= dict.fromkeys(("wait", "append") if given.applies else ("wait",))
+        commands |= dict.fromkeys(("wait", "append") if given.applies or given.takes else ("wait",))
     if cluster:
         commands |= dict.fromkeys(_FINDS_NODES)
         if selectors:

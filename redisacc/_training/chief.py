@@ -107,7 +107,8 @@ class Chief(Participant):
             ``ConditionalAccumulator.recover``).
         in_place_limit: as for ``ConditionalAccumulator``.
         buffer_limit: as for ``ConditionalAccumulator``.
-        min_replicas: as for ``ConditionalAccumulator``.
+        min_replicas: how many replicas must have a gradient of this handle, a taken round, and published parameters, as
+            for ``ConditionalAccumulator`` and ``Parameters``.
 
     Attributes:
         shared_name: the name of the training.
@@ -158,7 +159,16 @@ class Chief(Participant):
         # Raises now, before anything is opened, if they are invalid.
         quorum = Quorum.of(workers, minimum, up_to, grace)
         self._min_weight = None if min_weight is None else checked_weight(min_weight, "min_weight")
-        super().__init__("chief", shared_name, here, redis=redis, patience=patience, wire=wire, partitions=partitions)
+        super().__init__(
+            "chief",
+            shared_name,
+            here,
+            redis=redis,
+            patience=patience,
+            wire=wire,
+            partitions=partitions,
+            min_replicas=min_replicas,
+        )
         self._rounds_parameters = wire == "bfloat16"
         # The round that the body of the loop has, and the block that acknowledges it.
         self._current: Round[Any] | None = None
@@ -506,6 +516,8 @@ class Chief(Participant):
                 changed.
             StepConflictError: another chief has published different parameters for this step.
             LeaseLostError: another process has become the chief.
+            NotReplicatedError: the parameters are published, but fewer than ``min_replicas`` replicas have them so far.
+                Make the same call again, which waits again; or let the error end the process, and start it again.
             ServerUnavailableError: the server did not answer for longer than ``patience``.
         """
         if self._block is None:

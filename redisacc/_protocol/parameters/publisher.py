@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,6 +30,7 @@ from redisacc._interrupts import interrupt_in
 from redisacc._protocol.lifecycle.opening import list_name
 from redisacc._protocol.parameters.deletion import delete_parameters
 from redisacc._protocol.parameters.reader import ParameterReader
+from redisacc._protocol.parameters.replication import confirm_version
 from redisacc._protocol.parameters.upload_plan import UploadPlan, plan
 from redisacc._protocol.parameters.version_writer import Begun, Reply, Version, VersionWriter
 from redisacc._protocol.scripts.parameters import BeingDeleted, Follows, ParameterScripts
@@ -98,6 +99,7 @@ class Publisher:
         wire: how elements of float32 are stored, one of WIRES.
         partitions: among how many slots the parts of blobs are spread; "auto": as many as there are masters, if the
             values are large enough; None: as with existing parameters, and 1 for new ones.
+        min_replicas: how many replicas have to confirm a version; 0: none are asked.
     """
 
     def __init__(
@@ -107,8 +109,11 @@ class Publisher:
         reader: ParameterReader,
         wire: str,
         partitions: int | Literal["auto"] | None,
+        *,
+        min_replicas: int = 0,
     ) -> None:
         self._transport = transport
+        self._min_replicas = min_replicas
         self._keys = keys
         self._reader = reader
         self._wire = wire
@@ -160,6 +165,28 @@ class Publisher:
                 # By every publisher once, because the first one may have died just before.
                 list_name(self._transport, self._keys.name)
                 self._listed = True
+            if self._min_replicas:
+                self._confirm(wanted)
+
+    def _confirm(self, wanted: Wanted) -> None:
+        """Raises NotReplicatedError unless replicas confirm in time what was published a moment ago."""
+        blobs: Iterable[Blob] = ()
+        keys = self._reader.keys
+        if keys.partitions:
+            record = self._reader.poll()
+            if record is None or record.step != wanted.step:
+                # A later version has replaced it. Its publisher waits for replicas that have that one.
+                return
+            schema = self._reader.schema()
+            blobs = record.manifest(schema).blobs(schema.stored(record.wire)).values()
+        confirm_version(
+            self._transport,
+            keys,
+            incarnation=self._reader.incarnation,
+            step=wanted.step,
+            blobs=blobs,
+            min_replicas=self._min_replicas,
+        )
 
     def _pause_or_raise(self, step: int, cause: str, failures: int, deadline: float) -> None:
         """Pauses before the next try, for longer each time; raises ServerError if the time is up."""

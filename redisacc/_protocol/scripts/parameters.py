@@ -9,6 +9,7 @@ from typing import Literal
 from redisacc._format.attempts import StoredAttempt
 from redisacc._format.keys import ParameterKeys
 from redisacc._protocol.scripts.deletion import Deletion, run_delete
+from redisacc._protocol.scripts.replication import confirmed, wait_commands
 from redisacc._protocol.scripts.replies import corrupt
 from redisacc._redis.script_loader import load
 from redisacc._redis.sockets.fast_socket import Command
@@ -205,26 +206,31 @@ class ParameterScripts:
                 raise replaced(self._keys.name)
         raise corrupt(self._keys.record, reply)
 
-    def amend(self, *, incarnation: str, event: str, fields: Sequence[str]) -> None:
+    def amend(self, *, incarnation: str, event: str, fields: Sequence[str], min_replicas: int = 0) -> int:
         """Changes fields of the record that do not belong to a version.
 
         Args:
             incarnation: the incarnation that the client has seen.
             event: the message to waiting readers.
             fields: fields of the record: names and values, alternately.
+            min_replicas: how many replicas are waited for, until they have this and every earlier change; 0: none.
+
+        Returns:
+            How many replicas have confirmed it in time; 0 if none were waited for.
 
         Raises:
             ParametersNotFoundError: the parameters were deleted.
         """
-        reply = self._transport.run(
+        reply, replicas = self._transport.run_and_read(
             *load("amend").bind(
                 keys={"record": self._keys.record},
                 args={"incarnation": incarnation, "event": event, "fields": fields},
-            )
+            ),
+            after=wait_commands(min_replicas),
         )
         match reply:
             case [b"noted"]:
-                return
+                return confirmed(self._keys.record, replicas)
             case [b"missing"]:
                 raise gone(self._keys.name)
             case [b"replaced"]:
