@@ -145,7 +145,9 @@ def rules(
     parameters = ParameterKeys(pattern)
     of = Keys(pattern)
     channels = [of.events, of.wake, f"{PREFIX}{{{pattern}/*}}:partition:wake", of.calls, parameters.events]
-    reads = [parameters.record, f"{parameters.record}:object:*", _blobs_of(pattern)] if given.applies else []
+    reads: list[str] = []
+    if given.applies:
+        reads = [parameters.record, f"{parameters.record}:object:*", _blobs_of(pattern), parameters.deleted]
     selected = [_selector(_READS_PARAMETERS, reads)] if selectors and reads else []
     if not selectors:
         keys += reads
@@ -196,7 +198,7 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         found += _reduces(keys)
         parameters = ParameterKeys(keys.name)
         found += [parameters.record, f"{parameters.record}:object:*"]
-        found += [parameters.attempts, _blobs_of(keys.name)]
+        found += [parameters.attempts, parameters.deleted, _blobs_of(keys.name)]
     return found
 
 

@@ -160,7 +160,10 @@ PRODUCED: dict[str, tuple[str, ...]] = {
     "failures/servers/test_memory.py": (
         "Set it to noeviction: CONFIG SET maxmemory-policy noeviction, and in its configuration file",
     ),
-    "failures/servers/test_replicas.py": ("name its master, or go through Sentinel",),
+    "failures/servers/test_replicas.py": (
+        "name its master, or go through Sentinel",
+        "Publish the same again, which waits again",
+    ),
     "foreign/test_jax.py": (
         "call update_layout(n_batch=0) first",
         "pass a BCOO, which jax.experimental.sparse.BCOO.fromdense() makes",

@@ -174,7 +174,7 @@ class ParameterScripts:
         return self._refused(reply)
 
     def _leader_keys(self) -> dict[str, str]:
-        return {"record": self._keys.record, "attempts": self._keys.attempts}
+        return {"record": self._keys.record, "attempts": self._keys.attempts, "deleted": self._keys.deleted}
 
     @staticmethod
     def _of(follows: Follows, version: str) -> dict[str, str | int | Sequence[str]]:
@@ -250,6 +250,7 @@ class ParameterScripts:
             self._transport,
             self._keys.record,
             [self._keys.attempts, self._keys.guard],
+            marks=[self._keys.deleted],
             incarnation=incarnation,
             finish=finish,
             wakes=False,

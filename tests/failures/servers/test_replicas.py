@@ -446,7 +446,8 @@ def test_replicas_that_do_not_confirm_a_version(pair, open_weights, partitions, 
     replica.stall()
     monkeypatch.setattr("redisacc._protocol.scripts.replication.REPLICATION_TIMEOUT_MS", 300)
     with pytest.raises(
-        redisacc.NotReplicatedError, match=r"step 1 is published, but only 0 of the 1 .*again"
+        redisacc.NotReplicatedError,
+        match=r"step 1 is published, but only 0 of the 1 .* Publish the same again, which waits again",
     ) as failure:
         weights.publish(tree, 1)
     assert (failure.value.replicas, failure.value.min_replicas) == (0, 1)
