@@ -190,7 +190,9 @@ def _keys(role: Role, keys: Keys) -> list[str]:
         return [*read, _partitions_of(keys), *_reduces(keys)]
     found = [keys.record, current.sums, current.buffered, current.inline, current.workers, keys.sessions]
     # A role that applies or takes gradients may run a worker or a chief, and these hold leases.
+    # They also find out whether a training was deleted or lost, and say what they have of a lost one.
     found += [f"{keys.record}:part:*", keys.crew, keys.attempts, _partitions_of(keys)]
+    found += [ParameterKeys(keys.name).claims]
     if role.applies:
         found += [f"{keys.record}:staged:*", keys.compacting]
     if role.takes:

@@ -65,7 +65,7 @@ _WHOLE = frozenset(
     )
 )
 
-_PARAMETERS = re.compile(r"parameters(?::(?:object:[\w-]+:\d+|attempts|deleted))?")
+_PARAMETERS = re.compile(r"parameters(?::(?:object:[\w-]+:\d+|attempts|deleted|claims))?")
 # How the keys of parts in partitions continue after the hash tag.
 _ELSEWHERE = ("partition:", "parameters:partition:")
 _BLOB_IN_PARTITION = re.compile(r"parameters:partition:([\w-]+):\d+")

@@ -226,6 +226,26 @@ class Parameters(Closing):
             ServerUnavailableError: no server answers. It is unknown whether the version is published. Make the same
                 call again.
         """
+        self._publish(tree, step, changed, state, finished)
+
+    def _restore(self, tree: Any, step: int, *, state: Any = None) -> None:
+        """Publishes a version that the server has lost, with the incarnation that this handle has seen.
+
+        Raises:
+            ParametersNotFoundError: the parameters were not lost but deleted, or others were published meanwhile.
+        """
+        self._publish(tree, step, None, state, False, restores=True)
+
+    def _forget(self) -> None:
+        """Makes this handle one on whatever is published under its name now."""
+        self._reader = ParameterReader(self._transport, ParameterKeys(self.shared_name))
+        self._publisher = Publisher(
+            self._transport, self._keys, self._reader, self._wire, self._partitions, min_replicas=self._min_replicas
+        )
+
+    def _publish(
+        self, tree: Any, step: int, changed: object, state: Any, finished: object, *, restores: bool = False
+    ) -> None:
         number = validation.integer(step, "step")
         self._lifetime.check()
         finished = validation.flag(finished, "finished")
@@ -233,7 +253,7 @@ class Parameters(Closing):
         publisher = self._given_publisher or host_and_process(os.getpid())
         with self._telemetry.observe("publish", publisher) as operation:
             operation.note_step(number)
-            self._publisher.publish(wanted, publisher)
+            self._publisher.publish(wanted, publisher, restores=restores)
 
     def check(self, tree: Any, *, state: Any = None) -> None:
         """Raises an error unless a tree has the structure, the dtypes and the shapes of what is published.

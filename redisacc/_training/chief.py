@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
+import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from redisacc._checkpoints.file import Checkpoint
 from redisacc._data import validation
 from redisacc._data.results import Round
 from redisacc._data.tree.structure import flatten
 from redisacc._data.weights import checked_weight
+from redisacc._format.claims import Claim
 from redisacc._format.keys import ParameterKeys
 from redisacc._handles.environment import WORKERS, place
 from redisacc._protocol.parameters.conclusion import conclude
+from redisacc._protocol.parameters.marks import is_lost
 from redisacc._protocol.rounds.take_wait import TAKER_LEASE_MS
+from redisacc._training.checkpointer import Checkpointer
 from redisacc._training.crew_text import crew_text
 from redisacc._training.exact_parameters import pack_state, unpack_state, with_exact
 from redisacc._training.gradients import open_gradients
+from redisacc._training.loss import newest_claim, wait_for_handover
 from redisacc._training.participant import Participant
 from redisacc._training.quorum import Quorum, QuorumKeeper
 from redisacc.errors import (
+    AccumulatorNotFoundError,
     CancelledError,
     DataLossError,
     InvalidArgumentError,
     LeaseLostError,
+    ParametersNotFoundError,
     RedisAccError,
     RoundNotPublishedError,
     RoundRecoveredError,
@@ -36,6 +46,8 @@ from redisacc.errors import (
 )
 
 logger = logging.getLogger("redisacc")
+
+Value = TypeVar("Value")
 
 # How often a chief that waits for gradients looks whether the step is still the one that it waits for, in seconds.
 LOOK_EVERY = 1.0
@@ -107,6 +119,15 @@ class Chief(Participant):
             ``ConditionalAccumulator.recover``).
         in_place_limit: as for ``ConditionalAccumulator``.
         buffer_limit: as for ``ConditionalAccumulator``.
+        checkpoint: the path of a folder into which checkpoints are written: the parameters, the state and the step, in
+            one file of the format safetensors each (``pip install 'redisacc[checkpoint]'``). A thread reads them from
+            the server, so no step waits for a disk. The last step of ``rounds(until=…)`` always gets one. A chief
+            continues from the newest checkpoint that can be read if the server has nothing, or only an earlier step;
+            a warning says so. None: no checkpoints.
+        every: after how many steps a checkpoint is written, 1 or more; or a ``datetime.timedelta``. If later steps are
+            published meanwhile, the checkpoint may be of a later step.
+        keep: how many of the latest checkpoints are kept, 1 or more.
+        keep_every: also keeps the first checkpoint of each range of so many steps, such as 10000. None: no others.
         min_replicas: how many replicas must have a gradient of this handle, a taken round, and published parameters, as
             for ``ConditionalAccumulator`` and ``Parameters``.
 
@@ -148,6 +169,10 @@ class Chief(Participant):
         in_place_limit: int | None = None,
         buffer_limit: int | None = None,
         min_replicas: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int | datetime.timedelta = 100,
+        keep: int = 3,
+        keep_every: int | None = None,
     ) -> None:
         here = place()
         if here.role == "worker":
@@ -170,6 +195,13 @@ class Chief(Participant):
             min_replicas=min_replicas,
         )
         self._rounds_parameters = wire == "bfloat16"
+        self._checkpointer = None
+        if checkpoint is not None:
+            with self._closed_on_failure():
+                self._checkpointer = Checkpointer(
+                    self._transport, self.shared_name, checkpoint, every=every, keep=keep, keep_every=keep_every
+                )
+                self._opened.callback(self._checkpointer.close)
         # The round that the body of the loop has, and the block that acknowledges it.
         self._current: Round[Any] | None = None
         self._block: ExitStack | None = None
@@ -203,10 +235,22 @@ class Chief(Participant):
         """Opens the accumulator, and continues with the parameters that were published last, or publishes these."""
         latest = self._parameters.latest()
         self._parameters.check(parameters, state=state)
-        self._accumulator = self._opened.enter_context(
-            open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **options)
-        )
-        self._quorum = QuorumKeeper(quorum, self._accumulator, self._crew, self._transport, self.shared_name)
+        claimed = newest_claim(self._transport, self._crew, self.shared_name) if latest is None else None
+        self._asked_for, self._gradient_options = quorum, options
+        self._open_gradients(parameters)
+        if self._checkpointer is not None:
+            saved = next(self._checkpointer.valid(), None)
+            # A checkpoint has the state, which a worker lacks; what is published has both.
+            if (
+                saved is not None
+                and (latest is None or saved.step > latest[0])
+                and (claimed is None or saved.step >= claimed.step)
+            ):
+                self._continue_from(saved, None if latest is None else latest[0])
+                return
+        if claimed is not None:
+            self._continue_with(claimed, state)
+            return
         if latest is None:
             # The accumulator comes first: a worker that finds parameters also finds it.
             self.step, self.parameters, self.state = 0, parameters, state
@@ -224,6 +268,42 @@ class Chief(Participant):
             self.shared_name,
             self.step,
             extra={"accumulator": self.shared_name, "global_step": self.step},
+        )
+
+    def _open_gradients(self, parameters: Any) -> None:
+        self._accumulator = self._opened.enter_context(
+            open_gradients(self.shared_name, parameters, worker="chief", once_per_worker=True, **self._gradient_options)
+        )
+        self._quorum = QuorumKeeper(self._asked_for, self._accumulator, self._crew, self._transport, self.shared_name)
+
+    def _continue_from(self, saved: Checkpoint, published: int | None) -> None:
+        """Continues from a checkpoint, because the server has nothing, or only an earlier step."""
+        self._parameters.check(saved.parameters, state=saved.state)
+        self.step, self.parameters, self.state = saved.step, saved.parameters, saved.state
+        self._warn(
+            "the server has %s; continuing from the checkpoint of step %d. Later steps, if there were any, are lost",
+            "nothing" if published is None else f"step {published}, which is older",
+            self.step,
+        )
+        # Workers that find the parameters apply gradients at once.
+        if published is None and self._accumulator.num_accumulated() == 0:
+            self._set_step(self.step)
+        self._send_parameters()
+        self._quorum.store()
+
+    def _continue_with(self, claimed: Claim, state: Any) -> None:
+        """Continues with the parameters that a worker has, of a training that the server has lost."""
+        # Workers that find the parameters apply gradients at once.
+        self._set_step(claimed.step)
+        wait_for_handover(self._transport, self._crew, self.shared_name, claimed, self._check_lease)
+        found = self._parameters.latest()
+        assert found is not None
+        self.step, self.parameters, self.state = found[0], _own(found[1]), state
+        self._quorum.store()
+        self._warn(
+            "the server has lost this training; continuing at step %d with the parameters of a living worker. The "
+            "state of the chief, such as the optimiser's, is lost, and begins as it was given",
+            self.step,
         )
 
     @property
@@ -266,11 +346,11 @@ class Chief(Participant):
         """
         self._last = last = None if until is None else validation.integer(until, "until")
         self._check_lease()
-        self._is_finished = self._patience.call(lambda: self._ends_before(last), "to read the parameters")
+        self._is_finished = self._surviving(lambda: self._ends_before(last), "to read the parameters")
         while not self._is_finished and (last is None or self.step < last):
             yield from self._round()
         self._check_lease()
-        self._patience.call(self._end, "to finish the training")
+        self._surviving(self._end, "to finish the training")
 
     def _ends_before(self, last: int | None) -> bool:
         """Returns whether the training is finished. If it was, but its last step is to be a later one, continues it."""
@@ -289,7 +369,7 @@ class Chief(Participant):
         self._check_lease()
         # If the loop is left before the parameters are published, the round is not acknowledged.
         with ExitStack() as stack:
-            taken = self._patience.call(lambda: self._enter_round(stack), f"to take the round of step {self.step}")
+            taken = self._surviving(lambda: self._enter_round(stack), f"to take the round of step {self.step}")
             # The wait may have been long, and another chief may have taken over.
             self._check_lease()
             if taken is None:
@@ -386,10 +466,48 @@ class Chief(Participant):
             return True
         return False
 
-    def _send_parameters(self) -> None:
+    def _surviving(self, attempt: Callable[[], Value], what: str) -> Value:
+        """Returns the result of ``attempt``. If the server has lost the training, restores it and tries again."""
+        while True:
+            try:
+                return self._patience.call(attempt, what)
+            except (AccumulatorNotFoundError, ParametersNotFoundError) as error:
+                # Bound to a name of its own, because Python unbinds the first.
+                found_gone = error
+            self._patience.call(partial(self._restore, found_gone), "to restore the training")
+
+    def _restore(self, found_gone: RedisAccError) -> None:
+        """Restores a training that the server has lost from what this process has.
+
+        Raises:
+            RedisAccError: ``found_gone``, because the training, or its accumulator alone, was deleted; or the error
+                that says that another one was published meanwhile.
+        """
+        keys = ParameterKeys(self.shared_name)
+        if not is_lost(self._transport, keys, self._parameters._reader.incarnation):
+            self._parameters.step()
+            raise found_gone
+        # The lease is lost as well, and another chief may have taken it since.
+        self._lease.take_again()
+        self._check_lease()
+        self._warn(
+            "the server has lost this training: it was flushed, or restarted without its data. Restoring step %d from "
+            "the memory of the chief; workers apply their gradients of this step again",
+            self.step,
+        )
+        self._accumulator.close()
+        self._open_gradients(self.parameters)
+        # Workers that find the parameters apply gradients at once.
+        self._set_step(self.step)
+        self._send_parameters(restores=True)
+        self._quorum.store()
+        self._may_be_left = True
+
+    def _send_parameters(self, *, restores: bool = False) -> None:
         """Publishes the parameters and the state that this process has, whole."""
         state = pack_state(self.parameters, self.state) if self._rounds_parameters else self.state
-        self._parameters.publish(self.parameters, self.step, state=state)
+        publish = self._parameters._restore if restores else self._parameters.publish
+        publish(self.parameters, self.step, state=state)
 
     def _catch_up(self, step: int) -> None:
         """Brings the accumulator from an earlier step to the step of the parameters, with an empty round.
@@ -482,7 +600,7 @@ class Chief(Participant):
         self._current = self._block = None
         try:
             self._patience.call(block.close, f"to acknowledge the round of step {taken.global_step}")
-        except (DataLossError, RoundRecoveredError) as error:
+        except (AccumulatorNotFoundError, DataLossError, RoundRecoveredError) as error:
             # The round was used nevertheless. Whether the server has lost more shows before the next round.
             self._warn("%s", error)
             return
@@ -527,13 +645,15 @@ class Chief(Participant):
         is_last = validation.flag(finished, "finished") or step == self._last
         self._check_lease()
         stored = pack_state(parameters, state) if self._rounds_parameters else state
-        self._patience.call(
+        self._surviving(
             lambda: self._parameters.publish(parameters, step, changed=changed, state=stored, finished=is_last),
             f"to publish step {step}",
         )
         self.step, self.parameters, self.state = step, parameters, state
         self._is_finished = self._is_finished or is_last
         self._acknowledge()
+        if self._checkpointer is not None:
+            self._checkpointer.note(step, last=is_last)
 
     def finish(self) -> None:
         """Ends the training: the workers' loops end by themselves, and end at once for workers that start later.
@@ -546,7 +666,7 @@ class Chief(Participant):
             LeaseLostError: another process has become the chief.
         """
         self._check_lease()
-        self._patience.call(self._declare_finished, "to finish the training")
+        self._surviving(self._declare_finished, "to finish the training")
 
     def delete(self) -> None:
         """Removes the training, with its gradients and parameters, for everybody. Workers get an error."""

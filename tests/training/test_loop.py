@@ -517,7 +517,7 @@ def test_a_training_that_is_deleted(training, until):
     waiting.close()
     chief.close()
     # Leases that somebody extends come back, and go with their holders.
-    until(lambda: not training.client.keys("*"))
+    until(lambda: not remaining(training.client))
 
 
 def test_a_child_of_a_worker_does_not_give_its_number_back(training):

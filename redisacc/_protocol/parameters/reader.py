@@ -97,6 +97,8 @@ class ParameterReader:
                 return record
         if not self.incarnation:
             return None
+        # If the version is published again after a loss, it may be another one of the same step.
+        self._read = None
         raise gone(self._keys.name) if record is None else replaced(self._keys.name)
 
     def manifest(self, record: ParameterRecord) -> Manifest | None:

@@ -37,6 +37,17 @@ class RegisteredVersion:
 
 
 @dataclass(frozen=True)
+class Claimed:
+    """A claim was noted.
+
+    Attributes:
+        asked: the place of the worker that a chief asks to publish what it has; "": none.
+    """
+
+    asked: str
+
+
+@dataclass(frozen=True)
 class Follows:
     """Which version is published, and what it follows.
 
@@ -237,6 +248,39 @@ class ParameterScripts:
                 raise replaced(self._keys.name)
         raise corrupt(self._keys.record, reply)
 
+    def claim(
+        self, *, place: str, incarnation: str, step: int, asks: bool = False, timeout: float = TIMEOUT
+    ) -> Claimed | Literal["there", "deleted"]:
+        """Notes that a worker has the parameters of a training that the server has lost, or that a chief asks for them.
+
+        Args:
+            place: "worker" and its number.
+            incarnation: the incarnation that the worker has seen.
+            step: the step of the parameters that it has.
+            asks: whether a chief asks this worker.
+            timeout: how long to try to reach the server, in seconds.
+
+        Returns:
+            `Claimed`; or, with nothing changed, "there" if a version is published, "deleted" if the parameters were not
+            lost but deleted.
+        """
+        keys = self._keys
+        reply = self._transport.run(
+            *load("claim").bind(
+                keys={"record": keys.record, "claims": keys.claims, "deleted": keys.deleted},
+                args={"place": place, "incarnation": incarnation, "step": step, "asks": int(asks)},
+            ),
+            timeout=timeout,
+        )
+        match reply:
+            case [b"there"]:
+                return "there"
+            case [b"deleted"]:
+                return "deleted"
+            case [b"claimed", asked]:
+                return Claimed(asked.decode("ascii", "replace"))
+        raise corrupt(keys.claims, reply)
+
     def delete(self, *, incarnation: str, finish: bool, timeout: float = TIMEOUT) -> Deletion:
         """Closes the parameters for everybody, or removes their record once they are closed.
 
@@ -249,7 +293,7 @@ class ParameterScripts:
         return run_delete(
             self._transport,
             self._keys.record,
-            [self._keys.attempts, self._keys.guard],
+            [self._keys.attempts, self._keys.claims, self._keys.guard],
             marks=[self._keys.deleted],
             incarnation=incarnation,
             finish=finish,
