@@ -21,9 +21,9 @@
 -- Deleting takes two calls of this script, because there may be too much for one: between them the client removes the
 -- large strings, key by key. If it dies, the record tells the next client that opens the name or publishes to finish.
 
--- A process of a training that finds nothing under its name asks the mark whether that was a deletion or a loss of data.
--- It has to last for longer than a process may be suspended, or a machine be off, and come back: over a weekend and some
--- days more.
+-- A process of a training that finds nothing under its name asks the mark whether that was a deletion or a loss of
+-- data. The mark has to last for longer than a process may be suspended, or a machine be off, and come back: over a
+-- weekend and some days more.
 local MARKED_MS = 7 * 86400000
 -- How many incarnations are kept: enough for somebody who deletes and publishes the same name again and again.
 local MARKED = 16
